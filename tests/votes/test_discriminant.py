@@ -223,15 +223,15 @@ def test_private_rows_that_are_not_finite_are_refused_without_a_value(bad: float
     rows[3, 5] = bad
     rows[2, 1] = 123456.0
     with pytest.raises(ValueError, match="Input X contains") as caught:
-        PrivateDiscriminant(classes=range(10)).fit(rows, PRIVATE_Y, public=PUBLIC)
+        PrivateDiscriminant(1.0, classes=range(10)).fit(rows, PRIVATE_Y, public=PUBLIC)
     assert "123456" not in str(caught.value)
 
 
 def test_labels_and_public_rows_are_checked() -> None:
-    model = PrivateDiscriminant(classes=range(9))
+    model = PrivateDiscriminant(1.0, classes=range(9))
     with pytest.raises(ValueError, match="not in classes"):
         model.fit(PRIVATE, PRIVATE_Y, public=PUBLIC)
-    model = PrivateDiscriminant(classes=range(10))
+    model = PrivateDiscriminant(1.0, classes=range(10))
     with pytest.raises(ValueError, match="as many features"):
         model.fit(PRIVATE, PRIVATE_Y, public=PUBLIC[:, :5])
     with pytest.raises(ValueError, match="rows that differ"):
@@ -245,7 +245,7 @@ def test_labels_and_public_rows_are_checked() -> None:
 def test_what_cannot_be_published_is_refused_before_anything_is_paid(tmp_path: Path, classes: Any) -> None:
     labels = np.asarray(classes)[:1].repeat(20)
     with Ledger(tmp_path / "ledger.db") as ledger:
-        model = PrivateDiscriminant(classes=classes, ledger=ledger, account="model")
+        model = PrivateDiscriminant(1.0, classes=classes, ledger=ledger, account="model")
         with pytest.raises(ValueError, match="classes must be"):
             model.fit(PRIVATE[:20], labels, public=PUBLIC)
         assert ledger.accounts() == []

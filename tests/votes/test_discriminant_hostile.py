@@ -47,7 +47,7 @@ def test_one_label_does_not_change_the_labels_of_others(labels: list[Any], one: 
     rows = np.vstack([ROWS, ROWS[:1]])
     for model in (PrivateDiscriminant, PrivateKNeighborsClassifier, PateClassifier):
         with pytest.raises(ValueError, match="one type"):
-            model(classes=classes).fit(rows, [*labels, one])
+            model(epsilon=1.0, classes=classes).fit(rows, [*labels, one])
 
 
 @pytest.mark.parametrize("labels", [["a", np.str_("b")], [1, np.int64(2)], (0, 1), range(2)])
@@ -67,7 +67,7 @@ def test_no_warning_tells_that_a_record_is_large_or_small(value: float, public: 
     rows[4, 0] = value
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
-        model = PrivateDiscriminant(classes=[0, 1]).fit(rows, LABELS, public=public)
+        model = PrivateDiscriminant(1.0, classes=[0, 1]).fit(rows, LABELS, public=public)
     assert set(model.predict(ROWS)) <= {0, 1}
 
 
@@ -75,7 +75,7 @@ def test_a_record_cannot_pass_for_an_error_that_is_shown() -> None:
     rows = ROWS.astype(object)
     rows[0, 0] = "Input X contains a private word"
     with pytest.raises(ValueError, match="not shown") as caught:
-        PrivateDiscriminant(classes=[0, 1]).fit(rows, LABELS, public=PUBLIC)
+        PrivateDiscriminant(1.0, classes=[0, 1]).fit(rows, LABELS, public=PUBLIC)
     assert "private word" not in str(caught.value)
 
 
@@ -97,7 +97,7 @@ def test_a_record_cannot_pass_for_an_error_that_is_shown() -> None:
 def test_private_rows_that_are_given_as_public_are_refused(public: Any, tmp_path: Path) -> None:
     rows = ROWS.copy()
     with Ledger(tmp_path / "ledger.db") as ledger:
-        model = PrivateDiscriminant(classes=[0, 1], ledger=ledger, account="model")
+        model = PrivateDiscriminant(1.0, classes=[0, 1], ledger=ledger, account="model")
         for ask in (model.fit, model.forecast):
             with pytest.raises(ValueError, match="public must not be X"):
                 ask(rows, LABELS, public=public(rows))
@@ -108,14 +108,14 @@ def test_lists_and_frames_that_are_given_twice_are_refused() -> None:
     pandas = pytest.importorskip("pandas")
     for rows in (ROWS.tolist(), pandas.DataFrame(ROWS)):
         with pytest.raises(ValueError, match="public must not be X"):
-            PrivateDiscriminant(classes=[0, 1]).fit(rows, LABELS, public=rows)
+            PrivateDiscriminant(1.0, classes=[0, 1]).fit(rows, LABELS, public=rows)
 
 
 def test_whether_public_rows_are_refused_does_not_depend_on_values() -> None:
     """Copies and other rows of one array are taken: a refusal that compared values would tell of records."""
     whole = np.vstack([ROWS, PUBLIC])
     for rows, public in ((ROWS, ROWS.copy()), (whole[:40], whole[40:]), (whole[::2], whole[1::2])):
-        model = PrivateDiscriminant(classes=[0, 1]).fit(rows, np.arange(len(rows)) % 2, public=public)
+        model = PrivateDiscriminant(1.0, classes=[0, 1]).fit(rows, np.arange(len(rows)) % 2, public=public)
         assert set(model.predict(rows)) <= {0, 1}
 
 
@@ -124,7 +124,7 @@ def test_whether_public_rows_are_refused_does_not_depend_on_values() -> None:
 
 def test_what_another_thread_sets_during_a_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guarantee was made for one source of noise, and the noise was drawn from another."""
-    pay, model = PrivateDiscriminant._pay, PrivateDiscriminant(classes=[0, 1])
+    pay, model = PrivateDiscriminant._pay, PrivateDiscriminant(1.0, classes=[0, 1])
     released = []
 
     def swapped(self: PrivateDiscriminant, *arguments: Any) -> None:
@@ -142,7 +142,8 @@ def test_what_another_thread_sets_during_a_fit_changes_nothing(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    "model", [PrivateDiscriminant(classes=[0, 1]), PateClassifier(4, mechanism="gnmax", vote_noise=9.0, classes=[0, 1])]
+    "model",
+    [PrivateDiscriminant(1.0, classes=[0, 1]), PateClassifier(4, mechanism="gnmax", vote_noise=9.0, classes=[0, 1])],
 )
 def test_a_column_of_labels_warns_once(model: Any) -> None:
     with warnings.catch_warnings(record=True) as caught:
@@ -167,10 +168,10 @@ def test_only_an_account_that_counts_publications_pays_for_several(tmp_path: Pat
         account = ledger.open_account("all", epsilon=30.0, **terms)
         before = account.receipt()
         with pytest.raises(ValueError, match="opened for"):
-            PrivateDiscriminant(classes=[0, 1], publications=2, account=account).fit(ROWS, LABELS, public=PUBLIC)
+            PrivateDiscriminant(1.0, classes=[0, 1], publications=2, account=account).fit(ROWS, LABELS, public=PUBLIC)
         assert account.receipt() == before
         for _ in range(2):  # each is paid for, and states what it costs alone
-            PrivateDiscriminant(classes=[0, 1], account=account).fit(ROWS, LABELS, public=PUBLIC)
+            PrivateDiscriminant(1.0, classes=[0, 1], account=account).fit(ROWS, LABELS, public=PUBLIC)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +190,7 @@ def test_only_an_account_that_counts_publications_pays_for_several(tmp_path: Pat
 )
 def test_what_nobody_could_read_is_refused_before_it_is_paid_for(classes: Any, tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.db") as ledger:
-        model = PrivateDiscriminant(classes=classes, ledger=ledger, account="model")
+        model = PrivateDiscriminant(1.0, classes=classes, ledger=ledger, account="model")
         with pytest.raises((ValueError, TypeError)):
             model.fit(ROWS, np.asarray(classes)[LABELS], public=PUBLIC)
         assert ledger.accounts() == []
@@ -199,7 +200,7 @@ def test_no_more_numbers_are_released_than_are_charged_for() -> None:
     charged = plan_publications(1.0).size
     assert charged >= 4096 * 4097  # of as many classes as a model may have, and features without public rows
     with pytest.raises(ValueError, match="n_components"):
-        PrivateDiscriminant(classes=[0, 1], n_components=4097).fit(ROWS, LABELS, public=PUBLIC)
+        PrivateDiscriminant(1.0, classes=[0, 1], n_components=4097).fit(ROWS, LABELS, public=PUBLIC)
 
 
 def test_the_guarantee_is_that_of_the_fit_whatever_is_set_afterwards() -> None:

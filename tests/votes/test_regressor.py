@@ -26,7 +26,7 @@ NOISE = {
 
 @parametrize_with_checks(  # type: ignore[untyped-decorator]
     [
-        PrivateKNeighborsRegressor(-5, 5, source=unsafe_seeded(0)),
+        PrivateKNeighborsRegressor(-5, 5, epsilon=1.0, source=unsafe_seeded(0)),
         PrivateKNeighborsRegressor(-5, 5, method="median", n_neighbors=1, depth=20, **QUIET),
     ],
     expected_failed_checks=lambda estimator: {"check_estimators_pickle": COPIED} if estimator.vote_noise else NOISE,

@@ -314,8 +314,8 @@ def test_features_of_a_network_must_be_exact() -> None:
     images = np.random.default_rng(0).integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
     exactly: Any = partial(extractor.extract, row_exact=True)
     batched: list[Any] = [extractor.extract, partial(extractor.extract), partial(extractor.extract, row_exact=False)]
+    voter = PrivateKNeighborsClassifier(vote_noise=0.1, max_answered=4, max_screened=0, n_neighbors=3, classes=[0, 1])
     for features in [*batched, partial(exactly, row_exact=False), partial(partial(extractor.extract), progress=None)]:
         with pytest.raises(ValueError, match="features must be row-exact"):
-            Student(features=features).fit(images[:20], np.arange(20) % 2, images[20:])
-    voter = PrivateKNeighborsClassifier(vote_noise=0.1, max_answered=4, max_screened=0, n_neighbors=3, classes=[0, 1])
+            Student(voter, features=features).fit(images[:20], np.arange(20) % 2, images[20:])
     assert Student(voter, features=exactly).fit(images[:20], np.arange(20) % 2, images[20:]).rounds_

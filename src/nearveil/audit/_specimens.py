@@ -316,7 +316,7 @@ class QuietDiscriminant(PrivateDiscriminant):
         """Pay for one discriminant, and show another."""
         super().fit(X, y, public=public)
         stated = self.guarantee
-        given = {**self.get_params(deep=False), "epsilon": 3 * self.epsilon, "ledger": None, "account": None}
+        given = {**self.get_params(deep=False), "epsilon": 3 * stated.epsilon, "ledger": None, "account": None}
         loud = PrivateDiscriminant(**given).fit(X, y, public=public)
         self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=stated)
         return self

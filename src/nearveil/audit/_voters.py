@@ -37,7 +37,6 @@ from nearveil.votes import (
     ExhaustedError,
     PateClassifier,
     PrivateDiscriminant,
-    PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
     PublicDiscriminant,
     Student,
@@ -201,8 +200,9 @@ class Taught:
 
 def make_student_experiment(student: Student) -> Experiment:
     """Return the experiment of a student: one record more among so few that all of them vote on every row."""
-    voter = PrivateKNeighborsClassifier(max_answered=500, max_screened=0) if student.voter is None else student.voter
-    game = _StudentGame(student, ClassReader(voter))
+    if student.voter is None:
+        raise ValueError("student must have a voter, with an epsilon")
+    game = _StudentGame(student, ClassReader(student.voter))
     # Labels and predictions follow from the votes and from public coins.
     exact = game.known and game.reader.plan.screening is None
     return Experiment(

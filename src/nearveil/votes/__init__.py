@@ -13,12 +13,13 @@ from nearveil.votes._networks import NetworkStudent
 from nearveil.votes._pate import PateClassifier
 from nearveil.votes.discriminant import PrivateDiscriminant, plan_publications
 from nearveil.votes.discriminant_model import PublicDiscriminant
-from nearveil.votes.estimator import Answers
+from nearveil.votes.estimator import AnsweredScore, Answers
 from nearveil.votes.scaling import ScalingWarning
 from nearveil.votes.spending import ExhaustedError
 from nearveil.votes.student import Student
 
 __all__ = [
+    "AnsweredScore",
     "Answers",
     "ExhaustedError",
     "NetworkStudent",

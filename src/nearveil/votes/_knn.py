@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
@@ -77,7 +78,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     Parameters
     ----------
     epsilon : float, optional
-        Of all answers together; 1 where `vote_noise` is not given either. Given with noise it is a limit.
+        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
     delta : float, default=1e-5
         Choose it well below one over the number of records.
     max_answered : int, default=1000
@@ -116,7 +117,8 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         [-1, 1], values beyond are clipped, and distances are compared. They must come from public knowledge, never from
         the private rows.
     abstain_label : int or str, optional
-        Given where a query was declined; -1, or "" where the classes are names. Must be of their kind, and no class.
+        Given where a query was declined. Must be of the classes' kind, and no class. By default -1, or "" where the
+        classes are names; where that is a class, the number below all classes, or "declined".
     unit : str, default="record"
         What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
         where each person has one row.
@@ -302,7 +304,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     low, high : float
         Public bounds of the values. Do not read them from the private records.
     epsilon : float, optional
-        Of all answers together; 1 where `vote_noise` is not given either. Given with noise it is a limit.
+        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
     delta : float, default=1e-5
     max_answered : int, default=1000
         At most so many queries are answered; later ones are declined.
@@ -392,6 +394,15 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
             Where the cap was reached before this call.
         """
         return self.answer(X)
+
+    score = VotingEstimator.score  # the mixin's cannot score declined queries
+
+    def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        values = self.answer(X)
+        return values, ~np.isnan(values)
+
+    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
+        return float(r2_score(truth, values, sample_weight=weights))
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> NDArray[np.float64]:
         """Answer public queries, as `predict` does.

@@ -139,7 +139,7 @@ class PateClassifier(VotingClassifier):
         "lnmax" adds Laplace noise to the votes, "gnmax" Gaussian noise; "confident-gnmax" screens every query first and
         declines where the teachers disagree.
     epsilon : float, optional
-        Of all answers together; 1 where `vote_noise` is not given either. Given with noise it is a limit.
+        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
     delta : float, default=1e-5
     max_answered : int, default=1000
         At most so many queries are answered; later ones are declined.
@@ -154,7 +154,8 @@ class PateClassifier(VotingClassifier):
         The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
     abstain_label : int or str, optional
-        Given where a query was declined; -1, or "" where the classes are names. Must be of their kind, and no class.
+        Given where a query was declined. Must be of the classes' kind, and no class. By default -1, or "" where the
+        classes are names; where that is a class, the number below all classes, or "declined".
     unit : str, default="record"
         What one row is; see :class:`PrivateKNeighborsClassifier`.
     ledger : Ledger or str, optional

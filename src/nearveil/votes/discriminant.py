@@ -40,7 +40,7 @@ from nearveil.votes.discriminant_model import (
 )
 from nearveil.votes.estimator import make_hard_votes, run_shielded
 from nearveil.votes.neighbors import LONGEST, IntegerRows
-from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, make_plan
+from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, check_epsilon_given, make_plan
 from nearveil.votes.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.votes.spending import ExhaustedError, PayingEstimator, find_account, name_inferred_unit, open_spending
 
@@ -150,8 +150,8 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
 
     Parameters
     ----------
-    epsilon : float, default=1.0
-        Of all publications together.
+    epsilon : float
+        Of all publications together. It must be given.
     delta : float, default=1e-5
         Choose it well below one over the number of records.
     n_components : int or "auto", default="auto"
@@ -200,7 +200,6 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **PayingEstimator._parameter_constraints,
-        "epsilon": [Interval(Real, 0, None, closed="neither")],
         "n_components": [Interval(Integral, 1, _MOST_UNPROJECTED, closed="both"), StrOptions({"auto"})],
         "shrinkage": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
         "bounds": ["array-like", StrOptions({"public"}), None],
@@ -208,7 +207,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         "publications": [Interval(Integral, 1, MOST_PUBLICATIONS, closed="both")],
     }
 
-    epsilon: float = 1.0
+    epsilon: float | None = None
     delta: float = 1e-5
     _: KW_ONLY
     n_components: int | Literal["auto"] = "auto"
@@ -244,7 +243,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
             If the account has paid for all publications before.
         """
         given = self._snapshot()
-        plan = plan_publications(given.epsilon, given.delta, given.publications)
+        plan = plan_publications(check_epsilon_given(given.epsilon), given.delta, given.publications)
         checked = given._check(X, y, public)
         projection = given._learn_projection(checked, plan.vote_noise)
         guarantee = given._guarantee(plan)
@@ -276,7 +275,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         Forecast
         """
         given = self._snapshot()
-        plan = plan_publications(given.epsilon, given.delta, given.publications)
+        plan = plan_publications(check_epsilon_given(given.epsilon), given.delta, given.publications)
         checked = given._check(X, y, public)
         problem = given._project_simulated(checked, plan.vote_noise)
         noise = _split_noise(plan.vote_noise, problem.projection.sums_share)

@@ -8,12 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
-from sklearn.utils import check_array, column_or_1d
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
 from sklearn.utils._param_validation import Interval
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
@@ -122,8 +123,7 @@ def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[An
 
     `y` must be as it was given: an array made of it hides that labels are of several types.
     """
-    _check_types(y)
-    y = run_shielded(column_or_1d, y, warn=True)
+    y = run_shielded(column_or_1d, _check_types(y), warn=True)
     run_shielded(check_classification_targets, y)
     known = np.unique(y) if classes is None else check_classes(classes)
     try:
@@ -190,21 +190,26 @@ def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights
 
 def check_classes(classes: ArrayLike) -> NDArray[Any]:
     """Return the public list of classes, sorted."""
-    given = np.asarray(classes)
+    given = np.asarray(_check_types(classes, "classes"))
     known = np.unique(given)
     if given.ndim != 1 or len(known) == 0 or len(known) != len(given):
         raise ValueError("classes must be a list of different labels")
     return np.asarray(known)
 
 
-def _check_types(y: Any) -> None:
-    """Refuse a list of labels of several types: NumPy turns all into one, so one record's label changes the others'."""
-    if hasattr(y, "dtype"):
-        return
-    labels = np.array(y, dtype=object).ravel().tolist()
+def _check_types(y: Any, name: str = "y") -> Any:
+    """Refuse labels of several types: NumPy turns all into one, so one record's label changes the others'.
+
+    An array of objects is returned as a list, so that NumPy finds the type of its labels.
+    """
+    if hasattr(y, "dtype") and y.dtype != object:
+        return y
+    listed = np.asarray(y).tolist() if hasattr(y, "dtype") else y
+    labels = np.array(listed, dtype=object).ravel().tolist()
     kinds = {np.asarray(one).dtype.kind for one in {type(label): label for label in labels}.values()}
-    if len(kinds) > 1 or not kinds >= {np.asarray(y).dtype.kind}:
-        raise ValueError("y must hold labels of one type, such as text alone or whole numbers alone")
+    if len(kinds) > 1 or not kinds >= {np.asarray(listed).dtype.kind}:
+        raise ValueError(f"{name} must hold labels of one type, such as text alone or whole numbers alone")
+    return listed
 
 
 def _check_rows(y: ArrayLike) -> NDArray[np.float64]:
@@ -311,6 +316,21 @@ class Poll(ABC):
         return f"{type(self).__name__}(private)"
 
 
+class AnsweredScore(NamedTuple):
+    """How good answers are, and how many queries were answered at all.
+
+    Attributes
+    ----------
+    score : float
+        Of the answered queries alone: accuracy of a classifier, R^2 of a regressor. NaN where none was answered.
+    answered : float
+        Share of the queries that were answered.
+    """
+
+    score: float
+    answered: float
+
+
 @dataclass(eq=False, repr=False, kw_only=True)
 class VotingEstimator(PayingEstimator, ABC):
     """Queries answered by votes of private records, up to caps fixed beforehand in `plan_`.
@@ -371,6 +391,53 @@ class VotingEstimator(PayingEstimator, ABC):
         account = find_account(self.ledger, self.account, plan, guarantee)
         return PollTerms(columns, plan, guarantee, self._source, open_spending(account, plan, guarantee), bounds)
 
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Score the answered queries alone; see :meth:`score_answered`, which says how many they are.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        y : array-like of shape (n_queries,)
+        sample_weight : array-like of shape (n_queries,), optional
+
+        Returns
+        -------
+        float
+        """
+        return self.score_answered(X, y, sample_weight).score
+
+    def score_answered(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> AnsweredScore:
+        """Score the answered queries, and say what share of all they are. Every query is paid for, as by `predict`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+            Public queries.
+        y : array-like of shape (n_queries,)
+            Their true labels or values. They are not protected.
+        sample_weight : array-like of shape (n_queries,), optional
+
+        Returns
+        -------
+        AnsweredScore
+        """
+        truth = np.asarray(y)
+        weights = None if sample_weight is None else np.asarray(sample_weight)
+        check_consistent_length(X, truth, weights)  # before anything is paid
+        predictions, answered = self._predict_answered(X)
+        if not answered.any():
+            return AnsweredScore(math.nan, 0.0)
+        chosen = None if weights is None else weights[answered]
+        return AnsweredScore(self._measure(truth[answered], predictions[answered], chosen), float(np.mean(answered)))
+
+    @abstractmethod
+    def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return a prediction for each query, and which of them were answered."""
+
+    @abstractmethod
+    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
+        """Return the score of predictions."""
+
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of everything answered so far and of everything that the caps still allow.
@@ -429,10 +496,13 @@ class ClassPoll(Poll):
 
     def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
         """Return the class that won each vote, or the abstain label."""
+        if self.classes.dtype.kind == "b" and answered.all():
+            return np.asarray(self.classes[np.argmax(votes, axis=1)])
         labels = np.full(len(votes), self.abstain_label, dtype=object)
         labels[answered] = self.classes[np.argmax(votes[answered], axis=1)]
         common = np.result_type(self.classes, np.asarray(self.abstain_label))
-        return labels.astype(common) if common.kind != "f" or self.classes.dtype.kind == "f" else labels
+        keeps_kind = common.kind == self.classes.dtype.kind or common.kind not in "fi"
+        return labels.astype(common) if keeps_kind else labels
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -475,6 +545,16 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
             Where a cap was reached before this call.
         """
         return self.answer(X).labels
+
+    score = VotingEstimator.score  # the mixin's counts declined queries as wrong
+
+    def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        answers = self.answer(X)
+        return answers.labels, answers.answered
+
+    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
+        # Through lists: in an array of objects, scikit-learn does not see of what type labels are.
+        return float(accuracy_score(np.array(truth.tolist()), np.array(values.tolist()), sample_weight=weights))
 
     @available_if(lambda self: getattr(self, "votes", "classes") in ("classes", "soft"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
@@ -580,16 +660,33 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
 
     def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
         """Return what stands for no answer: a label of the classes' kind that is none of them."""
-        named = isinstance(classes.tolist()[0], str)
+        labels = classes.tolist()
+        named = isinstance(labels[0], str)
         label = self.abstain_label
         if label is None:
-            label = "" if named else -1
+            label = _choose_abstain_label(labels)
         if isinstance(label, str) != named:
             kind = "a text" if named else "a whole number"
             raise ValueError(f"abstain_label must be {kind}, as the classes are: labels of one kind can be compared")
-        if label in classes.tolist():
+        if label in labels:
             raise ValueError("abstain_label must not be a class: choose a label that no record has")
         return label
+
+
+def _choose_abstain_label(classes: list[Any]) -> int | str:
+    """Return a label of the classes' kind that is none of them.
+
+    Examples
+    --------
+    >>> _choose_abstain_label([0, 1]), _choose_abstain_label([-1, 1]), _choose_abstain_label(["", "declined"])
+    (-1, -2, 'declined_')
+    """
+    if not isinstance(classes[0], str):
+        return -1 if -1 not in classes else math.floor(min(classes)) - 1
+    label = "" if "" not in classes else "declined"
+    while label in classes:
+        label += "_"
+    return label
 
 
 def encode_votes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:

@@ -186,7 +186,6 @@ class NoisySums:
         return noise
 
 
-DEFAULT_EPSILON = 1.0
 _THRESHOLD = 0.6  # of the voters, as published
 _SCREENING = 2.0  # screening noise for each unit of vote noise: a quarter of the voters, as published
 _SCREENED = 1.5  # screenings for each answer
@@ -409,6 +408,16 @@ class Wish:
         return True
 
 
+def check_epsilon_given(epsilon: float | None, alternative: str = "") -> float:
+    """Return epsilon, or raise: nobody but the owner of the records can choose it."""
+    if epsilon is None:
+        raise ValueError(
+            f"epsilon must be given{alternative}: it says how much all answers together may tell about one record. "
+            "1 is strong, 8 is weak"
+        )
+    return epsilon
+
+
 def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
     """Return the plan of a wish, at most ``wish.epsilon``, and at least 0.999 of it where it was calibrated."""
     if not ballot.screened and (wish.max_screened or any(v is not None for v in wish._about_screening.values())):
@@ -423,7 +432,7 @@ def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
                 f"{wish.epsilon:g} that is allowed; leave it out to have it calibrated"
             )
         return plan
-    target = DEFAULT_EPSILON if wish.epsilon is None else wish.epsilon
+    target = check_epsilon_given(wish.epsilon, " (or the noise itself, vote_noise)")
     if screens and target > _LARGEST_SCREENED:
         raise ValueError(
             f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "

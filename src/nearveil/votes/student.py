@@ -26,7 +26,6 @@ from sklearn.utils.validation import check_is_fitted
 from nearveil.features import Extractor
 from nearveil.features.extractor import hog
 from nearveil.privacy import Guarantee
-from nearveil.votes._knn import PrivateKNeighborsClassifier
 from nearveil.votes.estimator import Answers, Progress, VotingEstimator
 from nearveil.votes.plan import VotePlan
 from nearveil.votes.scaling import warn_of_scaled_rows
@@ -154,6 +153,7 @@ class PublicStudent:
     Examples
     --------
     >>> from sklearn.datasets import load_digits
+    >>> from nearveil.votes import PrivateKNeighborsClassifier
     >>> X, y = load_digits(return_X_y=True)
     >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=20, max_screened=0, classes=range(10))
     >>> public = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1100]).export()
@@ -200,9 +200,9 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     Parameters
     ----------
-    voter : PrivateKNeighborsClassifier or PateClassifier, optional
-        Cloned for every round. By default a PrivateKNeighborsClassifier for 500 answers without screening. An
-        account is debited by every round.
+    voter : PrivateKNeighborsClassifier or PateClassifier
+        Cloned for every round. It must be given: its epsilon is that of the student. An account is debited by every
+        round.
     student : classifier, optional
         Cloned for every round; by default a support vector machine. Gets the public features, or the images themselves
         where its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
@@ -235,6 +235,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     Examples
     --------
     >>> from sklearn.datasets import load_digits
+    >>> from nearveil.votes import PrivateKNeighborsClassifier
     >>> X, y = load_digits(return_X_y=True)
     >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
     >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
@@ -344,6 +345,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         --------
         >>> import pickle
         >>> from sklearn.datasets import load_digits
+        >>> from nearveil.votes import PrivateKNeighborsClassifier
         >>> X, y = load_digits(return_X_y=True)
         >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
         >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
@@ -382,6 +384,11 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         shares = np.full(self.rounds, 1 / self.rounds) if self.shares is None else np.asarray(self.shares, dtype=float)
         if not (shares.shape == (self.rounds,) and np.all(shares > 0) and abs(shares.sum() - 1) < 1e-9):
             raise ValueError("shares must hold a positive number for each round, and sum to 1")
+        if self.voter is None:
+            raise ValueError(
+                "voter must be given, with an epsilon: PrivateKNeighborsClassifier(epsilon=2.0, max_answered=500, "
+                "max_screened=0)"
+            )
         if getattr(self.voter, "votes", "classes") not in ("classes", "soft"):
             raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
         if not _is_row_exact(self.features):
@@ -391,14 +398,18 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return shares
 
     def _voter(self, **fixed: Any) -> VotingEstimator:
-        if self.voter is None:
-            return PrivateKNeighborsClassifier(**{"max_answered": 500, "max_screened": 0, **fixed})
+        assert self.voter is not None
         return _copy_voter(self.voter, **fixed)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: of the voter and the student that were given, parameters alone."""
         state = dict(super().__getstate__())
         return state | {name: None if state[name] is None else clone(state[name]) for name in ("voter", "student")}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # votes have noise of their own
+        return tags
 
     def _rows(self, X: NDArray[Any]) -> Rows:
         return _map_rows(X, self.features, self._space)
