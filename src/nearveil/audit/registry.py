@@ -248,6 +248,7 @@ def list_not_audited() -> dict[str, str]:
         "nearveil.votes.ExhaustedError": "an error",
         "nearveil.votes.NetworkStudent": "learns from public rows and labels alone; whoever gives it labels is audited",
         "nearveil.votes.PublicDiscriminant": "the export of a discriminant, whose experiment reads it",
+        "nearveil.votes.PublicStudent": "the export of a student, whose experiment reads it",
         "nearveil.votes.plan_publications": "returns a plan, releases nothing",
     }
 

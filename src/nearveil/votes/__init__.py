@@ -5,7 +5,8 @@
 * :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
 * :class:`PrivateDiscriminant`: a linear model of the records, with noise that is added once; what it exports, a
   :class:`PublicDiscriminant`, is public;
-* :class:`Student`: learns from the answers; what it exports is public. :class:`NetworkStudent` is a network for it.
+* :class:`Student`: learns from the answers; what it exports, a :class:`PublicStudent`, is public.
+  :class:`NetworkStudent` is a network for it.
 """
 
 from nearveil.votes._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
@@ -16,7 +17,7 @@ from nearveil.votes.discriminant_model import PublicDiscriminant
 from nearveil.votes.estimator import AnsweredScore, Answers
 from nearveil.votes.scaling import ScalingWarning
 from nearveil.votes.spending import ExhaustedError
-from nearveil.votes.student import Student
+from nearveil.votes.student import PublicStudent, Student
 
 __all__ = [
     "AnsweredScore",
@@ -28,6 +29,7 @@ __all__ = [
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
     "PublicDiscriminant",
+    "PublicStudent",
     "ScalingWarning",
     "Student",
     "plan_publications",

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -270,6 +270,41 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         tags.input_tags.two_d_array, tags.input_tags.three_d_array = False, True
         tags.non_deterministic = self.random_state is None
         return tags
+
+
+def flatten_network(student: NetworkStudent) -> NDArray[np.float32]:
+    """Return all numbers of a trained network, layer by layer."""
+    return np.concatenate([values.numpy().ravel() for values in _list_numbers(student._network)]).astype("<f4")
+
+
+def restore_network(
+    architecture: Any, shape: tuple[int, int, int], classes: NDArray[Any], values: NDArray[np.float32]
+) -> NetworkStudent:
+    """Return a network with the numbers of :func:`flatten_network`, or raise a ValueError where they do not fit."""
+    if architecture not in get_args(Architecture):
+        raise ValueError("architecture is not known")
+    library = _Torch.load()
+    try:
+        with library.torch.device("meta"):  # without memory: the shape is not trusted
+            planned = getattr(library, architecture)(shape, len(classes))
+        n_numbers = sum(part.numel() for part in _list_numbers(planned))
+    except RuntimeError:
+        raise ValueError("shape is too small for the network") from None
+    if values.shape != (n_numbers,):
+        raise ValueError("network must have as many numbers as its architecture")
+    network, start = getattr(library, architecture)(shape, len(classes)), 0
+    for part in _list_numbers(network):
+        part.copy_(library.torch.from_numpy(values[start : start + part.numel()].copy()).reshape(part.shape))
+        start += part.numel()
+    student = NetworkStudent(architecture)
+    student.classes_, student._shape, student.n_features_in_ = classes, shape, shape[2]
+    student._network = network.eval()
+    return student
+
+
+def _list_numbers(network: Any) -> list[Any]:
+    """Return the weights and statistics of a network, not its counters."""
+    return [values for values in network.state_dict().values() if values.is_floating_point()]
 
 
 def _compute_loss(torch: Any, out: Any, opinions: Any, counts: Any, *, decided: bool) -> Any:

@@ -318,7 +318,7 @@ _KINDS = {"U": str, "i": int, "f": float, "b": bool}
 
 
 class ModelError(MessageError):
-    """Bytes are not a discriminant: truncated, of another version, too large, or with parts that do not fit."""
+    """Bytes are not a published model: truncated, of another version, too large, or with parts that do not fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -479,7 +479,7 @@ class PublicDiscriminant:
         about = _parse_about(read["about"])
         try:
             model = cls(
-                classes=_read_classes(about["classes"], about["kind"]),
+                classes=read_classes(about["classes"], about["kind"]),
                 guarantee=_read_guarantee(about["guarantee"]),
                 projection=_read_projection(read, int(about["n_features"])),
                 weights=_check_type(read["weights"], "<f4"),
@@ -522,8 +522,8 @@ class PublicDiscriminant:
     def _arrays(self) -> dict[str, NDArray[Any]]:
         projection = self.projection
         about = {
-            "classes": _list_classes(self.classes),
-            "kind": _name_kind(self.classes),
+            "classes": list_classes(self.classes),
+            "kind": name_kind(self.classes),
             "n_features": projection.n_features,
             "guarantee": _list_guarantee_fields(self.guarantee),
         }
@@ -543,24 +543,26 @@ class PublicDiscriminant:
 
 def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
     """Refuse what no published model can hold: before anything is paid."""
-    _check_words(unit)
-    if _name_kind(classes) not in _KINDS:
+    check_words(unit)
+    if name_kind(classes) not in _KINDS:
         raise ValueError("classes must be text or numbers")
-    labels = _list_classes(classes)
-    _read_classes(labels, _name_kind(classes))
+    labels = list_classes(classes)
+    read_classes(labels, name_kind(classes))
     if len(json.dumps(labels)) > _MOST_TEXT // 2:
         raise ValueError(f"classes must be at most {_MOST_TEXT // 2:,} bytes of text together")
     if n_features > MOST_FEATURES:
         raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
 
 
-def _name_kind(classes: NDArray[Any]) -> str:
+def name_kind(classes: NDArray[Any]) -> str:
+    """Return the kind of labels, as a published model names it."""
     kind = classes.dtype.kind
     return {"u": "i", "O": "U"}.get(kind, kind)
 
 
-def _list_classes(classes: NDArray[Any]) -> list[Any]:
-    return list(map(_KINDS[_name_kind(classes)], classes.tolist()))
+def list_classes(classes: NDArray[Any]) -> list[Any]:
+    """Return labels as values of JSON."""
+    return list(map(_KINDS[name_kind(classes)], classes.tolist()))
 
 
 def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
@@ -579,7 +581,8 @@ def _check_type(values: NDArray[Any], kind: str) -> NDArray[Any]:
     return values
 
 
-def _read_classes(labels: Any, kind: Any) -> NDArray[Any]:
+def read_classes(labels: Any, kind: Any) -> NDArray[Any]:
+    """Return the labels of a published model, or raise a ModelError."""
     expected = _KINDS.get(kind) if isinstance(kind, str) else None
     if expected is None or not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
         raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
@@ -630,7 +633,7 @@ def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
     publications, reason, unit = fields["publications"], fields["reason"], fields["unit"]
     if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
         raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
-    _check_words(unit, reason)
+    check_words(unit, reason)
     return Guarantee(
         epsilon=float(fields["epsilon"]),
         delta=float(fields["delta"]),
@@ -646,6 +649,7 @@ def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
     )
 
 
-def _check_words(*texts: Any) -> None:
+def check_words(*texts: Any) -> None:
+    """Refuse text of a published model that is too long, or that would not print as it is."""
     if not all(map(_is_showable, texts)):
         raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")

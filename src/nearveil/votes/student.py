@@ -1,10 +1,12 @@
 """From a few noisy answers to labels for all public rows. Nothing here sees a private label."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from numbers import Integral
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,6 +31,7 @@ from nearveil.privacy import Guarantee
 from nearveil.votes.estimator import Answers, Progress, VotingEstimator
 from nearveil.votes.plan import VotePlan
 from nearveil.votes.scaling import warn_of_scaled_rows
+from nearveil.votes.student_model import StudentParts
 
 Rows = NDArray[np.float64]
 
@@ -68,6 +71,19 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Map rows."""
         mapped: Rows = (self._whole(X) @ self._components - self._mean) * self._scale
         return mapped
+
+    def get_numbers(self) -> dict[str, Any]:
+        """Return all that was learned, for a published student."""
+        learned = {"components": self._components, "mean": self._mean[0], "scale": self._scale}
+        return {**learned, "reach": self.reach_, "bits": self._bits}
+
+    @classmethod
+    def from_numbers(cls, numbers: dict[str, Any]) -> Self:
+        """Return the map with these numbers."""
+        space = cls(len(numbers["scale"]))
+        space._components, space._mean = numbers["components"], numbers["mean"][None]
+        space._scale, space.reach_, space._bits = numbers["scale"], numbers["reach"], numbers["bits"]
+        return space
 
     def _whole(self, X: Rows) -> Rows:
         return np.rint(np.clip(np.asarray(X, dtype=np.float64) / self.reach_, -1, 1) * 2.0**self._bits)
@@ -142,7 +158,7 @@ class StudentRound:
 class PublicStudent:
     """A trained student, to be published: it predicts, and states its guarantee for the private records.
 
-    It holds no record, no voter and no account. Made by :meth:`Student.export`; a pickle of it is what to publish.
+    It holds no record, no voter and no account. Made by :meth:`Student.export`; publish :meth:`to_bytes`.
 
     Attributes
     ----------
@@ -159,14 +175,16 @@ class PublicStudent:
     >>> public = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1100]).export()
     >>> public.predict(X[1500:]).shape, f"{public.guarantee.epsilon:.2f}"
     ((297,), '2.00')
+    >>> again = PublicStudent.from_bytes(public.to_bytes())
+    >>> bool((again.predict(X[1500:]) == public.predict(X[1500:])).all())
+    True
     """
 
     classes: NDArray[Any]
     guarantee: Guarantee
     _classifier: Any = field(repr=False)
     _features: Features | None = field(repr=False)
-    _space: HalfWhitening = field(repr=False)
-    _takes_images: bool = field(repr=False)
+    _space: HalfWhitening | None = field(repr=False)  # None where the classifier takes images
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classify rows or images. Costs nothing.
@@ -180,9 +198,86 @@ class PublicStudent:
         ndarray of shape (n,)
         """
         checked = _check_rows(X, "X")
-        lessons = checked if self._takes_images else normalize_rows(_map_rows(checked, self._features, self._space))
+        if self._space is None:
+            lessons = checked
+        else:
+            rows = _map_rows(checked, self._features, self._space)
+            lessons = normalize_rows(rows)
         predicted: NDArray[Any] = self._classifier.predict(lessons)
         return predicted
+
+    def to_bytes(self) -> bytes:
+        """Return the student as bytes: numbers and JSON, no code. Whoever reads them needs nothing of yours.
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        ValueError
+            If the classifier is neither the default, a :class:`NetworkStudent` nor linear: others have no format
+            without code here.
+        """
+        own_features = self._space is not None and self._features is not None and self._features is not hog
+        whitening = None if self._space is None else self._space.get_numbers()
+        return StudentParts(self.classes, self.guarantee, self._classifier, own_features, whitening).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, features: Features | None = None) -> Self:
+        """Read a student. Nothing in the bytes is trusted, and nothing in them is run.
+
+        Parameters
+        ----------
+        data : bytes
+            As :meth:`to_bytes` made them.
+        features : callable, optional
+            The function that was given to the :class:`Student` as `features`; needed where there was one.
+
+        Returns
+        -------
+        PublicStudent
+
+        Raises
+        ------
+        MessageError
+            If they are not a student.
+        ValueError
+            If the student needs `features`.
+        """
+        parts = StudentParts.from_bytes(data)
+        if parts.own_features != (features is not None):
+            raise ValueError(
+                "features must be the function that the student was trained with"
+                if parts.own_features
+                else "features must be left out: the student was trained without a function"
+            )
+        space = None if parts.whitening is None else HalfWhitening.from_numbers(parts.whitening)
+        return cls(parts.classes, parts.guarantee, parts.classifier, features, space)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the student to a file, as :meth:`to_bytes` does.
+
+        Parameters
+        ----------
+        path : str or path-like
+        """
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, features: Features | None = None) -> Self:
+        """Read a student from a file, as :meth:`from_bytes` does.
+
+        Parameters
+        ----------
+        path : str or path-like
+        features : callable, optional
+
+        Returns
+        -------
+        PublicStudent
+        """
+        return cls.from_bytes(Path(path).read_bytes(), features=features)
 
 
 @dataclass(eq=False, repr=False)
@@ -329,9 +424,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             labels = self._learn(lessons, normalize_rows(space), known, seeds[1])
             done.append(StudentRound(asked, answers, labels))
         self.rounds_ = tuple(done)
-        self._public = PublicStudent(
-            self.classes_, guarantee, self.student_, self.features, self._space, self._takes_images
-        )
+        whitening = None if self._takes_images else self._space
+        self._public = PublicStudent(self.classes_, guarantee, self.student_, self.features, whitening)
 
     def export(self) -> PublicStudent:
         """Return what may be published: the model and its guarantee, and nothing else.
@@ -339,17 +433,16 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         PublicStudent
-            Predicts as this one does. Pickle it, and whoever loads it needs nearveil and nothing of yours.
+            Predicts as this one does. Publish its bytes: whoever reads them needs nearveil and nothing of yours.
 
         Examples
         --------
-        >>> import pickle
         >>> from sklearn.datasets import load_digits
         >>> from nearveil.votes import PrivateKNeighborsClassifier
         >>> X, y = load_digits(return_X_y=True)
         >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
         >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
-        >>> published = pickle.loads(pickle.dumps(student.export()))
+        >>> published = PublicStudent.from_bytes(student.export().to_bytes())
         >>> bool((published.predict(X[1500:]) == student.predict(X[1500:])).all())
         True
         """
