@@ -72,9 +72,9 @@ def _compute_budget(name: str, alpha: float, nominal: float) -> Row:
         "claimed": nominal,
         "correction": found.published_correction,
         "exact": found.exact.per_vector,
-        "exact_code_words": found.exact_code_words.per_vector,
+        "code_word_bound": found.code_word_bound.per_vector,
         "at_delta": found.exact.per_vector_at_delta,
-        "code_words_at_delta": found.exact_code_words.per_vector_at_delta,
+        "code_words_at_delta": found.code_word_bound.per_vector_at_delta,
         "claim_holds": found.claim_holds,
     }
 
@@ -192,7 +192,7 @@ def _list_budgets(budgets: pd.DataFrame) -> pd.DataFrame:
         "claimed": "claimed",
         "correction": "corrected (not an LDP bound)",
         "exact": "exact",
-        "exact_code_words": "exact, code words",
+        "code_word_bound": "code words, at most",
         "at_delta": "exact, at delta",
     }
     numbers = shown[list(columns)].map("{:,.4g}".format).rename(columns=columns)

@@ -17,10 +17,11 @@ from nearveil.mechanisms._bitwise_laws import (
     WORD,
     BitLaw,
     BitString,
+    Budgets,
     Encoding,
     bound_code_word_epsilon,
     compute_epsilon_at,
-    compute_exact_prices,
+    compute_prices,
     compute_pure_epsilon,
     find_largest_nominal,
 )
@@ -189,9 +190,26 @@ def test_no_two_unit_rows_pass_the_bound(
     assert found >= 0.5 * bound  # two values leave a gap between the bound and rows; many values close it
 
 
+def test_code_words_are_an_upper_bound() -> None:
+    """Enumerated, two values lose less than is stated: the bound must not be called exact."""
+    encoding = Encoding(1, 2, 1.0, "down")
+    law = BitLaw.nearest_to(Decimal(math.e) / (1 + Decimal(math.e)), 1 / (1 + Decimal(math.e)))  # epsilon 1
+    string = BitString((law,), 2 * encoding.word_bits)
+    angles = np.linspace(0, 2 * math.pi, 14_401)
+    codes = np.unique(encoding.encode(np.stack([np.cos(angles), np.sin(angles)], axis=1)), axis=0).astype(int)
+    exact = law.epsilon * (codes[:, None] != codes).sum(axis=2).max()
+    strings, words = compute_prices(string, encoding, 1e-5)
+    assert exact == pytest.approx(6)
+    assert words.per_vector == pytest.approx(7.1)
+    assert strings.per_vector == pytest.approx(8)
+    budgets = str(Budgets(8.0, 8.0, strings, words, 1e-5, string.length, 2))
+    assert "code words, at most   7.1 " in budgets
+    assert "exact, code words" not in budgets
+
+
 def test_prices_are_ordered() -> None:
     encoding = Encoding(5, 5, 1.0, "nearest")
-    strings, words = compute_exact_prices(BitString(laws(2, 3), 6 * 11), encoding, 1e-5)
+    strings, words = compute_prices(BitString(laws(2, 3), 6 * 11), encoding, 1e-5)
     for price in (strings, words):
         assert price.per_value_at_delta <= price.per_value < price.per_vector
         assert price.per_vector_at_delta < price.per_vector

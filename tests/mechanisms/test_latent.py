@@ -147,7 +147,7 @@ def test_epsilon_is_the_exact_one(epsilon: float, alpha: float | None, pairs: An
     release = Latent(epsilon, alpha=alpha, fraction_bits=2, pairs=pairs).fit(public)
     assert epsilon * (1 - 1e-6) <= release.guarantee.epsilon <= epsilon
     budgets = release.budgets()
-    price = budgets.exact if pairs == "strings" else budgets.exact_code_words
+    price = budgets.exact if pairs == "strings" else budgets.code_word_bound
     assert price.per_vector == release.guarantee.epsilon
     assert budgets.claimed == release.nominal_epsilon_
 

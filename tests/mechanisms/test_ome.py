@@ -56,7 +56,7 @@ def test_vector_12(rows: Floats) -> None:
     budgets = OME(nominal_epsilon=10.0, alpha=100.0).fit(rows).budgets()
     assert budgets.n_bits == 550
     assert budgets.exact.per_vector == pytest.approx(3796.52933745542, rel=1e-14)
-    assert budgets.exact_code_words.per_vector < budgets.exact.per_vector / 2
+    assert budgets.code_word_bound.per_vector < budgets.exact.per_vector / 2
     assert budgets.claimed == 10.0
     assert not budgets.claim_holds
 
@@ -80,7 +80,7 @@ def test_an_attack_passes_the_claim() -> None:
     shown = shown_epsilon(drawn[0], drawn[1], 0.0)
     budgets = release.budgets()
     assert shown > 3 * budgets.claimed
-    assert shown <= budgets.exact_code_words.per_vector <= release.guarantee.epsilon
+    assert shown <= budgets.code_word_bound.per_vector <= release.guarantee.epsilon
 
 
 def test_the_published_correction_is_no_bound() -> None:
@@ -102,7 +102,7 @@ def test_epsilon_is_the_exact_one(rows: Floats, alpha: float, pairs: str) -> Non
     release = OME(9.0, alpha=alpha, pairs=pairs).fit(rows[:, :6])  # type: ignore[arg-type]
     assert 9.0 * (1 - 1e-6) <= release.guarantee.epsilon <= 9.0
     budgets = release.budgets()
-    price = budgets.exact if pairs == "strings" else budgets.exact_code_words
+    price = budgets.exact if pairs == "strings" else budgets.code_word_bound
     assert price.per_vector == release.guarantee.epsilon
 
 

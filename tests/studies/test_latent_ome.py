@@ -40,7 +40,7 @@ def test_latent_and_ome_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     retrieval.load_search.cache_clear()
     prices = [row for row in measured.rows if row["part"] == "budget"]
     for row in prices:
-        assert row["exact_code_words"] <= row["exact"]
+        assert row["code_word_bound"] <= row["exact"]
         assert row["at_delta"] <= row["exact"]
     latent = [row for row in prices if row["mechanism"] == "LATENT"]
     assert all(row["claimed"] / 2 <= row["exact"] <= row["claimed"] for row in latent)

@@ -24,8 +24,8 @@ from nearveil.mechanisms._bitwise_laws import (
     Encoding,
     as_decimal,
     bound_code_word_epsilon,
-    compute_exact_prices,
     compute_exp_of_part,
+    compute_prices,
     compute_pure_epsilon,
     convert_odds,
     find_largest_nominal,
@@ -72,14 +72,14 @@ class BitwiseRelease(ProjectedRelease):
     def budgets(self, delta: float = 1e-5) -> Budgets:
         """Return the budget as claimed, as corrected in print, and exactly: at delta 0 and at `delta`."""
         self._check_fitted()
-        exact, code_words = compute_exact_prices(self.string_, self.encoding_, delta)
+        exact, code_words = compute_prices(self.string_, self.encoding_, delta)
         with localcontext(PRECISE):  # nothing may depend on the application's decimal context
             correction = self._compute_published_correction(self.nominal_epsilon_, self.string_.length)
         return Budgets(
             claimed=self.nominal_epsilon_,
             published_correction=correction,
             exact=exact,
-            exact_code_words=code_words,
+            code_word_bound=code_words,
             delta=delta,
             n_bits=self.string_.length,
             n_values=self.projection_.n_components,
@@ -276,7 +276,7 @@ class Latent(BitwiseRelease):
     claimed               1 (holds)
     published correction  4.58214 (not an LDP bound)
     exact, all strings    0.875341 (0.05471), at delta 1e-05 0.0859681 (0.02198)
-    exact, code words     0.389427 (0.0336), at delta 1e-05 0.0605097 (0.01848)
+    code words, at most   0.389427 (0.0336), at delta 1e-05 0.0605097 (0.01848)
     """
 
     name = "latent"

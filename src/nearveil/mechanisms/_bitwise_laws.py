@@ -284,7 +284,7 @@ _DELTA_DOUBT = 1e-13  # what rounding may hide of a delta
 
 @dataclass(frozen=True)
 class Price:
-    """Exact local epsilons: of one value's bits and of the whole message, at delta 0 and at that of the budgets."""
+    """Local epsilons: of one value's bits and of the whole message, at delta 0 and at that of the budgets."""
 
     per_value: float
     per_vector: float
@@ -303,8 +303,10 @@ class Budgets:
     published_correction : float
         That of "Corrected privacy budget bounds in LATENT and OME". It divides by an expected distance, so it is not
         a bound on a likelihood ratio: ``published_label`` says so.
-    exact, exact_code_words : Price
-        Over all pairs of bit strings; and over the pairs of code words that rows of norm one can have, from above.
+    exact : Price
+        Over all pairs of bit strings.
+    code_word_bound : Price
+        An upper bound over the pairs of code words that rows of norm one can have: not exact, and never above `exact`.
     delta : float
     n_bits, n_values : int
     """
@@ -314,7 +316,7 @@ class Budgets:
     claimed: float
     published_correction: float
     exact: Price
-    exact_code_words: Price
+    code_word_bound: Price
     delta: float
     n_bits: int
     n_values: int
@@ -330,7 +332,7 @@ class Budgets:
             ("claimed", f"{self.claimed:.6g} ({verdict})"),
             ("published correction", f"{self.published_correction:.6g} ({self.published_label})"),
             ("exact, all strings", self._line(self.exact)),
-            ("exact, code words", self._line(self.exact_code_words)),
+            ("code words, at most", self._line(self.code_word_bound)),
         ]
         title = f"epsilon of a vector (of a value), {self.n_values} values, {self.n_bits} bits"
         return "\n".join([title, *(f"{name:<22}{text}" for name, text in rows)])
@@ -340,8 +342,8 @@ class Budgets:
         return f"{pure}, at delta {self.delta:g} {price.per_vector_at_delta:.6g} ({price.per_value_at_delta:.4g})"
 
 
-def compute_exact_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
-    """Return the exact epsilons over all strings, and over the code words that can occur."""
+def compute_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
+    """Return the exact epsilons over all strings, and upper bounds over the code words that can occur."""
     check_delta(delta)
     n_values = string.length // encoding.word_bits
     words = [_make_string_of_value(string.laws, start, encoding.word_bits) for start in range(len(string.laws))]
