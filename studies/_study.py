@@ -1,10 +1,12 @@
 """What a study is: cases that are measured one by one and kept, so that a study that was stopped goes on."""
 
+import hashlib
 import json
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +14,7 @@ import pandas as pd
 from joblib import Memory, Parallel, delayed
 from scipy import stats
 
-from nearveil import __version__
+import nearveil
 from nearveil.cluster import connect
 
 if TYPE_CHECKING:
@@ -205,8 +207,8 @@ def run(
     if fresh:
         memory.clear(warn=False)
     measure = memory.cache(_measure_case, ignore=["measure", "clock"])
-    # A case is measured again when the version or the parameters of its study change.
-    common = json.dumps([study.name, __version__, dict(study.parameters)], sort_keys=True)
+    # A case is measured again when the parameters of its study or any source file changes.
+    common = json.dumps([study.name, hash_sources(), dict(study.parameters)], sort_keys=True)
     processes, clock = (1, time.perf_counter) if study.alone else (jobs, time.process_time)
     calls = [(common, dict(case), study.measure, clock) for case in study.cases()]
     missing = [call for call in calls if not measure.check_call_in_cache(*call)]
@@ -220,6 +222,16 @@ def run(
             tell(done, len(calls))
         found = [measure(*call) for call in calls]  # one that cannot be read is measured again
     return Measured([row for rows, _ in found for row in rows], sum(seconds for _, seconds in found) / processes)
+
+
+@cache
+def hash_sources() -> str:
+    """Return a digest of the source files of nearveil and of the studies: rows of other code are not mixed in."""
+    digest = hashlib.sha256()
+    for package in (Path(nearveil.__file__).parent, Path(__file__).parent):
+        for path in sorted(package.rglob("*.py")):
+            digest.update(f"{path.relative_to(package)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def _measure_each(

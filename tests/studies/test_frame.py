@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from nearveil.cli import app
 from studies._figures import LOOKS, STYLE, ceiling, curve, curves, floor, look
 from studies._report import PageError, as_csv, describe_origin, interval, publish, write
-from studies._study import Case, Mean, Row, Study, as_frame, mean, run, select, summarise
+from studies._study import Case, Mean, Row, Study, as_frame, hash_sources, mean, run, select, summarise
 from studies.data import DataMissingError
 from tests.studies.squares import measure
 
@@ -123,6 +123,31 @@ def test_what_was_kept_is_forgotten_with_other_parameters_and_when_asked(tmp_pat
     ):
         run(study(measure=counts, **changes), tmp_path, jobs=1, fresh=fresh)
         assert len(asked) == expected
+
+
+def test_rows_of_other_sources_are_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version number stays while the code changes: rows of both would be mixed in one table."""
+    run(study(), tmp_path, jobs=1)
+    monkeypatch.setattr("studies._study.hash_sources", lambda: "of other files")
+    measured: list[Case] = []
+
+    def count_cases(case: Case) -> list[Row]:
+        measured.append(case)
+        return measure(case)
+
+    run(study(measure=count_cases), tmp_path, jobs=1)
+    assert measured == CASES
+
+
+def test_the_digest_of_the_sources_follows_their_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "__init__.py").touch()
+    monkeypatch.setattr("nearveil.__file__", str(tmp_path / "__init__.py"))
+    digests = []
+    for text in ("a = 1", "a = 2", "a = 1"):
+        (tmp_path / "inner" / "part.py").write_text(text)
+        digests.append(hash_sources.__wrapped__())
+    assert digests[0] == digests[2] != digests[1]
 
 
 def test_the_interval_is_students() -> None:
