@@ -47,6 +47,7 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/index.py --out $(OUT)/bench
 	$(BIN)/python bench/home.py --out $(OUT)/bench
 	$(BIN)/python bench/features.py --out $(OUT)/bench
+	$(BIN)/python bench/private_steps.py --out $(OUT)/bench
 	$(BIN)/python bench/service.py --out $(OUT)/bench
 	$(BIN)/python bench/strangers.py --out $(OUT)/bench
 

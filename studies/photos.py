@@ -261,9 +261,7 @@ def ask_in_three_ways(
         copy = client.home()
         kept = copy.fetched if way == "home" and copy is not None else int(first.bytes_received - received)
         found[way] = WayFigures(
-            saw={"message": f"set {first.sets[0] + 1} of {first.n_sets}" if first.sets else "", "home": "nothing"}.get(
-                way, f"noise: {first.sealed[0][22:25].hex(' ')} ..." if first.sealed else ""
-            ),
+            saw=_describe_seen(first),
             nn_recall=float(Copies(gallery).recall(truth[1:], chosen).mean()),
             epsilon=epsilon,
             kept=kept,
@@ -309,12 +307,20 @@ def score_without_privacy(data: Photos) -> float:
     return float((labels == data.query_y[:, None]).any(axis=1).mean())
 
 
+def _describe_seen(answer: Nearest) -> str:
+    """Return what the server saw of a question."""
+    if answer.sealed:
+        return f"noise: {answer.sealed[0][22:25].hex(' ')} ..."
+    return "nothing" if answer.set is None else f"set {answer.set + 1} of {answer.n_sets}"
+
+
 def draw_sheet(data: Photos, asked: Nearest, number: int) -> bytes:
     """Draw the contact sheet of one question."""
+    assert asked.set is not None
     kinds = ("same" if data.gallery_y[match.id] == data.query_y[number] else "another" for match in asked.matches)
     return ContactSheet(
         query=data.pictures[number],
-        named=asked.sets[0],
+        named=asked.set,
         n_sets=asked.n_sets,
         candidates=asked.found.answer.images,
         found=asked.found.images,

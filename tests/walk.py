@@ -79,12 +79,12 @@ def _server(index: Index, folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _walk(walk: Walk, client: Client, row: NDArray[np.float32]) -> list[str]:
-    asked = {client.nearest(row, epsilon=0.1).sets}
+    asked = {client.nearest(row, epsilon=0.1).set}
 
     def ask() -> None:
         kinds: set[bool] = set()
         while len(kinds) < 2:
-            named = client.nearest(row, epsilon=0.1).sets
+            named = client.nearest(row, epsilon=0.1).set
             kinds.add(named in asked)
             asked.add(named)
 

@@ -314,11 +314,11 @@ def test_a_sheet_that_cannot_be_written_is_noticed_before_paying(
 def test_what_an_answer_is_worth_stands_above_it(image: Path) -> None:
     text = fine("query", image, *SURE)
     assert text.index("comes from the set that suits your query") < text.index("similarity")
-    found = told("query", image, "--epsilon", 25, "--repeat", 2)
+    found = told("query", image, "--epsilon", 25)
     assert found["named_best_set"] is True
     assert 0 < found["expected_share"] <= 1
-    assert len(found["server_saw"]["sets"]) == 2
-    assert found["paid"] == pytest.approx(50)
+    assert found["server_saw"]["set"] >= 1
+    assert found["paid"] == pytest.approx(25)
 
 
 def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Path, here: Path) -> None:

@@ -26,7 +26,7 @@ from nearveil.cli import _asking
 from nearveil.ledger import Ledger
 from nearveil.ui._app import PortError, bind_port
 from nearveil.ui.session import PageSession
-from tests.cli.galleries import fine, gallery, picture, refused, run
+from tests.cli.galleries import fine, gallery, refused, run
 
 
 @pytest.fixture(scope="module")
@@ -153,15 +153,14 @@ def test_without_a_file_no_browser_is_opened(index: Path, desks: Any, here: Path
     assert len(desks) == 1
 
 
-def test_an_account_of_ones_own_and_dummies(index: Path, desks: list[tuple[PageSession, int]], here: Path) -> None:
+def test_an_account_of_ones_own(index: Path, desks: list[tuple[PageSession, int]], here: Path) -> None:
     with Ledger(here / "mine.db") as ledger:
         ledger.open_account(
             "trip", owner="me", protects="query", unit="image", relation="replace", epsilon=3.0, delta=0.0
         )
-    picture(here / "public" / "one.png", (10, 20, 30))
-    words = ("--index", index, "--ledger", "mine.db", "--no-browser", "--dummies", "public")
+    words = ("--index", index, "--ledger", "mine.db", "--no-browser")
     assert "account trip: budget epsilon 3" in fine("ui", *words, "--account", "trip")
-    assert len(desks[0][0]._dummies) == 1
+    assert len(desks) == 1
     assert "there is no account 'nobody'" in refused("ui", *words, "--account", "nobody")
 
 
@@ -174,7 +173,6 @@ def test_what_is_wrong_is_said_before_there_is_a_page(
         ("--server", "http://birds.example:1", "--token", "x"): "unless --insecure allows it",
         ("--server", "https://birds.example:1"): "--token: a server needs one",
         ("--index", str(index), "--account", "me"): "there is no ledger",
-        ("--index", str(index), "--dummies", "nowhere"): "--dummies: there is no folder",
         ("--index", str(index), "--gallery", "birds"): "--gallery: an index here has one gallery",
     }.items():
         assert said in refused("ui", *words, "--no-browser"), words

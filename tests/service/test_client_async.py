@@ -108,7 +108,7 @@ def test_who_cancels_after_the_debit_is_told_the_key(here: Scene) -> None:
     async def ask() -> tuple[Seen, str]:
         silent = Silent(httpx.ASGITransport(here.server.app))
         async with AsyncClient(URL, here.server.token, account=here.account, transport=silent) as client:
-            task = asyncio.create_task(client.nearest(PRIVATE, dummies=[-PRIVATE]))
+            task = asyncio.create_task(client.nearest(PRIVATE))
             await silent.arrived.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError) as raised:

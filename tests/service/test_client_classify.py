@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -224,6 +223,14 @@ def spoiled(model: PublicDiscriminant, **changed: Any) -> bytes:
     return model.to_bytes()
 
 
+def spoiled_projection(model: PublicDiscriminant, **changed: Any) -> bytes:
+    """Return a model in which something of the projection was changed by hand, past all checks."""
+    projection = copy(model.projection)
+    for name, value in changed.items():
+        object.__setattr__(projection, name, value)
+    return spoiled(model, projection=projection)
+
+
 def lying(model: PublicDiscriminant) -> Any:
     """Return the guarantee of a model, with a hundredth of its epsilon."""
     stated = copy(model.guarantee)
@@ -244,9 +251,11 @@ def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
     many, weights = [f"class {number}" for number in range(5000)], read().weights
     nan = good.replace(weights.tobytes(), np.full_like(weights, np.nan).tobytes())
     assert nan != good
-    huge = replace(read().projection, scale=np.full_like(read().projection.scale, 1e308))
+    overflow = {name: np.full_like(getattr(read().projection, name), 1e297) for name in ("offset", "scale")}
     return {
-        "numbers beyond all bounds": (spoiled(read(), projection=huge), "beyond all bounds"),
+        "an offset beyond its bound": (spoiled_projection(read(), offset=overflow["offset"]), "none beyond"),
+        "a scale beyond its bound": (spoiled_projection(read(), scale=overflow["scale"]), "none beyond"),
+        "a reach beyond its bound": (spoiled_projection(read(), reach=1e297), "none beyond"),
         "nothing": (b"", "cannot be used"),
         "truncated": (good[:-1], "cannot be used"),
         "longer": (good + b"\0", "cannot be used"),
@@ -265,7 +274,9 @@ def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
 
 
 KINDS = (
-    "numbers beyond all bounds",
+    "an offset beyond its bound",
+    "a scale beyond its bound",
+    "a reach beyond its bound",
     "nothing",
     "truncated",
     "longer",

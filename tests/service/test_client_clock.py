@@ -4,6 +4,7 @@ import asyncio
 import io
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.protocol.client import choice_period, question_period
 from nearveil.service.client.errors import QuestionError, UnansweredError
-from nearveil.service.client.questions import CLASSIFYING_PERIOD, EXTRACTION_PERIOD, slot_end
-from tests.clocks import Watched, watched
+from nearveil.service.client.home import search_period
+from nearveil.service.client.questions import classification_period
+from nearveil.service.client.timing import EXTRACTION_PERIOD, VECTOR_PERIOD, PrivateStep, slot_end
+from tests.clocks import SetClock, Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, public_of, scene, seeded
 from tests.service.protected import make, published, rows
 from tests.service.test_client_classify import protected
@@ -53,18 +56,15 @@ def png(number: int) -> bytes:
 
 
 @pytest.mark.parametrize("images", [False, True])
-@pytest.mark.parametrize("dummies", [0, 2])
-def test_a_question_goes_out_when_public_sizes_say_so(
-    here: Scene, watched: Watched, dummies: int, images: bool
-) -> None:
+def test_a_question_goes_out_when_public_sizes_say_so(here: Scene, watched: Watched, images: bool) -> None:
     client, _ = here.client()
     client.galleries()
     public = public_of(here.gallery)
-    period = question_period(public, 1 + dummies)
-    requests, ends = (1 + dummies) * (2 if images else 1), set()
+    period = question_period(public)
+    requests, ends = 2 if images else 1, set()
     for work in WORK:
         watched.work(paying=work, choosing=work / 4, ranking=work)
-        client.nearest(QUERIES[0], dummies=QUERIES[10 : 10 + dummies], thumbnails=images, rng=seeded())
+        client.nearest(QUERIES[0], thumbnails=images, rng=seeded())
         (_, came) = watched.heard[0]
         assert watched.sent[0][0] == "map"
         assert watched.sent[1] == ("query", came + period)  # to the last bit
@@ -77,7 +77,7 @@ def test_a_question_goes_out_when_public_sizes_say_so(
 def test_late_work_is_seen_as_a_number_of_periods(here: Scene, watched: Watched) -> None:
     client, _ = here.client()
     client.galleries()
-    period = question_period(public_of(here.gallery), 1)
+    period = question_period(public_of(here.gallery))
     for work, count in ((0.9, 1), (1.1, 2), (1.9, 2), (2.5, 3)):
         watched.work(paying=work * period)
         client.nearest(QUERIES[0])
@@ -147,19 +147,17 @@ def test_features_that_cannot_be_compared_are_refused_before_the_first_request(
         client.galleries()
         wire.requests.clear()
     images: list[Any] = [*bad, QUERIES[0]] if made_by == "user" else [png(number) for number in range(5)]
-    *wrong, good = images
-    for one in wrong:
-        for image, dummies, name in ((one, [], "image"), (good, [good, one], r"dummies\[1\]")):
-            with pytest.raises(QuestionError, match=rf"^{name}: .*feature must be finite, with no number beyond"):
-                client.nearest(image, dummies=dummies)
+    for image in images[:-1]:
+        with pytest.raises(QuestionError, match=r"^image: .*feature must be finite, with no number beyond"):
+            client.nearest(image)
     assert (wire.requests, here.paid) == ([], 0)
 
 
-def test_features_need_no_slot_before_the_first_request(here: Scene, watched: Watched) -> None:
+def test_vectors_are_checked_in_a_short_step_before_the_first_request(here: Scene, watched: Watched) -> None:
     client, _ = here.client()
     start = watched.clock.time
     client.nearest(QUERIES[0])
-    assert watched.sent[0] == ("galleries", start)
+    assert watched.sent[0] == ("galleries", start + VECTOR_PERIOD)
     assert watched.gaps()[0] == ("map", 0.0)
 
 
@@ -169,7 +167,7 @@ def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypat
 
     async def asked(image: Any) -> tuple[tuple[str, float], ...]:
         async with AsyncClient(URL, here.server.token, account=here.account, transport=here.server.wire()) as client:
-            await client.nearest(image, dummies=QUERIES[3:5])
+            await client.nearest(image)
         return tuple(watched.gaps())
 
     seen = set()
@@ -179,7 +177,7 @@ def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypat
     (gaps,) = seen
     client, _ = here.client()
     watched.work()
-    client.nearest(png(0), dummies=QUERIES[3:5])
+    client.nearest(png(0))
     assert tuple(watched.gaps()) == gaps
 
 
@@ -197,8 +195,9 @@ def test_a_class_is_returned_when_a_slot_ends(
     published(make(tmp_path / "made")).close()
     with protected(tmp_path / "made", tmp_path / "here") as here:
         client, _ = here.client()
-        client.model()
-        for image, period in ((png, EXTRACTION_PERIOD), (lambda n: rows(3, 7)[0][n], CLASSIFYING_PERIOD)):
+        model = client.model()
+        for image, extraction in ((png, EXTRACTION_PERIOD), (lambda n: rows(3, 7)[0][n], VECTOR_PERIOD)):
+            period = extraction + classification_period(model)
             for number, work in enumerate(WORK):
                 watched.work(decoding=work, extracting=work)
                 start = watched.clock.time
@@ -224,16 +223,15 @@ def test_periods_grow_with_sizes_and_with_nothing_else(here: Scene) -> None:
     public = public_of(here.gallery)
     held = public.map
     other = PublicMap(held.components * 0, held.prototypes[::-1], 255 - held.coverage, held.n_items, held.set_size)
-    for count in (1, 5):
-        assert question_period(replace(public, map=other), count) == question_period(public, count)
-    assert question_period(public, 5) > question_period(public, 1) > 0.1
+    assert question_period(replace(public, map=other)) == question_period(public) > 0.1
     assert choice_period(public, 2, 10**6) > choice_period(public, 1, 10**6) > choice_period(public, 1, 0) > 0.05
+    assert choice_period(public, 1, 0, filtered=True) > choice_period(public, 1, 0)
     # At the caps, as docs/theory/service.md states it.
     for count, n_sets in ((8192, 4096), (32_768, 1024)):
         tables = np.zeros((count, 64), np.int8), np.zeros((count, n_sets), np.uint8)
         largest = PublicMap(np.zeros((16_000, 64), np.float16), *tables, 8192, 1)
         part = replace(public, map=largest, mean=np.zeros(16_000), candidates=1 / 8192, table=WholeCodes(16_000))
-        assert 0.9 < question_period(part, 1) < 1.1
+        assert 0.9 < question_period(part) < 1.1
 
 
 def test_sealed_questions_go_out_when_public_sizes_say_so(
@@ -253,12 +251,14 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
 
     for name in seconds:
         slow(name, getattr(SealedClient, name))
+    read_scores, is_empty = SealedClient.read_scores, False
+    monkeypatch.setattr(SealedClient, "read_scores", lambda *given: [] if is_empty else read_scores(*given))
     with scene(made, tmp_path, offers=("names", "sealed")) as here:
         here.gallery.prepare()  # type: ignore[attr-defined]
         client, _ = here.client()
         client.nearest(QUERIES[0], epsilon=0, by="sealed")
         seen = set()
-        for work in (0.0, 0.001, 0.004):
+        for work, is_empty in product((0.0, 0.001, 0.004), (False, True)):  # noqa: B007 - of the cells' items
             seconds |= dict.fromkeys(("ask", "read_scores", "ask_records", "read_records"), work)
             client.prepare_sealed()
             watched.work()
@@ -267,3 +267,112 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
         (((layout, scores, records), end),) = seen
         assert [what for what, _ in (layout, scores, records)] == ["layout", "sealed", "sealed"]
         assert min(scores[1], records[1], end) > 0.01
+
+
+def test_a_private_step_ends_on_success_and_on_error() -> None:
+    clock = SetClock()
+
+    async def take(error: BaseException | None, seconds: float) -> float:
+        start = clock.now()
+
+        def work() -> None:
+            clock.time += seconds
+            if error is not None:
+                raise error
+
+        try:
+            async with PrivateStep(clock, start, 0.25, pad_timing=True) as step:
+                await step.run(work)
+        except BaseException as raised:
+            assert raised is error
+        return clock.now() - start
+
+    assert asyncio.run(take(None, 0.1)) == 0.25
+    assert asyncio.run(take(ValueError(), 0.1)) == 0.25
+    assert asyncio.run(take(ValueError(), 0.3)) == 0.5
+    assert asyncio.run(take(asyncio.CancelledError(), 0.125)) == 0.125
+    for period in (0.0, -1.0, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match="period"):
+            PrivateStep(clock, 0.0, period, pad_timing=True)
+
+
+class FilterError(Exception):
+    """What a filter of the user raises."""
+
+
+def refuse(_: Any) -> bool:
+    raise FilterError
+
+
+@pytest.mark.parametrize("way", ["message", "home", "classify"])
+def test_errors_end_when_results_do(made: Path, tmp_path: Path, watched: Watched, way: str) -> None:
+    """A broken image, a feature that is refused, and a filter that raises take as long as an answer."""
+    bad = {"broken image": b"no image", "far vector": np.full(8, 2e6), "filter": QUERIES[0]}
+
+    def ask(client: Client, image: Any, where: Any) -> None:
+        if way == "classify":
+            client.classify(image)
+        else:
+            options: Any = {"by": way, "epsilon": 2.0 if way == "message" else 0}
+            client.nearest(image, where=where, rng=seeded(), **options)
+
+    if way == "classify":
+        published(make(tmp_path / "made")).close()
+        opened, bad = protected(tmp_path / "made", tmp_path / "here"), {**bad, "filter": np.full(6, np.nan)}
+    else:
+        opened = scene(made, tmp_path, offers=("names", "codes"), epsilon=500.0)
+    with opened as here:
+        client, _ = here.client(home=tmp_path / "home")
+        if way == "classify":
+            client.model()
+        else:
+            client.galleries()
+            client.sync()
+        for name, image in bad.items():
+            ends = set()
+            for work in WORK:
+                watched.work(decoding=work, ranking=work)
+                start = watched.clock.time
+                with pytest.raises((ValueError, FilterError)):
+                    ask(client, image, refuse if name == "filter" else None)
+                since = watched.heard[-1][1] if watched.heard else start
+                ends.add(round(watched.clock.time - since, 9))
+            (end,) = ends
+            assert end >= VECTOR_PERIOD, name
+
+
+def test_a_search_at_home_returns_at_its_deadline(
+    made: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nearveil.protocol.home import HomeCopy
+
+    seconds, real = 0.0, HomeCopy.search
+
+    def search(self: HomeCopy, *arguments: Any) -> Any:
+        watched.clock.time += seconds
+        return real(self, *arguments)
+
+    monkeypatch.setattr(HomeCopy, "search", search)
+    with scene(made, tmp_path, offers=("names", "codes")) as here:
+        client, _ = here.client(home=tmp_path / "home")
+        copy = client.sync()
+        for filtered in (False, True):
+            where = (lambda match: match.id % 2 == 0) if filtered else None
+            period = VECTOR_PERIOD + search_period(copy, 8, filtered=filtered)
+            for work in WORK:
+                seconds = work
+                watched.work()
+                start = watched.clock.time
+                client.nearest(QUERIES[0], epsilon=0, by="home", where=where)
+                assert watched.clock.time == pytest.approx(start + period, abs=1e-9)
+                assert watched.sent == []
+
+
+def test_periods_of_a_search_at_home_grow_with_public_sizes(made: Path, tmp_path: Path) -> None:
+    with scene(made, tmp_path, offers=("names", "codes")) as here:
+        copy = here.client(home=tmp_path / "home")[0].sync()
+        assert search_period(copy, 8, filtered=True) > search_period(copy, 8, filtered=False)
+        assert search_period(copy, 16, filtered=False) > search_period(copy, 8, filtered=False) > 0.1
+        copy._load().text_bytes, copy._load().longest_text = 10**7, 10**6
+        assert search_period(copy, 8, filtered=True) > 1.0
+        assert 0.9 > search_period(copy, 8, filtered=False) - 0.1 > 0.7

@@ -13,6 +13,7 @@ import pytest
 from nearveil import AsyncClient, Client
 from nearveil.frames import DEFAULT_LIMITS, WireError
 from nearveil.gallery import Index
+from nearveil.gallery.answers import encode_details
 from nearveil.protocol import home
 from nearveil.protocol.home import CodesGroup, CodesManifest
 from nearveil.service import Nearest
@@ -54,7 +55,7 @@ def test_a_search_at_home_finds_the_nearest_sends_nothing_and_pays_nothing(here:
         assert [match.name for match in found.matches] == [f"bird {number}.png" for number in best]
     guarantee = every[0].guarantee
     assert (guarantee.epsilon, guarantee.delta, guarantee.sound) == (0.0, 0.0, True)
-    assert (every[0].sets, every[0].bytes_sent, every[0].n_candidates) == ((), 0, COUNT)
+    assert (every[0].set, every[0].bytes_sent, every[0].n_candidates) == (None, 0, COUNT)
 
 
 def test_no_account_and_no_server_are_needed_to_search_a_copy(here: Scene, tmp_path: Path) -> None:
@@ -83,7 +84,7 @@ def test_a_question_without_a_copy_is_refused_and_sends_nothing_of_it(here: Scen
         ({"by": "home", "epsilon": 4.0}, "epsilon must be 0"),
         ({"by": "magic"}, "one of"),
         ({"thumbnails": True}, "no images"),
-        ({"candidates": 0.1}, "nothing is sent"),
+        ({"candidates": 0.1}, "candidates: it applies to messages only"),
         ({"k": COUNT + 1}, "at most"),
         ({"image": np.ones(3)}, "numbers"),
     ],
@@ -251,14 +252,28 @@ def test_a_copy_without_metadata_filters_by_names_alone(here: Scene, tmp_path: P
     assert [match.name.endswith("7.png") for match in found.matches] == [True, True]
 
 
-def test_metadata_of_a_hostile_server_is_refused_in_words(texts: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spoiled", [b"[1]", b"{", b"\xff", b'{"name": 1}', b"[" * 5000])
+def test_invalid_metadata_of_an_item_counts_as_empty(texts: Path, tmp_path: Path, spoiled: bytes) -> None:
+    """A server spoils the item nearest to a suspect. An error about it would show that the suspect was searched for."""
+    filters = (None, bool)
     with scene(texts, tmp_path, offers=("metadata", "codes")) as here:
         client, _ = here.client(home=tmp_path / "home")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("nearveil.gallery.items.encode_details", lambda _: b"[1]")
-            client.sync()
-        with pytest.raises(QuestionError, match="holds no sound metadata"):
-            client.nearest(QUERIES[0], epsilon=0)
+        client.sync()
+        honest = [client.nearest(QUERIES[0], 3, epsilon=0, where=where).matches for where in filters]
+    suspect, encode = honest[0][0], encode_details
+    with scene(texts, tmp_path / "other", offers=("metadata", "codes")) as here, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "nearveil.gallery.items.encode_details",
+            lambda details: spoiled if details.metadata == suspect.metadata else encode(details),
+        )
+        client, wire = here.client(home=tmp_path / "spoiled")
+        client.sync()
+        n_requests = len(wire.requests)
+        for where, expected in zip(filters, honest, strict=True):
+            nearest = client.nearest(QUERIES[0], 3, epsilon=0, where=where).matches
+            assert [match.id for match in nearest] == [match.id for match in expected]
+            assert (nearest[0].metadata, nearest[1].metadata) == ({}, expected[1].metadata)
+        assert len(wire.requests) == n_requests
 
 
 def test_a_group_that_has_its_digest_and_no_meaning_leaves_the_copy_as_it_was(here: Scene, tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ from tests.service.asking import (
     public_of,
     raw_server,
     scene,
-    seeded,
 )
 
 IDS = np.arange(CANDIDATES, dtype=np.uint32)
@@ -258,15 +257,6 @@ def test_tags_that_cannot_stand_in_a_header_are_dropped(here: Scene, etag: str) 
         client.nearest(QUERIES[0], 3)
     sent = [dict(headers).get(b"If-None-Match") for _, url, headers, _ in wire.requests if url.endswith("/map")]
     assert sent == [None, None]
-
-
-def test_copies_of_one_candidate_are_one(here: Scene) -> None:
-    """Among dummies, a server may send one id with many codes and names: the first is taken, whatever the feature."""
-    client, _ = here.client()
-    found = client.nearest(QUERIES[0], 5, dummies=QUERIES[1:4], rng=seeded())
-    assert len({match.id for match in found.matches}) == 5
-    ids = found.found.answer.ids
-    assert (np.diff(ids.astype(int)) > 0).all()
 
 
 def drip(connection: socket.socket, start: bytes, piece: bytes) -> None:

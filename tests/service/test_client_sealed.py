@@ -6,7 +6,9 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,15 +17,18 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from nearveil import Client
+from nearveil import AsyncClient, Client
 from nearveil.errors import NearveilError
-from nearveil.frames import HEADER_BYTES, Kind, frame, unframe
+from nearveil.frames import HEADER_BYTES, Kind, WireError, frame, unframe
 from nearveil.gallery import Index, Item
+from nearveil.gallery.answers import ProductCodes, ScalarCodes, _hash_arrays, codes_from_bytes, count_columns
 from nearveil.gallery.errors import IndexStoreError
+from nearveil.mechanisms import Message
 from nearveil.protocol import sealed
 from nearveil.protocol.server import ServedMap
 from nearveil.sealed import SealedClient
 from nearveil.service.client.errors import QuestionError, ReplyError
+from nearveil.service.client.sealed import sealed_periods
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server import limits, requests
 from nearveil.service.server.errors import BuildingError, UnavailableError
@@ -132,7 +137,7 @@ def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
     [
         ({"epsilon": 4.0}, "sealed tells nothing and costs nothing, so epsilon must be 0, and is 4"),
         ({"thumbnails": True}, "no images"),
-        ({"candidates": 0.1}, "tells nothing"),
+        ({"candidates": 0.1}, "candidates: it applies to messages only"),
         ({"where": {"colour": "red"}}, "no metadata"),
         ({"k": COUNT + 1}, "at most"),
         ({"image": np.ones(3)}, "numbers"),
@@ -234,7 +239,9 @@ def test_records_that_a_server_spoiled_are_wrong_matches_and_no_error(
     here: Scene, monkeypatch: pytest.MonkeyPatch, records: list[bytes]
 ) -> None:
     client, wire = here.client()
-    monkeypatch.setattr(SealedClient, "read_records", lambda *_: records)
+    monkeypatch.setattr(
+        SealedClient, "read_records", lambda _, fetch, __: (records * len(fetch.positions))[: len(fetch.positions)]
+    )
     with np.errstate(all="raise"):  # a program may have said so
         found = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
     assert len(found.matches) == 1
@@ -396,3 +403,95 @@ def test_a_client_of_an_index_here_waits_until_it_is_made(
     monkeypatch.setattr(sealed, "open_sealed_index", slowly)
     with Client(made) as client:
         assert len(client.nearest(QUERIES[0], 3, epsilon=0, by="sealed").matches) == 3
+
+
+@pytest.mark.parametrize("ids", ["distinct", "repeated", "none", "short"])
+def test_all_fetched_records_are_scored(here: Scene, monkeypatch: pytest.MonkeyPatch, ids: str) -> None:
+    """A hostile server sends distinct ids in one region and one repeated id in another: the work is the same."""
+    client, wire = here.client()
+    client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+    n_fetched = client._client._sealed["birds"].client.layout.records.n_fetched  # type: ignore[union-attr]
+    table, shapes = client.map().table, []
+    width, scores = table.width, type(table).scores
+
+    def records(_: Any, fetch: Any, __: Any) -> list[bytes]:
+        numbers = range(len(fetch.positions)) if ids == "distinct" else [7] * len(fetch.positions)
+        return [number.to_bytes(4, "little") + bytes(0 if ids == "short" else width) for number in numbers]
+
+    def count(self: Any, rows: Any, codes: Any) -> Any:
+        shapes.append(codes.shape)
+        return scores(self, rows, codes)
+
+    monkeypatch.setattr(SealedClient, "read_records", records)
+    monkeypatch.setattr(type(table), "scores", count)
+    if ids == "none":  # the cells of this query hold nothing
+        monkeypatch.setattr(SealedClient, "read_scores", lambda *_: [])
+    found = client.nearest(QUERIES[1], 3, epsilon=0, by="sealed")
+    assert shapes == [(n_fetched, width)]
+    assert len(found.matches) == {"distinct": 3, "none": 0}.get(ids, 1)
+    assert [len(post[3]) for post in wire.posts[2:]] == [len(post[3]) for post in wire.posts[:2]]
+
+
+def test_private_work_of_a_question_does_not_delay_another(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranking of one question stands still until another question was asked and answered."""
+    import nearveil.service.client.sealed as module
+
+    real, done, ranked = module._rank, threading.Event(), []
+
+    def rank(*arguments: Any) -> Any:
+        ranked.append(threading.get_ident())
+        if len(ranked) == 1:
+            done.wait(5)
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "_rank", rank)
+
+    async def ask() -> None:
+        async with AsyncClient(URL, here.server.token, transport=here.server.wire()) as client:
+            await client.prepare_sealed(2)
+            first = asyncio.create_task(client.nearest(QUERIES[0], 3, 0, by="sealed"))
+            while not ranked:
+                await asyncio.sleep(0.01)
+            await client.nearest(QUERIES[1], 3, 0, by="sealed")
+            is_delayed.append(first.done())
+            done.set()
+            await first
+
+    is_delayed: list[bool] = []
+    asyncio.run(ask())
+    assert is_delayed == [False]
+    assert threading.get_ident() not in ranked
+
+
+def test_periods_charge_columns_dimension_and_projection(here: Scene) -> None:
+    client, _ = here.client()
+    client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+    layout, public = client._client._sealed["birds"].client.layout, client.map()
+    usual = sealed_periods(layout, public)
+    long: Any = SimpleNamespace(table=public.table, mean=np.zeros(10**6))
+    assert sealed_periods(layout, long).question > usual.question + 0.04 * layout.dimension
+    table = SimpleNamespace(width=public.table.width, projection=np.zeros((8, 16_000)))
+    wide: Any = SimpleNamespace(table=table, mean=public.mean)
+    assert sealed_periods(layout, wide).ranking > usual.ranking + 0.015
+    assert layout.records is not None
+    more = replace(layout, records=replace(layout.records, n_fetched=256))
+    assert sealed_periods(more, public).choice > usual.choice
+    assert sealed_periods(more, public).ranking > usual.ranking
+
+
+@pytest.mark.parametrize("form", [ScalarCodes, ProductCodes])
+def test_tables_of_many_columns_are_refused(form: Any) -> None:
+    """They would make the client's ranking slow enough to be measured."""
+
+    def table(columns: int) -> bytes:
+        projection, row = np.zeros((8, columns), np.float32), np.ones(columns, np.float32)
+        arrays: dict[str, Any] = {"projection": projection}
+        if form is ScalarCodes:
+            arrays |= {"lowest": row, "steps": row, "double": np.array(0, "<i8")}
+        else:
+            arrays |= {"weights": row, "mean": row, "centroids": np.zeros((columns // 4, 256, 4), np.float32)}
+        return Message(form.form, _hash_arrays(arrays), arrays).to_bytes()
+
+    assert count_columns(codes_from_bytes(table(16))) == 16
+    with pytest.raises(WireError, match="two columns"):
+        codes_from_bytes(table(20))

@@ -206,7 +206,7 @@ def test_many_rows_pay_one_debit_and_have_one_key_each(here: Scene) -> None:
 def test_each_of_many_rows_is_sent_at_a_fixed_moment(here: Scene, watched: Watched) -> None:
     client, _ = here.client()
     client.galleries()
-    period, moments = question_period(public_of(here.gallery), 1), []
+    period, moments = question_period(public_of(here.gallery)), []
     for work in (0.0, 0.0078125, 0.03125):
         start = watched.clock.time
         watched.work(paying=work, ranking=work)

@@ -44,9 +44,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "thumbnails": {"thumbnails": True},
     "originals": {"originals": True},
-    "dummies": {"dummies": QUERIES[30:34]},
-    "repeat": {"repeat": 3},
-    "all": {"thumbnails": True, "dummies": QUERIES[30:34], "candidates": 0.1, "gallery": "birds"},
+    "all": {"thumbnails": True, "candidates": 0.1, "gallery": "birds"},
 }
 SECRET = "nv_0123456789abcdef_" + "s3cret" * 7
 
@@ -172,8 +170,8 @@ def test_all_requests_are_there_before_the_first_answer_is_looked_at(here: Scene
 
     client, wire = here.client(damaged)
     with pytest.raises(UnansweredError):
-        client.nearest(QUERIES[0], thumbnails=True, dummies=QUERIES[1:3])
-    assert [decode_frame(body, Query).extras for *_, body in wire.posts] == ["thumbnails", "names"] * 3
+        client.nearest(QUERIES[0], thumbnails=True)
+    assert [decode_frame(body, Query).extras for *_, body in wire.posts] == ["thumbnails", "names"]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -188,22 +186,6 @@ def test_waiting_or_not_the_requests_are_the_same(here: Scene, way: str) -> None
         return wire.requests
 
     assert asyncio.run(ask()) == waiting
-
-
-def test_dummies_go_at_any_place(here: Scene) -> None:
-    """The paid message is the only one that differs between these rows; it moves."""
-    row = QUERIES[0]
-    places = set()
-    for seed in range(8):
-        sent = [
-            [int(decode_frame(body, Query).message["sets"][0]) for *_, body in requests if body]
-            for requests in (
-                requests_of(here, one, f"{seed} {name}", seed=seed, dummies=QUERIES[30:33])
-                for name, one in (("row", row), ("other", -row))
-            )
-        ]
-        places |= {place for place, (one, other) in enumerate(zip(*sent, strict=True)) if one != other}
-    assert len(places) >= 3
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
@@ -436,7 +418,7 @@ def test_pauses_grow_and_end() -> None:
 
 def test_ledgers_hold_nothing_but_messages(here: Scene, tmp_path: Path) -> None:
     client, _ = here.client()
-    client.nearest(QUERIES[0], thumbnails=True, dummies=QUERIES[1:4])
+    client.nearest(QUERIES[0], thumbnails=True)
     here.account._ledger.close()
     held = b"".join(path.read_bytes() for path in tmp_path.glob("budget.db*"))
     for form in (QUERIES[0], QUERIES[0].astype(np.float64)):

@@ -122,7 +122,7 @@ def test_a_server_killed_again_and_again_under_load(tmp_path: Path) -> None:
         assert sorted(paid, key=str) == sorted(keys)
         assert account.balance().left == pytest.approx(400 - 2.0 * len(keys))
     # The same key is the same message, whichever server process answered it.
-    assert [one.sets for one in first] == [one.sets for one in again]
+    assert [one.set for one in first] == [one.set for one in again]
     assert [one.matches for one in first] == [one.matches for one in again]
     assert all(one.repeated for one in again)
 

@@ -88,7 +88,7 @@ def _found(ids: list[int]) -> Nearest:
     """Return what a client would, of these items."""
     nothing = Found(np.zeros(0, np.int64), np.zeros((0, 1), np.uint8), (), None)  # type: ignore[arg-type]
     matches = tuple(Match(number, "", 0.5) for number in ids)
-    return Nearest(matches, ClientProtocol(4.0).guarantee, "key", False, 30, (0,), 3, 140, 30, nothing)
+    return Nearest(matches, ClientProtocol(4.0).guarantee, "key", False, 30, 0, 3, 140, 30, nothing)
 
 
 def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_what_is_asked_and_drawn(few: photos.Photos, tmp_path: Path) -> None:
             asked = photos.ask(server, few.queries[3], 30.0, account)
         assert account.balance().left == 0
     assert asked.n_candidates == len(asked.found.answer.ids) == 60
-    members = published.release.members_[list(asked.sets)].indices
+    members = published.release.members_[[asked.set]].indices
     assert asked.found.answer.ids.tolist() == sorted(members.tolist())
     assert load_image(photos.draw_sheet(few, asked, 3)).shape == (600, 1560, 3)
     with pytest.raises(ProcessLookupError):  # it has stopped

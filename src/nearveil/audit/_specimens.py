@@ -408,7 +408,7 @@ def open_hasty_client(public: PublicPart) -> Iterator[Asking]:
 
     server = HostileServer(public)
     with make_hostile_client(server) as client:
-        client._client._session.watched = False
+        client._client._session.pad_timing = False
         client._client._session._maps["hostile", None] = (ETAG, public)
         yield lambda feature: ask(client, server, feature)
 

@@ -2,12 +2,11 @@
 
 import html
 import os
-import re
 import shlex
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -50,7 +49,6 @@ AccountName = Annotated[
 _NO_INDEX = "`nearveil index DIR` makes one; --index or NEARVEIL_INDEX names another"
 _LONGEST_TOKEN = 1000
 _OPTIONS = {"k": "-k", "url": "--server", "image": "IMAGE"}  # where an option has another name than its field
-_DUMMY = re.compile(r"dummies\[(\d+)\]")
 _MORE = "`nearveil index DIR --candidates` makes them more"
 
 
@@ -115,26 +113,8 @@ def join_certificate(file: Path | None, key: Path | None) -> Path | tuple[Path, 
     return file if file is None or key is None else (file, key)
 
 
-def list_public_images(folder: Path | None) -> list[Path]:
-    """Return the dummies: all files of a folder."""
-    if folder is None:
-        return []
-    from nearveil.gallery.folder import list_files
-
-    if not folder.is_dir():
-        raise ValueError(f"--dummies: there is no folder at {folder}")
-    found, refused = list_files(folder)
-    if refused:  # one dummy less hides less: it is not left out in silence
-        raise ValueError(f"--dummies: {refused[0][0]}: {refused[0][1]}")
-    if not found:
-        raise ValueError(f"--dummies: there is no image below {folder}")
-    return found
-
-
-def describe_question_error(error: "QuestionError", dummies: Sequence[Path], *, local: bool) -> str:
+def describe_question_error(error: "QuestionError", *, local: bool) -> str:
     text = error.words.replace("`insecure`", "--insecure")
-    if one := _DUMMY.fullmatch(error.field):
-        return f"--dummies: {dummies[int(one[1])]}: {text}"
     more = f"; {_MORE}" if local and error.field == "k" else ""
     return f"{_OPTIONS.get(error.field, f'--{error.field}')}: {text}{more}"
 
@@ -229,10 +209,6 @@ def ui(
     certificate: OwnCertificate = None,
     certificate_key: OwnKey = None,
     insecure: Insecure = False,
-    dummies: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Public images, one of every class: the page offers to hide among them."),
-    ] = None,
     extractor: ExtractorName = AUTO,
     ledger: LedgerPlace = None,
     account: AccountName = None,
@@ -258,7 +234,6 @@ def ui(
         from nearveil.gallery.folder import describe_place, find_index
         from nearveil.ledger import Ledger
 
-        others = list_public_images(dummies)
         common: dict[str, Any] = {"extractor": None if extractor == AUTO else make_extractor(extractor)}
         tls: dict[str, Any] = {
             "ca": ca,
@@ -276,7 +251,7 @@ def ui(
         try:
             client, _ = stack.enter_context(open_client(server, index, gallery, secret, common, tls))
         except QuestionError as error:
-            raise ValueError(describe_question_error(error, others, local=server is None)) from None
+            raise ValueError(describe_question_error(error, local=server is None)) from None
         place = find_ledger(ledger, make=account is None)
         book = stack.enter_context(Ledger(place, witness=witness, timeout=PATIENCE))
         payer, opened = find_payer(book, account)
@@ -284,7 +259,7 @@ def ui(
             typer.echo(describe_opening(payer.balance(), describe_place(place)))
         purse.account = payer
         where = server if server is not None else describe_place(find_index(index))
-        session = PageSession(client, purse, book, where, gallery=gallery, dummies=others)
+        session = PageSession(client, purse, book, where, gallery=gallery)
         files = stack.enter_context(ExitStack())
 
         def announce(address: str) -> None:

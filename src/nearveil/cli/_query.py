@@ -1,7 +1,7 @@
 """``nearveil query``, ``classify`` and ``sync``: ask an index here, or a server, privately."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,6 @@ from nearveil.cli._asking import (
     describe_opening,
     describe_question_error,
     join_certificate,
-    list_public_images,
     open_client,
     read_token,
 )
@@ -83,19 +82,6 @@ def query(
         float | None,
         typer.Option(min=0, max=1, help="The part of the gallery that the answer holds; there must be a map for it."),
     ] = None,
-    dummies: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", help="Public images, one of every class: questions about them go with yours, unpaid."
-        ),
-    ] = None,
-    repeat: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="Send so many messages about the image, whatever they name, each at --epsilon; decide it beforehand.",
-        ),
-    ] = 1,
     extractor: ExtractorName = AUTO,
     home: HomeFolder = None,
     ledger: LedgerPlace = None,
@@ -143,12 +129,11 @@ def query(
             epsilon = 0.0 if by in ("home", "sealed") else 4.0
         if sheet is not None and image.suffix.lower() == ".npy":
             raise ValueError("--sheet: a vector has no picture: leave it out")
-        _check_sheet(sheet, force=force, alone=dummies is None and repeat == 1)
+        _check_sheet(sheet, force=force)
         if sheet is not None and epsilon == 0:
             raise ValueError("--sheet: at epsilon 0 no images come, only names: leave it out")
-        others = list_public_images(dummies)
         tool = None if extractor == AUTO else make_extractor(extractor)
-    with report_errors(epsilon="--epsilon"), payer, _name_options(number, payer, others, local=server is None):
+    with report_errors(epsilon="--epsilon"), payer, _name_options(number, payer, local=server is None):
         pixels: Any = read_vector(image) if image.suffix.lower() == ".npy" else load_image(image)
         common: dict[str, Any] = {"account": payer, "extractor": tool, "home": home}
         tls = {"ca": ca, "certificate": join_certificate(certificate, certificate_key), "insecure": insecure}
@@ -160,10 +145,8 @@ def query(
                 candidates,
                 gallery=gallery,
                 thumbnails=sheet is not None,
-                dummies=others,
                 key=number,
                 by=by,
-                repeat=repeat,
             )
             stale = held is not None and held.current().stale
         answer = PaidAnswer(nearest, payer.account.balance() if epsilon else None, payer.opened, stale, server)
@@ -175,14 +158,14 @@ def query(
 
 
 @contextmanager
-def _name_options(key: str, payer: "LazyAccount", dummies: Sequence[Path], *, local: bool) -> Iterator[None]:
+def _name_options(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None]:
     """Say what is wrong in the words of the command line."""
     from nearveil.service import QuestionError, UnansweredError
 
     try:
         yield
     except QuestionError as error:
-        raise ValueError(describe_question_error(error, dummies, local=local)) from None
+        raise ValueError(describe_question_error(error, local=local)) from None
     except UnansweredError as error:
         again = f"{error.reason}. It is paid for: --key {error.key} asks the same again"
         raise ValueError(again if error.again else str(error)) from None
@@ -227,8 +210,7 @@ class PaidAnswer:
         """How often a message names the set that suits its image."""
         from nearveil.gallery.contact_sheet import right_set
 
-        epsilon, sets = self.guarantee.epsilon / self.nearest.repeat, self.nearest.n_sets
-        return right_set(epsilon, sets) if self.nearest.sets else 1.0
+        return 1.0 if self.nearest.set is None else right_set(self.guarantee.epsilon, self.nearest.n_sets)
 
     @property
     def notes(self) -> list[str]:
@@ -241,7 +223,7 @@ class PaidAnswer:
             notes.append(describe_opening(balance, self.opened))
         if self.nearest.repeated:
             notes.append("This key was paid before: the same message was sent again, for nothing.")
-        if self.nearest.sets and self.nearest.n_candidates < USUAL:
+        if self.nearest.set is not None and self.nearest.n_candidates < USUAL:
             notes.append(
                 f"Answers of this gallery hold {self.nearest.n_candidates} items, and a message finds no more than "
                 "these. --epsilon 0 compares all items, tells nothing and costs nothing, where it is offered."
@@ -277,10 +259,6 @@ def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
     )
 
 
-def _count_own(nearest: "Nearest") -> str:
-    return f"{nearest.repeat} of them" if nearest.repeat < len(nearest.sets) else "all"
-
-
 def _describe_seen(answer: PaidAnswer) -> str:
     """Return what the other side knows now."""
     nearest, count = answer.nearest, answer.nearest.n_candidates
@@ -289,14 +267,8 @@ def _describe_seen(answer: PaidAnswer) -> str:
         return (
             f"The other side saw that a question was asked, and when: two sealed messages of {sizes} bytes, all noise."
         )
-    if not nearest.sets:
-        return f"The other side saw nothing. A copy of all {count:,} items was searched here, for nothing."
     if nearest.set is None:
-        return (
-            f"The other side saw: {len(nearest.sets)} messages in random order, {_count_own(nearest)} about your "
-            f"query, and sent the {count:,} items of their sets; these were chosen here. A message names "
-            f"the set that suits its query with probability {answer.right:.2f}, and else any other."
-        )
+        return f"The other side saw nothing. A copy of all {count:,} items was searched on this machine, at no cost."
     return (
         f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {count:,} items of "
         f"it; these were chosen here. A message names the set that suits its query with probability "
@@ -304,12 +276,10 @@ def _describe_seen(answer: PaidAnswer) -> str:
     )
 
 
-def _check_sheet(path: Path | None, *, force: bool, alone: bool) -> None:
+def _check_sheet(path: Path | None, *, force: bool) -> None:
     """Raise unless a contact sheet may be written here, or none is wanted; before anything is paid."""
     if path is None:
         return
-    if not alone:
-        raise ValueError("--sheet: it shows one message, and --dummies or --repeat sends many: leave one of them out")
     if path.suffix.lower() != ".png":
         raise ValueError("--sheet: it must end in .png")
     if not path.absolute().parent.is_dir():
@@ -329,9 +299,10 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
         f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, (name, similarity) in enumerate(pairs, 1)
     ]
     found, nearest = answer.nearest.found, answer.nearest
+    assert nearest.set is not None
     sheet = ContactSheet(
         query=pixels,
-        named=nearest.sets[0],
+        named=nearest.set,
         n_sets=nearest.n_sets,
         candidates=found.answer.images,
         found=found.images,
@@ -354,7 +325,6 @@ def _make_answer_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, objec
         "server_saw": {
             # From 1, as in the text and on the sheet.
             "set": None if nearest.set is None else nearest.set + 1,
-            "sets": [one + 1 for one in nearest.sets],
             "of": nearest.n_sets,
             "probability_of_the_right_one": answer.right,
         },
@@ -421,7 +391,7 @@ def classify(
                 guarantee = client.model(gallery=gallery).guarantee  # before the first image is looked at
                 tried = [(image, _classify_image(client, image, gallery)) for image in images]
         except QuestionError as error:
-            raise ValueError(describe_question_error(error, (), local=False)) from None
+            raise ValueError(describe_question_error(error, local=False)) from None
     found = [(image, one) for image, one in tried if not isinstance(one, str)]
     bad = [(image, one) for image, one in tried if isinstance(one, str)]
     if as_json:
@@ -515,7 +485,7 @@ def sync(
             with Client(server, read_token(token_file, token, server), home=home, **tls) as client:  # type: ignore[arg-type]
                 copy = client.sync(gallery=gallery, most=most, progress=show)
         except QuestionError as error:
-            raise ValueError(describe_question_error(error, (), local=False)) from None
+            raise ValueError(describe_question_error(error, local=False)) from None
     size = sum(path.stat().st_size for path in copy.folder.iterdir())
     if as_json:
         print_json({"folder": str(copy.folder), "items": len(copy), "bytes": size, "fetched": copy.fetched})

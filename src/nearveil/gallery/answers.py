@@ -426,6 +426,8 @@ def codes_from_bytes(data: bytes) -> Codes:
     if found is None:
         raise WireError("the table of codes is of a kind that is not known")
     codes: Codes = found.from_message(message)
+    if count_columns(codes) > 2 * code_dimension(codes):  # more would be slow to score and find nothing more
+        raise WireError("the table of codes must have at most two columns for each feature")
     if codes_to_bytes(codes) != data:  # another fingerprint, arrays that are not known, another way to write it
         raise WireError("the table of codes is not written as it must be")
     return codes
@@ -434,6 +436,11 @@ def codes_from_bytes(data: bytes) -> Codes:
 def code_dimension(codes: Codes) -> int:
     """Return the dimension of the features that codes are scored against."""
     return codes.dimension if isinstance(codes, WholeCodes) else len(codes.projection)  # type: ignore[attr-defined]
+
+
+def count_columns(codes: Codes) -> int:
+    """Return how many numbers a code stands for."""
+    return codes.dimension if isinstance(codes, WholeCodes) else codes.projection.shape[1]  # type: ignore[attr-defined]
 
 
 def _hash_arrays(arrays: Any) -> str:
@@ -628,21 +635,6 @@ def read_details(data: bytes) -> ItemDetails:
 
 def _refuse_constant(_: str) -> Any:
     raise ValueError
-
-
-def merge_answers(answers: Sequence[Answer]) -> Answer:
-    """Merge answers of the same extras and code width; of a candidate's copies, the first is kept.
-
-    Examples
-    --------
-    >>> one, two = (Answer(np.array(ids, np.uint32), np.zeros((2, 5), np.uint8)) for ids in ([3, 7], [1, 3]))
-    >>> merge_answers([one, two]).ids.tolist()
-    [1, 3, 7]
-    """
-    ids, places = np.unique(np.concatenate([answer.ids for answer in answers]), return_index=True)
-    codes = np.concatenate([answer.codes for answer in answers])[places]
-    images = [image for answer in answers for image in answer.images]
-    return Answer(ids, codes, answers[0].extras, tuple(images[place] for place in places) if images else ())
 
 
 def _are_names(images: Sequence[bytes]) -> bool:

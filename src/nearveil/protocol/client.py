@@ -37,7 +37,7 @@ from nearveil.gallery.answers import (
     code_dimension,
     codes_from_bytes,
     codes_to_bytes,
-    merge_answers,
+    count_columns,
 )
 from nearveil.mechanisms import Covers, Message, PublicMap, Release
 from nearveil.mechanisms.base import candidate_count, check_numbers
@@ -382,37 +382,45 @@ _BYTE = 2e-8  # seconds to read one
 _OPERATION = 5e-9  # seconds
 _NETWORK = 256  # operations for a prototype, besides its products
 _CANDIDATE = 256  # operations for a candidate, besides its score
+_NUMBER = 6e-8  # seconds for each number that codes stand for: decoding and its product take 3 to 12e-9 on a free core
+FILTERING = 5e-5  # seconds, for each item that a filter reads
 
 
-def question_period(public: PublicPart, messages: int = 1) -> float:
-    """Return the seconds for reading a public part, paying and making messages.
-
-    `messages`: The private one and dummies.
-    """
+def question_period(public: PublicPart) -> float:
+    """Return the seconds for reading a public part, paying and making a message."""
     held = public.map
     features, dimensions = held.components.shape
     work = features * dimensions + len(held.prototypes) * (dimensions + _NETWORK + held.n_sets)
     size = held.components.nbytes + held.prototypes.nbytes + held.coverage.nbytes + public.table.nbytes
-    return float(_BASE + _BYTE * size + messages * (_MESSAGE + _OPERATION * work))
+    return float(_BASE + _MESSAGE + _BYTE * size + _OPERATION * work)
 
 
-def choice_period(public: PublicPart, answers: int, size: int) -> float:
-    """Return the seconds for reading answers and choosing among their candidates.
+def choice_period(public: PublicPart, answers: int, size: int, *, filtered: bool = False) -> float:
+    """Return the seconds for reading answers and choosing among their candidates, with a filter if `filtered`.
 
     `size`: Bytes of all answers.
     """
-    work = public.table.nbytes + answers * public.map.set_size * (code_dimension(public.table) + _CANDIDATE)
-    return _BASE / 2 + _BYTE * size + _OPERATION * work
+    count, features = public.map.set_size, len(public.mean)
+    choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
+    reading = _BYTE * (size + public.table.nbytes) + _OPERATION * _CANDIDATE * answers * count
+    scoring = scoring_period(public.table, features, count)
+    return float(_BASE / 2 + choice + reading + scoring + filtered * FILTERING * count)
+
+
+def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
+    """Return the seconds for scoring codes against a row of a given length."""
+    columns = count_columns(table)
+    return _NUMBER * columns * n_codes + _OPERATION * columns * n_features
 
 
 K = 8  # neighbours that are counted where an answer is judged
 FULL = 255.0  # of a coverage
 
 
-def find_share(public: PublicPart, feature: Singles, sets: tuple[int, ...]) -> float:
-    """Return the share of the prototypes nearest to a feature that some sets hold, by the map. Never send it."""
+def find_share(public: PublicPart, feature: Singles, named_set: int) -> float:
+    """Return the share of the prototypes nearest to a feature that a set holds, by the map. Private: never send it."""
     near = find_prototypes(public.map, project_rows(public, feature[None]), None)[0, :K]
-    return float(public.map.coverage[near][:, list(sets)].max(axis=1).mean() / FULL)
+    return float(public.map.coverage[near, named_set].mean() / FULL)
 
 
 def project_rows(public: PublicPart, features: Singles) -> Singles:
@@ -561,24 +569,19 @@ class ClientProtocol:
         """How many candidates the answer will hold; the largest k."""
         return self.public.map.set_size
 
-    def question_period(self, messages: int = 1) -> float:
+    def question_period(self) -> float:
         """Return the seconds after the public part came, or a multiple of them, at which to send the question.
 
-        How long a debit and a choice take may tell something. Whoever sends at such a moment, fixed by public sizes,
-        tells nothing: :class:`nearveil.Client` does.
-
-        Parameters
-        ----------
-        messages : int, default=1
-            The private one and dummies that go with it.
+        The time of a debit and a choice may leak information. A moment that public sizes fix leaks nothing:
+        :class:`nearveil.Client` sends at such moments.
 
         Returns
         -------
         float
         """
-        return question_period(self.public, messages)
+        return question_period(self.public)
 
-    def choice_period(self, answers: int, size: int) -> float:
+    def choice_period(self, answers: int, size: int, *, filtered: bool = False) -> float:
         """Return the seconds after the last answer came, or a multiple of them, before which to do nothing visible.
 
         Parameters
@@ -586,12 +589,14 @@ class ClientProtocol:
         answers : int
         size : int
             Bytes of all of them.
+        filtered : bool, default=False
+            Whether a filter reads all candidates.
 
         Returns
         -------
         float
         """
-        return choice_period(self.public, answers, size)
+        return choice_period(self.public, answers, size, filtered=filtered)
 
     def public_request(self) -> bytes:
         """Return the request for the public part. It depends on nothing."""
@@ -684,10 +689,10 @@ class ClientProtocol:
         """
         self._turn("asked")
         self._check_count(k)
-        return self.choose([self.read_answer(data)], k)
+        return self.choose(self.read_answer(data), k)
 
     def read_answer(self, data: bytes, extras: Extras | None = None) -> Answer:
-        """Read an answer without choosing yet: where one message is sent twice, or among others that hide it.
+        """Read an answer without choosing yet, for example where one message is sent twice with different extras.
 
         Parameters
         ----------
@@ -726,13 +731,12 @@ class ClientProtocol:
         with np.errstate(all="ignore"):
             return int(self._public.map.choose(self._release.features(self._row[None]))[0])
 
-    def choose(self, answers: Sequence[Answer], k: int = 8) -> Found:
-        """Choose among the candidates of answers that were read. Nothing can be sent afterwards.
+    def choose(self, answer: Answer, k: int = 8) -> Found:
+        """Choose among the candidates of an answer that was read. Nothing can be sent afterwards.
 
         Parameters
         ----------
-        answers : sequence of Answer
-            To the message, and to others that went with it; all with the same extras.
+        answer : Answer
         k : int, default=8
             At most `candidates`.
 
@@ -743,14 +747,13 @@ class ClientProtocol:
         self._turn("asked")
         self._check_count(k)
         assert self._row is not None
-        whole = answers[0] if len(answers) == 1 else merge_answers(answers)
         ids, scores = (
-            best[0] for best in rank_candidates(self._release, self._public.table, self._row[None], [whole], k)
+            best[0] for best in rank_candidates(self._release, self._public.table, self._row[None], [answer], k)
         )
         self._end()
-        places = np.searchsorted(whole.ids, ids)
-        images = tuple(whole.images[place] for place in places) if whole.images else ()
-        return Found(ids, whole.codes[places], images, whole, scores)
+        places = np.searchsorted(answer.ids, ids)
+        images = tuple(answer.images[place] for place in places) if answer.images else ()
+        return Found(ids, answer.codes[places], images, answer, scores)
 
     def _turn(self, *states: State) -> None:
         if self._state not in states:

@@ -379,14 +379,32 @@ class HomeCopy:
         return self.manifest is not None and _METADATA in self.manifest.columns
 
     def details(self, ids: ArrayLike) -> list[ItemDetails]:
-        """Return names of items, and their owner's ids and metadata where the gallery offers them."""
+        """Return names of items, and their owner's ids and metadata where the gallery offers them.
+
+        Invalid metadata of an item counts as empty. An error here would depend on what was searched for.
+        """
         held, wanted = self._load(), np.asarray(ids, np.int64)
         if not self.has_metadata:
             return [ItemDetails(name) for name in held.texts(wanted, "names")]
-        try:
-            return [read_details(content) for content in held.contents(wanted, _METADATA)]
-        except WireError as error:
-            raise HomeError(f"the copy in {self._folder} holds no sound metadata: synchronise again") from error
+        return [_read_details_or_empty(content) for content in held.contents(wanted, _METADATA)]
+
+    def load(self) -> None:
+        """Read the copy into memory, unless it is there; HomeError where it is missing or corrupted."""
+        self._load().build_index()
+
+    @property
+    def text_bytes(self) -> int:
+        """Bytes of all texts of the copy."""
+        return self._load().text_bytes
+
+    @property
+    def longest_text(self) -> int:
+        """Bytes of the longest text of an item."""
+        return self._load().longest_text
+
+    def count_scored(self, k: int) -> int:
+        """Return how many items are compared by their codes to find the k nearest."""
+        return self._load().count_scored(k)
 
     def codes(self, ids: ArrayLike) -> Bytes:
         """Return the codes of items, shape (n, b)."""
@@ -427,6 +445,25 @@ class _Rows:
         self._edges = np.cumsum([0] + [len(block.ids) for block in held])
         self._blocks = [block.texts for block in held]
 
+    def build_index(self) -> None:
+        """Build the search index, unless it is there."""
+        self._index.search(np.zeros((1, self._index.d), np.float32), 1)
+
+    @cached_property
+    def text_bytes(self) -> int:
+        """Bytes of all texts."""
+        return sum(len(text) for texts in self._blocks for _, text in texts)
+
+    @cached_property
+    def longest_text(self) -> int:
+        """Bytes of the longest text of an item."""
+        lengths = [int(np.diff(ends, prepend=0).max()) for texts in self._blocks for ends, _ in texts]
+        return max(lengths, default=0)
+
+    def count_scored(self, k: int) -> int:
+        """Return how many items are compared by their codes to find the k nearest."""
+        return min(len(self.ids), _WIDER * k + 16)
+
     @cached_property
     def _index(self) -> Any:
         """FAISS over the rows that codes stand for."""
@@ -445,7 +482,7 @@ class _Rows:
         """Return ids and scores of the nearest, compared by their codes."""
         with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
             turned = np.nan_to_num(self._table.project(queries)).astype(np.float32)
-            places = self._index.search(turned, min(len(self.ids), _WIDER * k + 16))[1]
+            places = self._index.search(turned, self.count_scored(k))[1]
             ids, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
             for row, found in enumerate(np.sort(places, axis=1)):
                 near = self._table.scores(queries[row : row + 1], self.codes[found])[0]
@@ -476,6 +513,14 @@ class _Rows:
             at = place - int(self._edges[block])
             told.append(text[int(ends[at - 1]) if at else 0 : int(ends[at])])
         return told
+
+
+def _read_details_or_empty(content: bytes) -> ItemDetails:
+    """Read the details of an item; those of a hostile gallery may be invalid."""
+    try:
+        return read_details(content)
+    except WireError:
+        return ItemDetails()
 
 
 def _make_half(dimension: int) -> Any:

@@ -249,11 +249,9 @@ def _add_questions(app: FastAPI, session: PageSession) -> None:
         app.get(f"/api/{work.__name__}")(_explain(work))
 
     @app.post("/api/ask")
-    async def ask(
-        request: Request, gallery: str, epsilon: float, candidates: float | None = None, hide: bool = False
-    ) -> dict[str, Any]:
+    async def ask(request: Request, gallery: str, epsilon: float, candidates: float | None = None) -> dict[str, Any]:
         image = await _read_body(request, MOST_BYTES)
-        question = Question(epsilon, gallery, candidates, hide)
+        question = Question(epsilon, gallery, candidates)
         return await run_in_threadpool(
             _run_plainly, lambda: session.ask(image, question, lambda: _is_listening(request))
         )

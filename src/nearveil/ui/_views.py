@@ -2,7 +2,7 @@
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import singledispatch
 from typing import Any
@@ -18,7 +18,6 @@ from nearveil.ledger.budget import format_down, format_up
 from nearveil.ledger.history import Entry
 from nearveil.ledger.views import count_affordable
 from nearveil.manifold import SupervisedManifold
-from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.covers import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
@@ -161,9 +160,7 @@ _HEX = 24  # bytes of a message at either end
 _SIDE, _LARGEST = 512, 1 << 17  # pixels and bytes of a thumbnail that is shown
 
 
-def view_nearest(
-    nearest: Nearest, messages: Sequence[Message], balance: dict[str, Any], *, images: bool
-) -> dict[str, Any]:
+def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, images: bool) -> dict[str, Any]:
     """Return what the server saw, what was chosen, and what it cost; thumbnails come with `images`."""
     answer = nearest.found.answer
     pictures = answer.images if images else [b""] * len(answer.ids)
@@ -173,7 +170,9 @@ def view_nearest(
         "worth": nearest.worth,
         "missed": not nearest.named_best_set,
         "saw": {
-            **_view_messages(messages, nearest.sets, nearest.n_sets),
+            "messages": [{"bytes": len(message), "hex": shorten_hex(message)}],
+            "set": nearest.set,
+            "n_sets": nearest.n_sets,
             "candidates": [
                 {"id": number, "name": nearest.names.get(number, ""), "image": make_image_address(image)}
                 for number, image in shown
@@ -262,15 +261,6 @@ def _read_size(content: bytes) -> tuple[int, int]:
     if kind == b"VP8 ":
         return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
     return 0, 0
-
-
-def _view_messages(messages: Sequence[Message], sets: tuple[int, ...], n_sets: int) -> dict[str, Any]:
-    sent = [message.to_bytes() for message in messages]
-    return {
-        "messages": [{"bytes": len(one), "hex": shorten_hex(one)} for one in sent],
-        "sets": list(sets),
-        "n_sets": n_sets,
-    }
 
 
 def _view_cost(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repeated: bool) -> dict[str, Any]:
@@ -418,7 +408,7 @@ class Candidate:
     name: str
     image: bytes = field(repr=False)  # its thumbnail; may be empty
     row: Singles = field(repr=False)  # where it lies among the map's prototypes, as precise as its code
-    sets: frozenset[int] = frozenset()  # in whose answers it was seen
+    sets: frozenset[int | None] = frozenset()  # sets of the answers that had it
 
 
 def place_codes(public: PublicPart, codes: NDArray[np.uint8]) -> Singles:
@@ -465,12 +455,14 @@ class Picture:
         wide[np.abs(wide).max(axis=1) == 0, 0] = 1.0  # a row of zeros has no direction: any will do
         return self._scale(np.asarray(self._manifold.transform(wide)))
 
-    def inside(self, sets: Sequence[int]) -> NDArray[np.bool_]:
-        """Return which points some sets cover."""
-        return np.asarray((self._coverage[:, list(sets)] >= _HALF).any(axis=1))
+    def inside(self, named_set: int | None) -> NDArray[np.bool_]:
+        """Return which points a set covers."""
+        if named_set is None:
+            return np.zeros(len(self._coverage), np.bool_)
+        return np.asarray(self._coverage[:, named_set] >= _HALF)
 
     def draw(
-        self, seen: Mapping[int, Candidate], feature: Singles | None, sets: Sequence[int], image: Any
+        self, seen: Mapping[int, Candidate], feature: Singles | None, named_set: int | None, image: Any
     ) -> dict[str, Any]:
         """Return all that the page draws, as plain values: `image` makes of a thumbnail what the page shows.
 
@@ -478,7 +470,7 @@ class Picture:
         """
         shown = list(seen.items())
         where = self.place(np.stack([one.row for _, one in shown])) if shown else ()
-        inside = self.inside(sets)
+        inside = self.inside(named_set)
         middle = self.points[inside].mean(axis=0) if inside.any() else None
         you = None if feature is None else _round_pair(self.place(project_rows(self._public, feature[None]))[0])
         return {
@@ -490,13 +482,13 @@ class Picture:
                     "name": one.name,
                     "image": image(one.image),
                     "place": _round_pair(place),
-                    "named": not one.sets.isdisjoint(sets),
+                    "named": named_set in one.sets,
                 }
                 for (number, one), place in zip(shown, where, strict=True)
             ],
             "you": you,
             "reported": None if middle is None else _round_pair(middle),
-            "sets": list(sets),
+            "set": named_set,
             "n_sets": self._public.map.n_sets,
         }
 
@@ -525,7 +517,7 @@ class Last:
     """The last question, and all that the answers on its map have shown."""
 
     feature: Singles | None = field(default=None, repr=False)  # private
-    sets: tuple[int, ...] = ()  # that its message named
+    named_set: int | None = None  # by its message
     seen: dict[int, Candidate] = field(default_factory=dict, repr=False)  # by id, the latest last
     map_id: str = ""  # of the map that all this is about
 
@@ -536,8 +528,8 @@ class Last:
         where = place_codes(public, answer.codes[:_MOST])
         for place, number in enumerate(answer.ids[:_MOST].tolist()):
             before = seen.pop(number, None)
-            sets = frozenset(nearest.sets) | (before.sets if before else frozenset())
+            sets = frozenset({nearest.set}) | (before.sets if before else frozenset())
             image = answer.images[place] if images else b""
             seen[number] = Candidate(nearest.names.get(number, ""), image, where[place], sets)
         kept = dict(list(seen.items())[-_MOST:])
-        return Last(np.asarray(row, np.float32), nearest.sets, kept, name)
+        return Last(np.asarray(row, np.float32), nearest.set, kept, name)

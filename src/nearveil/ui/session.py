@@ -3,16 +3,14 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import make_refusal
-from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
@@ -20,7 +18,6 @@ from nearveil.protocol.client import ClientProtocol, K, PublicPart
 from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
 from nearveil.service import GalleryInfo, UnansweredError
 from nearveil.service.client.clients import Client
-from nearveil.service.client.questions import unpack_messages
 from nearveil.ui._views import (
     Last,
     Picture,
@@ -72,7 +69,6 @@ class Question:
     epsilon: float
     gallery: str
     candidates: float | None = None  # none for the newest map
-    hide: bool = False  # whether the message goes among those of the dummies
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +95,6 @@ class PageSession:
         What is asked, in words: an address without secrets, or a folder.
     gallery : str, optional
         The only one to offer.
-    dummies : sequence of Path
-        Public images to hide among.
     rng : Source, optional
         Of messages; for tests. The operating system's randomness otherwise.
 
@@ -117,17 +111,15 @@ class PageSession:
         where: str,
         *,
         gallery: str | None = None,
-        dummies: Sequence[Path] = (),
         rng: Source | None = None,
     ) -> None:
         self.client, self.purse, self.ledger, self.where = client, purse, ledger, where
-        self._gallery, self._dummies, self._rng = gallery, tuple(dummies), rng
+        self._gallery, self._rng = gallery, rng
         self._lock = threading.Lock()
         self._looking = threading.Lock()
         self._outlooks: dict[str, Outlook] = {}
         self._pictures: dict[str, Picture] = {}
         self._waiting: dict[str, WaitingQuestion] = {}  # by key
-        self._rows: dict[str, list[Singles]] = {}
         self._last = Last()
 
     def about(self) -> dict[str, Any]:
@@ -136,7 +128,7 @@ class PageSession:
             {"key": key, "asked": one.asked, "epsilon": one.question.epsilon, "gallery": one.question.gallery}
             for key, one in list(self._waiting.items())
         ]
-        return {"where": self.where, "balance": self.balance(), "dummies": len(self._dummies), "waiting": waiting}
+        return {"where": self.where, "balance": self.balance(), "waiting": waiting}
 
     def galleries(self) -> dict[str, Any]:
         """Return what there is to ask."""
@@ -248,7 +240,7 @@ class PageSession:
                 self._pictures = {name: Picture(public)}
             picture, last = self._pictures[name], self._last
         known = last if last.map_id == name else Last()
-        return picture.draw(dict(known.seen), known.feature, known.sets, make_image_address)
+        return picture.draw(dict(known.seen), known.feature, known.named_set, make_image_address)
 
     def _answer(self, key: str, asked: WaitingQuestion, listens: Callable[[], bool]) -> dict[str, Any]:
         """Return the answer to a question. It waits if it is paid for and nobody has heard the answer."""
@@ -282,7 +274,6 @@ class PageSession:
             question.candidates,
             gallery=info.name,
             thumbnails=images,
-            dummies=self._find_dummies(info) if question.hide else (),
             key=key,
             rng=self._rng,
         )
@@ -291,7 +282,7 @@ class PageSession:
         share = round(nearest.expected_share or 0.0, 4) if same else None
         if same:
             self._last = self._last.update(nearest, public, row, images=images)
-        view = view_nearest(nearest, self._read_messages(), self.balance(), images=images)
+        view = view_nearest(nearest, self._read_message(), self.balance(), images=images)
         return {**view, "map": public.map.map_id, "share": share}
 
     def _judge_failure(self, error: Exception, *, waits: bool) -> tuple[Exception, bool]:
@@ -305,10 +296,10 @@ class PageSession:
         _LOG.error("a question failed: %s", type(error).__name__)
         return describe_spoiled(), True
 
-    def _read_messages(self) -> tuple[Message, ...]:
-        """Return what was sent, as the ledger keeps it."""
+    def _read_message(self) -> bytes:
+        """Return the message that was sent, as the ledger stores it."""
         debit = self.purse.debit
-        return () if debit is None or debit.message is None else unpack_messages(debit.message)
+        return b"" if debit is None or debit.message is None else debit.message
 
     def _find_outlook(self, public: PublicPart) -> Outlook:
         name = public.map.map_id
@@ -335,12 +326,6 @@ class PageSession:
         if not found.allowed:
             raise make_refusal(found)
         return format_up(found.cost)
-
-    def _find_dummies(self, info: GalleryInfo) -> list[Singles]:
-        """Return the features of the dummies, made once."""
-        if info.fingerprint not in self._rows:
-            self._rows[info.fingerprint] = self.client.prepare(self._dummies, gallery=info.name)[1]
-        return self._rows[info.fingerprint]
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:

@@ -30,6 +30,7 @@ from nearveil.votes.scaling import ColumnBounds
 Rows = NDArray[np.float64]
 
 _EXACT = 53  # bits of a whole number that float64 holds
+_LARGEST_SCALE = 1e200  # of a projection: times 2^54, the largest difference from an offset, it is finite
 _COMPONENT_BITS = 15  # of a component, so that it fits into 16 bits with its sign
 _AT_ONCE = 4096  # rows
 _FLAT = 1e-9  # directions with less than this share of the largest variance are left out
@@ -37,6 +38,10 @@ MOST_COMPONENTS = 128
 _NEIGHBORS = 5
 _ASKED = 4096  # rows whose neighbours are looked for
 _RIDGE = 0.05  # share of their mean variance that is added to the variances of neighbours
+
+
+class ModelError(MessageError):
+    """Bytes are not a published model: truncated, of another version, too large, or with parts that do not fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +60,13 @@ class ClassProjection:
     reach: float  # larger values are cut off
     n_features: int
     bounds: ColumnBounds | None = None  # columns are scaled by them before anything else
+
+    def __post_init__(self) -> None:
+        # A row's image is finite within these bounds. An error for some rows alone would depend on a private row.
+        bounds = (("offset", self.offset, 2.0**_EXACT), ("scale", self.scale, _LARGEST_SCALE))
+        for name, values, bound in (*bounds, ("reach", np.array(self.reach), _LARGEST_SCALE)):
+            if not (np.abs(values) <= bound).all():
+                raise ModelError(f"projection must have a {name} of finite numbers, none beyond {bound:g}")
 
     @classmethod
     def learn(cls, public: Rows, n_components: int) -> Self:
@@ -315,10 +327,6 @@ CLEAR = 5
 """A class is learned well if it has this many times as many records as there is noise on their count."""
 BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
 _KINDS = {"U": str, "i": int, "f": float, "b": bool}
-
-
-class ModelError(MessageError):
-    """Bytes are not a published model: truncated, of another version, too large, or with parts that do not fit."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -242,7 +242,9 @@ class AsyncClient:
         patience = Patience(retries if remote else 0)
         self._sealed: dict[str, KeptSeal] = {}
         self._copies = HomeCopies(None if home is None else Path(home), self._shown)
-        self._session = Session(self._transport, payer, FeatureMaker(extractor), patience, token or "", watched=remote)
+        self._session = Session(
+            self._transport, payer, FeatureMaker(extractor), patience, token or "", pad_timing=remote
+        )
 
     async def nearest(
         self,
@@ -254,10 +256,8 @@ class AsyncClient:
         gallery: str | None = None,
         thumbnails: bool = False,
         originals: bool = False,
-        dummies: Images = (),
         key: str | None = None,
         by: Way = "auto",
-        repeat: int = 1,
         where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
@@ -265,16 +265,14 @@ class AsyncClient:
         from nearveil.service.client.home import search_home
         from nearveil.service.client.questions import NearestQuestion, ask_nearest
 
-        question = NearestQuestion(
-            image, k, epsilon, candidates, gallery, thumbnails, originals, dummies, key, rng, by, repeat, where
-        )
+        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, key, rng, by, where)
         if question.epsilon:
             return await ask_nearest(self._session, question)
         if question.by == "sealed" or (question.by == "auto" and await self._lacks_copy(gallery)):
             from nearveil.service.client.sealed import ask_sealed
 
             return await ask_sealed(self._session, question, self._sealed)
-        if not self._session.watched:  # a gallery in this process: nobody sees when it is read
+        if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
             await self.sync(gallery=gallery)
         return await search_home(self._session, question, self._copies)
 
@@ -306,7 +304,7 @@ class AsyncClient:
 
     async def _lacks_copy(self, gallery: str | None) -> bool:
         """Return whether a gallery of a server has no copy here. Nothing is sent."""
-        return self._session.watched and await asyncio.to_thread(self._copies.find, gallery) is None
+        return self._session.pad_timing and await asyncio.to_thread(self._copies.find, gallery) is None
 
     def home(self, *, gallery: str | None = None) -> HomeCopy | None:
         """Return the copy of a gallery that is here: :meth:`nearveil.Client.home`."""
@@ -460,10 +458,8 @@ class Client:
         gallery: str | None = None,
         thumbnails: bool = False,
         originals: bool = False,
-        dummies: Images = (),
         key: str | None = None,
         by: Way = "auto",
-        repeat: int = 1,
         where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
@@ -488,18 +484,12 @@ class Client:
             Its name; needed where there are several.
         thumbnails, originals : bool, default=False
             Whether all candidates come with their images. Never choose it by the image.
-        dummies : sequence of images
-            Public images, such as one of every class: their messages go with yours, in random order.
         key : str, optional
             Names this question. The same image with the same key sends the same again and pays nothing. Never derive
             it from the image: the ledger keeps it.
         by : {"auto", "message", "home", "sealed"}, default="auto"
             The way to ask. By default a message where epsilon is above 0; at 0 the copy that is here, or, without one,
             a sealed question if the gallery answers them.
-        repeat : int, default=1
-            How many messages are sent about the image, whatever they name: all are paid for first, at `repeat` times
-            `epsilon`, and their answers are merged. Decide it without looking at the image or an answer. One message at
-            the same price in all finds more.
         where : mapping or callable, optional
             Which matches are wanted: those whose metadata has these values, or those for which the function is true.
             It is applied here, after the answer: one that was sent would tell. There may be fewer than `k`.
@@ -532,10 +522,8 @@ class Client:
                 gallery=gallery,
                 thumbnails=thumbnails,
                 originals=originals,
-                dummies=dummies,
                 key=key,
                 by=by,
-                repeat=repeat,
                 where=where,
                 rng=rng,
             ),

@@ -5,27 +5,26 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.gallery.answers import ID_BYTES, Answer
-from nearveil.protocol.client import Found
+from nearveil.protocol.client import FILTERING, Found, scoring_period
 from nearveil.protocol.home import CodesGroup, CodesManifest, HomeCopy, HomeError
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.questions import (
-    EXTRACTION_PERIOD,
     NOTHING_TOLD,
+    FeatureMaker,
     Filter,
     NearestQuestion,
     Session,
     count_matches,
-    decode_images,
     select_matches,
 )
 from nearveil.service.client.results import Match, Nearest
+from nearveil.service.client.timing import extraction_period
 from nearveil.service.client.transport import Request, Tally, make_refusal, read_frame
 from nearveil.service.schema import GalleryInfo
 
@@ -33,8 +32,9 @@ Progress = Callable[[int, int], None]
 _TRIES = 3  # of a gallery that changes while it is fetched
 _AT_ONCE = 4  # groups that are under way
 _WAIT, _WAITS = 0.02, 500  # seconds between looks whether another synchronises the same copy, and looks
-_OPERATION = 2e-9  # seconds: of a search in a copy, for each number that is compared
-_FILTERING = 5e-5  # seconds, for each item that a filter looks at
+_SEARCH = 0.1  # seconds: a search in a copy, besides its numbers
+_OPERATION = 2e-9  # seconds for each number that is compared
+_TEXT_BYTE = 1e-7  # seconds to parse a byte of metadata
 NO_COPY = (
     "at 0 a copy of the gallery's codes is searched, and there is none: fetch one with Client.sync or "
     "`nearveil sync`, on a schedule and not because of an image"
@@ -119,47 +119,43 @@ async def _bring_up(session: Session, download: "_Download", most: int) -> HomeC
 
 async def search_home(session: Session, question: NearestQuestion, copies: HomeCopies) -> Nearest:
     """Find the nearest items in a copy. Nothing is sent, and nothing is paid."""
-    since, copy = session.clock.now(), await asyncio.to_thread(copies.find, question.gallery)
+    for name, is_set in (("thumbnails", question.thumbnails), ("originals", question.originals)):
+        if is_set:
+            raise QuestionError(name, "a local copy holds no images; leave it out, or ask by a message")
+    if question.candidates is not None:
+        raise QuestionError("candidates", "it applies to messages only; leave it out at epsilon 0")
+    copy = await asyncio.to_thread(copies.find, question.gallery)
     if copy is None:
         raise QuestionError("epsilon", NO_COPY)
-    public, info = copy.public, _describe(copy)
-    assert public is not None
-    for word, asked in (("thumbnails", question.thumbnails), ("originals", question.originals)):
-        if asked:
-            raise QuestionError(word, "a copy holds no images: leave it out, or ask by a message")
-    if len(question.dummies) or question.candidates is not None:
-        raise QuestionError("epsilon", "at 0 nothing is sent: leave out dummies and candidates")
-    given = await asyncio.to_thread(decode_images, [question.image])
-    rows = await asyncio.to_thread(session.features.extract, given, info)
-    session.features.check(given, rows, info)
     if isinstance(question.where, Mapping) and not copy.has_metadata:
         raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
-    count = count_matches(question.k, len(copy))
+    count, info = count_matches(question.k, len(copy)), _describe(copy)
     try:
-        found, matches = await asyncio.to_thread(_search, copy, rows[0], count, question.where)
+        await asyncio.to_thread(copy.load)  # before the query is read: whether this fails depends on the copy alone
     except HomeError as error:
         raise QuestionError("by", str(error)) from None
-    # Whatever the caller does next, such as hanging up, must not tell how long this took.
-    work = len(copy) * (_OPERATION * len(public.mean) + (0.0 if question.where is None else _FILTERING))
-    await session.end_slot(since, (EXTRACTION_PERIOD if given[0].ndim > 1 else 0.1) + work)
-    return Nearest(
-        matches=matches,
-        guarantee=_GUARANTEE,
-        key="",
-        repeated=False,
-        n_candidates=len(copy),
-        sets=(),
-        n_sets=0,
-        bytes_sent=0,
-        bytes_received=0,
-        found=found,
-        names={match.id: match.name for match in matches},
-        expected_share=1.0,
-    )
+    since = session.clock.now()
+    period = extraction_period([question.image]) + search_period(copy, count, filtered=question.where is not None)
+    async with session.private_step(since, period) as step:
+        return await step.run(_search, copy, info, session.features, question, count)
 
 
-def _search(copy: HomeCopy, row: NDArray[Any], count: int, where: Filter | None) -> tuple[Found, tuple[Match, ...]]:
-    """Return the nearest that are wanted. A filter looks at all items: how many it takes must not show in the time."""
+def search_period(copy: HomeCopy, count: int, *, filtered: bool) -> float:
+    """Return the seconds for a search in a copy, by its sizes; a filter reads all items."""
+    public = copy.public
+    assert public is not None
+    features, n_scored = len(public.mean), len(copy) if filtered else copy.count_scored(count)
+    texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)
+    comparing = len(copy) * (_OPERATION * features + filtered * FILTERING)
+    return _SEARCH + comparing + scoring_period(public.table, features, n_scored) + _TEXT_BYTE * texts
+
+
+def _search(
+    copy: HomeCopy, info: GalleryInfo, features: FeatureMaker, question: NearestQuestion, count: int
+) -> Nearest:
+    """Search a copy. A filter reads all items, so that the time does not depend on how many it accepts."""
+    (row,) = features.rows([question.image], info)
+    where: Filter | None = question.where
     ids, scores = (best[0] for best in copy.search(row[None], count if where is None else len(copy)))
     ranked = [
         Match(number, about.name, min(score, 1.0), None, about.external_id, about.metadata)  # rounding may pass 1
@@ -167,8 +163,21 @@ def _search(copy: HomeCopy, row: NDArray[Any], count: int, where: Filter | None)
     ]
     codes, order, places = copy.codes(ids), np.argsort(ids), select_matches(ranked, where, count)
     answer = Answer(ids[order].astype(np.uint32), codes[order])
-    found = Found(ids[places], codes[places], (), answer, scores[places])
-    return found, tuple(ranked[place] for place in places)
+    matches = tuple(ranked[place] for place in places)
+    return Nearest(
+        matches=matches,
+        guarantee=_GUARANTEE,
+        key="",
+        repeated=False,
+        n_candidates=len(copy),
+        set=None,
+        n_sets=0,
+        bytes_sent=0,
+        bytes_received=0,
+        found=Found(ids[places], codes[places], (), answer, scores[places]),
+        names={match.id: match.name for match in matches},
+        expected_share=1.0,
+    )
 
 
 def _describe(copy: HomeCopy) -> GalleryInfo:

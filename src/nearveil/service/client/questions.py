@@ -3,24 +3,19 @@
 Requests are a function of messages, of nonces and of public things: never of the feature, of scores or of what was
 chosen (``docs/theory/service.md``; attacked by ``tests/service/test_client_wire.py``).
 
-Private work lies in a slot that begins with a public event, such as a reply, and ends at a multiple of a period after
-it. The period follows from public sizes and is far longer than the work, so the slot ends after one period. On a
-machine that is overloaded it ends after two or more: all that is seen is how many (attacked by
-``tests/service/test_client_clock.py`` and ``nearveil audit "covers: clock"``).
+All work on private values runs in a :class:`~nearveil.service.client.timing.PrivateStep`, which ends at a moment that
+public sizes fix, on success and on error.
 """
 
 import asyncio
-import contextvars
 import hashlib
 import hmac
-import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from io import BytesIO
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
@@ -29,7 +24,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS, Pixels
-from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Reader, WireError, Writer
+from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.gallery.answers import (
     ID_BYTES,
     IMAGE_HEADER_BYTES,
@@ -43,9 +38,9 @@ from nearveil.gallery.answers import (
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import MessageError
 from nearveil.mechanisms.covers.covers import checked_epsilon
-from nearveil.privacy import Basis, Guarantee, compose_events
+from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import as_rows, check_text, normalize_rows
-from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.noise import Source
 from nearveil.protocol.client import (
     OUT_OF_RANGE,
     ClientProtocol,
@@ -59,6 +54,7 @@ from nearveil.protocol.client import (
 )
 from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError, unanswered
 from nearveil.service.client.results import Classified, Match, Nearest
+from nearveil.service.client.timing import Clock, PrivateStep, extraction_period, needs_extraction
 from nearveil.service.client.transport import (
     AGAIN,
     Patience,
@@ -93,15 +89,15 @@ class FeatureMaker:
         self._found: dict[str, Extractor] = {}
 
     def rows(self, images: Images, info: GalleryInfo) -> list[NDArray[Any]]:
-        """Return features of the private image, then of dummies; those that are features already are passed through."""
+        """Return the features of images; vectors are passed through."""
         given = decode_images(images)
         found = self.extract(given, info)
         self.check(given, found, info)
         return found
 
-    def needs_gallery(self, given: Sequence[NDArray[Any]]) -> bool:
-        """Return whether only the gallery says which extractor makes features of what was given."""
-        return self._given is None and any(image.ndim == 3 for image in given)
+    def needs_gallery(self, images: Images) -> bool:
+        """Return whether the extractor of these images is known only from the gallery."""
+        return self._given is None and any(map(needs_extraction, images))
 
     def extract(self, given: Sequence[NDArray[Any]], info: GalleryInfo | None = None) -> list[NDArray[Any]]:
         """Return features of pixels, by the extractor that was given or by that of the gallery."""
@@ -147,7 +143,7 @@ def decode_images(images: Images) -> list[NDArray[Any]]:
 
 
 def _argument(number: int) -> str:
-    return "image" if number == 0 else f"dummies[{number - 1}]"
+    return "image" if number == 0 else f"images[{number}]"
 
 
 def _decode(image: Image, name: str) -> NDArray[Any]:
@@ -174,7 +170,7 @@ def _read_image(image: Image, name: str) -> NDArray[Any]:
         return _read_image(_read_vector(image, name), name)
     if isinstance(image, (str, os.PathLike, bytes)):
         return load_image(image)
-    if callable(getattr(image, "save", None)) and hasattr(image, "getexif"):
+    if needs_extraction(image):
         return _pillow_pixels(image)
     try:
         return _read_image(as_rows(image), name)
@@ -208,11 +204,6 @@ def _pillow_pixels(image: Any) -> Pixels:
     return load_image(out.getvalue())
 
 
-MOST = 4096  # dummies of one question
-MOST_REPEATED = 64  # messages about one image
-_MESSAGE = b"NVM"  # what the bytes of one message begin with
-
-
 class Payer(Protocol):
     """Who pays: an account, or what opens one when there is something to pay."""
 
@@ -221,149 +212,43 @@ class Payer(Protocol):
         ...
 
 
-@dataclass
-class _Free:
-    """Pays nothing: a public image has no guarantee to keep."""
+def pay_for_message(
+    client: ClientProtocol, row: ArrayLike, account: Payer, key: str, rng: Source | None
+) -> tuple["Debit", Message]:
+    """Debit the account, then make the message and store it; a key that was paid before returns its stored message."""
+    debits: list[Debit] = []
 
-    repeated: bool = False
-    message: bytes | None = None
+    def spend(guarantee: Guarantee) -> "Debit":
+        debits.append(account.spend(guarantee, key))
+        if debits[0].repeated:
+            read_stored_message(debits[0].message)
+        return debits[0]
 
-    def store(self, message: bytes, /) -> None:
-        """Keep nothing."""
-
-
-def make_dummy_messages(
-    rows: Sequence[ArrayLike], public: PublicPart, epsilon: float, rng: Source | None
-) -> tuple[Message, ...]:
-    """Return the messages of public images, each through the channel that the private one goes through."""
-    return tuple(_make_dummy(row, number, public, epsilon, rng) for number, row in enumerate(rows))
-
-
-def _make_dummy(row: ArrayLike, number: int, public: PublicPart, epsilon: float, rng: Source | None) -> Message:
-    client = ClientProtocol(epsilon, public=public)
     try:
-        question = client.ask(row, spend=lambda _: nullcontext(_Free()), rng=rng)
-    except ValueError as error:
-        raise QuestionError(f"dummies[{number}]", str(error)) from None
-    found: Query = decode_frame(question, Query)
-    return found.message
+        query: Query = decode_frame(client.ask(row, spend=spend, rng=rng), Query)
+    except ProtocolError:
+        if not (debits and debits[0].repeated):
+            raise
+        raise UnansweredError("the gallery has another map than when this key was paid for", key, again=False) from None
+    return debits[0], query.message
 
 
-class PaidMessages:
-    """Spends once for a message and puts it at a random place among others. What is stored is what is sent.
-
-    Were the dummies drawn anew for a retry, the one message that comes twice would be the paid one. Its place is not
-    kept: the client looks at the candidates of all.
-    """
-
-    def __init__(
-        self,
-        account: Payer,
-        key: str,
-        dummies: Sequence[Message],
-        rng: Source | None,
-        more: Callable[[], Sequence[Message]] = tuple,
-        repeat: int = 1,
-    ) -> None:
-        self._account, self._key, self._dummies, self._more, self.repeat = account, key, dummies, more, repeat
-        self._rng = secure_source() if rng is None else rng
-        self.messages: tuple[Message, ...] = ()
-
-    def ask(self, client: ClientProtocol, row: ArrayLike) -> bytes:
-        """Return the question of a message, paid for now or before; UnansweredError if the map has changed since."""
-        try:
-            return client.ask(row, spend=self.spend, rng=self._rng)
-        except ProtocolError:
-            if not self.messages:
-                raise
-        raise UnansweredError("the gallery has another map than when this key was paid for", self._key, again=False)
-
-    def spend(self, guarantee: Guarantee) -> AbstractContextManager["PaidMessages"]:
-        """Debit the account, or find the debit of this key."""
-        self._debit = self._account.spend(multiply_guarantee(guarantee, self.repeat), self._key)
-        if self.repeated:
-            assert self._debit.message is not None
-            self.messages = unpack_messages(self._debit.message)
-        return self
-
-    @property
-    def repeated(self) -> bool:
-        """Whether the key was spent before."""
-        return self._debit.repeated
-
-    @property
-    def nonce(self) -> str:
-        """What the keys of this question's requests are made from. It is not sent."""
-        return self._debit.nonce
-
-    @property
-    def message(self) -> bytes | None:
-        """One of those that were stored: all are for one map."""
-        return self.messages[0].to_bytes() if self.messages else None
-
-    def store(self, message: bytes, /) -> None:
-        """Keep all messages, in the order in which they will be sent."""
-        found = [Message.from_bytes(message), *self._more(), *self._dummies]
-        self.messages = tuple(found[place] for place in _shuffle(len(found), self._rng))
-        self._debit.store(_pack(self.messages))
-
-    def __enter__(self) -> "PaidMessages":
-        self._debit.__enter__()
-        return self
-
-    def __exit__(self, *told: object) -> None:
-        self._debit.__exit__(None, None, None)
-
-
-def multiply_guarantee(guarantee: Guarantee, repeat: int) -> Guarantee:
-    """Return what as many messages about one image promise together: pure epsilons add up."""
-    if repeat == 1:
-        return guarantee
-    about: Any = {name: getattr(guarantee, name) for name in ("protects", "unit", "relation", "basis")}
-    together = compose_events(guarantee.events * repeat, delta=0.0, **about)
-    return replace(guarantee, epsilon=together.epsilon, events=together.events)
-
-
-def _shuffle(count: int, source: Source) -> list[int]:
-    """Return a uniformly random order: by random words, drawn anew should two be equal."""
-    while True:
-        words = source.words(count)
-        if len(np.unique(words)) == count:
-            return [int(place) for place in np.argsort(words)]
-
-
-def _pack(messages: Sequence[Message]) -> bytes:
-    if len(messages) == 1:
-        return messages[0].to_bytes()
-    out = Writer()
-    out.write_int(len(messages))
-    for message in messages:
-        out.write_bytes(message.to_bytes())
-    return out.to_bytes()
-
-
-def unpack_messages(data: bytes) -> tuple[Message, ...]:
-    """Return the messages that were stored with a debit."""
+def read_stored_message(data: bytes | None) -> Message:
+    """Return the message that was stored with a debit."""
     try:
-        if data.startswith(_MESSAGE):
-            return (Message.from_bytes(data),)
-        taken = Reader(data)
-        messages = tuple(Message.from_bytes(taken.read_bytes()) for _ in range(min(taken.read_int(), MOST + 1)))
-        taken.check_end()
-    except (WireError, ValueError):
-        messages = ()
-    if not messages:
-        raise QuestionError("key", "it was paid for something else than a question: take another")
-    return messages
+        if data is not None:
+            return Message.from_bytes(data)
+    except ValueError:
+        pass
+    raise QuestionError(
+        "key", "this key paid for something else, or for a question with dummies in version 0.2; use a new key"
+    )
 
-
-T = TypeVar("T")
 
 OPEN_ACCOUNT = (
     "`nearveil budget create me --owner me --epsilon 40 --delta 0 --ledger budget.db` opens an account, and "
     'Client(..., account="me", ledger="budget.db") pays from it'
 )
-EXTRACTION_PERIOD = 1.0  # seconds: decoding and extracting images; a photograph of 12 megapixels takes 0.3
 CHECK_AGAIN = 3600.0  # seconds that a model is used before the gallery is asked whether it has a newer one
 _SAME = 1e-9  # of fractions
 _MOST_MAPS = 4  # that are kept
@@ -378,50 +263,6 @@ _NONE: dict[GalleryKind, str] = {
 }
 
 
-class Clock:
-    """The time of a client. Tests have one of their own."""
-
-    def now(self) -> float:
-        """Return seconds since some moment."""
-        return time.monotonic()
-
-    async def until(self, moment: float) -> None:
-        """Wait for a moment."""
-        while (left := moment - self.now()) > 0:
-            await asyncio.sleep(left)
-
-    async def pause(self, seconds: float) -> None:
-        """Wait before a request is sent again."""
-        await asyncio.sleep(seconds)
-
-
-def slot_end(since: float, period: float, now: float) -> float:
-    """Return the first multiple of a period after `since` that has not passed.
-
-    Examples
-    --------
-    >>> slot_end(10.0, 0.25, 10.1), slot_end(10.0, 0.25, 10.25), slot_end(10.0, 0.25, 10.6)
-    (10.25, 10.25, 10.75)
-    """
-    return since + period * max(1, math.ceil((now - since) / period))
-
-
-async def finish_in_thread(work: Callable[[], T]) -> T:
-    """Do work in a thread, and finish it before a cancellation: a debit is not left half made."""
-    # No task: one that raises SystemExit ends the loop.
-    task = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
-    stopped: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            stopped = error
-    if stopped is not None:
-        task.exception()  # looked at, so that nobody is told that it was not
-        raise stopped
-    return task.result()
-
-
 @dataclass(frozen=True)
 class KeptModel:
     """A model, the gallery that it is of, and when that was last asked about it."""
@@ -434,8 +275,8 @@ class KeptModel:
 class Session:
     """Knows the galleries with their maps and models, and sends requests, again where no reply came.
 
-    `token` makes request keys differ: a server refuses a key that another token has used. `watched` says whether
-    somebody else sees when requests are sent: not so for a gallery in this process.
+    `token` makes request keys differ: a server refuses a key that another token has used. `pad_timing` says whether
+    private steps wait for their deadlines: not for a gallery in this process, where nobody else sees requests.
     """
 
     def __init__(
@@ -446,22 +287,18 @@ class Session:
         patience: Patience,
         token: str,
         *,
-        watched: bool,
+        pad_timing: bool,
     ) -> None:
         self.transport, self.account, self.features, self.clock = transport, account, features, Clock()
-        self._patience, self._token, self.watched = patience, token, watched
+        self._patience, self._token, self.pad_timing = patience, token, pad_timing
         self._listed: tuple[GalleryInfo, ...] = ()
         self._chosen: dict[tuple[str | None, GalleryKind], GalleryInfo] = {}  # by the name that was asked for
         self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
         self._models: dict[str | None, KeptModel] = {}  # by the name that was asked for
 
-    async def end_slot(self, since: float, period: float) -> None:
-        """Wait for the end of a slot of private work, if somebody watches.
-
-        `since` is the time of a public event; `period`, in seconds, depends on public sizes alone.
-        """
-        if self.watched:
-            await self.clock.until(slot_end(since, period, self.clock.now()))
+    def private_step(self, since: float, period: float) -> PrivateStep:
+        """Return the context for private work; `since` is the time of a public event, `period` from public sizes."""
+        return PrivateStep(self.clock, since, period, pad_timing=self.pad_timing)
 
     async def find_payer(self, gallery: str | None) -> Payer:
         """Return who pays, or say that there must be somebody, unless the gallery cannot be asked at all."""
@@ -496,25 +333,22 @@ class Session:
     async def prepare_features(self, images: Images, name: str | None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
         """Return an open gallery and the features of images for it, before the first request of their question.
 
-        Images are decoded before anything is sent, and a slot ends between private work and what is sent next.
+        Images are decoded before anything is sent.
         """
         if isinstance(images, (str, bytes, os.PathLike)) or not hasattr(images, "__iter__"):
             raise QuestionError("images", "it must be a list of images; prepare_sealed(n) prepares sealed questions")
-        tally = Tally(heard=self.clock.now())
+        tally, period = Tally(heard=self.clock.now()), extraction_period(images)
         info = self._find_listed(name, "open")  # now: another question's list may come while images are decoded
-        given = await asyncio.to_thread(decode_images, images)
-        if self.features.needs_gallery(given):
-            if info is None:
-                await self.end_slot(tally.heard, EXTRACTION_PERIOD)
-                info = await self.look_up(name, "open", tally)
-            rows = await asyncio.to_thread(self.features.extract, given, info)
-            await self.end_slot(tally.heard, EXTRACTION_PERIOD)
-        else:
-            rows = await asyncio.to_thread(self.features.extract, given)
-            if any(image.ndim > 1 for image in given):
-                await self.end_slot(tally.heard, EXTRACTION_PERIOD)
-            info = info or await self.look_up(name, "open")
-        self.features.check(given, rows, info)
+        rows: list[NDArray[Any]] | None = None
+        async with self.private_step(tally.heard, period) as step:
+            pixels = await step.run(decode_images, images)
+            if info is not None or not self.features.needs_gallery(images):
+                rows = await step.run(self.features.extract, pixels, info)
+        info = info or await self.look_up(name, "open", tally)
+        if rows is None:
+            async with self.private_step(tally.heard, period) as step:
+                rows = await step.run(self.features.extract, pixels, info)
+        self.features.check(pixels, rows, info)
         return info, rows
 
     async def fetch_map(self, info: GalleryInfo, candidates: float | None, tally: Tally) -> PublicPart:
@@ -652,7 +486,8 @@ def _list_names(infos: tuple[GalleryInfo, ...]) -> str:
     return ", ".join(f"{one.name} ({one.kind})" for one in infos) or "no galleries"
 
 
-CLASSIFYING_PERIOD = 0.1  # seconds: a matrix of at most 16 MiB and a row
+_CLASSIFYING = 0.1  # seconds to classify, besides the numbers of the model
+_CLASSIFYING_NUMBER = 2e-8  # seconds for each number of the projection and the weights
 NOTHING_TOLD = Guarantee(
     epsilon=0.0,
     delta=0.0,
@@ -680,11 +515,9 @@ class NearestQuestion:
     gallery: str | None
     thumbnails: bool
     originals: bool
-    dummies: Images = field(repr=False)
     key: str | None
     rng: Source | None
     by: Way = "auto"
-    repeat: int = 1
     where: Filter | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -698,8 +531,6 @@ class NearestQuestion:
             raise QuestionError("candidates", "it must be a fraction of the gallery, above 0 and at most 1")
         if self.thumbnails and self.originals:
             raise QuestionError("originals", "ask for thumbnails or for originals, not for both")
-        if len(self.dummies) > MOST:
-            raise QuestionError("dummies", f"at most {MOST}")
         if self.key is not None:
             check_text(self.key, "key")
         if not (self.where is None or callable(self.where) or isinstance(self.where, Mapping)):
@@ -712,48 +543,35 @@ class NearestQuestion:
             free = f"{self.by} tells nothing and costs nothing, so epsilon must be 0, and is {self.epsilon}"
             words = "a message needs an epsilon above 0: home and sealed are for 0" if self.by == "message" else free
             raise QuestionError("by", words)
-        if isinstance(self.repeat, bool) or not isinstance(self.repeat, int) or not 1 <= self.repeat <= MOST_REPEATED:
-            raise QuestionError("repeat", f"it must be a whole number from 1 to {MOST_REPEATED}")
-        if self.repeat > 1 and self.epsilon == 0:
-            raise QuestionError("repeat", "at epsilon 0 nothing is sent: leave it out")
 
 
 async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
-    """Find the nearest images: find the map, pay, ask, choose. Nothing is sent after the choice."""
+    """Find the nearest images with one differentially private message: find the map, pay, ask, choose.
+
+    The order is the guarantee: the debit is durable before the message exists, and nothing is sent after the choice.
+    """
     tally = Tally()
     with _unpaid():
         account = await session.find_payer(question.gallery)
-        info, rows = await session.prepare_features([question.image, *question.dummies], question.gallery)
+        info, (row,) = await session.prepare_features([question.image], question.gallery)
         _check_filter(question.where, info)
         public = await session.fetch_map(info, question.candidates, tally)
     client = await asyncio.to_thread(ClientProtocol, question.epsilon, public=public)
     count, plan = count_matches(question.k, client.n_candidates), _plan_extras(question, public)
     key = make_key(question.key)
-
-    def pay() -> PaidMessages:
-        def repeat() -> tuple[Message, ...]:
-            return make_dummy_messages(rows[:1] * (question.repeat - 1), public, question.epsilon, question.rng)
-
-        dummies = make_dummy_messages(rows[1:], public, question.epsilon, question.rng)
-        paid = PaidMessages(account, key, dummies, question.rng, repeat, question.repeat)
-        paid.ask(client, rows[0])
-        return paid
-
-    with _noting(key):
-        paid = await finish_in_thread(pay)
-        await session.end_slot(tally.heard, client.question_period(len(rows) - 1 + question.repeat))
+    with _attach_retry_note(key):
+        async with session.private_step(tally.heard, client.question_period()) as step:
+            debit, message = await step.run_to_end(lambda: pay_for_message(client, row, account, key, question.rng))
         try:
             replies: list[tuple[Extras, bytes]] = []
-            for message in paid.messages:
-                for extras in plan:
-                    body, most = Query(message, extras).to_bytes(), _most(public, extras)
-                    response = await session.send_query(info, body, paid.nonce, most=most, tally=tally)
-                    replies.append((extras, _read_reply(client, response, extras)))
-            result = await asyncio.to_thread(_choose, client, rows[0], replies, count, paid, key, tally, question.where)
-            # Whatever the caller does next, such as hanging up, must not tell how long the choice took.
-            size = sum(len(data) for _, data in replies)
-            await session.end_slot(tally.heard, client.choice_period(len(replies), size))
-            return result
+            for extras in plan:
+                body, most = Query(message, extras).to_bytes(), _most(public, extras)
+                response = await session.send_query(info, body, debit.nonce, most=most, tally=tally)
+                replies.append((extras, _read_reply(client, response, extras)))
+            size, filtered = sum(len(data) for _, data in replies), question.where is not None
+            period = client.choice_period(len(replies), size, filtered=filtered)
+            async with session.private_step(tally.heard, period) as step:
+                return await step.run(_choose, client, row, replies, count, debit, message, tally, question.where)
         except Exception as error:
             raise unanswered(error, key) from error
 
@@ -779,16 +597,25 @@ def _check_filter(where: Filter | None, info: GalleryInfo) -> None:
 async def classify_image(session: Session, image: Image, gallery: str | None) -> Classified:
     """Classify an image at home. All requests are sent before the image is looked at; most calls send none."""
     kept = await session.fetch_model(gallery)
-    since = session.clock.now()
-    given = await asyncio.to_thread(decode_images, [image])
-    (row,) = await asyncio.to_thread(session.features.extract, given, kept.info)
-    session.features.check(given, [row], kept.info)
-    chances = await asyncio.to_thread(_find_probabilities, kept.model, row)
-    # Whatever the caller does next, such as hanging up, must not tell how long this took.
-    await session.end_slot(since, EXTRACTION_PERIOD if given[0].ndim > 1 else CLASSIFYING_PERIOD)
-    found = dict(zip(kept.model.classes.tolist(), chances, strict=True))
-    label = max(found, key=found.__getitem__)
-    return Classified(label, found, NOTHING_TOLD, kept.model.guarantee, _caution(kept.model))
+    since, period = session.clock.now(), extraction_period([image]) + classification_period(kept.model)
+    async with session.private_step(since, period) as step:
+        return await step.run(_classify, session.features, kept, image)
+
+
+def classification_period(model: "PublicDiscriminant") -> float:
+    """Return the seconds for classifying a row, by the sizes of the model."""
+    directions = model.projection.n_directions
+    return _CLASSIFYING + _CLASSIFYING_NUMBER * directions * (model.n_features + len(model.classes))
+
+
+def _classify(features: FeatureMaker, kept: KeptModel, image: Image) -> Classified:
+    """Extract the feature of an image and classify it. Any model gives finite probabilities."""
+    (row,) = features.rows([image], kept.info)
+    with np.errstate(all="ignore"):  # were numpy told to raise, an underflow for some features would be an error
+        shares = kept.model.predict_proba(row[None])[0].tolist()
+    probabilities = dict(zip(kept.model.classes.tolist(), shares, strict=True))
+    label = max(probabilities, key=probabilities.__getitem__)
+    return Classified(label, probabilities, NOTHING_TOLD, kept.model.guarantee, _caution(kept.model))
 
 
 def _caution(model: "PublicDiscriminant") -> str:
@@ -802,21 +629,9 @@ def _caution(model: "PublicDiscriminant") -> str:
     )
 
 
-def _find_probabilities(model: "PublicDiscriminant", row: NDArray[Any]) -> list[float]:
-    with np.errstate(all="ignore"):  # a model of bad will may hold numbers of any size
-        try:
-            found = model.predict_proba(row[None])[0]
-        except ValueError:
-            found = np.array([np.nan])
-    if not np.isfinite(found).all():
-        raise ReplyError("the model gives no probabilities: its numbers are beyond all bounds")
-    chances: list[float] = found.tolist()
-    return chances
-
-
 @contextmanager
-def _noting(key: str) -> Iterator[None]:
-    """Tell whoever interrupts or cancels a question that may be paid for how to go on."""
+def _attach_retry_note(key: str) -> Iterator[None]:
+    """Add the retry key to an interrupt or cancellation of a question that may be paid for."""
     try:
         yield
     except Exception:
@@ -921,46 +736,45 @@ def _choose(
     row: NDArray[Any],
     replies: Sequence[tuple[Extras, bytes]],
     k: int,
-    paid: PaidMessages,
-    key: str,
+    debit: "Debit",
+    message: Message,
     tally: Tally,
     where: Filter | None,
 ) -> Nearest:
+    """Rank the candidates of an answer that came in several replies, and filter them."""
     best = client.best_set()
     answers = [client.read_answer(data, extras) for extras, data in replies]
-    first = answers[0].extras
-    told: dict[int, ItemDetails] = {}
+    details: dict[int, ItemDetails] = {}
     for answer in answers:
         if answer.extras in ("names", "metadata"):
-            for number, data in zip(answer.ids.tolist(), answer.images, strict=True):
-                told.setdefault(number, ItemDetails(data.decode()) if answer.extras == "names" else read_details(data))
-    found = client.choose([one for one in answers if one.extras == first], k if where is None else client.n_candidates)
-    images: Sequence[bytes | None] = found.images if first in ("thumbnails", "originals") else [None] * len(found.ids)
-    nothing = ItemDetails()
-    ranked = [
+            read = read_details if answer.extras == "metadata" else lambda data: ItemDetails(data.decode())
+            details |= {number: read(data) for number, data in zip(answer.ids.tolist(), answer.images, strict=True)}
+    ranking = client.choose(answers[0], k if where is None else client.n_candidates)
+    has_images = answers[0].extras in ("thumbnails", "originals")
+    images: Sequence[bytes | None] = ranking.images if has_images else [None] * len(ranking.ids)
+    no_details = ItemDetails()
+    matches = [
         Match(number, about.name, min(score, 1.0), image, about.external_id, about.metadata)  # rounding may pass 1
-        for number, score, image in zip(found.ids.tolist(), found.scores.tolist(), images, strict=True)
-        for about in (told.get(number, nothing),)
+        for number, score, image in zip(ranking.ids.tolist(), ranking.scores.tolist(), images, strict=True)
+        for about in (details.get(number, no_details),)
     ]
-    places = select_matches(ranked, where, k)
+    places = select_matches(matches, where, k)
     if where is not None:
-        kept = tuple(found.images[place] for place in places) if found.images else ()
-        found = Found(found.ids[places], found.codes[places], kept, found.answer, found.scores[places])
-    names = {number: about.name for number, about in told.items()}
-    sets = tuple(int(message["sets"][0]) for message in paid.messages)
+        pictures = tuple(ranking.images[place] for place in places) if ranking.images else ()
+        ranking = Found(ranking.ids[places], ranking.codes[places], pictures, ranking.answer, ranking.scores[places])
+    named_set = int(message["sets"][0])
     return Nearest(
-        matches=tuple(ranked[place] for place in places),
-        guarantee=multiply_guarantee(client.guarantee, paid.repeat),
-        key=key,
-        repeated=paid.repeated,
-        n_candidates=len(found.answer.ids),
-        sets=sets,
+        matches=tuple(matches[place] for place in places),
+        guarantee=client.guarantee,
+        key=debit.key,
+        repeated=debit.repeated,
+        n_candidates=len(ranking.answer.ids),
+        set=named_set,
         n_sets=client.public.map.n_sets,
         bytes_sent=tally.sent,
         bytes_received=tally.received,
-        found=found,
-        names=names,
-        repeat=paid.repeat,
-        named_best_set=best in sets,
-        expected_share=find_share(client.public, row, sets),
+        found=ranking,
+        names={number: about.name for number, about in details.items()},
+        named_best_set=best == named_set,
+        expected_share=find_share(client.public, row, named_set),
     )

@@ -52,8 +52,8 @@ class Nearest:
     n_candidates : int
         How many images the choice was made from: of an answer, of a copy, or of the cells that a sealed question looked
         into, which depends on the image.
-    sets : tuple of int
-        The sets that the messages named, in the order of sending; several where there are dummies.
+    set : int or None
+        The set that the message named; None for other ways to ask.
     n_sets : int
         How many sets the map has.
     bytes_sent, bytes_received : int
@@ -64,11 +64,9 @@ class Nearest:
         Names of all candidates, by their ids; empty where the gallery tells none.
     sealed : tuple of bytes
         The sealed questions, as the server saw them: noise to anybody without the key. Empty for other ways to ask.
-    repeat : int
-        How many of the messages were about the image.
     named_best_set : bool
-        Whether the set that suits the image is among those that were named. Private: it depends on the image. Never
-        ask again because it is false, for that would tell (``docs/theory/service.md``).
+        Whether the message named the set that suits the image. Private: it depends on the image. Never ask again
+        because it is false: the retry itself leaks information (``docs/theory/service.md``).
     expected_share : float or None
         The share of what lies nearest to the image that the candidates hold, by the public map. Private as well. None
         for a sealed question, which uses no map.
@@ -79,14 +77,13 @@ class Nearest:
     key: str
     repeated: bool
     n_candidates: int
-    sets: tuple[int, ...]
+    set: int | None
     n_sets: int
     bytes_sent: int
     bytes_received: int
     found: Found = field(repr=False)
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     sealed: tuple[bytes, ...] = field(default=(), repr=False)
-    repeat: int = 1
     named_best_set: bool = True
     expected_share: float | None = None
 
@@ -95,20 +92,15 @@ class Nearest:
         """What the answer is worth, in a sentence for whoever asked, and nobody else."""
         if self.sealed:
             return f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted."
-        if not self.sets or self.expected_share is None:
+        if self.set is None or self.expected_share is None:
             return f"All {self.n_candidates:,} items of the copy on this machine were compared with your query."
         share = f"about {self.expected_share:.0%} of what lies nearest to your query"
         if self.named_best_set:
             return f"This answer comes from the set that suits your query, and holds {share}."
         return (
             f"This answer comes from another set than the one that suits your query, and holds {share}: the noise that "
-            "hides your query named it. Do not ask again because of that: asking again would tell."
+            "hides your query named it. Do not ask again because of that: the retry itself leaks information."
         )
-
-    @property
-    def set(self) -> int | None:
-        """The set that the message named; None where it went among dummies: not even the ledger keeps which it was."""
-        return self.sets[0] if len(self.sets) == 1 else None
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 import asyncio
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
 from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, Answer, ItemDetails
-from nearveil.protocol.client import Found, PublicPart
+from nearveil.protocol.client import Found, PublicPart, scoring_period
 from nearveil.protocol.home import center_rows
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.home import NO_COPY
@@ -21,11 +21,15 @@ from nearveil.service.schema import GalleryInfo
 
 if TYPE_CHECKING:
     from nearveil.sealed import SealedClient
+    from nearveil.sealed.client import SealedQuestion
+    from nearveil.sealed.layout import Layout
 
-_NUMBER = 8e-8  # seconds of private work for each number that is sent or read: it takes 13 to 35e-9
+_LEAST = 0.015  # seconds of private work
+_NUMBER = 8e-8  # seconds for each number that is sent or read: it takes 13 to 35e-9
 _SLOT = 1.5e-7  # seconds for each score that is read
 _LOOK = 3e-9  # seconds for each score, for each of the best that is chosen
-_LEAST = 0.015  # seconds of private work
+_PROJECTED = 5e-8  # seconds for each number of the projection and the centroids: it takes 5 to 15e-9
+_RECORD = 5e-5  # seconds for each record, besides its bytes
 _KEPT = 4  # galleries whose hints are kept
 
 
@@ -62,15 +66,9 @@ async def prepare_sealed(session: Session, count: int, gallery: str | None, kept
 
 async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str, KeptSeal]) -> Nearest:
     """Find the nearest items by encrypted questions: one for scores, one for records. Nothing is paid."""
-    for word, asked in (("thumbnails", question.thumbnails), ("originals", question.originals)):
-        if asked:
-            raise QuestionError(word, "a sealed question fetches no images: leave it out, or ask by a message")
-    if len(question.dummies) or question.candidates is not None or question.repeat != 1:
-        raise QuestionError("by", "a sealed question tells nothing: leave out dummies, candidates and repeat")
-    if question.where is not None:
-        raise QuestionError("where", "a sealed question fetches no metadata: leave it out, or ask by a message")
+    _check_question(question)
     tally = Tally(heard=session.clock.now())
-    info, rows = await session.prepare_features([question.image], question.gallery)
+    info, (feature,) = await session.prepare_features([question.image], question.gallery)
     if "sealed" not in info.offers and question.by == "auto":
         neither = f"{info.name} hands out no codes and answers no sealed questions: ask it at an epsilon above 0"
         raise QuestionError("epsilon", NO_COPY if "codes" in info.offers else neither)
@@ -78,43 +76,56 @@ async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str
     public = await session.fetch_map(info, None, tally)
     seal = await _fetch_seal(session, info, kept, tally)
     await seal.prepare()
-    client = await asyncio.to_thread(seal.client.reserve)  # before the slot: others may ask at the same time
-    layout = client.layout
-    if layout.records is None or layout.projection.shape[0] != info.dimension:
+    client = await asyncio.to_thread(seal.client.reserve)  # before the private step: others may ask at the same time
+    records = client.layout.records
+    if records is None or client.layout.projection.shape[0] != info.dimension:
         raise ReplyError("the gallery's layout is of other features than the gallery's")
-    count = count_matches(question.k, min(layout.records.n_fetched, int(layout.counts.sum())))
-    since, numbers = session.clock.now(), layout.n_colours * layout.n_samples
-    fetched, slots = layout.records.n_fetched, layout.n_colours * layout.n_slots
-    choice = slots * (_SLOT + _LOOK * fetched) + _NUMBER * fetched * layout.records.n_columns
-    row = center_rows(public, rows[0])[0]
-    sealed = await asyncio.to_thread(client.ask, row)
-    await session.end_slot(since, _LEAST + _NUMBER * numbers)
-    answer = await _send(session, info, sealed.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
-    found = await asyncio.to_thread(_read, client.read_scores, sealed, answer, layout.records.n_fetched)
-    fetch = await asyncio.to_thread(client.ask_records, [match.position for match in found])
-    await session.end_slot(tally.heard, _LEAST + choice)
+    count = count_matches(question.k, min(records.n_fetched, int(client.layout.counts.sum())))
+    periods = sealed_periods(client.layout, public)
+    async with session.private_step(session.clock.now(), periods.question) as step:
+        row = await step.run(_center_row, public, feature)
+        scores = await step.run(client.ask, row)
+    answer = await _send(session, info, scores.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
+    async with session.private_step(tally.heard, periods.choice) as step:
+        fetch = await step.run(_choose_records, client, scores, answer)
     answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
-    records = await asyncio.to_thread(_read, client.read_records, fetch, answer)
-    result = _rank(public, row, records, count)
-    await session.end_slot(tally.heard, _LEAST + _NUMBER * fetched * layout.records.n_rows)
+    async with session.private_step(tally.heard, periods.ranking) as step:
+        result = await step.run(_rank, client, public, row, (scores, fetch), answer, count, tally)
     seal.prepare_next()
-    chosen, told = result
-    return Nearest(
-        matches=tuple(
-            Match(number, told[number].name, min(float(score), 1.0), external_id=told[number].external_id)
-            for number, score in zip(chosen.ids.tolist(), chosen.scores, strict=True)
-        ),
-        guarantee=client.guarantee,
-        key="",
-        repeated=False,
-        n_candidates=int(layout.counts[np.array(sealed.positions) // layout.n_slots].sum()),
-        sets=(),
-        n_sets=0,
-        bytes_sent=tally.sent,
-        bytes_received=tally.received,
-        found=chosen,
-        names={number: about.name for number, about in told.items()},
-        sealed=(sealed.data, fetch.data),
+    return result
+
+
+def _check_question(question: NearestQuestion) -> None:
+    """Refuse options that a sealed question does not have."""
+    for name in ("thumbnails", "originals"):
+        if getattr(question, name):
+            raise QuestionError(name, "a sealed question fetches no images: leave it out, or ask by a message")
+    if question.candidates is not None:
+        raise QuestionError("candidates", "it applies to messages only: leave it out")
+    if question.where is not None:
+        raise QuestionError("where", "a sealed question fetches no metadata: leave it out, or ask by a message")
+
+
+class SealedPeriods(NamedTuple):
+    """Seconds of the three private steps of a sealed question."""
+
+    question: float
+    choice: float
+    ranking: float
+
+
+def sealed_periods(layout: "Layout", public: PublicPart) -> SealedPeriods:
+    """Return the seconds of each private step, by public sizes alone."""
+    records = layout.records
+    assert records is not None
+    n_features, fetched, slots = len(public.mean), records.n_fetched, layout.n_colours * layout.n_slots
+    projecting = layout.dimension * (n_features + len(layout.centroids))
+    return SealedPeriods(
+        question=_LEAST + _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
+        choice=_LEAST + slots * (_SLOT + _LOOK * fetched) + _NUMBER * fetched * records.n_columns,
+        ranking=_LEAST
+        + fetched * (_RECORD + _NUMBER * (records.n_rows + public.table.width))
+        + scoring_period(public.table, n_features, fetched),
     )
 
 
@@ -174,24 +185,65 @@ def _read(read: Any, *given: Any) -> Any:
         raise ReplyError(f"the server's answer cannot be read: {error}") from None
 
 
-def _rank(
-    public: PublicPart, row: NDArray[Any], records: list[bytes], count: int
-) -> tuple[Found, dict[int, ItemDetails]]:
-    """Rank what was fetched by its codes; a record that is too short is read as if zeros followed.
+def _center_row(public: PublicPart, feature: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(center_rows(public, feature)[0], np.float64)
 
-    Were it refused, a server could spoil the records of some cells, and an error would tell that one was asked for.
+
+def _choose_records(client: "SealedClient", scores: "SealedQuestion", answer: bytes) -> "SealedQuestion":
+    """Read the scores, and return the question for the records of the best: always as many."""
+    assert client.layout.records is not None
+    matches = _read(client.read_scores, scores, answer, client.layout.records.n_fetched)
+    return client.ask_records([match.position for match in matches])
+
+
+def _rank(
+    client: "SealedClient",
+    public: PublicPart,
+    row: NDArray[np.float64],
+    questions: tuple["SealedQuestion", "SealedQuestion"],
+    reply: bytes,
+    count: int,
+    tally: Tally,
+) -> Nearest:
+    """Read the records and rank them by their codes. The work does not depend on what the records hold.
+
+    A hostile server chooses records: all of them are scored, also repeated ids and the padding of a short fetch, and a
+    record that is too short is read as if zeros followed. An error, or less work, would show what was asked for.
     """
+    layout, (scores, fetch) = client.layout, questions
+    assert layout.records is not None
+    records = _read(client.read_records, fetch, reply)
+    records += [b""] * (layout.records.n_fetched - len(records))
     width = public.table.width
-    padded = [one.ljust(ID_BYTES + width, b"\0") for one in records or [b""]]
-    whole = {int.from_bytes(one[:ID_BYTES], "little"): one for one in padded}
-    ids = np.array(sorted(whole), np.int64)
-    codes = np.stack([np.frombuffer(whole[one], np.uint8, width, ID_BYTES) for one in ids.tolist()])
+    padded = [record.ljust(ID_BYTES + width, b"\0") for record in records]
+    codes = np.stack([np.frombuffer(record, np.uint8, width, ID_BYTES) for record in padded])
     with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
-        scores = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
-    best = np.argsort(-scores, kind="stable")[:count]
-    told = {one: _read_text(whole[one][ID_BYTES + width :]) for one in ids.tolist()}
-    answer = Answer(ids.astype(np.uint32), codes)
-    return Found(ids[best], codes[best], (), answer, scores[best].astype(np.float32)), told
+        values = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
+    details = [_read_text(record[ID_BYTES + width :]) for record in padded]
+    ids = np.array([int.from_bytes(record[:ID_BYTES], "little") for record in padded], np.int64)
+    n_records = len(fetch.positions)  # the rest is padding
+    _, first = np.unique(ids[: max(n_records, 1)], return_index=True)
+    best = first[np.argsort(-values[first], kind="stable")[: min(count, n_records)]]
+    chosen = Found(ids[best], codes[best], (), Answer(ids[first].astype(np.uint32), codes[first]), values[best])
+    return Nearest(
+        matches=tuple(
+            Match(
+                int(ids[place]), details[place].name, min(float(values[place]), 1.0), None, details[place].external_id
+            )
+            for place in best.tolist()
+        ),
+        guarantee=client.guarantee,
+        key="",
+        repeated=False,
+        n_candidates=int(layout.counts[np.array(scores.positions) // layout.n_slots].sum()),
+        set=None,
+        n_sets=0,
+        bytes_sent=tally.sent,
+        bytes_received=tally.received,
+        found=chosen,
+        names={int(ids[place]): details[place].name for place in first.tolist()},
+        sealed=(scores.data, fetch.data),
+    )
 
 
 def _read_text(text: bytes) -> ItemDetails:

@@ -4,7 +4,6 @@ import { count, make, percent, picture, put } from "./dom.js";
 
 const chance = (share) => (share > 0.995 ? "above 99%" : percent(share));
 const likely = (share) => (share < 0.001 ? "below 0.1%" : share > 0.999 ? "above 99.9%" : `${(100 * share).toFixed(1)}%`);
-const named = (sets) => (sets.length === 1 ? `Set ${sets[0] + 1}` : `Sets ${sets.map((one) => one + 1).join(", ")}`);
 
 function showFree(place, { way, saw }) {
   if (way === "home") {
@@ -31,15 +30,11 @@ export function showSaw(place, told) {
     return;
   }
   const { saw } = told;
-  const several = saw.messages.length > 1;
-  const messages = saw.messages.slice(0, 6).map((one) => make("code", { class: "hex" }, one.hex));
-  const size = saw.messages.reduce((sum, one) => sum + one.bytes, 0);
+  const [message] = saw.messages;
   const parts = [
-    make("p", { class: "big" }, `${named(saw.sets)} of ${saw.n_sets}`),
-    make("p", {}, several
-      ? `${count(saw.messages.length, "message")}, ${count(size, "byte")} in all, in random order. Not even this page keeps which one is about your image:`
-      : `One message of ${count(size, "byte")}. It names that set, and says nothing else about your image:`),
-    ...messages,
+    make("p", { class: "big" }, `Set ${saw.set + 1} of ${saw.n_sets}`),
+    make("p", {}, `One message of ${count(message.bytes, "byte")}. It names that set, and says nothing else about your image:`),
+    make("code", { class: "hex" }, message.hex),
     make("p", { class: "note" }, `A message names the set that suits its image best with probability ${chance(told.right)}, and otherwise one of the others by chance. The server may guess; how far that carries is the guarantee below.`),
   ];
   const shown = saw.candidates.length < saw.total ? `The first ${saw.candidates.length} of ${count(saw.total, "image")}` : `All ${count(saw.total, "image")}`;
@@ -47,7 +42,7 @@ export function showSaw(place, told) {
     place,
     ...parts,
     make("h3", {}, "What it sent back"),
-    make("p", { class: "note" }, `${shown} of ${several ? "those sets" : "that set"}, in the order of their ids. It sends the same to whoever names the set.`),
+    make("p", { class: "note" }, `${shown} of that set, in the order of their ids. Everyone who names the set gets the same.`),
     make("ul", { class: "thumbs", tabindex: "0", "aria-label": "Candidates" }, ...saw.candidates.map((one) => make("li", { title: one.name || null }, picture(one.image, one.name || `candidate ${one.id}`)))),
   );
 }

@@ -9,7 +9,7 @@ const STOPS = [0, 0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
 const LEAST = 1e-6, MOST = 40;
 const LARGEST = 64 * 2 ** 20;
 
-let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0, dummies = 0;
+let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0;
 
 const epsilon = () => Number(find("epsilon-number").value);
 const nearestStop = (value) => STOPS.reduce((best, stop, place) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? place : best), 0);
@@ -25,7 +25,6 @@ function showCurve() {
 function showKind() {
   const kept = isProtected();
   for (const name of ["epsilon-field", "candidates-field", "curve-card"]) find(name).hidden = kept;
-  find("hide-field").hidden = kept || dummies === 0;
   find("ask-button").textContent = kept ? "Classify" : "Ask";
   find("ask-lead").textContent = kept
     ? "Your image stays on this machine. The gallery’s model comes here, and nothing about your image leaves."
@@ -58,7 +57,6 @@ async function preview() {
     find("epsilon").setAttribute("aria-valuetext", `epsilon ${epsilon()}. ${told.promise}`);
     find("epsilon-note").textContent = isFree() ? `${told.promise} ${freeWay()}` : told.promise;
     find("candidates-field").hidden = isFree();
-    find("hide-field").hidden = isFree() || dummies === 0;
     if (isFree()) {
       find("cost-note").textContent = "This costs nothing.";
       if (asked === null) find("promise").textContent = told.promise;
@@ -125,9 +123,6 @@ async function loadAbout() {
   const told = await get("/api/about", {}, 20);
   find("where").textContent = told.where;
   put(find("gauge"), gauge(told.balance));
-  dummies = told.dummies;
-  find("hide-field").hidden = isProtected() || dummies === 0;
-  find("dummies-count").textContent = dummies;
   find("waiting").hidden = told.waiting.length === 0;
   put(find("waiting-list"), ...told.waiting.map(waits));
 }
@@ -232,7 +227,7 @@ async function ask(event) {
   if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. No message was sent, and nothing was paid.");
   if (chosen() === null) return loadGalleries();
   if (isProtected()) return answered("/api/classify", { gallery: state.gallery }, file);
-  await answered("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates: state.candidates, hide: find("hide").checked }, file);
+  await answered("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates: state.candidates }, file);
 }
 
 function listen() {
@@ -241,7 +236,6 @@ function listen() {
   number.addEventListener("input", () => { if (valid()) slider.value = nearestStop(epsilon()); changed(); });
   find("candidates").addEventListener("input", () => { state.candidates = chosen().candidates[find("candidates").value]; find("candidates-value").textContent = percent(state.candidates); });
   find("candidates").addEventListener("change", loadMap);
-  find("hide").addEventListener("change", changed);
   find("gallery-choice").addEventListener("change", () => { state.gallery = find("gallery-choice").value; state.candidates = chosen().newest; asked = null; find("answer").hidden = true; put(find("paid")); loadMap(); });
   find("file").addEventListener("change", () => { take(find("file").files[0]); find("file").value = ""; });
   for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });

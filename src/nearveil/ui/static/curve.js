@@ -14,10 +14,7 @@ export function curve(map, epsilon, asked) {
   const at = Math.min(epsilon, FAR);
   const marks = [{ at: [at, expected], style: "ring", label: `Expected at epsilon ${epsilon}: ${percent(expected)} of the ${k} nearest` }];
   if (asked && asked.map === map.map && asked.share !== null && asked.share !== undefined) {
-    const sets = asked.saw.sets.length;
-    const held = sets === 1 ? "the set that it named holds" : `the ${sets} sets that its messages named hold`;
-    const above = sets === 1 ? "One question may lie above the ceiling; the average cannot" : "That is a larger answer than lines and ceiling are about: they are for one message";
-    marks.push({ at: [Math.min(asked.epsilon, FAR), asked.share], style: "dot", label: `Your last question: ${held} about ${percent(asked.share)} of what lies nearest to your image. ${above}` });
+    marks.push({ at: [Math.min(asked.epsilon, FAR), asked.share], style: "dot", label: `Your last question: the set that it named holds about ${percent(asked.share)} of the items nearest to your image. One question may be above the ceiling; the average cannot` });
   }
   const ceiling = told.whole
     ? "Ceiling, a bound: on average no private message with answers of this size finds more (Theorem D, for the popularity of images that the map shows)"

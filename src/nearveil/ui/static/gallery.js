@@ -54,7 +54,7 @@ function drawn(told) {
   parts.push(...seenPoints(told, side));
   if (told.reported) { const [cx, cy] = at(told.reported); parts.push(draw("circle", { class: "reported", cx, cy, r: 46 })); }
   if (told.you) parts.push(draw("path", { class: "you", d: star(...at(told.you), 24) }));
-  const words = told.you ? `Your image and the set that was named (${told.sets.map((one) => one + 1).join(", ")} of ${told.n_sets}) are marked.` : "Nothing was asked yet.";
+  const words = told.you ? `Your image and the set that was named (${told.set + 1} of ${told.n_sets}) are marked.` : "Nothing was asked yet.";
   const picture = draw("svg", { viewBox: `0 0 ${SIDE} ${SIDE}`, role: "group", "aria-label": `The map of ${count(told.items, "image")} in two dimensions. ${words}` }, ...parts);
   return make("div", { class: "split" }, make("figure", { class: "card map" }, picture, legend(told)), side);
 }
