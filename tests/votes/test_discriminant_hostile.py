@@ -13,6 +13,7 @@ from nearveil.ledger import Ledger
 from nearveil.mechanisms import MessageError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.votes import (
+    NoiseWarning,
     PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
@@ -148,6 +149,7 @@ def test_what_another_thread_sets_during_a_fit_changes_nothing(monkeypatch: pyte
 def test_a_column_of_labels_warns_once(model: Any) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        warnings.simplefilter("ignore", NoiseWarning)
         model.fit(ROWS, LABELS[:, None])
     assert [one.category for one in caught] == [DataConversionWarning]
 

@@ -15,6 +15,7 @@ from nearveil.votes._pate import PateClassifier
 from nearveil.votes.discriminant import PrivateDiscriminant, plan_publications
 from nearveil.votes.discriminant_model import PublicDiscriminant
 from nearveil.votes.estimator import AnsweredScore, Answers
+from nearveil.votes.plan import NoiseWarning
 from nearveil.votes.scaling import ScalingWarning
 from nearveil.votes.spending import ExhaustedError
 from nearveil.votes.student import PublicStudent, Student
@@ -24,6 +25,7 @@ __all__ = [
     "Answers",
     "ExhaustedError",
     "NetworkStudent",
+    "NoiseWarning",
     "PateClassifier",
     "PrivateDiscriminant",
     "PrivateKNeighborsClassifier",

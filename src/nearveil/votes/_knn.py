@@ -31,7 +31,13 @@ from nearveil.votes.estimator import (
     make_soft_votes,
 )
 from nearveil.votes.neighbors import NOBODY, NeighborSearch, SearchParameters, draw_voters
-from nearveil.votes.plan import Ballot, GaussianSums
+from nearveil.votes.plan import Ballot, GaussianSums, VotePlan
+
+
+def count_agreeing_records(plan: VotePlan, n_records: int, which: str) -> tuple[float, str]:
+    """Return how many records can agree on a query, and a sentence that is for their owner alone."""
+    sampled = n_records * plan.sampling_rate
+    return min(plan.n_neighbors, sampled), f"at most {n_records:,} records {which} can (this figure is for you alone)"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -48,6 +54,10 @@ class NeighborPoll(ClassPoll):
         for drawn in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=draws):
             largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if draws == 2 else None
             yield VoteTally(self.ballots.count(drawn[0]), largest)
+
+    def count_agreeing(self) -> tuple[float, str]:
+        which = "of one class" if isinstance(self.ballots, Labels) else "in all"
+        return count_agreeing_records(self.terms.plan, self.ballots.most_agreeing, which)
 
     def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
         if self.votes not in MULTILABEL:
@@ -270,6 +280,13 @@ class ValuePoll(Poll):
         plan, source, mean = self.terms.plan, self.terms.source, self.asked.method == "mean"
         for (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=1):
             yield VoteTally(self.values.count(voters) if mean else self.values.units[voters, 0], None)
+
+    @property
+    def gain(self) -> float:  # type: ignore[override]
+        return self.asked.width / 2 if self.asked.method == "mean" else 0.5
+
+    def count_agreeing(self) -> tuple[float, str]:
+        return count_agreeing_records(self.terms.plan, self.values.most_agreeing, "in all")
 
     def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
         if self.asked.method == "mean":

@@ -109,6 +109,10 @@ class TeacherPoll(ClassPoll):
 
     teachers: Teachers
 
+    def count_agreeing(self) -> tuple[float, str]:
+        n_teachers = len(self.teachers.members)
+        return n_teachers, f"there are {n_teachers:,} teachers"
+
     def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
         for start in range(0, len(queries), _AT_ONCE):
             counts = self.teachers.count_votes(queries[start : start + _AT_ONCE])

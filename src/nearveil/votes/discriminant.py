@@ -40,7 +40,7 @@ from nearveil.votes.discriminant_model import (
 )
 from nearveil.votes.estimator import make_hard_votes, run_shielded
 from nearveil.votes.neighbors import LONGEST, IntegerRows
-from nearveil.votes.plan import Ballot, GaussianSums, VotePlan, Wish, check_epsilon_given, make_plan
+from nearveil.votes.plan import Ballot, GaussianSums, NoiseWarning, VotePlan, Wish, check_epsilon_given, make_plan
 from nearveil.votes.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.votes.spending import ExhaustedError, PayingEstimator, find_account, name_inferred_unit, open_spending
 
@@ -255,6 +255,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         sums = release(problem.sums(), problem.projection.sums_share)
         statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
         model = problem.model(statistics, guarantee)
+        _warn_of_noise(model)
         return self._show(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
@@ -528,6 +529,19 @@ def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: in
         sums[code, :-1] = own.sum(axis=0, dtype=np.int64)
         sums[code, -1] = COUNT_UNIT * len(own)
     return sums
+
+
+def _warn_of_noise(model: PublicDiscriminant) -> None:
+    """Warn if most classes have too few records. That follows from the released counts, so anybody may know it."""
+    noisy, noise = len(model.noisy_classes), model.noise_per_class
+    if 2 * noisy > len(model.classes):
+        warnings.warn(
+            f"much noise is to be expected: by the noisy counts, {noisy} of {len(model.classes)} classes have "
+            f"fewer than {CLEAR * noise:,.0f} records, {CLEAR} times the noise of {noise:,.1f} on a count (a rule "
+            "of thumb). Give a larger epsilon, more records, or fewer classes; forecast() says what accuracy to expect",
+            NoiseWarning,
+            stacklevel=3,
+        )
 
 
 _Release = Callable[[NDArray[np.int64], float], Rows]

@@ -26,7 +26,17 @@ from nearveil.privacy.checks import check_positive
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.noise import Source
 from nearveil.votes.neighbors import Voters
-from nearveil.votes.plan import UNIT, Ballot, ClippedSums, Kind, VotePlan, Wish, make_plan
+from nearveil.votes.plan import (
+    UNIT,
+    Ballot,
+    ClippedSums,
+    Kind,
+    NoiseWarning,
+    VotePlan,
+    Wish,
+    find_needed_votes,
+    make_plan,
+)
 from nearveil.votes.scaling import ColumnBounds
 from nearveil.votes.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
 
@@ -93,6 +103,11 @@ class Labels:
     codes: NDArray[np.int64] = field(repr=False)  # numbers of the classes; the last, for nobody, is beyond them
     n_classes: int
 
+    @property
+    def most_agreeing(self) -> int:
+        """How many records the largest class has."""
+        return int(np.bincount(self.codes[:-1], minlength=1).max())
+
     def count(self, voters: Voters) -> NDArray[np.int64]:
         """Count the votes of each query for each class, shape (n_queries, n_classes)."""
         bins = self.n_classes + 1
@@ -107,6 +122,11 @@ class Weights:
 
     units: NDArray[np.int64] = field(repr=False)  # the last row, of nobody, is zero
     weight_scale: float | None = None  # factor of the last column, the records' weights; None without that column
+
+    @property
+    def most_agreeing(self) -> int:
+        """How many records there are."""
+        return len(self.units) - 1
 
     def count(self, voters: Voters) -> NDArray[np.int64]:
         """Sum the votes on each query, shape (n_queries, size)."""
@@ -275,6 +295,12 @@ class Poll(ABC):
         """Release the votes on queries that were paid for."""
         return self.terms.plan.votes.release(sums, self.terms.source)
 
+    gain: ClassVar[float] = 1.0  # how far one voter moves a released sum
+
+    @abstractmethod
+    def count_agreeing(self) -> tuple[float, str]:
+        """Return how many voters can agree at most, and what they are called. Private where these are records."""
+
     @property
     def shown(self) -> dict[str, Any]:
         """The public attributes of an estimator that holds this poll, besides its columns."""
@@ -314,6 +340,20 @@ class Poll(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(private)"
+
+
+def _warn_of_noise(poll: Poll) -> None:
+    """Warn the owner of the records, before anything is paid, that answers can only be noise. Nothing stores it."""
+    plan, (agreeing, voters) = poll.terms.plan, poll.count_agreeing()
+    needed = find_needed_votes(plan, poll.gain)
+    if agreeing < needed:
+        warnings.warn(
+            f"only noise is to be expected: {plan.n_neighbors:,} voters are wanted, an answer needs {needed:,} of them "
+            f"that agree (noise {plan.vote_noise:.3g}), and {voters}. Give a larger epsilon, a smaller max_answered, "
+            "or more of them",
+            NoiseWarning,
+            stacklevel=3,
+        )
 
 
 class AnsweredScore(NamedTuple):
@@ -368,6 +408,7 @@ class VotingEstimator(PayingEstimator, ABC):
         self._warn_of_search()
         poll = self._snapshot()._make_poll(X, y)
         self._poll = poll
+        _warn_of_noise(poll)
         return self._show(poll.terms.columns, **poll.shown)
 
     @abstractmethod

@@ -5,7 +5,6 @@ Records are read from .npz, .csv, or folders of images. Errors hold nothing priv
 
 import csv
 import io
-import math
 import os
 import secrets
 import warnings
@@ -29,7 +28,7 @@ from nearveil.ledger import Account
 from nearveil.privacy import Guarantee
 from nearveil.storage import flush_folder
 from nearveil.votes._knn import PrivateKNeighborsClassifier
-from nearveil.votes.plan import VotePlan
+from nearveil.votes.plan import NoiseWarning, VotePlan, find_needed_votes
 from nearveil.votes.spending import ExhaustedError
 
 Role = Literal["PRIVATE", "PUBLIC"]
@@ -447,7 +446,7 @@ def label_file(
     task = prepare_labelling(Path(private), Path(public), classes, features, side, progress=start, warn=warn)
     most = min(max_answered or task.rows, task.rows)
     start("planning", None)
-    model = PrivateKNeighborsClassifier(
+    voter = PrivateKNeighborsClassifier(
         epsilon,
         delta,
         most,
@@ -456,7 +455,10 @@ def label_file(
         classes=np.arange(len(task.classes)) if classes else None,  # else the guarantee says so
         unit=unit,
         account=account,
-    ).fit(task.records, task.codes)
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NoiseWarning)  # refused below, or allowed
+        model = voter.fit(task.records, task.codes)
     if not allow_noise:
         _check_agreement(model.plan_, task.codes)
     _check_budget(account, model.guarantee)
@@ -477,7 +479,7 @@ def _check_target(out: Path, inputs: tuple[Path, Path], *, force: bool) -> None:
 
 def _check_agreement(plan: VotePlan, codes: NDArray[np.int64]) -> None:
     """Raise where noise alone is to be expected. Only the owner may read that: it depends on the records."""
-    needed = math.ceil(plan.n_neighbors / 2 if plan.threshold is None else plan.threshold)
+    needed = find_needed_votes(plan)
     if np.bincount(codes).max() < needed:
         raise ValueError(
             f"epsilon: only noise is to be expected, and nothing was paid. {plan.n_neighbors:,} records vote on a row, "

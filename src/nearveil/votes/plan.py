@@ -408,6 +408,22 @@ class Wish:
         return True
 
 
+_CLEAR_VOTES = 2.0  # voters that agree, for each unit of vote noise: fewer are noise
+
+
+class NoiseWarning(UserWarning):
+    """Answers are expected to be mostly noise. One that says "for you alone" depends on the records."""
+
+
+def find_needed_votes(plan: VotePlan, gain: float = 1.0) -> int:
+    """Return how many voters must agree before an answer is more than noise. It follows from public figures alone.
+
+    `gain` is how far one voter moves a released sum.
+    """
+    passes = plan.n_neighbors / 2 if plan.threshold is None else plan.threshold
+    return math.ceil(max(passes, _CLEAR_VOTES * plan.vote_noise / gain))
+
+
 def check_epsilon_given(epsilon: float | None, alternative: str = "") -> float:
     """Return epsilon, or raise: nobody but the owner of the records can choose it."""
     if epsilon is None:
