@@ -197,3 +197,15 @@ def test_a_plan_with_hardly_any_noise_promises_nothing() -> None:
     plan = make_plan(Wish(epsilon=None, delta=1e-5, max_answered=1000, vote_noise=0.01), CLASSES)
     assert plan.epsilon(1e-5) == math.inf
     assert "Nothing is guaranteed" in str(plan.guarantee(1e-5, unit="record", source=secure_source()))
+
+
+def test_a_calibration_that_takes_seconds_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Figures in the log are public: parameters, and what guesses cost."""
+    wish = Wish(epsilon=3.0, delta=1e-4, max_answered=3, max_screened=4)
+    with caplog.at_level("INFO", logger="nearveil.votes.plan"):
+        make_plan(wish, Ballot(VoteHistogram, 10))
+        lines = [record.getMessage() for record in caplog.records]
+        make_plan(wish, Ballot(VoteHistogram, 10))
+    assert lines[0].startswith("calibrating the noise of 4 screenings and 3 votes")
+    assert lines[1].startswith("calibrating the noise: guess 1 costs epsilon")
+    assert len(caplog.records) == len(lines)  # calibrated once

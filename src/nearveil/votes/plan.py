@@ -1,5 +1,6 @@
 """Noise for votes, and plans: what may be asked, with how much noise, at what cost; fixed before the first query."""
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -195,6 +196,7 @@ _LEAST_DELTA = 1e-12
 _MOST_NEIGHBORS = 10**6  # that are chosen by themselves
 _MOST_SCREENED = 20_000  # whose exact composition is computed, step by step; more are charged as Gaussian mechanisms
 _GUESSES = 24
+_LOG = logging.getLogger(__name__)
 _CLOSE = 1e-3  # how near to its budget a calibrated plan comes
 
 
@@ -473,8 +475,13 @@ def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
     if find_epsilon(count_events(screenings), wish.delta) > target:
         raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
     known: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
-    for _ in range(_GUESSES):
+    if screens:
+        text = "calibrating the noise of %d screenings and %d votes: some seconds, once for these parameters"
+        _LOG.info(text, wish.screened, wish.max_answered)
+    for guess in range(_GUESSES):
         price = cost(noise)
+        if screens:
+            _LOG.info("calibrating the noise: guess %d costs epsilon %.4g, wanted %.4g", guess + 1, price, target)
         if (1 - _CLOSE) * target <= price <= target:
             return noise
         known.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
