@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,13 @@ import pytest
 from nearveil import AsyncClient, Client
 from nearveil.frames import DEFAULT_LIMITS, WireError
 from nearveil.gallery import Index
-from nearveil.gallery.answers import encode_details
+from nearveil.gallery.answers import LARGEST_DETAILS, encode_details
 from nearveil.protocol import home
-from nearveil.protocol.home import CodesGroup, CodesManifest
+from nearveil.protocol.home import Block, CodesGroup, CodesManifest, HomeError
 from nearveil.service import Nearest
 from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
+from tests.small_disk import fill, mounted
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
 OFFERS = ("names", "thumbnails", "codes")
@@ -318,3 +320,128 @@ def test_a_gallery_whose_texts_are_too_long_for_a_copy_says_so(
         client, _ = here.client(home=tmp_path / "other")
         with pytest.raises(DeclinedError, match="too long for a copy"):
             client.sync()
+
+
+def _files(copy: Path) -> list[Path]:
+    return sorted(path for path in (copy / "birds").iterdir() if path.name != "lock")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "empty", "missing"])
+@pytest.mark.parametrize("kind", ["codes", "manifest", "public"])
+def test_a_corrupted_copy_is_refused_and_fetched_again(here: Scene, tmp_path: Path, kind: str, damage: str) -> None:
+    client, _ = here.client(home=tmp_path / "home")
+    client.sync()
+    expected = client.nearest(QUERIES[0], 5, epsilon=0).matches
+    (path,) = [path for path in _files(tmp_path / "home") if kind in path.name]
+    content = path.read_bytes()
+    if damage == "missing":
+        path.unlink()
+    else:
+        middle = len(content) // 2
+        flipped = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
+        path.write_bytes({"truncated": content[:-7], "one bit": flipped, "empty": b""}[damage])
+    fresh, wire = here.client(home=tmp_path / "home")
+    if not (damage == "missing" and kind != "codes"):  # then there is no copy
+        with pytest.raises(QuestionError, match="is corrupted; run `nearveil sync`"):
+            fresh.nearest(QUERIES[0], 5, epsilon=0, by="home")
+        assert wire.requests == []
+    fresh.sync()
+    assert fresh.nearest(QUERIES[0], 5, epsilon=0, by="home").matches == expected
+    assert path.read_bytes() == content
+
+
+def test_files_and_folder_of_a_copy_are_durable(here: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file is flushed before it has its name, and the folder after all of them."""
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def flush(descriptor: int) -> None:
+        name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        if name.startswith(str(tmp_path / "home")):
+            events.append("folder" if Path(name).is_dir() else "file")
+        fsync(descriptor)
+
+    def replaced(self: Path, target: Path) -> Path:
+        events.append("name")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", flush)
+    monkeypatch.setattr(Path, "replace", replaced)
+    client, _ = here.client(home=tmp_path / "home")
+    client.sync()
+    assert events == ["file", "name"] * 3 + ["folder"]
+
+
+def test_a_full_disk_is_named_and_the_copy_stays(here: Scene, small_disk: Path) -> None:
+    client, _ = here.client(home=small_disk / "home")
+    client.sync()
+    before = {path: path.read_bytes() for path in _files(small_disk / "home")}
+    (codes,) = [path for path in before if "codes" in path.name]
+    codes.write_bytes(b"")
+    ballast = fill(small_disk, leave=0)
+    with pytest.raises(HomeError, match=r"Cannot write the local copy in .*home/birds: No space left on device\. Free"):
+        client.sync()
+    assert {path.name for path in _files(small_disk / "home")} == {path.name for path in before}
+    ballast.unlink()
+    client.sync()
+    assert {path: path.read_bytes() for path in _files(small_disk / "home")} == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    yield from mounted(tmp_path / "disk", "1m")
+
+
+def test_groups_that_unpack_to_much_are_refused(here: Scene, tmp_path: Path) -> None:
+    """A group of some kilobytes unpacks to many megabytes: they count, and one group at a time is unpacked."""
+    honest, _ = here.client(home=tmp_path / "home")
+    manifest = honest.sync().manifest
+    assert manifest is not None
+    width, unpacking = manifest.width, []
+
+    def bomb(number: int) -> CodesGroup:
+        ids = np.arange(256, dtype=np.uint32) + (number << home.GROUP_BITS)
+        block = Block.make(ids, np.zeros((256, width), np.uint8), [[b"x" * 40_000] * 256]).to_bytes()
+        return CodesGroup(number, {0: hashlib.sha256(block).digest()}, {0: block})
+
+    groups = {number: bomb(number) for number in range(4)}
+    forged = replace(manifest, items=4 * 256, groups={number: group.digest for number, group in groups.items()})
+
+    def forge(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if request.url.path.endswith("/codes"):
+            return framed(forged.to_bytes())
+        if "/codes/" in request.url.path:
+            return framed(groups[int(request.url.path.rpartition("/")[2])].to_bytes())
+        return reply
+
+    read = CodesGroup.from_bytes
+
+    def watch(data: bytes) -> CodesGroup:
+        unpacking.append(1)
+        most.append(len(unpacking))
+        try:
+            return read(data)
+        finally:
+            unpacking.pop()
+
+    most: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(CodesGroup, "from_bytes", watch)
+        client, _ = here.client(forge, home=tmp_path / "bomb")
+        with pytest.raises(
+            QuestionError, match=r"most: the gallery's codes and texts are more than .* bytes, unpacked"
+        ):
+            client.sync(most=20 << 20)
+        assert sum(len(group.to_bytes()) for group in groups.values()) < 1 << 20
+        client.sync(most=64 << 20)
+    assert max(most) == 1
+
+
+def test_texts_beyond_their_limit_are_refused() -> None:
+    for size, is_valid in ((LARGEST_DETAILS, True), (LARGEST_DETAILS + 1, False)):
+        data = Block.make(np.arange(2, dtype=np.uint32), np.zeros((2, 3), np.uint8), [[b"", b"x" * size]]).to_bytes()
+        if is_valid:
+            assert len(Block.from_bytes(data, 3, 1).ids) == 2
+        else:
+            with pytest.raises(WireError, match="each of at most"):
+                Block.from_bytes(data, 3, 1)

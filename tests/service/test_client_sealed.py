@@ -27,6 +27,7 @@ from nearveil.mechanisms import Message
 from nearveil.protocol import sealed
 from nearveil.protocol.server import ServedMap
 from nearveil.sealed import SealedClient
+from nearveil.sealed.layout import Layout, RecordLayout
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.sealed import sealed_periods
 from nearveil.service.schema import FRAME, KEY_HEADER
@@ -495,3 +496,36 @@ def test_tables_of_many_columns_are_refused(form: Any) -> None:
     assert count_columns(codes_from_bytes(table(16))) == 16
     with pytest.raises(WireError, match="two columns"):
         codes_from_bytes(table(20))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"n_slots": 65_535, "n_colours": 2000},
+        {"records": RecordLayout(1, (1 << 20) - 1, 1 << 11, 256)},
+        {"records": RecordLayout(1, 1, 1 << 16, 256)},
+    ],
+)
+def test_layouts_that_would_take_terabytes_are_refused(here: Scene, sizes: dict[str, Any]) -> None:
+    """A layout of 1.2 MB must not make a client allocate more than an answer, a question or a hint may be."""
+    client, _ = here.client()
+    client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+    layout = client._client._sealed["birds"].client.layout
+    n_cells = 4000 if "n_colours" in sizes else len(layout.centroids)
+    huge = replace(
+        layout,
+        centroids=np.zeros((n_cells, layout.dimension), np.float32),
+        counts=np.zeros(n_cells, np.uint16),
+        **({"records": None} | sizes),
+    ).to_bytes()
+    assert len(huge) < 1_300_000
+    with pytest.raises(WireError, match="larger than a question, an answer or a hint may be"):
+        Layout.from_bytes(huge)
+
+    def forge(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        is_layout = request.method == "GET" and request.url.path.endswith("/sealed")
+        return framed(huge) if is_layout else reply
+
+    other, _ = here.client(forge)
+    with pytest.raises(ReplyError, match="larger than a question, an answer or a hint may be"):
+        other.nearest(QUERIES[0], 3, epsilon=0, by="sealed")

@@ -464,7 +464,7 @@ IMAGE_HEADER_BYTES = 4  # of an image: its length
 LONGEST_NAME = 4096  # characters, as an index holds them
 LONGEST_ID = 512  # characters of an external id
 LARGEST_METADATA = 64 << 10  # bytes of JSON, of one item
-_LARGEST_DETAILS = LARGEST_METADATA + 12 * (LONGEST_NAME + LONGEST_ID) + 100  # JSON may write a character in 12
+LARGEST_DETAILS = LARGEST_METADATA + 12 * (LONGEST_NAME + LONGEST_ID) + 100  # JSON may write a character in 12
 # What breaks a line, steers a terminal, or turns the direction of the text round it.
 _STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
@@ -620,7 +620,7 @@ def read_details(data: bytes) -> ItemDetails:
     if not data:
         return ItemDetails()
     try:
-        if len(data) > _LARGEST_DETAILS:
+        if len(data) > LARGEST_DETAILS:
             raise ValueError
         told = json.loads(data, parse_constant=_refuse_constant)
         name, own, metadata = told.pop("name"), told.pop("id"), told.pop("metadata")

@@ -13,6 +13,7 @@ import tempfile
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -24,10 +25,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Reader, WireError, Writer, check_text, check_whole, frame, unframe
-from nearveil.gallery.answers import Bytes, ItemDetails, Singles, encode_name, read_details
+from nearveil.gallery.answers import LARGEST_DETAILS, Bytes, ItemDetails, Singles, encode_name, read_details
 from nearveil.mechanisms import Covers
 from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range, leave_mean
-from nearveil.storage import make_private_folder
+from nearveil.storage import flush_folder, make_private_folder
 
 GROUP_BITS, BLOCK_BITS = 14, 8  # ids of a group, which is one file and one request; of a block, which is fetched alone
 _BLOCKS = 1 << (GROUP_BITS - BLOCK_BITS)  # of a group
@@ -82,8 +83,9 @@ class Block:
         texts = []
         for _ in range(n_columns):
             ends = np.frombuffer(taken.take(4 * count), "<u4").astype(np.int64)
-            if (np.diff(ends) < 0).any():
-                raise WireError("texts of a block must follow each other")
+            lengths = np.diff(ends, prepend=0)
+            if (lengths < 0).any() or (lengths > LARGEST_DETAILS).any():
+                raise WireError(f"texts of a block must follow each other, each of at most {LARGEST_DETAILS:,} bytes")
             texts.append((ends, taken.take(int(ends[-1]))))
         taken.check_end()
         return cls(ids, codes, tuple(texts))
@@ -147,20 +149,26 @@ class CodesGroup:
     digests: Mapping[int, bytes]  # number of a block in the group: its digest
     blocks: Mapping[int, bytes] = field(default_factory=dict, repr=False)
     read_from: bytes = field(default=b"", repr=False)  # the frame that it was read from, if it was
-    size: int = 0  # bytes of all blocks, where a server has read them
+    size: int = 0  # bytes of all blocks, unpacked
 
     @property
     def digest(self) -> bytes:
         """What a manifest holds of it."""
         return hashlib.sha256(_join_digests(self.digests)).digest()
 
-    def read_blocks(self, width: int, n_columns: int) -> list[Block]:
-        """Return the blocks that are here, each with ids of its own place alone. Nothing in them is trusted."""
-        found = [Block.from_bytes(content, width, n_columns) for content in self.blocks.values()]
+    def read_blocks(self, width: int, n_columns: int) -> Iterator[Block]:
+        """Yield the blocks that are here, each with ids of its own place alone. Nothing in them is trusted."""
         first = self.number << (GROUP_BITS - BLOCK_BITS)
-        if any(block.ids[0] >> BLOCK_BITS != first + place for place, block in zip(self.blocks, found, strict=True)):
-            raise WireError("a block must hold the ids of its place")
-        return found
+        for place, content in self.blocks.items():
+            block = Block.from_bytes(content, width, n_columns)
+            if block.ids[0] >> BLOCK_BITS != first + place:
+                raise WireError("a block must hold the ids of its place")
+            yield block
+
+    def check_blocks(self, width: int, n_columns: int) -> None:
+        """Read all blocks, one at a time: a digest does not show that bytes are valid."""
+        for _ in self.read_blocks(width, n_columns):
+            pass
 
     def to_bytes(self) -> bytes:
         """Return the group as bytes, packed where that is worth it; as it was read, if it was."""
@@ -189,13 +197,13 @@ class CodesGroup:
         number, joined, which = taken.read_int(), taken.read_bytes(), taken.read_bytes()
         size, packed = taken.read_int(), taken.read_bytes()
         taken.check_end()
-        digests = _cut_digests(joined)
+        digests, size = _cut_digests(joined), size if flags else len(packed)
         blocks = dict(zip(which, _cut_blocks(_unpack(packed, size) if flags else packed, len(which)), strict=True))
         if list(blocks) != sorted(set(which)) or not digests.keys() >= blocks.keys():
             raise WireError("blocks must rise, each once, and have digests")
         if any(hashlib.sha256(content).digest() != digests[one] for one, content in blocks.items()):
             raise WireError("a block is not what its digest says")
-        return cls(number, digests, blocks, data)
+        return cls(number, digests, blocks, data, size)
 
 
 class CodesSource:
@@ -282,17 +290,23 @@ class HomeCopy:
         self.manifest: CodesManifest | None = None
         self.public: PublicPart | None = None
         self.fetched = 0  # bytes, when it was last synchronised by this process
+        self.is_corrupted = False  # whether the manifest cannot be read; the next synchronisation replaces it
         self._read_manifest()
 
     def _read_manifest(self) -> None:
-        """Take what the folder holds, if it holds a whole copy."""
+        """Load the manifest and the public part, if the folder holds a whole copy."""
+        self.is_corrupted = False
         try:
             held, part = (self._folder / _MANIFEST).read_bytes(), (self._folder / _PUBLIC).read_bytes()
             manifest, public = CodesManifest.from_bytes(held), decode_frame(part, PublicPart)
         except (FileNotFoundError, NotADirectoryError):
             return
-        except (WireError, OSError) as error:
-            raise HomeError(f"the copy in {self._folder} cannot be read: delete it, and synchronise again") from error
+        except WireError:
+            self.manifest = self.public = None
+            self.is_corrupted = True
+            return
+        except OSError as error:
+            raise HomeError(f"Cannot read the local copy in {self._folder}: {error.strerror}.") from error
         if manifest.public_digest == public.public_digest:  # else it was killed between the two files
             self.manifest, self.public = manifest, public
 
@@ -305,14 +319,22 @@ class HomeCopy:
         return self._folder
 
     def find_changed(self, manifest: CodesManifest) -> dict[int, bool]:
-        """Return the groups of a manifest that the copy lacks; True for those that it has in an older form."""
+        """Return the groups of a manifest that the copy lacks; True for those that it has in an older form.
+
+        All files are read and compared with their digests, so that a corrupted one is fetched again.
+        """
         same = self.manifest is not None and self.manifest.public_digest == manifest.public_digest
         held = self.manifest.groups if same and self.manifest is not None else {}
         changed = {}
         for number, digest in manifest.groups.items():
-            if held.get(number) != digest or not self._path(digest).is_file():
-                changed[number] = number in held and self._path(held[number]).is_file()
+            if held.get(number) != digest or not self._is_intact(number):
+                changed[number] = held.get(number) not in (None, digest) and self._is_intact(number)
         return changed
+
+    def _is_intact(self, number: int) -> bool:
+        """Return whether the file of a group is there and has the group's digest."""
+        group = self.read_group(number)
+        return group is not None and self.manifest is not None and group.digest == self.manifest.groups.get(number)
 
     def read_group(self, number: int) -> CodesGroup | None:
         """Return a group as the copy holds it; None where it is missing or damaged."""
@@ -326,8 +348,9 @@ class HomeCopy:
         """Keep a whole group. It counts when :meth:`commit` names it."""
         if group.blocks.keys() != group.digests.keys():
             raise WireError("a group must have all of its blocks")
-        make_private_folder(self._folder)
-        _write_file(self._path(group.digest), group.to_bytes())
+        with _report_disk_errors(self._folder):
+            make_private_folder(self._folder)
+            _write_file(self._path(group.digest), group.to_bytes())
 
     def commit(self, manifest: CodesManifest, public: PublicPart) -> None:
         """Take a manifest whose groups are all there, and delete what it does not name."""
@@ -336,11 +359,12 @@ class HomeCopy:
             raise HomeError(f"{len(missing)} groups are missing: synchronise again")
         if manifest.public_digest != public.public_digest or manifest.width != public.table.width:
             raise WireError("the codes are of another map than the public part: synchronise again")
-        make_private_folder(self._folder)
-        with self._lock:
+        with self._lock, _report_disk_errors(self._folder):
+            make_private_folder(self._folder)
             _write_file(self._folder / _PUBLIC, public.to_bytes())
             _write_file(self._folder / _MANIFEST, manifest.to_bytes())
-            self.manifest, self.public, self._loaded = manifest, public, None
+            flush_folder(self._folder)
+            self.manifest, self.public, self._loaded, self.is_corrupted = manifest, public, None, False
         kept = {self._path(digest).name for digest in manifest.groups.values()}
         for path in self._folder.iterdir():
             if _OWN.fullmatch(path.name) and path.name not in kept:  # what others put there is theirs
@@ -348,8 +372,9 @@ class HomeCopy:
 
     def lock(self) -> BinaryIO | None:
         """Keep others from changing the copy until what this returns is closed; None where another does so now."""
-        make_private_folder(self._folder)
-        file = (self._folder / _LOCK).open("ab")
+        with _report_disk_errors(self._folder):
+            make_private_folder(self._folder)
+            file = (self._folder / _LOCK).open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -415,6 +440,8 @@ class HomeCopy:
         with self._lock:
             if self._loaded is None:
                 self._read_manifest()  # another process may have synchronised since
+                if self.is_corrupted:
+                    raise self._make_corruption_error()
                 if self.manifest is None or self.public is None or not self.manifest.items:
                     raise HomeError(f"there is no copy in {self._folder}: synchronise first (`nearveil sync`)")
                 self._loaded = _Rows(self.public, self.manifest, self._read_blocks())
@@ -425,8 +452,11 @@ class HomeCopy:
         for number in self.manifest.groups:
             group = self.read_group(number)
             if group is None or group.digest != self.manifest.groups[number]:
-                raise HomeError(f"the copy in {self._folder} is damaged: synchronise again (`nearveil sync`)")
+                raise self._make_corruption_error()
             yield from group.read_blocks(self.manifest.width, len(self.manifest.columns))
+
+    def _make_corruption_error(self) -> HomeError:
+        return HomeError(f"The local copy in {self._folder} is corrupted; run `nearveil sync` or Client.sync().")
 
     def _path(self, digest: bytes) -> Path:
         return self._folder / f"{digest.hex()}.codes"
@@ -591,12 +621,26 @@ def _unframe(data: bytes, kind: Kind) -> bytes:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Write a file whole, or not at all."""
+    """Write a file durably and whole, or not at all."""
     descriptor, name = tempfile.mkstemp(prefix=_DRAFT, dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def _report_disk_errors(folder: Path) -> Iterator[None]:
+    """Name the folder and the remedy if its disk is full or read-only."""
+    try:
+        yield
+    except OSError as error:
+        raise HomeError(
+            f"Cannot write the local copy in {folder}: {error.strerror}. Free space on its disk, or choose another "
+            "folder with home= or --home. What was there before is still usable."
+        ) from error

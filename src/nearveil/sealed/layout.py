@@ -10,8 +10,8 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
 from nearveil.sealed.lwe import SEED_BYTES, Bytes
-from nearveil.sealed.parameters import FETCH, SCORES
-from nearveil.sealed.sizes import count_question_bytes
+from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
 
 Singles = NDArray[np.float32]
 
@@ -105,6 +105,7 @@ class Layout:
             raise WireError("the sealed layout must have as many cells of every colour, and 1 to 65535 slots a cell")
         if not 1 <= reach < 1 << 16 or n_cells // n_colours * dimension > SCORES.most_samples:
             raise WireError("the sealed layout has numbers that are out of range")
+        _check_part(SCORES, "scores", n_cells * dimension, n_colours * n_slots, 1, limits)
         seed = taken.read_bytes()
         projection = _read_floats(taken, n_features, dimension)
         centroids = _read_floats(taken, n_cells, dimension)
@@ -115,7 +116,22 @@ class Layout:
         records = RecordLayout(*kept) if any(kept) else None
         if records is not None:
             _check_records(records, n_cells * n_slots)
+            n_sent = records.n_fetched * records.n_columns
+            _check_part(FETCH, "records", n_sent, records.n_rows, records.n_fetched, limits)
         return cls(version, seed, n_colours, n_slots, reach, projection, centroids, counts, records)
+
+
+def _check_part(parameters: LweParameters, part: str, n_sent: int, n_rows: int, n_answers: int, limits: Limits) -> None:
+    """Refuse a layout if a question, an answer or a hint would be larger than its limit: nothing is allocated before.
+
+    `n_sent`: Numbers of a question. `n_rows`: Rows of the hint, and numbers of each of `n_answers` parts of an answer.
+    """
+    if (
+        count_question_bytes(parameters, n_sent) > limits.sealed_question
+        or ANSWER_BYTES * n_rows * n_answers > limits.sealed_answer
+        or HINT_BYTES[part] * n_rows * parameters.dimension > limits.sealed_hint
+    ):
+        raise WireError(f"the sealed layout has {part} that are larger than a question, an answer or a hint may be")
 
 
 def _check_records(records: RecordLayout, n_positions: int) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
@@ -61,7 +61,7 @@ class HomeCopies:
     def find(self, gallery: str | None) -> HomeCopy | None:
         """Return the copy of a gallery, or the only one; None where there is none. Nothing is sent."""
         names = [gallery] if gallery is not None else self._names()
-        held = [copy for copy in map(self.open, names) if len(copy)]
+        held = [copy for copy in map(self.open, names) if len(copy) or copy.is_corrupted]
         if len(held) > 1:
             raise QuestionError("gallery", f"there are copies of {', '.join(names)}: name one of them")
         return held[0] if held else None
@@ -86,7 +86,7 @@ async def sync_codes(
     if "codes" not in info.offers:
         raise QuestionError("gallery", f"{info.name} does not hand out its codes: ask it by messages, at an epsilon")
     copy, tally = copies.open(info.name), Tally()
-    download = _Download(session, info, copy, most + HEADER_BYTES + DEFAULT_LIMITS.public_part, tally, progress)
+    download = _Download(session, info, copy, most, tally, progress)
     with await _lock(copy):
         return await _bring_up(session, download, most)
 
@@ -127,13 +127,13 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     copy = await asyncio.to_thread(copies.find, question.gallery)
     if copy is None:
         raise QuestionError("epsilon", NO_COPY)
-    if isinstance(question.where, Mapping) and not copy.has_metadata:
-        raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
-    count, info = count_matches(question.k, len(copy)), _describe(copy)
     try:
         await asyncio.to_thread(copy.load)  # before the query is read: whether this fails depends on the copy alone
     except HomeError as error:
         raise QuestionError("by", str(error)) from None
+    if isinstance(question.where, Mapping) and not copy.has_metadata:
+        raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
+    count, info = count_matches(question.k, len(copy)), _describe(copy)
     since = session.clock.now()
     period = extraction_period([question.image]) + search_period(copy, count, filtered=question.where is not None)
     async with session.private_step(since, period) as step:
@@ -212,16 +212,18 @@ async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, tally:
     return manifest
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Download:
-    """Fetches groups of codes for a copy."""
+    """Fetches groups of codes for a copy. One group at a time is unpacked: a few bytes may unpack to 256 MiB."""
 
     session: Session
     info: GalleryInfo
     copy: HomeCopy
-    most: int  # bytes in all
+    most: int  # bytes of all groups, unpacked; what is sent may be a public part more
     tally: Tally
     progress: Progress | None
+    unpacked: int = 0
+    unpacking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def fetch_all(self, manifest: CodesManifest) -> bool:
         """Fetch what the copy lacks; return whether all of it was as the manifest says."""
@@ -230,19 +232,17 @@ class _Download:
         show = self.progress or (lambda *_: None)
         show(0, len(changed))
 
-        async def take() -> bool:
+        async def fetch_groups() -> bool:
             nonlocal done
             while waiting:
                 number, older = waiting.pop()
-                group = await self._fetch(number, older)
-                if group is None or group.digest != manifest.groups[number]:
+                if not await self._fetch(number, manifest, older=older):
                     return False
-                await asyncio.to_thread(self._keep, group, manifest)
                 done += 1
                 show(done, len(changed))
             return True
 
-        workers = [asyncio.ensure_future(take()) for _ in range(_AT_ONCE)]  # one writes while others are sent
+        workers = [asyncio.ensure_future(fetch_groups()) for _ in range(_AT_ONCE)]  # one writes while others are sent
         try:
             return all(await asyncio.gather(*workers))
         finally:
@@ -250,36 +250,64 @@ class _Download:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)  # nothing is written after this
 
-    def _keep(self, group: CodesGroup, manifest: CodesManifest) -> None:
-        # Before anything of the copy is replaced: a digest says nothing of what the bytes mean.
-        group.read_blocks(manifest.width, len(manifest.columns))
-        self.copy.write_group(group)
+    async def _fetch(self, number: int, manifest: CodesManifest, *, older: bool) -> bool:
+        """Fetch and write a group, or only what changed of one that is held in an older form.
 
-    async def _fetch(self, number: int, older: bool) -> CodesGroup | None:
-        """Return a group; of one that is held in an older form, what changed is fetched alone."""
-        held = await asyncio.to_thread(self.copy.read_group, number) if older else None
-        if held is None:
-            return await self._request(number, None)
-        told = await self._request(number, ())
-        if told is None:
-            return None
-        wanted = tuple(one for one, digest in told.digests.items() if held.digests.get(one) != digest)
-        sent = await self._request(number, wanted) if wanted else told
-        if sent is None or sent.digest != told.digest or sent.blocks.keys() != set(wanted):
-            return None
-        return CodesGroup(number, told.digests, {one: sent.blocks.get(one) or held.blocks[one] for one in told.digests})
+        Return False if the gallery has changed meanwhile.
+        """
+        if not older:
+            content = await self._request(number, None)
+            return content is not None and await self._keep(number, content, manifest, merge=False)
+        listing = await self._request(number, ())
+        if listing is None:
+            return False
+        async with self.unpacking:
+            held = await self._read_held(number)
+            listed = await self._unpack(number, listing)
+            wanted = tuple(block for block, digest in listed.digests.items() if held.digests.get(block) != digest)
+            del held  # it may be large, and others unpack meanwhile
+        content = await self._request(number, wanted) if wanted else listing
+        return content is not None and await self._keep(number, content, manifest, merge=True)
 
-    async def _request(self, number: int, blocks: tuple[int, ...] | None) -> CodesGroup | None:
+    async def _keep(self, number: int, content: bytes, manifest: CodesManifest, *, merge: bool) -> bool:
+        """Unpack, check and write a group; `merge` takes blocks that were not sent from the copy."""
+        async with self.unpacking:
+            group = await self._unpack(number, content)
+            if merge:
+                held = await self._read_held(number)
+                blocks = {
+                    block: group.blocks.get(block) or held.blocks[block]
+                    for block, digest in group.digests.items()
+                    if block in group.blocks or held.digests.get(block) == digest
+                }
+                group = CodesGroup(number, group.digests, blocks)
+            if group.digest != manifest.groups[number] or group.blocks.keys() != group.digests.keys():
+                return False
+            # Before anything of the copy is replaced: a digest does not show that bytes are valid.
+            await asyncio.to_thread(group.check_blocks, manifest.width, len(manifest.columns))
+            await asyncio.to_thread(self.copy.write_group, group)
+            return True
+
+    async def _read_held(self, number: int) -> CodesGroup:
+        return await asyncio.to_thread(self.copy.read_group, number) or CodesGroup(number, {})
+
+    async def _unpack(self, number: int, content: bytes) -> CodesGroup:
+        group = await asyncio.to_thread(CodesGroup.from_bytes, content)
+        if group.number != number:
+            raise ReplyError("the server sent another group than was asked for")
+        self.unpacked += group.size
+        if self.unpacked > self.most:
+            raise QuestionError("most", f"the gallery's codes and texts are more than {self.most:,} bytes, unpacked")
+        return group
+
+    async def _request(self, number: int, blocks: tuple[int, ...] | None) -> bytes | None:
         limit = HEADER_BYTES + DEFAULT_LIMITS.codes_group
         request = Request("group", self.info.name, number=number, blocks=blocks, most=limit)
         response = await self.session.send(request, self.tally)
-        if self.tally.received > self.most:
-            raise QuestionError("most", f"the server sent more than {self.most:,} bytes")
+        if self.tally.received > self.most + HEADER_BYTES + DEFAULT_LIMITS.public_part:
+            raise QuestionError("most", f"the server sent more than {self.most:,} bytes of codes")
         if response.status == 404:  # the gallery has changed
             return None
         if response.status != 200:
             raise make_refusal(response)
-        group = await asyncio.to_thread(CodesGroup.from_bytes, read_frame(response))
-        if group.number != number:
-            raise ReplyError("the server sent another group than was asked for")
-        return group
+        return read_frame(response)
