@@ -1,6 +1,8 @@
 """What a plan costs: never less than any strategy can show, also in tiny cases where all can be tried."""
 
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -12,6 +14,7 @@ from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.guarantee import count_events
 from nearveil.privacy.noise import secure_source
+from nearveil.progress import hide_spinners
 from nearveil.votes.plan import Ballot, GaussianSums, NoisySums, PoissonSample, Screening, VotePlan, Wish, make_plan
 
 CLASSES = Ballot(VoteHistogram, 10)
@@ -199,13 +202,20 @@ def test_a_plan_with_hardly_any_noise_promises_nothing() -> None:
     assert "Nothing is guaranteed" in str(plan.guarantee(1e-5, unit="record", source=secure_source()))
 
 
-def test_a_calibration_that_takes_seconds_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Figures in the log are public: parameters, and what guesses cost."""
+def test_a_calibration_that_takes_seconds_is_shown_and_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Figures in the log are public: the parameters."""
+    shown: list[str] = []
+    monkeypatch.setattr("rich.console.Console.is_terminal", True)
+    monkeypatch.setattr("rich.console.Console.status", lambda _, text: nullcontext(shown.append(text)))  # type: ignore[func-returns-value]
     wish = Wish(epsilon=3.0, delta=1e-4, max_answered=3, max_screened=4)
     with caplog.at_level("INFO", logger="nearveil.votes.plan"):
         make_plan(wish, Ballot(VoteHistogram, 10))
         lines = [record.getMessage() for record in caplog.records]
         make_plan(wish, Ballot(VoteHistogram, 10))
-    assert lines[0].startswith("calibrating the noise of 4 screenings and 3 votes")
-    assert lines[1].startswith("calibrating the noise: guess 1 costs epsilon")
-    assert len(caplog.records) == len(lines)  # calibrated once
+    assert lines == shown == ["Calibrating the noise of 4 screenings and 3 votes, once"]
+    assert len(caplog.records) == 1
+    with hide_spinners():
+        make_plan(replace(wish, max_screened=5), Ballot(VoteHistogram, 10))
+    assert len(shown) == 1

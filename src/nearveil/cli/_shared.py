@@ -196,11 +196,13 @@ def show_bars() -> Iterator[Bars]:
     """Yield a function that starts progress bars. They show no counts: how many records there are is private."""
     from rich.progress import Progress
 
+    from nearveil.progress import hide_spinners
+
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _make_lines()
         return
-    with Progress(console=console, transient=True) as progress:
+    with hide_spinners(), Progress(console=console, transient=True) as progress:
 
         def start(text: str, total: int | None) -> Tick:
             for before in progress.task_ids:  # one after the other, and some had no total

@@ -28,6 +28,7 @@ from nearveil.privacy.noise import (
     look_up,
     make_alias_table,
 )
+from nearveil.progress import show_spinner
 
 _BITS = 320  # of weights while a table is made
 _REACH = 4095  # a longer gap starts anew behind the table: coins have no memory
@@ -465,6 +466,16 @@ def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
 def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
     """Return the least vote noise, up to a thousandth, at which the plan costs `target`."""
     screens = ballot.screened and wish.screens
+    if not screens:
+        return _search_noise(wish, ballot, target, screens=False)
+    text = f"Calibrating the noise of {wish.screened:,} screenings and {wish.max_answered:,} votes, once"
+    _LOG.info(text)
+    with show_spinner(text):
+        return _search_noise(wish, ballot, target, screens=True)
+
+
+def _search_noise(wish: Wish, ballot: Ballot, target: float, *, screens: bool) -> float:
+    """Search the noise by the prices of a few guesses."""
 
     def cost(noise: float) -> float:
         return _plan_at(wish, ballot, screens, noise).epsilon(wish.delta)
@@ -475,13 +486,8 @@ def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
     if find_epsilon(count_events(screenings), wish.delta) > target:
         raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
     known: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
-    if screens:
-        text = "calibrating the noise of %d screenings and %d votes: some seconds, once for these parameters"
-        _LOG.info(text, wish.screened, wish.max_answered)
-    for guess in range(_GUESSES):
+    for _ in range(_GUESSES):
         price = cost(noise)
-        if screens:
-            _LOG.info("calibrating the noise: guess %d costs epsilon %.4g, wanted %.4g", guess + 1, price, target)
         if (1 - _CLOSE) * target <= price <= target:
             return noise
         known.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
