@@ -521,9 +521,9 @@ class Sender:
 
 
 def test_bodies_in_flight_are_counted_before_they_are_read(tmp_path: Path) -> None:
-    with serving(tmp_path, receiving=100_000, per_token=3) as server:
+    with serving(tmp_path, receiving=140_000, per_token=3) as server:
         state, path = server.client.app.state.nearveil, "/v1/galleries/birds/query"
-        budget, bob = state.receiving["query"], server.token("bob")
+        budget, bob, carol = state.receiving["query"], server.token("bob"), server.token("carol")
 
         async def run() -> None:
             first = Sender(server, path, 65_540)
@@ -532,9 +532,13 @@ def test_bodies_in_flight_are_counted_before_they_are_read(tmp_path: Path) -> No
                 await first.asked.wait()
             assert budget.used == 65_540  # nothing of it has come
             second = Sender(server, path, 65_540, bob)
-            status, headers = await second.send()
+            other = asyncio.create_task(second.send())
+            async with asyncio.timeout(5):
+                await second.asked.wait()
+            third = Sender(server, path, 65_540, carol)
+            status, headers = await third.send()
             assert (status, headers[b"retry-after"]) == (503, b"1")
-            assert not second.asked.is_set()
+            assert not third.asked.is_set()
             small = [Sender(server, path, 50) for _ in range(2)]
             tasks = [asyncio.create_task(one.send()) for one in small]
             async with asyncio.timeout(5):
@@ -542,12 +546,35 @@ def test_bodies_in_flight_are_counted_before_they_are_read(tmp_path: Path) -> No
             fourth = Sender(server, path, 1)  # of a token that has three requests in flight
             fourth.parts.put_nowait(b"x")  # which is thrown away
             assert (await fourth.send())[0] == 429
-            for one, length in ((first, 65_540), *((one, 50) for one in small)):
+            for one, length in ((first, 65_540), (second, 65_540), *((one, 50) for one in small)):
                 one.parts.put_nowait(bytes(length))
-            assert [status for status, _ in await asyncio.gather(task, *tasks)] == [400] * 3
+            assert [status for status, _ in await asyncio.gather(task, other, *tasks)] == [400] * 4
 
         server.client.runner.run(run())
         assert (budget.used, state.under_way._counts) == (0, {})
+
+
+@pytest.mark.parametrize("receiving", [1000, 140_000])
+def test_slow_bodies_of_one_token_keep_no_other_out(tmp_path: Path, receiving: int) -> None:
+    """Neither where two large bodies are within the limit, nor where one alone is above it."""
+    with serving(tmp_path, receiving=receiving) as server:
+        path, bob = "/v1/galleries/birds/query", server.token("bob")
+
+        async def run() -> None:
+            slow = Sender(server, path, 65_540)
+            task = asyncio.create_task(slow.send())
+            async with asyncio.timeout(5):
+                await slow.asked.wait()
+            assert (await Sender(server, path, 65_540).send())[0] == 503
+            other = Sender(server, path, 65_540, bob)
+            other.parts.put_nowait(bytes(65_540))
+            async with asyncio.timeout(5):
+                assert (await other.send())[0] == 400  # it was read: zeros are no message
+            slow.parts.put_nowait(bytes(65_540))
+            assert (await task)[0] == 400
+
+        server.client.runner.run(run())
+        assert server.client.app.state.nearveil.receiving["query"].used == 0
 
 
 def test_the_reservation_of_a_body_ends_with_its_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -133,27 +133,41 @@ class UnderWay:
 
 
 class ByteBudget:
-    """Limits the bytes that all requests of a process hold together; a larger request must be the only one.
+    """Limits the bytes that all requests of a process hold together, and those of each token to half of that.
+
+    A token that holds nothing may have one request of any size unless two others hold something: so one token alone
+    never keeps the others out, and all hold at most `limit` bytes or two requests of the largest size.
 
     Examples
     --------
     >>> budget = ByteBudget(100, "too many bytes are in flight: ask again later")
-    >>> budget.resize(0, 70), budget.resize(70, 120), budget.resize(120, 0), budget.resize(0, 90)
-    (70, 120, 0, 90)
-    >>> budget.resize(0, 20)
+    >>> budget.resize("ann", 0, 70), budget.resize("bob", 0, 40), budget.resize("ann", 70, 0)
+    (70, 40, 0)
+    >>> budget.resize("bob", 0, 20)
     Traceback (most recent call last):
     nearveil.service.server.errors.BusyError: too many bytes are in flight: ask again later
     """
 
     def __init__(self, limit: int, message: str) -> None:
-        self._limit, self._message, self.used = limit, message, 0
+        self._limit, self._message = limit, message
+        self._bytes: dict[str, int] = {}  # by token
 
-    def resize(self, old: int, new: int) -> int:
-        """Let one request hold `new` bytes instead of `old`, and return `new`; BusyError where that is too much."""
-        rest = self.used - old
-        if new > old and rest and rest + new > self._limit:
-            raise BusyError(self._message)
-        self.used = rest + new
+    @property
+    def used(self) -> int:
+        """Bytes that are in use."""
+        return sum(self._bytes.values())
+
+    def resize(self, token: str, old: int, new: int) -> int:
+        """Let a request of a token hold `new` bytes instead of `old`, and return `new`; BusyError if it is too much."""
+        rest = self._bytes.get(token, 0) - old  # of the token's other requests
+        if new > old:
+            total, n_others = self.used - old + new, len(self._bytes.keys() - {token})
+            exceeds = total > self._limit and (rest > 0 or n_others > 1)
+            if exceeds or (rest and rest + new > self._limit // 2):
+                raise BusyError(self._message)
+        self._bytes[token] = rest + new
+        if not self._bytes[token]:
+            del self._bytes[token]
         return new
 
 

@@ -79,6 +79,11 @@ class RequestContext:
         self.length: bytes | None = None
         self.chunked, self.content_type, self.key = False, b"", b""
 
+    @property
+    def token_id(self) -> str:
+        """The id of the token; empty where none is needed."""
+        return "" if self.token is None else self.token.id
+
     def require(self, scope: Scope) -> Token:
         """Return the token of the client, if it is good for a scope."""
         if self.token is None:
@@ -95,13 +100,13 @@ class RequestContext:
 
     def reserve_body(self, budget: ByteBudget, length: int) -> None:
         """Reserve the bytes of the body before any of it is read; BusyError where too many are reserved."""
-        self.body = budget, budget.resize(0, length)
+        self.body = budget, budget.resize(self.token_id, 0, length)
 
     def release_body(self) -> None:
         """Release the bytes of the body."""
         if self.body is not None:
             budget, length = self.body
-            budget.resize(length, 0)
+            budget.resize(self.token_id, length, 0)
             self.body = None
 
     def end(self, sending: ByteBudget) -> None:
@@ -110,7 +115,7 @@ class RequestContext:
         if self.under_way is not None and self.token is not None:
             self.under_way.leave(self.token.id)
         if self.held:
-            self.held = sending.resize(self.held, 0)
+            self.held = sending.resize(self.token_id, self.held, 0)
 
     def has_a_little_to_read(self) -> bool:
         """Return whether the client is about to send a small body that nobody has read."""
@@ -340,7 +345,8 @@ class AppState:
             reply = quick.known(data)
         if reply is None:
             kind = gallery.name, data[FLAGS : FLAGS + 1]
-            context.held = self.sending.resize(context.held, self._sizes.get(kind, 0))  # before memory is taken for it
+            size = self._sizes.get(kind, 0)
+            context.held = self.sending.resize(context.token_id, context.held, size)  # before memory is taken for it
             pool: PoolName = "files" if data[FLAGS : FLAGS + 1] == _ORIGINALS else "answers"
             reply = await self.run(context, gallery, lambda: gallery.query(data), pool)
             self.metrics.made.inc()
@@ -369,7 +375,7 @@ class AppState:
         """Return an answer; BusyError where it is large, and too much waits for clients to read it."""
         context.release_body()
         large = len(body) > _SMALL
-        context.held = self.sending.resize(context.held, len(body) if large else 0)
+        context.held = self.sending.resize(context.token_id, context.held, len(body) if large else 0)
         if large:
             self.charge(context, len(body))
         return (LargeResponse if large else Response)(body, status, headers, kind)

@@ -132,9 +132,10 @@ class Settings(BaseSettings):
     per_token : int
         Requests of one token that may be under way: that are worked on, or whose large answers are not read yet.
     sending : int
-        Bytes of large answers that clients may still have to read, all together.
+        Bytes of large answers that clients may still have to read, all together; of one token at most half.
     receiving : int
-        Bytes of the bodies of requests in flight, all together: of messages, and as many of sealed questions.
+        Bytes of the bodies of requests in flight, all together: of messages, and as many of sealed questions; of one
+        token at most half.
     concurrency, queue : int
         Requests that are worked on at the same time by threads, and those that may wait for that.
     connections : int
