@@ -41,6 +41,7 @@ def test_answers_that_can_only_be_noise_are_announced(model: Any, figure: str) -
     (warning,) = caught
     assert "larger epsilon" in str(warning.message)
     assert Path(warning.filename).name == Path(__file__).name
+    assert "more records" in str(warning.message)
     if not isinstance(model, PrivateDiscriminant | PateClassifier):
         assert "9 voters" in figure or "for you alone" in str(warning.message)
 

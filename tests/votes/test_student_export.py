@@ -64,6 +64,11 @@ def test_a_student_read_from_bytes_predicts_as_before(student: Any, options: dic
     assert after.to_bytes() == before.to_bytes()
 
 
+def test_rows_of_another_width_are_refused(public: PublicStudent) -> None:
+    with pytest.raises(ValueError, match=r"X must have \d+ features for each row, as in fit; it has 1$"):
+        public.predict(HELD[:, :1])
+
+
 def test_a_network_read_from_bytes_predicts_as_before() -> None:
     pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
     rng = np.random.default_rng(0)

@@ -350,7 +350,7 @@ def _warn_of_noise(poll: Poll) -> None:
         warnings.warn(
             f"only noise is to be expected: {plan.n_neighbors:,} voters are wanted, an answer needs {needed:,} of them "
             f"that agree (noise {plan.vote_noise:.3g}), and {voters}. Give a larger epsilon, a smaller max_answered, "
-            "or more of them",
+            "or more records or teachers",
             NoiseWarning,
             stacklevel=3,
         )

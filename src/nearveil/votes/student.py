@@ -69,6 +69,9 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
 
     def transform(self, X: Rows) -> Rows:
         """Map rows."""
+        n_features = len(self._components)
+        if X.shape[1] != n_features:
+            raise ValueError(f"X must have {n_features:,} features for each row, as in fit; it has {X.shape[1]:,}")
         mapped: Rows = (self._whole(X) @ self._components - self._mean) * self._scale
         return mapped
 
