@@ -18,7 +18,7 @@ from nearveil.features import (
     backbones,
     default_extractor,
 )
-from nearveil.features.backbones import backbone
+from nearveil.features.backbones import backbone, find_extractor
 from nearveil.features.extractor import FeatureError, hog
 from nearveil.features.images import resize
 from tests.features.files import picture
@@ -443,3 +443,8 @@ def test_a_fingerprint_names_its_extractor(name: str) -> None:
         pytest.skip(str(error))
     assert backbones.name_extractor(found.fingerprint) == found.name
     assert backbones.name_extractor(found.fingerprint[:-1]) == ""
+
+
+def test_vectors_without_an_extractor_do_not_advise_to_install_one() -> None:
+    with pytest.raises(ValueError, match=r"^no extractor is recorded for these features: give vectors, not images$"):
+        find_extractor("")

@@ -246,6 +246,8 @@ def name_extractor(fingerprint: str) -> str:
 
 def find_extractor(fingerprint: str) -> Extractor:
     """Return the extractor of a fingerprint, among those that come with nearveil and are installed."""
+    if not fingerprint:
+        raise ValueError("no extractor is recorded for these features: give vectors, not images")
     for make in EXTRACTORS.values():
         try:
             found = make()
