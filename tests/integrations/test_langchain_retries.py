@@ -218,7 +218,7 @@ def test_a_search_at_home_sends_and_pays_nothing(made: Path, tmp_path: Path, mon
         before = len(wire.requests)
         assert len(NearveilRetriever(client=client, embed=embed, by="home").invoke("text")) == 4
         assert (here.paid, len(wire.requests)) == (0, before)
-        with pytest.raises(QuestionError, match="epsilon must be 0"):
+        with pytest.raises(QuestionError, match="pass epsilon=0"):
             NearveilRetriever(client=client, embed=embed, by="home", epsilon=4.0).invoke("text")
         NearveilRetriever(client=client, embed=embed, by="message").invoke("text")
         assert (here.paid, len(wire.posts)) == (1, 1)

@@ -83,7 +83,7 @@ def test_a_question_without_a_copy_is_refused_and_sends_nothing_of_it(here: Scen
     ("options", "words"),
     [
         ({"by": "message"}, "above 0"),
-        ({"by": "home", "epsilon": 4.0}, "epsilon must be 0"),
+        ({"by": "home", "epsilon": 4.0}, "pass epsilon=0"),
         ({"by": "magic"}, "one of"),
         ({"thumbnails": True}, "no images"),
         ({"candidates": 0.1}, "candidates: it applies to messages only"),
@@ -342,7 +342,7 @@ def test_a_corrupted_copy_is_refused_and_fetched_again(here: Scene, tmp_path: Pa
         path.write_bytes({"truncated": content[:-7], "one bit": flipped, "empty": b""}[damage])
     fresh, wire = here.client(home=tmp_path / "home")
     if not (damage == "missing" and kind != "codes"):  # then there is no copy
-        with pytest.raises(QuestionError, match="is corrupted; run `nearveil sync`"):
+        with pytest.raises(QuestionError, match=r"^home: The local copy in .* is corrupted; run `nearveil sync`"):
             fresh.nearest(QUERIES[0], 5, epsilon=0, by="home")
         assert wire.requests == []
     fresh.sync()

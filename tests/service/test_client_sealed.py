@@ -136,7 +136,7 @@ def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epsilon": 4.0}, "sealed tells nothing and costs nothing, so epsilon must be 0, and is 4"),
+        ({"epsilon": 4.0}, "sealed tells nothing and costs nothing: pass epsilon=0; it is 4"),
         ({"thumbnails": True}, "no images"),
         ({"candidates": 0.1}, "candidates: it applies to messages only"),
         ({"where": {"colour": "red"}}, "no metadata"),

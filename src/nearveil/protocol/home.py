@@ -356,9 +356,9 @@ class HomeCopy:
         """Take a manifest whose groups are all there, and delete what it does not name."""
         missing = [number for number, digest in manifest.groups.items() if not self._path(digest).is_file()]
         if missing:
-            raise HomeError(f"{len(missing)} groups are missing: synchronise again")
+            raise HomeError(f"{len(missing)} groups are missing; run `nearveil sync` again")
         if manifest.public_digest != public.public_digest or manifest.width != public.table.width:
-            raise WireError("the codes are of another map than the public part: synchronise again")
+            raise WireError("the codes are of another map than the public part; run `nearveil sync` again")
         with self._lock, _report_disk_errors(self._folder):
             make_private_folder(self._folder)
             _write_file(self._folder / _PUBLIC, public.to_bytes())

@@ -114,7 +114,7 @@ async def _bring_up(session: Session, download: "_Download", most: int) -> HomeC
             copy.fetched = tally.received
             return copy
         await session.clock.pause(float(attempt))
-    raise ReplyError("the gallery changes faster than it can be fetched: synchronise again later")
+    raise ReplyError("the gallery changes faster than it can be fetched; run `nearveil sync` later")
 
 
 async def search_home(session: Session, question: NearestQuestion, copies: HomeCopies) -> Nearest:
@@ -130,7 +130,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     try:
         await asyncio.to_thread(copy.load)  # before the query is read: whether this fails depends on the copy alone
     except HomeError as error:
-        raise QuestionError("by", str(error)) from None
+        raise QuestionError("home", str(error)) from None
     if isinstance(question.where, Mapping) and not copy.has_metadata:
         raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
     count, info = count_matches(question.k, len(copy)), _describe(copy)

@@ -540,7 +540,7 @@ class NearestQuestion:
         if self.by not in get_args(Way):
             raise QuestionError("by", f"it must be one of {', '.join(get_args(Way))}")
         if (self.epsilon == 0) == (self.by == "message") and self.by != "auto":
-            free = f"{self.by} tells nothing and costs nothing, so epsilon must be 0, and is {self.epsilon}"
+            free = f"{self.by} tells nothing and costs nothing: pass epsilon=0; it is {self.epsilon} (4.0 by default)"
             words = "a message needs an epsilon above 0: home and sealed are for 0" if self.by == "message" else free
             raise QuestionError("by", words)
 
