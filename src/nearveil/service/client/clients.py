@@ -466,8 +466,8 @@ class Client:
         """Find the nearest images of an open gallery.
 
         The account pays before the message exists. The message names one of a few sets of the gallery; all images of
-        that set come back, and the choice is made here. Nothing is sent after it. At epsilon 0 nothing is sent at all:
-        the copy that :meth:`sync` fetched is searched here, and nothing is paid.
+        that set come back, and the choice is made here. Nothing is sent after it. At epsilon 0 nothing is paid: the
+        copy that :meth:`sync` fetched is searched here, and nothing is sent; without a copy a sealed question is sent.
 
         Parameters
         ----------
@@ -477,7 +477,7 @@ class Client:
         k : int or None, default=8
             How many; None for 8, or as many as an answer holds.
         epsilon : float, default=4.0
-            Of the message, from 1e-6 to 40; or 0, to search a copy at home.
+            Of the message, from 1e-6 to 40; 0 for "home" and "sealed".
         candidates : float, optional
             The part of the gallery that an answer holds; there must be a map for it. The newest map otherwise.
         gallery : str, optional
