@@ -1,4 +1,4 @@
-"""Measure the index: build, open, exact and approximate search, memory; both stores, against plain FAISS.
+"""Measure the index: build, open, search, memory; both stores, against plain FAISS.
 
 Plain FAISS is ``IndexFlatIP``: rows in memory, nothing on the disk. Every case runs in a process of its own, in which
 ours and FAISS search by turns for the same queries, one at a time. Both stores are durable: each addition of 10,000
@@ -95,7 +95,6 @@ def measure(store: str, where: str, n: int, dimension: int, count: int, threads:
     """Measure one store at one size."""
     import faiss
 
-    from nearveil.gallery import index as _index
     from nearveil.gallery.index import Index
 
     faiss.omp_set_num_threads(threads)
@@ -115,13 +114,6 @@ def measure(store: str, where: str, n: int, dimension: int, count: int, threads:
         "open_s": seconds_open, "exact_ms": exact["ours"], "plain_ms": exact["plain"], "agreed": float(agreed),
         "memory_mb": memory, "plain_memory_mb": plain_memory, "disk_mb": disk(where),
     }  # fmt: skip
-    _index.SMALL = 0
-    record["prepare_s"], _ = timed(lambda: index.search(queries[:1], K, exact=False))
-    ways = {"ours": lambda row: index.search(row, K, exact=False), "plain": lambda row: plain.search(row, K)}
-    record["approximate_ms"] = searched(ways, queries)["ours"]
-    found = index.search(queries, K, exact=False)[0]
-    record["recall"] = float(np.mean([np.isin(a, b).mean() for a, b in zip(want, found, strict=True)]))
-    record["approximate_memory_mb"], record["approximate_disk_mb"] = resident() - before, disk(where)
     index.close()
     return record
 
@@ -224,18 +216,14 @@ def show(records: Sequence[dict[str, Any]]) -> None:
     from rich.table import Table
 
     grid = Table(title=f"Index: k = {K}, one query at a time, medians; in brackets the ratio to plain FAISS")
-    headings = ("store", "items x dims", "build, s", "open, s", "exact, ms", "prepare, s", "approx., ms", "recall",
-                "memory, MB", "+ approx.", "disk, MB", "+ approx.")  # fmt: skip
+    headings = ("store", "items x dims", "build, s", "open, s", "search, ms", "memory, MB", "disk, MB")  # fmt: skip
     for heading in headings:
         grid.add_column(heading, justify="left" if heading == "store" else "right", no_wrap=True)
     for r in records:
         grid.add_row(
             r["store"], f"{r['items']:,} x {r['dimension']}", f"{r['build_s']:.1f}", f"{r['open_s']:.2f}",
-            f"{r['exact_ms']:.2f} ({r['exact_ms'] / r['plain_ms']:.2f})", f"{r['prepare_s']:.1f}",
-            f"{r['approximate_ms']:.2f} ({r['approximate_ms'] / r['plain_ms']:.2f})", f"{r['recall']:.3f}",
-            f"{r['memory_mb']:.0f} ({r['memory_mb'] / r['plain_memory_mb']:.2f})",
-            f"{r['approximate_memory_mb']:.0f}", f"{r['disk_mb']:.0f}",
-            f"{r['approximate_disk_mb']:.0f}",
+            f"{r['exact_ms']:.2f} ({r['exact_ms'] / r['plain_ms']:.2f})",
+            f"{r['memory_mb']:.0f} ({r['memory_mb'] / r['plain_memory_mb']:.2f})", f"{r['disk_mb']:.0f}",
         )  # fmt: skip
     Console(width=170).print(grid)
 

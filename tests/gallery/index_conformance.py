@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from nearveil.features import HogColor
 from nearveil.gallery import _directory as _index_matrix
-from nearveil.gallery import index as _index
 from nearveil.gallery import items as _items
 from nearveil.gallery.answers import ItemDetails, encode_details, encode_name
 from nearveil.gallery.errors import (
@@ -590,8 +589,7 @@ class IndexConformance:
                 rows.update(zip(index.add(plain_items(more)).tolist(), more, strict=True))
             held = np.array(list(rows), np.uint32)
             want, _ = true_nearest(held, np.stack(list(rows.values())), queries, 9)
-            for exact in (True, False):
-                assert index.search(queries, 9, exact=exact)[0].tolist() == want.tolist()
+            assert index.search(queries, 9)[0].tolist() == want.tolist()
             now = index.snapshot()
             assert now.ids.tolist() == held.tolist()
             assert now.features.tobytes() == np.stack(list(rows.values())).tobytes()
@@ -602,37 +600,6 @@ class IndexConformance:
         twin = unit_rows(1, seed=77)
         ids = index.add(plain_items(np.repeat(twin, 5, axis=0)))
         assert index.search(twin, 5)[0].tolist() == [ids.tolist()]
-
-    def test_approximate_search(self, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_index, "SMALL", 100)
-        rows = np.concatenate([unit_rows(40), unit_rows(2500, seed=8)])
-        index.add(plain_items(rows[40:]))
-        queries, k = unit_rows(50, seed=9), 10
-        held = np.arange(len(rows), dtype=np.uint32)
-
-        def share(ids: NDArray[np.uint32]) -> float:
-            true = true_nearest(held, rows[held], queries, k)[0]
-            return float(np.mean([np.isin(one, other).mean() for one, other in zip(true, ids, strict=True)]))
-
-        ids, scores = index.search(queries, k, exact=False)
-        assert share(ids) >= 0.9
-        assert index.recall() >= 0.9
-        # Whatever was found has its true score, in order.
-        np.testing.assert_allclose(scores, np.einsum("qd,qkd->qk", queries, rows[ids]), atol=3e-7)
-        assert (np.diff(scores, axis=1) <= 0).all()
-        # What is deleted is not found, and what is new is: before anything is built anew.
-        index.delete(np.unique(ids[:, 0]))
-        new = index.add(plain_items(queries, "new"))
-        again, found = index.search(queries, k, exact=False)
-        assert not np.isin(again, ids[:, 0]).any()
-        assert again[:, 0].tolist() == new.tolist()
-        np.testing.assert_allclose(found[:, 0], 1, atol=1e-6)
-        rows = np.concatenate([rows, queries])
-        held = np.setdiff1d(np.arange(len(rows), dtype=np.uint32), ids[:, 0])
-        assert share(again) >= 0.9
-        # More than any list or graph gives at first: filled up, without repetition.
-        many = index.search(queries[:2], len(index), exact=False)[0]
-        assert [sorted(row) for row in many.tolist()] == [held.tolist()] * 2
 
     def test_a_snapshot_stays_as_it_is(self, index: Index) -> None:
         before = index.snapshot()

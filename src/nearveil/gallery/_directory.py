@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -65,13 +64,6 @@ Found = tuple[Positions, Singles]
 
 _GROWTH = 1.5
 _MOST_DEAD = 256  # deleted rows that a search skips; with more of them the rows are packed
-_CELLS = 2.0  # lists for the square root of the rows
-_TRAINING = 40  # rows a list is learned from
-_WIDER = 4  # candidates of short codes for each neighbour that is asked for, ranked again by full rows
-_GOAL = 0.95  # recall at which lists are enough
-_SAMPLE, _TOP = 200, 10  # rows that recall is measured on, and their neighbours
-_OUTDATED = 0.2  # part of the rows that may have come since before lists are built anew
-_GATHERED = 1 << 24  # numbers gathered at once
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +73,6 @@ class RowView:
     ids: Ids  # rising
     rows: Singles
     dead: Positions  # positions of rows that were deleted
-    packing: int  # positions mean the same in two views with the same number
 
     def __len__(self) -> int:
         return len(self.ids) - len(self.dead)
@@ -111,7 +102,7 @@ class RowMatrix:
 
     def __init__(self, dimension: int) -> None:
         self._ids, self._rows = np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
-        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64), 0)
+        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64))
 
     def change(self, ids: Ids, rows: Singles, gone: NDArray[np.int64]) -> RowView:
         """Add rows of rising ids and take out others; return the view after it."""
@@ -120,10 +111,10 @@ class RowMatrix:
             self.reserve(max(size, int(_GROWTH * len(self._ids))))
         start = len(self.view.ids)
         self._ids[start:size], self._rows[start:size] = ids, rows
-        grown = RowView(self._ids[:size], self._rows[:size], self.view.dead, self.view.packing)
+        grown = RowView(self._ids[:size], self._rows[:size], self.view.dead)
         positions = grown.positions(gone)
         dead = np.union1d(grown.dead, positions[positions >= 0])
-        self.view = RowView(grown.ids, grown.rows, dead, grown.packing)
+        self.view = RowView(grown.ids, grown.rows, dead)
         if len(dead) > _MOST_DEAD:
             self._pack()
         return self.view
@@ -136,7 +127,7 @@ class RowMatrix:
 
     def _pack(self) -> None:
         self._ids, self._rows = self.view.alive()
-        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64), self.view.packing + 1)
+        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64))
 
 
 def search_rows(rows: Singles, queries: Singles, k: int) -> Found:
@@ -154,77 +145,6 @@ def select_best(found: Found, dead: Positions, k: int) -> Found:
     order = np.lexsort((positions, -scores), axis=1)[:, :k]
     scores = np.take_along_axis(scores, order, axis=1)
     return np.where(np.isneginf(scores), -1, np.take_along_axis(positions, order, axis=1)), scores
-
-
-class InvertedLists:
-    """Approximate search: inverted lists of 8-bit rows, whose candidates are ranked again by full rows.
-
-    Rows that came after the lists were built are searched exactly, and deleted rows are skipped. `recall` is the part
-    of the true nearest 10 that is found, measured on 200 rows of the gallery.
-    """
-
-    def __init__(self, view: RowView) -> None:
-        size, dimension = view.rows.shape
-        n_lists = max(1, round(_CELLS * size**0.5))
-        self._size, self._packing = size, view.packing
-        self._lists = faiss.IndexIVFScalarQuantizer(
-            faiss.IndexFlatIP(dimension), dimension, n_lists, faiss.ScalarQuantizer.QT_8bit,
-            faiss.METRIC_INNER_PRODUCT, False,
-        )  # fmt: skip
-        self._lists.cp.min_points_per_centroid = 1
-        spread = np.linspace(0, size - 1, min(size, _TRAINING * n_lists)).astype(np.intp)
-        self._lists.train(view.rows[spread])
-        self._lists.add(view.rows)
-        self.recall = self._tune(view)
-
-    def fits(self, view: RowView) -> bool:
-        """Return whether not too much has changed since."""
-        return view.packing == self._packing and len(view.ids) - self._size <= _OUTDATED * self._size
-
-    def nearest(self, view: RowView, queries: Singles, k: int) -> Found:
-        """Return positions and inner products of (nearly) the k nearest, best first."""
-        count = min(self._size, _WIDER * k + len(view.dead))
-        rough = self._lists.search(queries, count)[1]
-        late, late_scores = search_rows(view.rows[self._size :], queries, k + len(view.dead))
-        late = np.where(late < 0, -1, late + self._size)
-        positions = np.concatenate([rough, late], axis=1)
-        scores = np.concatenate([_multiply_candidates(view.rows, queries, rough), late_scores], axis=1)
-        positions, scores = select_best((positions, scores), view.dead, k)
-        short = positions[:, -1] < 0  # lists ran out: those queries are answered exactly
-        if short.any():
-            positions[short], scores[short] = view.nearest(queries[short], k)
-        return positions, scores
-
-    def _tune(self, view: RowView) -> float:
-        """Look into more lists until recall is good; return it."""
-        sample = np.unique(np.linspace(0, self._size - 1, _SAMPLE).astype(np.int64))
-        queries, top = view.rows[sample], min(_TOP + 1, len(view))
-        true = view.nearest(queries, top)[0]
-        looked = 4
-        while True:
-            self._lists.nprobe = min(looked, self._lists.nlist)
-            found = _measure_overlap(true, self.nearest(view, queries, top)[0], sample)
-            if found >= _GOAL or looked >= self._lists.nlist:
-                return found
-            looked *= 2
-
-
-def _measure_overlap(true: Positions, found: Positions, own: Positions) -> float:
-    """Return the part of true neighbours that was found; a row is not its own neighbour."""
-    wanted = true != own[:, None]
-    hit = np.array([np.isin(one, other) for one, other in zip(true, found, strict=True)])
-    return float((hit & wanted).sum() / max(1, wanted.sum()))
-
-
-def _multiply_candidates(rows: Singles, queries: Singles, positions: Positions) -> Singles:
-    """Return inner products of each query with its own candidates."""
-    products = np.empty(positions.shape, np.float32)
-    step = max(1, _GATHERED // max(1, positions.shape[1] * rows.shape[1]))
-    for start in range(0, len(queries), step):
-        some = slice(start, start + step)
-        gathered: Any = rows[np.maximum(positions[some], 0)]
-        products[some] = np.matmul(gathered, queries[some, :, None])[:, :, 0]
-    return products
 
 
 _FILE = "index.db"
@@ -258,8 +178,6 @@ class DirectoryIndex(_index.Index):
         super().__init__(database, where)
         self._lock = threading.Lock()
         self._matrix, self._revision, self._next_id = _start_empty(self.dimension)
-        self._lists: InvertedLists | None = None
-        self._building = threading.Lock()
         with self._database.begin_read() as connection:
             large = is_large(load_head(connection, where))
         if not large:
@@ -333,26 +251,10 @@ class DirectoryIndex(_index.Index):
         revision, view = self._view()
         return Snapshot(revision, *view.alive())
 
-    def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
+    def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         _, view = self._view()
-        k = check_k(k, len(view))
-        lists = None if exact or len(view) <= _index.SMALL else self._fitting_lists(view)
-        positions, scores = view.nearest(queries, k) if lists is None else lists.nearest(view, queries, k)
+        positions, scores = view.nearest(queries, check_k(k, len(view)))
         return view.ids[positions], scores
-
-    def _fitting_lists(self, view: RowView) -> InvertedLists | None:
-        """Return lists for approximate search; None while another thread builds them."""
-        lists = self._lists
-        if lists is not None and lists.fits(view):
-            return lists
-        if not self._building.acquire(blocking=False):
-            return None
-        try:
-            if self._lists is None or not self._lists.fits(view):
-                self._lists = InvertedLists(view)
-            return self._lists
-        finally:
-            self._building.release()
 
     def _view(self) -> tuple[int, RowView]:
         """Return the revision and the rows, after reading what changed since."""

@@ -40,12 +40,9 @@ from nearveil.mechanisms.covers.covers import MOST_ITEMS
 from nearveil.storage import Database, describe_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server
-_GRAPH = "nearveil_feature_hnsw"
-_WHOLE, _HALF = 2000, 4000  # dimensions that pgvector's graph takes in 32 bits, and in 16
 _PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB: beside each other a scan reads them fastest
 _BLOCK = 1 << 14  # rows written or read at once
 _WAIT = 30.0  # seconds, of a worker that reads a partition
-_MOST_LOOKED = 1000  # pgvector's largest hnsw.ef_search
 _EXTENSION = (
     "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
 )
@@ -54,22 +51,10 @@ _PATH = (
     "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(%s)), false)"
 )
 _EXACT = "SELECT id, -(feature <#> %(q)s) FROM nearveil_feature ORDER BY feature <#> %(q)s, id LIMIT %(k)s"
-# The graph gives candidates, full rows rank them: in more than 2,000 dimensions the graph has them in 16 bits.
-_NEAR = (
-    "SELECT id, -(feature <#> %(q)s) FROM (SELECT id, feature FROM nearveil_feature "
-    "ORDER BY {column} <#> %(q)s{cast} LIMIT %(more)s) AS near ORDER BY feature <#> %(q)s, id LIMIT %(k)s"
-)
 
 
 class PostgresIndex(_index.Index):
-    """The store for those who have a PostgreSQL server already. A change is one transaction.
-
-    Approximate search uses an HNSW graph, with rows in 16 bits above 2,000 dimensions; above 4,000, search is exact.
-    """
-
-    def __init__(self, database: Database, where: str) -> None:
-        super().__init__(database, where)
-        self._graph_seen = False
+    """The store for those who have a PostgreSQL server already. A change is one transaction."""
 
     @classmethod
     def _create(cls, where: str, first: Head, timeout: float) -> "PostgresIndex":
@@ -139,64 +124,17 @@ class PostgresIndex(_index.Index):
             raise make_damaged_error(self._where, "the list of items")
         return Snapshot(head.revision, ids, features)
 
-    def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
-        if not exact and self._can_approximate():
-            found = self._ask(queries, k, self._near_query(), _near_settings(k))
-            if all(len(rows) == k for rows in found):
-                return _columns(found, k)
-        # A scan of all rows: an index would make it approximate.
-        found = self._ask(queries, k, _EXACT, ("enable_indexscan = off", "enable_bitmapscan = off"))
-        return _columns(found, k)
-
-    def _ask(self, queries: Singles, k: int, statement: str, settings: tuple[str, ...]) -> list[list[Any]]:
-        """Return rows of id and score for each query."""
+    def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         from pgvector import Vector
 
-        # Plans are made for the k that is asked for: the fewer rows, the better a graph looks.
-        every = ("jit = off", "plan_cache_mode = force_custom_plan", *settings)
+        # A scan of all rows: an index on the features, such as one of version 0.2, would make it approximate.
+        settings = ("jit = off", "enable_indexscan = off", "enable_bitmapscan = off")
         with self._database.begin_read() as connection:
             k = check_k(k, load_head(connection, self._where).count)
-            connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in every))
-            return [
-                list(connection.exec_driver_sql(statement, {"q": Vector(row), "k": k, "more": 2 * k}).all())
-                for row in queries
-            ]
-
-    def _can_approximate(self) -> bool:
-        """Return whether there is a graph; build it where it is worth it."""
-        if not self._graph_seen and self.dimension <= _HALF and len(self) > _index.SMALL:
-            self._build_graph()
-            with self._database.begin_read() as connection:
-                self._graph_seen = _graph(connection) is True
-        return self._graph_seen
-
-    def _near_query(self) -> str:
-        if self.dimension <= _WHOLE:
-            return _NEAR.format(column="feature", cast="")
-        cast = f"::halfvec({self.dimension})"
-        return _NEAR.format(column=f"(feature{cast})", cast=cast)
-
-    def _build_graph(self) -> None:
-        """Build the graph unless it is there or somebody is at it."""
-        with self._database.autocommit() as connection:
-            if (
-                _graph(connection)
-                or not connection.execute(sa.select(sa.func.pg_try_advisory_lock(_LOCK))).scalar_one()
-            ):
-                return
-            try:
-                connection.exec_driver_sql("SET maintenance_work_mem = '1GB'")  # a graph that fits is built much faster
-                if _graph(connection) is False:  # one that was left unfinished
-                    connection.exec_driver_sql(f"DROP INDEX {_GRAPH}")
-                if _graph(connection) is None:
-                    half = f"(feature::halfvec({self.dimension})) halfvec_ip_ops"
-                    column = "feature vector_ip_ops" if self.dimension <= _WHOLE else half
-                    connection.exec_driver_sql(
-                        f"CREATE INDEX CONCURRENTLY {_GRAPH} ON {FEATURES} USING hnsw ({column})"
-                    )
-            finally:
-                connection.exec_driver_sql("RESET maintenance_work_mem")
-                connection.execute(sa.select(sa.func.pg_advisory_unlock(_LOCK)))
+            connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in settings))
+            rows = [list(connection.exec_driver_sql(_EXACT, {"q": Vector(row), "k": k}).all()) for row in queries]
+        table = np.array(rows, np.float64).reshape(len(rows), k, 2)  # ids of 32 bits are whole numbers there
+        return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)
 
     def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch, tick: Tick) -> None:
         for start in range(0, len(batch), _BLOCK):
@@ -258,25 +196,6 @@ def _prepare(connection: Any) -> None:
 def _has(connection: sa.Connection, table: str) -> bool:
     """Return whether a table is found on the search path's first schema."""
     return bool(sa.inspect(connection).has_table(table))
-
-
-def _graph(connection: sa.Connection) -> bool | None:
-    """Return whether the graph can be used; None where there is none."""
-    query = f"SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('{_GRAPH}')"  # noqa: S608
-    found: bool | None = connection.exec_driver_sql(query).scalar_one_or_none()
-    return found
-
-
-def _near_settings(k: int) -> tuple[str, ...]:
-    looked = min(_MOST_LOOKED, max(100, 4 * k))
-    # Where rows were deleted, or k is large, the graph is searched on until there are enough.
-    return "enable_seqscan = off", f"hnsw.ef_search = {looked}", "hnsw.iterative_scan = strict_order"
-
-
-def _columns(found: list[list[Any]], k: int) -> tuple[Ids, Singles]:
-    """Return ids and scores of rows."""
-    table = np.array(found, np.float64).reshape(len(found), k, 2)  # ids of 32 bits are whole numbers there
-    return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)
 
 
 # PostgreSQL's binary form of COPY: a header, a row for each feature, an end.

@@ -33,7 +33,6 @@ from nearveil.gallery.items import (
     check_extractor,
     check_ids,
     check_items,
-    check_k,
     check_part,
     check_queries,
     check_table,
@@ -61,8 +60,6 @@ from nearveil.gallery.items import (
 )
 from nearveil.gallery.publishing import MapPublisher
 from nearveil.storage import Database
-
-SMALL = 10_000  # items up to which approximate search is exact: it would gain nothing
 
 
 class Index(MapPublisher):
@@ -423,7 +420,7 @@ class Index(MapPublisher):
     def snapshot(self) -> Snapshot:
         """Return all ids and features as they are now; later changes do not reach it."""
 
-    def search(self, queries: ArrayLike, k: int = 8, *, exact: bool = True) -> tuple[Ids, Singles]:
+    def search(self, queries: ArrayLike, k: int = 8) -> tuple[Ids, Singles]:
         """Find the items with the largest inner products. Not private: for those who may see the queries.
 
         Parameters
@@ -431,9 +428,6 @@ class Index(MapPublisher):
         queries : array-like of shape (d,) or (q, d)
         k : int, default=8
             At most the number of items.
-        exact : bool, default=True
-            Whether all items are compared. Otherwise what :meth:`recall` measures is found, faster in large galleries;
-            up to 10,000 items are compared all the same. The first approximate search builds what it needs.
 
         Returns
         -------
@@ -441,28 +435,7 @@ class Index(MapPublisher):
             Best first; of equal scores the smallest id, but any of those that tie for the last place.
         scores : ndarray of shape (q, k), float32
         """
-        return self._search(check_queries(queries, self.dimension), k, exact=exact)
-
-    def recall(self, k: int = 10, sample: int = 200) -> float:
-        """Measure approximate search: the part of the true nearest k that it finds, on items of the gallery.
-
-        Parameters
-        ----------
-        k : int, default=10
-        sample : int, default=200
-            Items that act as queries; an item is not its own neighbour.
-
-        Returns
-        -------
-        float
-        """
-        snapshot = self.snapshot()
-        check_k(k, len(snapshot) - 1)
-        chosen = np.unique(np.linspace(0, len(snapshot) - 1, sample).astype(np.intp))
-        rows, own = snapshot.features[chosen], snapshot.ids[chosen]
-        true, found = (self.search(rows, k + 1, exact=exact)[0] for exact in (True, False))
-        hits = [np.isin(np.setdiff1d(t, o), f).mean() for t, f, o in zip(true, found, own, strict=True)]
-        return float(np.mean(hits))
+        return self._search(check_queries(queries, self.dimension), k)
 
     def protect(self) -> None:
         """Keep the rows private from now on, in every process: no map of them is published, kept or served.
@@ -688,7 +661,7 @@ class Index(MapPublisher):
         """Yield ids, from `first`, and features as they are on the disk, checked, in blocks of rising ids."""
 
     @abstractmethod
-    def _search(self, queries: Singles, k: int, *, exact: bool) -> tuple[Ids, Singles]:
+    def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         """Search for rows that were checked; `k` was not."""
 
     def _wipe(self) -> None:
