@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("langchain_core")
 
+from langchain_core.load import dumpd, dumps
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from pydantic import ValidationError
 
@@ -193,6 +194,19 @@ def test_unknown_and_wrong_fields_are_refused(fields: dict[str, Any]) -> None:
         NearveilRetriever(**{"client": StubClient(), "embed": embed, **fields})
     assert next(iter(fields)) in str(raised.value)
     assert "secret" not in str(raised.value)
+
+
+def test_no_text_of_a_retriever_shows_its_filter() -> None:
+    """Chains print their parts, and tracers send the text of what they cannot serialize."""
+    retriever = NearveilRetriever(client=StubClient(), embed=embed, where={"diagnosis": "secret"})
+    texts = (
+        repr(retriever),
+        str(retriever),
+        str(dumpd(retriever)),
+        dumps(retriever),
+        repr(retriever | RunnableLambda(len)),
+    )
+    assert not any("secret" in text or "diagnosis" in text for text in texts)
 
 
 def test_unknown_arguments_of_a_call_are_refused_before_anything_is_sent() -> None:

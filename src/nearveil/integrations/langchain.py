@@ -11,7 +11,7 @@ from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, Callba
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.config import run_in_executor
-from pydantic import ConfigDict, field_validator
+from pydantic import ConfigDict, Field, field_validator
 
 from nearveil.ledger import KeyConflictError, KeySpentError, new_key
 from nearveil.service.client.errors import UnansweredError
@@ -66,7 +66,7 @@ class NearveilRetriever(BaseRetriever):
     by: Way = "auto"
     epsilon: float | None = None
     gallery: str | None = None
-    where: Any = None
+    where: Any = Field(default=None, repr=False)  # private: chains and tracers show `repr` of their parts
     text_key: str = "text"
 
     @field_validator("embed")
