@@ -107,6 +107,14 @@ def test_caps_decline_and_then_raise() -> None:
         voter.predict(DIGITS[:1])
 
 
+def test_a_cap_ends_answers_in_the_order_of_queries() -> None:
+    """To answer the surest queries first would tell which of them have most votes, without noise."""
+    rows, labels = np.repeat([[1.0, 0.0], [0.0, 1.0]], 5, axis=0), [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]
+    voter = quiet(max_answered=2, max_screened=9, screening_noise=0.1, threshold=1.0).fit(rows, labels)
+    answered = voter.answer(rows[[0, 0, 5, 5]]).answered  # four of five neighbours agree, and then all
+    np.testing.assert_array_equal(np.flatnonzero(answered), [0, 1])
+
+
 def test_the_cap_on_screenings_declines_too() -> None:
     voter = quiet(max_answered=50, max_screened=6, screening_noise=0.1, threshold=1.0).fit(DIGITS[:200], LABELS[:200])
     np.testing.assert_array_equal(np.flatnonzero(voter.answer(DIGITS[200:210]).answered), range(6))

@@ -215,6 +215,17 @@ def test_bad_data_is_named_and_not_shown(private: Any, labels: Any, public: Any,
     assert "799" not in str(error.value)
 
 
+@pytest.mark.parametrize("part", [slice(None), slice(0, 9), slice(None, None, -1)])
+def test_private_rows_that_are_given_as_public_are_refused(part: slice) -> None:
+    """The support vectors of a published student are public rows."""
+    rows = PRIVATE.copy()
+    with pytest.raises(ValueError, match="public must not be X"):
+        Student(voter()).fit(rows, PRIVATE_Y, rows[part])
+    listed = rows.tolist()
+    with pytest.raises(ValueError, match="public must not be X"):
+        Student(voter()).fit(listed, PRIVATE_Y, listed)
+
+
 def test_all_declined_is_an_error_that_says_what_to_do() -> None:
     strict = voter(epsilon=None, vote_noise=1.0, screening_noise=1.0, threshold=1e6, max_screened=50)
     with pytest.raises(ValueError, match="voter declined every public row"):

@@ -38,7 +38,7 @@ from nearveil.votes.discriminant_model import (
     estimate_means,
     fit_discriminant,
 )
-from nearveil.votes.estimator import make_hard_votes, run_shielded
+from nearveil.votes.estimator import check_public_rows, make_hard_votes, run_shielded
 from nearveil.votes.neighbors import LONGEST, IntegerRows
 from nearveil.votes.plan import Ballot, GaussianSums, NoiseWarning, VotePlan, Wish, check_epsilon_given, make_plan
 from nearveil.votes.scaling import ColumnBounds, warn_of_scaled_rows
@@ -371,12 +371,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         known: Rows = check_array(public, dtype=np.float64, input_name="public")
         if known.shape[1] != rows.shape[1]:
             raise ValueError("public must have as many features as X")
-        # Where rows lie says nothing of their values. To compare values would: the answer depends on single records.
-        if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):
-            raise ValueError(
-                "public must not be X, or a part of it: what is learned from public rows is published without noise. "
-                "Give rows that anybody may see, or none"
-            )
+        check_public_rows(public, X)
         bounds = self._find_bounds(rows.shape[1], known)
         return _CheckedRecords(columns, classes, labels.codes[:-1], rows, known, bounds)
 

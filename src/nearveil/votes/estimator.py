@@ -217,6 +217,15 @@ def check_classes(classes: ArrayLike) -> NDArray[Any]:
     return np.asarray(known)
 
 
+def check_public_rows(public: ArrayLike, X: ArrayLike) -> None:
+    """Refuse public rows that share memory with the private ones. A comparison of values would depend on records."""
+    if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):
+        raise ValueError(
+            "public must not be X, or a part of it: what is learned from public rows is published without noise. "
+            "Give rows that anybody may see"
+        )
+
+
 def _check_types(y: Any, name: str = "y") -> Any:
     """Refuse labels of several types: NumPy turns all into one, so one record's label changes the others'.
 

@@ -28,7 +28,7 @@ from sklearn.utils.validation import check_is_fitted
 from nearveil.features import Extractor
 from nearveil.features.extractor import hog
 from nearveil.privacy import Guarantee
-from nearveil.votes.estimator import Answers, Progress, VotingEstimator
+from nearveil.votes.estimator import Answers, Progress, VotingEstimator, check_public_rows
 from nearveil.votes.plan import VotePlan
 from nearveil.votes.scaling import warn_of_scaled_rows
 from nearveil.votes.student_model import StudentParts
@@ -396,6 +396,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Progress | None) -> None:
         private, shown = _check_rows(X, "X"), _check_rows(public, "public")
+        check_public_rows(public, X)
         if len(private) != len(np.asarray(y)):
             raise ValueError("y must have one label for each row of X")
         if private.shape[1:] != shown.shape[1:]:
