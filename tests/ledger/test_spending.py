@@ -3,12 +3,14 @@
 import copy
 import math
 import pickle
+import random
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dp_accounting import (
     ComposedDpEvent,
@@ -86,6 +88,20 @@ def test_the_same_key_returns_the_message_and_pays_once(open_account: Open) -> N
         assert empty.message == b""
     assert account.balance().spent == 1.0
     assert [entry.kind for entry in account.history()] == ["opened", "debit", "message", "debit", "message"]
+
+
+def test_nonces_and_keys_do_not_follow_a_seed(open_account: Open) -> None:
+    """Request keys are made of nonces: one that a seed repeats could be guessed, or stand for two debits."""
+    account, state = open_account(), random.getstate()
+    try:
+        drawn = []
+        for name in ("a", "b"):
+            random.seed(1)
+            np.random.seed(1)  # noqa: NPY002
+            drawn.append({new_key(), account.spend(stated(GaussianDpEvent(80.0)), name).nonce})
+    finally:
+        random.setstate(state)
+    assert len(drawn[0] | drawn[1]) == 4
 
 
 def test_a_key_without_a_message_never_opens_again(open_account: Open) -> None:

@@ -4,6 +4,7 @@ import csv
 import fcntl
 import io
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -319,7 +320,12 @@ def test_a_backup_is_whole_and_overwrites_nothing(ledger: Ledger, account: Accou
         with pytest.raises(LedgerError, match="pg_dump"):
             ledger.backup(target)
         return
-    ledger.backup(target)
+    before = os.umask(0)
+    try:
+        ledger.backup(target)
+    finally:
+        os.umask(before)
+    assert target.stat().st_mode & 0o777 == 0o600  # it holds keys and messages
     with pytest.raises(LedgerError, match="overwrites nothing"):
         ledger.backup(target)
     with pytest.raises(LedgerError, match="cannot be written"):

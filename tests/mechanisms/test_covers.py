@@ -12,8 +12,9 @@ from sklearn.exceptions import NotFittedError
 from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
-from nearveil.mechanisms.covers.covers import MapError
+from nearveil.mechanisms.covers.covers import MapError, set_guarantee
 from nearveil.mechanisms.covers.members import find_prototypes_of, fit_coverage, measure_around
+from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
 from tests.mechanisms.test_cells import MappedContract
@@ -510,3 +511,10 @@ def test_tiny_galleries() -> None:
     assert isinstance(covers.members_, scipy.sparse.csr_array)
     with pytest.raises(ValueError, match="at least two items"):
         Covers(2.0, 0.9).fit(rows).index(rows[:1])
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 1.4999e-6, 0.1234567891, math.nextafter(4.0, 5.0), 39.99999999])
+def test_a_message_states_and_costs_its_epsilon_to_the_last_bit(epsilon: float) -> None:
+    guarantee = set_guarantee(epsilon)
+    assert guarantee.epsilon == epsilon
+    assert guarantee.events == (PureDp(epsilon),)

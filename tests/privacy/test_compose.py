@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent, SelfComposedDpEvent, UnsupportedEvent
 from nearveil.privacy import Basis, Guarantee, compose, compose_events
 from nearveil.privacy.accounting import PldAccountant, RenyiFilter
 from nearveil.privacy.events import Budgeted, PureDp
-from nearveil.privacy.guarantee import FilterTerms
+from nearveil.privacy.guarantee import Assumption, FilterTerms
 from nearveil.privacy.noise import secure_source, unsafe_seeded
 
 
@@ -88,6 +88,17 @@ def test_beyond_64_nothing_is_promised_where_samplers_cost_something() -> None:
 def test_one_seeded_release_makes_the_whole_seeded() -> None:
     whole = compose([promise(), promise().with_source(unsafe_seeded(7))], delta=1e-5)
     assert (whole.sound, whole.source) == (False, "seeded")
+
+
+def test_the_whole_rests_on_the_assumptions_of_all_parts() -> None:
+    first, second = Assumption("LWE is hard", 132), Assumption("another problem is hard", 128)
+    parts = [promise(), promise(assumptions=(first,)), promise(assumptions=(first, second))]
+    for order in (parts, parts[::-1]):
+        whole = compose(order, delta=1e-5)
+        assert whole.is_computational
+        assert set(whole.assumptions) == {first, second}
+        assert len(whole.assumptions) == 2
+        assert str(whole).startswith("As long as ")
 
 
 def test_events_are_composed_at_once() -> None:

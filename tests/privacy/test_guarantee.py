@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,8 @@ def test_a_seed_is_never_sound() -> None:
     assert (seeded.sound, seeded.source) == (False, "seeded")
     assert "seed" in seeded.reason
     assert seeded.with_source(secure_source()) is seeded  # what a seed foretold stays so
+    for flags in ({}, {"sound": None}, {"sound": 1}, {"sound": "yes"}):  # only a plain True is a statement
+        assert not system.with_source(SimpleNamespace(words=np.zeros, **flags)).sound
     with pytest.raises(ValueError, match="sound must be False"):
         dataclasses.replace(seeded, sound=True, reason="")
     twice = promise(sound=False, reason="it leaks").with_source(unsafe_seeded(7))

@@ -544,6 +544,7 @@ def test_a_seed_repeats_and_is_marked() -> None:
         ([1.0, math.inf, 0.0], "finite"),
         ([1.0, 2.0], "as many as"),
         ([1.0, 2.0, 2.0**62], r"within 2\^61 grid steps"),
+        ([7.77e30, 2.0, 0.0], r"within 2\^61 grid steps"),
         ([1j, 0, 0], "real numbers"),
         (["secret", "a", "b"], "real numbers"),
         (np.zeros(3, dtype=np.longdouble), "real numbers"),
@@ -556,7 +557,8 @@ def test_bad_values(values: Any, message: str) -> None:
     noise = GaussianNoise(sensitivity=1.0, scale=8.0, size=3, grid=1.0)
     with pytest.raises(ValueError, match=message) as caught:
         add_noise(values, noise)
-    assert "secret" not in str(caught.value)
+    for private in ("secret", "7.77", f"{2.0**62:g}"):
+        assert private not in str(caught.value)
 
 
 GOOD: dict[str, Any] = {"sensitivity": 1.0, "scale": 8.0, "size": 3, "grid": 1.0}

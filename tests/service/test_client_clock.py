@@ -21,7 +21,7 @@ from nearveil.protocol.client import choice_period, question_period
 from nearveil.service.client.errors import QuestionError, UnansweredError
 from nearveil.service.client.home import search_period
 from nearveil.service.client.questions import classification_period
-from nearveil.service.client.timing import EXTRACTION_PERIOD, VECTOR_PERIOD, PrivateStep, slot_end
+from nearveil.service.client.timing import EXTRACTION_PERIOD, VECTOR_PERIOD, PrivateStep, extraction_period, slot_end
 from tests.clocks import SetClock, Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, public_of, scene, seeded
 from tests.service.protected import make, published, rows
@@ -219,6 +219,16 @@ def test_slots_end_at_multiples() -> None:
     assert slot_end(5.0, 1.0, 6.01) == 7.0
 
 
+def test_the_period_of_extraction_depends_on_types_alone() -> None:
+    """How large a private image or file is does not show."""
+    large = np.zeros((3000, 2000, 3), np.uint8)
+    images: tuple[Any, ...] = (b"", bytes(6 << 20), "a.png", "b" * 200, Path("c"), large, Image.fromarray(large))
+    assert {extraction_period([image]) for image in images} == {EXTRACTION_PERIOD}
+    vectors: tuple[Any, ...] = (np.zeros(2), np.ones(16_000), [0.5], "d.npy", np.zeros((1, 8), np.float16))
+    assert {extraction_period([vector]) for vector in vectors} == {VECTOR_PERIOD}
+    assert extraction_period([large, images[1], vectors[1]]) == 2 * EXTRACTION_PERIOD + VECTOR_PERIOD
+
+
 def test_periods_grow_with_sizes_and_with_nothing_else(here: Scene) -> None:
     public = public_of(here.gallery)
     held = public.map
@@ -267,6 +277,25 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
         (((layout, scores, records), end),) = seen
         assert [what for what, _ in (layout, scores, records)] == ["layout", "sealed", "sealed"]
         assert min(scores[1], records[1], end) > 0.01
+
+
+def test_a_sealed_question_that_finds_nothing_prepares_the_next_one_too(
+    made: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A question that is not prepared goes out later: it would show that the one before found nothing."""
+    pytest.importorskip("cryptography")
+    from nearveil.sealed import SealedClient
+
+    read_scores, is_empty = SealedClient.read_scores, False
+    monkeypatch.setattr(SealedClient, "read_scores", lambda *given: [] if is_empty else read_scores(*given))
+    with scene(made, tmp_path, offers=("names", "sealed")) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        client, _ = here.client()
+        for is_empty in (False, True):
+            found = client.nearest(QUERIES[0], epsilon=0, by="sealed")
+            assert bool(found.matches) is not is_empty
+            assert client._client._sealed["birds"].preparing is not None
+            client._client._sealed["birds"].preparing = None
 
 
 def test_a_private_step_ends_on_success_and_on_error() -> None:

@@ -227,10 +227,12 @@ def test_the_server_reads_only_bodies_of_the_lengths_that_the_layout_fixes(
 def test_a_feature_that_a_server_takes_as_its_mean_is_asked_about_like_any_other(here: Scene) -> None:
     client, wire = here.client()
     client.nearest(QUERIES[0], 5, epsilon=0, by="sealed")
-    mean, every = client.map().mean, []
-    for row in (QUERIES[1], mean):
+    public, (feature,) = client.map(), client.prepare([QUERIES[1]])[1]
+    maps, every = client._client._session._maps, []
+    for mean in (public.mean, feature.astype(np.float64)):  # the normalized feature, to the last bit
+        maps["birds", None] = maps["birds", None][0], replace(public, mean=mean)
         before = len(wire.requests)
-        client.nearest(row, 5, epsilon=0, by="sealed")
+        client.nearest(QUERIES[1], 5, epsilon=0, by="sealed")
         every.append([(one[0], one[1], len(one[3])) for one in wire.requests[before:]])
     assert every[0] == every[1]
 
@@ -375,7 +377,9 @@ def test_the_previous_index_answers_until_the_next_is_built_unless_an_item_was_d
         assert gallery._read_sealed().index.get_items().tolist() == [*range(5), *range(6, COUNT + 1)]
 
 
-def test_a_build_that_fails_is_tried_again(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_that_fails_is_tried_again(
+    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     build = sealed.open_sealed_index
 
     def fail(*_: Any, **__: Any) -> Any:
@@ -387,6 +391,8 @@ def test_a_build_that_fails_is_tried_again(made: Path, monkeypatch: pytest.Monke
             gallery.prepare()
         with pytest.raises(BuildingError):
             gallery.sealed_lengths()
+        assert "cannot be built: IndexStoreError" in caplog.text
+        assert "private" not in caplog.text
         monkeypatch.setattr(sealed, "open_sealed_index", build)
         gallery.prepare()
         assert gallery.sealed()

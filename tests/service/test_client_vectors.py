@@ -114,6 +114,17 @@ def test_a_filter_is_applied_here_and_never_sent(here: Scene) -> None:
     assert here.paid == 1
 
 
+def test_a_filter_reads_all_candidates_whatever_it_accepts(here: Scene) -> None:
+    """A filter that stopped when it has k matches would take a time that tells how many items fit."""
+    client, _ = here.client()
+    for accepts in (True, False):
+        read: list[int] = []
+        client.nearest(
+            PRIVATE, k=1, where=lambda match, read=read, accepts=accepts: bool(read.append(match.id)) or accepts
+        )
+        assert len(read) == CANDIDATES
+
+
 def test_filters_that_cannot_work_are_refused_before_anything_is_paid(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, offers=("names",)) as here:
         client, wire = here.client()
@@ -131,8 +142,11 @@ def test_a_key_that_no_item_has_is_refused_before_anything_is_paid(made: Path, h
     assert client.galleries()[0].metadata_keys == ("even", "n")
     with Client(made, account=here.account) as local:
         for one in (client, local):
-            with pytest.raises(QuestionError, match="where: no item has 'evne' in its metadata; the keys are: even"):
-                one.nearest(PRIVATE, where={"even": True, "evne": True})
+            with pytest.raises(
+                QuestionError, match="where: no item has 'evne' in its metadata; the keys are: even"
+            ) as raised:
+                one.nearest(PRIVATE, where={"even": "a secret", "evne": "a secret"})
+            assert "secret" not in str(raised.value)
     assert (wire.posts, here.paid) == ([], 0)
 
 

@@ -240,6 +240,8 @@ def test_tokens_that_cannot_be_sent(token: Any) -> None:
     [
         ("http://birds.example", "begin with https"),
         ("http://127.0.0.1.evil.example", "begin with https"),
+        ("http://localhost.evil.example", "begin with https"),
+        ("http://evil.localhost.example", "begin with https"),
         ("http://10.0.0.1:8321", "begin with https"),
         ("https://me:pass@birds.example", "no user, password"),
         ("https://birds.example/?token=1", "no user, password"),

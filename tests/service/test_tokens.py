@@ -41,7 +41,8 @@ def test_a_token_is_made_checked_and_revoked(where: str) -> None:
             token.created + 2 * 86_400,
         )
         assert [token.may(one) for one in ("query", "originals", "metrics")] == [True, True, False]
-        assert [token.may_use(name) for name in ("birds", "bird")] == [True, False]
+        names = ("birds", "bird", "birds-private", "Birds", "all-birds", "*", "birds,cars", "")
+        assert [token.may_use(name) for name in names] == [True] + [False] * 7
         assert other.may_use("anything")
         revoked = store.revoke(token.id)
         assert revoked.revoked is not None

@@ -1,5 +1,6 @@
 """The page in this process: who is let in, what a browser may do with it, and what it says when something fails."""
 
+import hmac
 import http.client
 import io
 import logging
@@ -27,7 +28,7 @@ from nearveil.service import OpenGallery
 from nearveil.service.client.timing import EXTRACTION_PERIOD, VECTOR_PERIOD
 from nearveil.ui import _app
 from nearveil.ui._app import bind_port, make_config, read_assets
-from nearveil.ui._door import PAGE_HEADER, POLICY
+from nearveil.ui._door import PAGE_HEADER, POLICY, PageEntry
 from nearveil.ui._views import make_image_address
 from tests.clocks import Watched, watched
 from tests.service.asking import URL, Body, Server, framed, seeded
@@ -70,6 +71,23 @@ def test_the_token_is_exchanged_once(made: Path, tmp_path: Path) -> None:
         assert "What the server saw" in here.get("/").text
         assert here.get(f"/?t={here.entry.token}").headers["location"] == "/"  # the browser that is in, stays in
         assert here.entry.token not in repr(here.entry) + again.text
+
+
+def test_secrets_of_the_page_are_compared_in_constant_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[int] = []
+
+    def compare(one: bytes, other: bytes) -> bool:
+        compared.append(len(one))
+        return one == other
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    entry = PageEntry()
+    assert entry.exchange("") is None
+    admitted = entry.exchange(entry.token)
+    assert admitted is not None
+    for cookie, secret in (("", ""), (admitted.cookie, "ü" * 50), (admitted.cookie, admitted.secret)):
+        assert entry.lets_in(cookie, secret) is (secret == admitted.secret)
+    assert compared == [32] * 7
 
 
 def test_a_link_on_another_site_leads_to_a_page_that_goes_on(made: Path, tmp_path: Path) -> None:
