@@ -244,6 +244,7 @@ def list_not_audited() -> dict[str, str]:
         "nearveil.mechanisms.PrivatePCARelease": "a release without noise by a private PCA, which is audited",
         "nearveil.mechanisms.Release": "what all releases have in common; each is audited",
         "nearveil.mechanisms.default": "returns Covers, which is audited",
+        "nearveil.votes.AnsweredScore": data,
         "nearveil.votes.Answers": data,
         "nearveil.votes.ExhaustedError": "an error",
         "nearveil.votes.NetworkStudent": "learns from public rows and labels alone; whoever gives it labels is audited",
