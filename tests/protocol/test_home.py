@@ -172,6 +172,21 @@ def test_hostile_groups_and_manifests(gallery: tuple[Published, PublicPart], tmp
             CodesManifest.from_bytes(told.to_bytes())
 
 
+def test_group_numbers_of_a_manifest_must_be_whole() -> None:
+    """NumPy raises a ValueError that names no cause; no client expects it."""
+    out = Writer()
+    out.write_text("birds")
+    out.write_int(1)
+    out.write_text("digest")
+    out.write_int(8)
+    out.write_text("names")
+    out.write_int(1)
+    out.write_bytes(bytes(5))
+    out.write_bytes(bytes(32))
+    with pytest.raises(WireError, match="32 bits"):
+        CodesManifest.from_bytes(frame(CodesManifest.kind, out.to_bytes()))
+
+
 def test_a_packed_group_unpacks_to_what_it_says_and_no_more() -> None:
     out = Writer()
     out.write_int(0)

@@ -124,8 +124,11 @@ class CodesManifest:
         taken = Reader(_unframe(data, cls.kind))
         gallery, revision, digest = taken.read_text(), taken.read_int(), taken.read_text()
         width, columns, items = taken.read_int(), tuple(taken.read_text().split()), taken.read_int()
-        numbers, digests = np.frombuffer(taken.read_bytes(), "<u4"), taken.read_bytes()
+        listed, digests = taken.read_bytes(), taken.read_bytes()
         taken.check_end()
+        if len(listed) % 4:
+            raise WireError("groups must be numbers of 32 bits")
+        numbers = np.frombuffer(listed, "<u4")
         check_text(gallery, "gallery")
         check_whole(width, "width", 1 << 20)
         if len(columns) > _MOST_COLUMNS or not all(column.isidentifier() for column in columns):
