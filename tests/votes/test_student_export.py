@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting import SelfComposedDpEvent
 from sklearn.datasets import load_digits
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression, RidgeClassifier
@@ -154,8 +156,12 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
         lambda data: forge(data, **guarantee(data, events=[repeat(NoisyScreening(1e9, 1.0, 9), 10**7)])),
     ),
     "too many screenings": (
-        "can be composed",
+        "at most 20,000 screenings",
         lambda data: forge(data, **guarantee(data, events=[repeat(NoisyScreening(1e9, 1.0, 9), 10**5)])),
+    ),
+    "screenings of too many voters": (
+        "at most 10,000 voters",
+        lambda data: forge(data, **guarantee(data, events=[repeat(NoisyScreening(1e9, 1.0, 20_000), 1)])),
     ),
     "a unit that does not print": (
         "characters that print",
@@ -196,6 +202,13 @@ def test_hostile_bytes_are_refused(name: str, public: PublicStudent) -> None:
     data = spoil(public.to_bytes())
     with pytest.raises(MessageError, match=words):
         PublicStudent.from_bytes(data)
+
+
+def test_events_that_no_reader_takes_are_not_written(public: PublicStudent) -> None:
+    event = SelfComposedDpEvent(NoisyScreening(1e9, 1.0, 20_000), 1)
+    student = replace(public, guarantee=replace(public.guarantee, events=(event,)))
+    with pytest.raises(MessageError, match="at most 10,000 voters"):
+        student.to_bytes()
 
 
 def test_no_changed_byte_gives_another_student(public: PublicStudent) -> None:

@@ -37,8 +37,9 @@ _MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
 _MOST_ROWS = 1 << 20  # support vectors
 _MOST_NUMBERS = 1 << 24  # of a network
 _MOST_SIDE = 512  # of an image
-_MOST_TIMES = 10**6  # queries of one event, and voters of a screening
+_MOST_TIMES = 10**6  # queries of one event
 _MOST_SCREENED = 20_000  # as many as plans compose exactly
+_MOST_VOTERS = 10_000  # of a screening: to compose 20 of 100,000 voters takes a minute
 _MOST_EVENTS = 2  # screenings and votes
 _AT_ONCE = 1024  # rows that are compared with the support vectors
 _EVENTS = (GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram)
@@ -138,7 +139,8 @@ class StudentParts:
             arrays |= {name: self.whitening[name].astype("<f8") for name in ("components", "mean", "scale")}
         arrays["about"] = np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
-        Message.from_bytes(data, _LARGEST)  # refuses a model that no reader would take
+        Message.from_bytes(data, _LARGEST)  # refuses a model that no reader would take, as the next line does
+        _read_events(_list_events(self.guarantee))
         return data
 
     @classmethod
@@ -206,8 +208,12 @@ def _list_kernel(model: KernelModel) -> dict[str, NDArray[Any]]:
 
 def _list_guarantee(guarantee: Guarantee) -> dict[str, Any]:
     names = ("epsilon", "delta", "unit", "reason", "source", "extra_delta")
-    events = [format_event(event) for event in guarantee.events]
-    return {**{name: getattr(guarantee, name) for name in names}, "basis": guarantee.basis.name, "events": events}
+    numbers = {name: getattr(guarantee, name) for name in names}
+    return {**numbers, "basis": guarantee.basis.name, "events": _list_events(guarantee)}
+
+
+def _list_events(guarantee: Guarantee) -> list[str]:
+    return [format_event(event) for event in guarantee.events]
 
 
 def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
@@ -283,10 +289,8 @@ def _require(fits: bool) -> None:
 
 def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
     """Return the guarantee that a student states; an accountant checks it against its events."""
-    reason, unit, basis, events = (fields[name] for name in ("reason", "unit", "basis", "events"))
+    reason, unit, basis = (fields[name] for name in ("reason", "unit", "basis"))
     check_words(unit, reason, basis)
-    if not isinstance(events, list) or not 1 <= len(events) <= _MOST_EVENTS:
-        raise ModelError(f"events must be 1 to {_MOST_EVENTS}")
     return Guarantee(
         epsilon=float(fields["epsilon"]),
         delta=float(fields["delta"]),
@@ -296,10 +300,16 @@ def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
         basis=Basis(basis, _LINK),
         sound=not reason,
         reason=reason,
-        events=tuple(_read_event(text) for text in events),
+        events=_read_events(fields["events"]),
         extra_delta=float(fields["extra_delta"]),
         source=fields["source"],
     )
+
+
+def _read_events(texts: Any) -> tuple[DpEvent, ...]:
+    if not isinstance(texts, list) or not 1 <= len(texts) <= _MOST_EVENTS:
+        raise ModelError(f"events must be 1 to {_MOST_EVENTS}")
+    return tuple(_read_event(text) for text in texts)
 
 
 def _read_event(text: Any) -> DpEvent:
@@ -308,8 +318,8 @@ def _read_event(text: Any) -> DpEvent:
     if not isinstance(event, SelfComposedDpEvent) or not 1 <= event.count <= _MOST_TIMES:
         raise ModelError(f"events must be votes or screenings, 1 to {_MOST_TIMES:,} of them")
     inner = event.event.event if isinstance(event.event, PoissonSampledDpEvent) else event.event
-    if isinstance(inner, NoisyScreening) and (inner.n_neighbors > _MOST_TIMES or event.count > _MOST_SCREENED):
-        raise ModelError("events must be screenings of a number that can be composed")
+    if isinstance(inner, NoisyScreening) and (inner.n_neighbors > _MOST_VOTERS or event.count > _MOST_SCREENED):
+        raise ModelError(f"events must be at most {_MOST_SCREENED:,} screenings of at most {_MOST_VOTERS:,} voters")
     if not isinstance(inner, (*_EVENTS, GaussianDpEvent)):
         raise ModelError("events must be votes or screenings")
     return event
