@@ -2,16 +2,18 @@
 
 import hashlib
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from nearveil.frames import WireError, Writer, frame
+from nearveil.gallery.answers import ScalarCodes
 from nearveil.gallery.items import Snapshot
 from nearveil.gallery.publishing import Published
 from nearveil.protocol.client import PublicPart
-from nearveil.protocol.home import Block, CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError
+from nearveil.protocol.home import Block, CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError, _limit_range
 from nearveil.protocol.server import ServedMap
 
 WIDE = 1 << 14  # ids of a group
@@ -90,6 +92,35 @@ def test_every_kind_of_codes_is_found_in_its_own_order(code_bytes: int | None, t
     true = published.table.scores(published.release.features(rows), published.codes)
     found = np.take_along_axis(true, np.searchsorted(published.ids, copy.search(rows, 5)[0]), axis=1)
     assert np.allclose(found, -np.sort(-true, axis=1)[:, :5], atol=1e-6)
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_a_hostile_table_leaves_no_item_out_for_some_queries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_half: bool
+) -> None:
+    """FAISS leaves out items without a finite score. One number of the query would decide whether the search fails."""
+    monkeypatch.setattr("nearveil.protocol.home._HALF", 0 if is_half else 1 << 30)
+    published, public = _publish(np.arange(300))
+    projection = np.zeros((8, 2), np.float32)
+    projection[0, 0], projection[1, 1] = 3e38, 1
+    table = ScalarCodes(projection, np.array([-3e38, 0], np.float32), np.array([1e-30, 0.01], np.float32), 0)
+    public = replace(public, table=table, mean=np.zeros(8))
+    codes = np.zeros((300, 2), np.uint8)
+    codes[:, 1] = np.arange(300) % 256
+    copy = HomeCopy(tmp_path)
+    _download(CodesSource(public, published.ids, codes, {"names": _names}), copy, public)
+    for row in np.random.default_rng(0).normal(size=(10, 8)):
+        ids, _ = copy.search(row, 20)
+        assert len(np.unique(ids)) == 20
+
+
+def test_products_of_a_search_are_neither_subnormal_nor_infinite() -> None:
+    values = np.array([np.nan, np.inf, -np.inf, 3e38, 1e-40, -1e-12, 1e-9, 0.5])
+    limited = _limit_range(values)
+    assert limited.tolist() == pytest.approx([0, 6e4, -6e4, 6e4, 0, 0, 1e-9, 0.5], rel=1e-6, abs=0)
+    products = np.abs(np.outer(limited, limited)[np.outer(limited, limited) != 0])
+    assert np.finfo(np.float32).tiny * 2**48 < products.min()  # a sum that nearly cancels is not subnormal either
+    assert 32_000 * products.max() < np.finfo(np.float32).max
 
 
 def test_one_change_costs_one_block(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:
@@ -248,6 +279,22 @@ def test_a_copy_that_another_process_brought_up_to_date_is_searched(
     waiting, alive = HomeCopy(tmp_path), np.arange(930) > 3
     _download(_source(gallery, alive), HomeCopy(tmp_path), gallery[1])
     assert len(waiting.search(np.ones((1, 8)), 926)[0][0]) == 926
+
+
+def test_a_loaded_copy_stays_as_it_is_while_another_is_committed(
+    gallery: tuple[Published, PublicPart], tmp_path: Path
+) -> None:
+    """A server deletes the items near a suspect. A search that has begun must not fail for that."""
+    published, public = gallery
+    copy, query = HomeCopy(tmp_path), np.random.default_rng(4).normal(size=8)
+    _download(_source(gallery), copy, public)
+    loaded = copy.load()
+    ids = loaded.search(query, 5)[0][0]
+    _download(_source(gallery, ~np.isin(published.ids, ids)), copy, public)
+    assert np.array_equal(loaded.search(query, 5)[0][0], ids)
+    assert [about.name for about in loaded.details(ids)] == [name.decode() for name in _names(ids)]
+    assert (len(loaded), len(loaded.codes(ids)), len(copy)) == (930, 5, 925)
+    assert not np.isin(copy.load().search(query, 5)[0][0], ids).any()
 
 
 def test_one_process_at_a_time_changes_a_copy(tmp_path: Path) -> None:

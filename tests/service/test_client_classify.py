@@ -20,6 +20,7 @@ from nearveil.service.client.questions import CHECK_AGAIN
 from nearveil.service.schema import MOST_MODEL
 from nearveil.service.server.protected import ProtectedGallery
 from nearveil.votes import PublicDiscriminant
+from nearveil.votes.scaling import ColumnBounds
 from tests.clocks import SetClock
 from tests.service.asking import URL, Endless, Scene, Server, framed, new_account
 from tests.service.protected import CLASSES, DIMENSION, TERMS, copied, gallery, make, published, rows
@@ -252,10 +253,13 @@ def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
     nan = good.replace(weights.tobytes(), np.full_like(weights, np.nan).tobytes())
     assert nan != good
     overflow = {name: np.full_like(getattr(read().projection, name), 1e297) for name in ("offset", "scale")}
+    low = np.zeros(read().n_features)
+    narrow = ColumnBounds(low, low + 5e-324)
     return {
         "an offset beyond its bound": (spoiled_projection(read(), offset=overflow["offset"]), "none beyond"),
         "a scale beyond its bound": (spoiled_projection(read(), scale=overflow["scale"]), "none beyond"),
         "a reach beyond its bound": (spoiled_projection(read(), reach=1e297), "none beyond"),
+        "bounds with a half of 0": (spoiled_projection(read(), bounds=narrow), "low must be below high"),
         "nothing": (b"", "cannot be used"),
         "truncated": (good[:-1], "cannot be used"),
         "longer": (good + b"\0", "cannot be used"),
@@ -277,6 +281,7 @@ KINDS = (
     "an offset beyond its bound",
     "a scale beyond its bound",
     "a reach beyond its bound",
+    "bounds with a half of 0",
     "nothing",
     "truncated",
     "longer",

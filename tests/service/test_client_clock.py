@@ -405,3 +405,6 @@ def test_periods_of_a_search_at_home_grow_with_public_sizes(made: Path, tmp_path
         copy._load().text_bytes, copy._load().longest_text = 10**7, 10**6
         assert search_period(copy, 8, filtered=True) > 1.0
         assert 0.9 > search_period(copy, 8, filtered=False) - 0.1 > 0.7
+        assert copy.manifest is not None
+        before, copy.manifest = search_period(copy, 8, filtered=False), replace(copy.manifest, items=10**8)
+        assert search_period(copy, 8, filtered=False) > before + 10  # a heap takes 3 s for 10^8 scores that rise

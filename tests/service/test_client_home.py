@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
@@ -16,7 +17,7 @@ from nearveil.frames import DEFAULT_LIMITS, WireError
 from nearveil.gallery import Index
 from nearveil.gallery.answers import LARGEST_DETAILS, encode_details
 from nearveil.protocol import home
-from nearveil.protocol.home import Block, CodesGroup, CodesManifest, HomeError
+from nearveil.protocol.home import Block, CodesGroup, CodesManifest, HomeCopy, HomeError
 from nearveil.service import Nearest
 from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
@@ -276,6 +277,26 @@ def test_invalid_metadata_of_an_item_counts_as_empty(texts: Path, tmp_path: Path
             assert [match.id for match in nearest] == [match.id for match in expected]
             assert (nearest[0].metadata, nearest[1].metadata) == ({}, expected[1].metadata)
         assert len(wire.requests) == n_requests
+
+
+def test_a_sync_during_a_search_fails_no_search(here: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server deletes the items near a suspect: an error would show that the suspect was searched for."""
+    client, _ = here.client(home=tmp_path / "home")
+    copy, search = client.sync(), HomeCopy.search
+    other, _ = here.client()
+    other._client._copies = client._client._copies
+
+    def search_and_sync(self: HomeCopy, rows: Any, k: int = 8) -> Any:
+        result = search(self, rows, k)
+        here.gallery.index.delete(result[0][0].tolist())  # type: ignore[attr-defined]
+        other.sync()
+        return result
+
+    n_items = len(copy)
+    expected = client.nearest(QUERIES[0], 5, epsilon=0).matches
+    monkeypatch.setattr(HomeCopy, "search", search_and_sync)
+    assert client.nearest(QUERIES[0], 5, epsilon=0).matches == expected
+    assert len(copy) == n_items - 5
 
 
 def test_a_group_that_has_its_digest_and_no_meaning_leaves_the_copy_as_it_was(here: Scene, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -25,7 +26,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.frames import DEFAULT_LIMITS, Kind, Reader, WireError, Writer, check_text, check_whole, frame, unframe
-from nearveil.gallery.answers import LARGEST_DETAILS, Bytes, ItemDetails, Singles, encode_name, read_details
+from nearveil.gallery.answers import LARGEST_DETAILS, Bytes, ItemDetails, Rows, Singles, encode_name, read_details
 from nearveil.mechanisms import Covers
 from nearveil.protocol.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range, leave_mean
 from nearveil.storage import flush_folder, make_private_folder
@@ -37,6 +38,7 @@ _LENGTH = 4  # bytes that say how long a block is
 _MOST_COLUMNS = 4
 _WORTH = 0.9  # of its size that a group must shrink to, or it is sent as it is
 _HALF = 1 << 30  # bytes of rows in memory above which they are held in 16 bits
+_SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-10, 6e4  # of rows that FAISS compares; 16 bits hold 6e4
 _WIDER = 4  # candidates for each neighbour that are compared by their codes
 _MANIFEST, _PUBLIC, _LOCK, _DRAFT, _METADATA = "manifest", "public", "lock", "draft-", "metadata"
 _OWN = re.compile(rf"[0-9a-f]{{64}}\.codes|{_DRAFT}.*")  # files that may be deleted: groups, and what was cut off
@@ -416,9 +418,16 @@ class HomeCopy:
             return [ItemDetails(name) for name in held.texts(wanted, "names")]
         return [_read_details_or_empty(content) for content in held.contents(wanted, _METADATA)]
 
-    def load(self) -> None:
-        """Read the copy into memory, unless it is there; HomeError where it is missing or corrupted."""
-        self._load().build_index()
+    def load(self) -> "HomeCopy":
+        """Return the copy as it is now, in memory; HomeError where it is missing or corrupted.
+
+        A synchronisation does not change it. Otherwise a search would fail if an item that it finds is deleted
+        meanwhile: an error that depends on what was searched for.
+        """
+        rows, snapshot = self._load(), copy(self)
+        rows.build_index()
+        snapshot.manifest, snapshot.public, snapshot._loaded = rows.manifest, rows.public, rows
+        return snapshot
 
     @property
     def text_bytes(self) -> int:
@@ -470,7 +479,7 @@ class _Rows:
 
     def __init__(self, public: PublicPart, manifest: CodesManifest, blocks: Iterator[Block]) -> None:
         held = list(blocks)
-        self.public, self._table, self._columns = public, public.table, manifest.columns
+        self.public, self.manifest, self._table, self._columns = public, manifest, public.table, manifest.columns
         self.ids = np.concatenate([block.ids for block in held])
         self.codes = np.concatenate([block.codes for block in held])
         if len(self.ids) != manifest.items:
@@ -508,13 +517,13 @@ class _Rows:
         index = make(sample.shape[1])
         with np.errstate(all="ignore"):
             for start in range(0, len(self.codes), 1 << 16):
-                index.add(np.nan_to_num(self._table.decode(self.codes[start : start + (1 << 16)])))
+                index.add(_limit_range(self._table.decode(self.codes[start : start + (1 << 16)])))
         return index
 
     def search(self, queries: NDArray[np.float64], k: int) -> tuple[NDArray[np.int64], Singles]:
         """Return ids and scores of the nearest, compared by their codes."""
         with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
-            turned = np.nan_to_num(self._table.project(queries)).astype(np.float32)
+            turned = _limit_range(self._table.project(queries))
             places = self._index.search(turned, self.count_scored(k))[1]
             ids, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
             for row, found in enumerate(np.sort(places, axis=1)):
@@ -546,6 +555,16 @@ class _Rows:
             at = place - int(self._edges[block])
             told.append(text[int(ends[at - 1]) if at else 0 : int(ends[at])])
         return told
+
+
+def _limit_range(values: Rows) -> Singles:
+    """Return numbers with products that neither overflow nor are subnormal, in 32 bits.
+
+    FAISS leaves out items without a finite score, and subnormal numbers are slow on some processors: a hostile table
+    would choose for which queries. Numbers of an honest table are about 1.
+    """
+    finite = np.clip(np.nan_to_num(values), -_LARGEST_NUMBER, _LARGEST_NUMBER)
+    return np.where(np.abs(finite) < _SMALLEST_NUMBER, 0, finite).astype(np.float32)
 
 
 def _read_details_or_empty(content: bytes) -> ItemDetails:
