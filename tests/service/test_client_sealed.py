@@ -21,7 +21,15 @@ from nearveil import AsyncClient, Client
 from nearveil.errors import NearveilError
 from nearveil.frames import HEADER_BYTES, Kind, WireError, frame, unframe
 from nearveil.gallery import Index, Item
-from nearveil.gallery.answers import ProductCodes, ScalarCodes, _hash_arrays, codes_from_bytes, count_columns
+from nearveil.gallery.answers import (
+    LONGEST_ID,
+    ItemDetails,
+    ProductCodes,
+    ScalarCodes,
+    _hash_arrays,
+    codes_from_bytes,
+    count_columns,
+)
 from nearveil.gallery.errors import IndexStoreError
 from nearveil.mechanisms import Message
 from nearveil.protocol import sealed
@@ -29,7 +37,7 @@ from nearveil.protocol.server import ServedMap
 from nearveil.sealed import SealedClient
 from nearveil.sealed.layout import Layout, RecordLayout
 from nearveil.service.client.errors import QuestionError, ReplyError
-from nearveil.service.client.sealed import sealed_periods
+from nearveil.service.client.sealed import _read_text, sealed_periods
 from nearveil.service.schema import FRAME, KEY_HEADER
 from nearveil.service.server import limits, requests
 from nearveil.service.server.errors import BuildingError, UnavailableError
@@ -535,3 +543,25 @@ def test_layouts_that_would_take_terabytes_are_refused(here: Scene, sizes: dict[
     other, _ = here.client(forge)
     with pytest.raises(ReplyError, match="larger than a question, an answer or a hint may be"):
         other.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+
+
+def test_long_texts_of_records_are_not_decoded_whole() -> None:
+    """Decoding stops all threads, so a record of a megabyte would delay other questions."""
+    decoded = []
+
+    class Text(bytes):
+        def __getitem__(self, part: Any) -> Any:
+            return Text(super().__getitem__(part))
+
+        def partition(self, separator: Any) -> Any:
+            return tuple(map(Text, super().partition(separator)))
+
+        def decode(self, *arguments: Any, **options: Any) -> str:
+            decoded.append(len(self))
+            return super().decode(*arguments, **options)
+
+    about = _read_text(Text(b"\xff" * 10**6 + b"\0" + b"\xff" * 10**6))
+    assert (len(about.name), len(about.external_id or "")) == (500, LONGEST_ID)
+    assert len(decoded) == 2
+    assert max(decoded) <= 2048
+    assert _read_text("é\0ä".encode()) == ItemDetails("é", "ä")

@@ -622,7 +622,7 @@ def read_details(data: bytes) -> ItemDetails:
     try:
         if len(data) > LARGEST_DETAILS:
             raise ValueError
-        told = json.loads(data, parse_constant=_refuse_constant)
+        told = _DECODER.decode(data.decode())
         name, own, metadata = told.pop("name"), told.pop("id"), told.pop("metadata")
         fits = isinstance(name, str) and len(name) <= LONGEST_NAME and not _STEERING.search(name)
         fits = fits and (own is None or (isinstance(own, str) and len(own) <= LONGEST_ID))
@@ -635,6 +635,9 @@ def read_details(data: bytes) -> ItemDetails:
 
 def _refuse_constant(_: str) -> Any:
     raise ValueError
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # one for all: json.loads would make one each time
 
 
 def _are_names(images: Sequence[bytes]) -> bool:

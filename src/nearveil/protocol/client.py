@@ -384,6 +384,8 @@ _NETWORK = 256  # operations for a prototype, besides its products
 _CANDIDATE = 256  # operations for a candidate, besides its score
 _NUMBER = 6e-8  # seconds for each number that codes stand for: decoding and its product take 3 to 12e-9 on a free core
 FILTERING = 5e-5  # seconds, for each item that a filter reads
+TEXT = 5e-5  # seconds for the texts of an item, besides their bytes: they take 1 to 15e-6
+_TEXT_BYTE = 3e-7  # seconds for each byte of texts of an answer: hostile JSON takes 85e-9, read twice
 
 
 def question_period(public: PublicPart) -> float:
@@ -395,16 +397,17 @@ def question_period(public: PublicPart) -> float:
     return float(_BASE + _MESSAGE + _BYTE * size + _OPERATION * work)
 
 
-def choice_period(public: PublicPart, answers: int, size: int, *, filtered: bool = False) -> float:
+def choice_period(public: PublicPart, answers: int, size: int, *, text_bytes: int = 0, filtered: bool = False) -> float:
     """Return the seconds for reading answers and choosing among their candidates, with a filter if `filtered`.
 
-    `size`: Bytes of all answers.
+    `size`: Bytes of all answers. `text_bytes`: Bytes of those with names or metadata.
     """
     count, features = public.map.set_size, len(public.mean)
     choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
     reading = _BYTE * (size + public.table.nbytes) + _OPERATION * _CANDIDATE * answers * count
     scoring = scoring_period(public.table, features, count)
-    return float(_BASE / 2 + choice + reading + scoring + filtered * FILTERING * count)
+    texts = _TEXT_BYTE * text_bytes + TEXT * count * (text_bytes > 0)
+    return float(_BASE / 2 + choice + reading + texts + scoring + filtered * FILTERING * count)
 
 
 def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
@@ -581,7 +584,7 @@ class ClientProtocol:
         """
         return question_period(self.public)
 
-    def choice_period(self, answers: int, size: int, *, filtered: bool = False) -> float:
+    def choice_period(self, answers: int, size: int, *, text_bytes: int = 0, filtered: bool = False) -> float:
         """Return the seconds after the last answer came, or a multiple of them, before which to do nothing visible.
 
         Parameters
@@ -589,6 +592,8 @@ class ClientProtocol:
         answers : int
         size : int
             Bytes of all of them.
+        text_bytes : int, default=0
+            Bytes of those with names or metadata.
         filtered : bool, default=False
             Whether a filter reads all candidates.
 
@@ -596,7 +601,7 @@ class ClientProtocol:
         -------
         float
         """
-        return choice_period(self.public, answers, size, filtered=filtered)
+        return choice_period(self.public, answers, size, text_bytes=text_bytes, filtered=filtered)
 
     def public_request(self) -> bytes:
         """Return the request for the public part. It depends on nothing."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.gallery.answers import ID_BYTES, Answer
-from nearveil.protocol.client import FILTERING, Found, scoring_period
+from nearveil.protocol.client import FILTERING, TEXT, Found, scoring_period
 from nearveil.protocol.home import CodesGroup, CodesManifest, HomeCopy, HomeError
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.questions import (
@@ -149,7 +149,8 @@ def search_period(copy: HomeCopy, count: int, *, filtered: bool) -> float:
     features, n_scored = len(public.mean), len(copy) if filtered else copy.count_scored(count)
     texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)
     comparing = len(copy) * (_ITEM + _OPERATION * features + filtered * FILTERING)
-    return _SEARCH + comparing + scoring_period(public.table, features, n_scored) + _TEXT_BYTE * texts
+    reading = TEXT * (len(copy) if filtered else count) + _TEXT_BYTE * texts
+    return _SEARCH + comparing + scoring_period(public.table, features, n_scored) + reading
 
 
 def _search(

@@ -501,6 +501,7 @@ USUAL = 8  # neighbours
 Way = Literal["auto", "message", "home", "sealed"]
 Filter: TypeAlias = Mapping[str, Any] | Callable[[Match], bool]
 """Which matches are wanted: those whose metadata has these values, or those for which a function is true."""
+_TEXTS = ("names", "metadata")  # extras that are text
 _UTF8 = 4  # bytes of a character, at most
 
 
@@ -568,8 +569,10 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
                 body, most = Query(message, extras).to_bytes(), _most(public, extras)
                 response = await session.send_query(info, body, debit.nonce, most=most, tally=tally)
                 replies.append((extras, _read_reply(client, response, extras)))
-            size, filtered = sum(len(data) for _, data in replies), question.where is not None
-            period = client.choice_period(len(replies), size, filtered=filtered)
+            size = sum(len(data) for _, data in replies)
+            text_bytes = sum(len(data) for extras, data in replies if extras in _TEXTS)
+            filtered = question.where is not None
+            period = client.choice_period(len(replies), size, text_bytes=text_bytes, filtered=filtered)
             async with session.private_step(tally.heard, period) as step:
                 return await step.run(_choose, client, row, replies, count, debit, message, tally, question.where)
         except Exception as error:
@@ -746,7 +749,7 @@ def _choose(
     answers = [client.read_answer(data, extras) for extras, data in replies]
     details: dict[int, ItemDetails] = {}
     for answer in answers:
-        if answer.extras in ("names", "metadata"):
+        if answer.extras in _TEXTS:
             read = read_details if answer.extras == "metadata" else lambda data: ItemDetails(data.decode())
             details |= {number: read(data) for number, data in zip(answer.ids.tolist(), answer.images, strict=True)}
     ranking = client.choose(answers[0], k if where is None else client.n_candidates)

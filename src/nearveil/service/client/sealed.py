@@ -9,14 +9,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
-from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, Answer, ItemDetails
+from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, Answer, ItemDetails
 from nearveil.protocol.client import Found, PublicPart, scoring_period
 from nearveil.protocol.home import center_rows
 from nearveil.service.client.errors import QuestionError, ReplyError
 from nearveil.service.client.home import NO_COPY
 from nearveil.service.client.questions import NearestQuestion, Session, count_matches
 from nearveil.service.client.results import Match, Nearest
-from nearveil.service.client.transport import Request, Tally, make_printable, make_refusal, read_etag, read_frame
+from nearveil.service.client.transport import (
+    LONGEST_WORDS,
+    Request,
+    Tally,
+    make_printable,
+    make_refusal,
+    read_etag,
+    read_frame,
+)
 from nearveil.service.schema import GalleryInfo
 
 if TYPE_CHECKING:
@@ -30,6 +38,8 @@ _SLOT = 1.5e-7  # seconds for each score that is read
 _LOOK = 3e-9  # seconds for each score, for each of the best that is chosen
 _PROJECTED = 5e-8  # seconds for each number of the projection and the centroids: it takes 5 to 15e-9
 _RECORD = 5e-5  # seconds for each record, besides its bytes
+_UTF8 = 4  # bytes of a character, at most
+_MOST_TEXT = _UTF8 * (LONGEST_NAME + LONGEST_ID) + 1  # bytes of a name, a zero and the owner's id
 _KEPT = 4  # galleries whose hints are kept
 
 
@@ -219,7 +229,8 @@ def _rank(
     codes = np.stack([np.frombuffer(record, np.uint8, width, ID_BYTES) for record in padded])
     with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
         values = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
-    details = [_read_text(record[ID_BYTES + width :]) for record in padded]
+    start = ID_BYTES + width
+    details = [_read_text(record[start : start + _MOST_TEXT]) for record in padded]
     ids = np.array([int.from_bytes(record[:ID_BYTES], "little") for record in padded], np.int64)
     n_records = len(fetch.positions)  # the rest is padding
     _, first = np.unique(ids[: max(n_records, 1)], return_index=True)
@@ -247,6 +258,10 @@ def _rank(
 
 
 def _read_text(text: bytes) -> ItemDetails:
-    """Return name and owner's id of a record, whatever it holds."""
-    name, _, own = text.decode(errors="replace").partition("\0")
-    return ItemDetails(make_printable(name), own[:LONGEST_ID] or None)
+    """Return name and owner's id of a record, whatever it holds.
+
+    At most some kilobytes are decoded: no other thread runs meanwhile, so a long text would delay other questions.
+    """
+    name, _, own = text.partition(b"\0")
+    shown = make_printable(name[: _UTF8 * LONGEST_WORDS].decode(errors="replace"))
+    return ItemDetails(shown, own[: _UTF8 * LONGEST_ID].decode(errors="replace")[:LONGEST_ID] or None)

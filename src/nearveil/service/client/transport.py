@@ -266,7 +266,7 @@ M = TypeVar("M", bound=Model)
 
 AGAIN = (429, 502, 503, 504)
 _MAKING = 600.0  # seconds that a gallery here may take to make the index for sealed questions
-_LONGEST = 500  # characters of a server's words
+LONGEST_WORDS = 500  # characters of a server's words
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{1,200}"')
 
 
@@ -341,7 +341,7 @@ def make_refusal(response: Response) -> ReplyError:
 
 def make_printable(text: str) -> str:
     """Return text of the other side without what would steer a terminal."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text[:_LONGEST])
+    return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST_WORDS])
 
 
 def _check_text(found: Any) -> None:
