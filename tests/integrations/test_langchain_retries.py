@@ -1,10 +1,12 @@
 """The retriever for LangChain pays once for a question, however often a chain tries it, and ignores no argument."""
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -60,17 +62,13 @@ def wrap_retriever(retriever: NearveilRetriever) -> Any:
     return retry(retriever)
 
 
-def wrap_chain(retriever: NearveilRetriever) -> Any:
-    return retry(RunnableLambda(str) | retriever)
-
-
 def wrap_configurable(retriever: NearveilRetriever) -> Any:
     fields = retriever.configurable_fields(k=ConfigurableField(id="k"))
     return retry(fields).with_config(configurable={"k": 3})
 
 
 @pytest.mark.parametrize("way", ["invoke", "ainvoke", "batch"])
-@pytest.mark.parametrize("wrap", [wrap_retriever, wrap_chain, wrap_configurable])
+@pytest.mark.parametrize("wrap", [wrap_retriever, wrap_configurable])
 def test_all_attempts_of_a_retry_are_one_payment_and_one_message(here: Scene, wrap: Any, way: str) -> None:
     client, wire = here.client(Breaks(3), retries=0)
     runnable = wrap(NearveilRetriever(client=client, embed=embed, k=3))
@@ -86,13 +84,25 @@ def test_all_attempts_of_a_retry_are_one_payment_and_one_message(here: Scene, wr
     assert here.paid == 2
 
 
-def test_a_question_that_failed_for_good_goes_on_in_the_next_call(here: Scene) -> None:
+@pytest.mark.parametrize("wrap", [lambda retriever: retriever, lambda retriever: retry(retriever, 2)])
+def test_another_call_with_the_same_text_is_another_message(here: Scene, wrap: Any) -> None:
+    """A server that withholds an answer must not learn whether the next call has the same text."""
     client, wire = here.client(Breaks(2), retries=0)
-    for k in (2, 3):
-        with pytest.raises(UnansweredError):
-            NearveilRetriever(client=client, embed=embed).invoke("text", k=k)
-    assert NearveilRetriever(client=client, embed=embed).invoke("text")
-    assert (here.paid, len(set(wire.posts))) == (1, 1)
+    runnable = wrap(NearveilRetriever(client=client, embed=embed))
+    with pytest.raises(UnansweredError):
+        runnable.invoke("text")
+    with contextlib.suppress(UnansweredError):
+        runnable.invoke("text")
+    assert (here.paid, len(set(wire.posts))) == (2, 2)
+
+
+def test_a_chain_that_is_retried_pays_for_each_attempt(here: Scene) -> None:
+    client, _ = here.client(Breaks(2), retries=0)
+    chain = RunnableLambda(str) | NearveilRetriever(client=client, embed=embed)
+    assert retry(chain).invoke("text")
+    assert here.paid == 3
+    assert retry(NearveilRetriever(client=here.client(Breaks(2), retries=0)[0], embed=embed)).invoke("text")
+    assert here.paid == 4
 
 
 def test_another_text_epsilon_or_client_never_gets_the_key(here: Scene) -> None:
@@ -132,12 +142,17 @@ class StubClient:
 )
 def test_a_key_is_used_again_as_long_as_it_can_help(first: BaseException, same: bool) -> None:
     client = StubClient(UnansweredError("it broke", "key"), first, None, None)
-    retriever = NearveilRetriever(client=client, embed=embed)
+    retriever, run = NearveilRetriever(client=client, embed=embed), uuid4()
+
+    def ask() -> None:
+        with retriever._choose_key("text", run) as key:
+            retriever._search("text", 3, key)
+
     for _ in range(2):
         with pytest.raises((Exception, KeyboardInterrupt, asyncio.CancelledError)):
-            retriever.invoke("text")
-    retriever.invoke("text")
-    retriever.invoke("text")
+            ask()
+    ask()
+    ask()
     one, two, three, four = client.keys
     assert one == two
     assert (two == three) == same
@@ -147,15 +162,14 @@ def test_a_key_is_used_again_as_long_as_it_can_help(first: BaseException, same: 
 def test_two_questions_at_once_have_two_keys() -> None:
     client = StubClient(UnansweredError("it broke", "key"))
     retriever = NearveilRetriever(client=client, embed=embed)
-    with pytest.raises(UnansweredError):
-        retriever.invoke("text")
-    with retriever._choose_key("text") as outer:
-        retriever.invoke("text")
-    first, inner = client.keys
-    assert outer == first != inner
+    run = uuid4()
+    with pytest.raises(UnansweredError), retriever._choose_key("text", run) as first:
+        retriever._search("text", 3, first)
+    with retriever._choose_key("text", run) as outer, retriever._choose_key("text", run) as inner:
+        assert outer == first != inner
 
 
-def test_a_question_that_is_cancelled_is_paid_for_once(here: Scene) -> None:
+def test_a_question_that_is_cancelled_was_paid_for(here: Scene) -> None:
     client, wire = here.client()
     retriever = NearveilRetriever(client=client, embed=embed, k=3)
 
@@ -171,8 +185,8 @@ def test_a_question_that_is_cancelled_is_paid_for_once(here: Scene) -> None:
 
     asyncio.run(cancel())
     wire.before = None
-    assert len(retriever.invoke("text")) == 3
-    assert (here.paid, len(set(wire.posts))) == (1, 1)
+    assert len(retriever.invoke("text")) == 3  # a call of its own
+    assert (here.paid, len(set(wire.posts))) == (2, 2)
 
 
 def test_a_map_that_changes_is_a_new_question(here: Scene) -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakKeyDictionary
+from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 __all__ = ["NearveilRetriever"]
 
-_MAX_UNANSWERED = 1000  # questions for each client
+_MAX_UNANSWERED = 1000  # questions that are remembered
 
-_Question: TypeAlias = tuple[str, float, str | None]  # text, epsilon, gallery
+_Question: TypeAlias = tuple[UUID, int, str, float, str | None]  # run, identity of the client, text, epsilon, gallery
 
 
 class NearveilRetriever(BaseRetriever):
     """Finds documents of an open gallery privately: the text and its vector stay here, a server sees one message.
 
-    Every answer pays `epsilon` from the client's account. A question that was paid for and has no answer is not paid
-    for twice: the next call with the same text sends the same message again, so ``with_retry`` pays once. How often a
+    Every answer pays `epsilon` from the client's account. ``retriever.with_retry()`` pays once for all attempts: they
+    send the same message. A chain that is retried as a whole pays for each attempt, so retry the retriever. Calls that
+    do not belong together never share a message: that would show the server that their texts are equal. How often a
     chain or an agent asks is seen by the server; where that depends on the private text, no guarantee covers it.
 
     Parameters
@@ -79,15 +80,13 @@ class NearveilRetriever(BaseRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        del run_manager  # callbacks are LangChain's own affair: nothing private goes to them from here
-        with self._choose_key(query) as key:
+        with self._choose_key(query, run_manager.parent_run_id) as key:
             return self._search(query, k, key)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
     ) -> list[Document]:
-        del run_manager
-        with self._choose_key(query) as key:
+        with self._choose_key(query, run_manager.parent_run_id) as key:
             return await run_in_executor(None, self._search, query, k, key)
 
     def _search(self, query: str, k: int | None, key: str) -> list[Document]:
@@ -109,22 +108,24 @@ class NearveilRetriever(BaseRetriever):
         return 0.0 if self.by in ("home", "sealed") else 4.0
 
     @contextmanager
-    def _choose_key(self, query: str) -> Iterator[str]:
-        """Yield the key of the same question if it has no answer yet, else a new key; keep it if no answer comes.
+    def _choose_key(self, query: str, run: UUID | None) -> Iterator[str]:
+        """Yield a new key, or that of an earlier attempt of the same run if it has no answer yet.
 
-        No id of LangChain's runs serves as the key: a chain that is tried again has another run for each attempt, and
-        one run may ask the same text twice.
+        `run`: The run that asks, if there is one: with ``with_retry`` the same for all attempts. Without it, or in
+        another run, a text is never looked up. A server that withholds an answer would see that two texts are equal.
         """
-        question = (query, self._find_epsilon(), self.gallery)
-        unanswered = _find_unanswered(self.client)
-        key = unanswered.take(question) or new_key()
+        if run is None:
+            yield new_key()
+            return
+        question = (run, id(self.client), query, self._find_epsilon(), self.gallery)
+        key = _UNANSWERED.take(question) or new_key()
         try:
             yield key
         except (KeySpentError, KeyConflictError):  # the key gives no message any more
             raise
         except BaseException as error:
             if not (isinstance(error, UnansweredError) and not error.again):
-                unanswered.add(question, key)
+                _UNANSWERED.add(question, key)
             raise
 
 
@@ -149,14 +150,8 @@ class _UnansweredKeys:
             return entry[1]
 
 
-# By client, not by retriever: LangChain copies retrievers whose fields are configurable, with every call.
-_UNANSWERED: "WeakKeyDictionary[Any, _UnansweredKeys]" = WeakKeyDictionary()
-_UNANSWERED_LOCK = threading.Lock()
-
-
-def _find_unanswered(client: Any) -> _UnansweredKeys:
-    with _UNANSWERED_LOCK:
-        return _UNANSWERED.setdefault(client, _UnansweredKeys())
+# Not in the retriever: LangChain copies retrievers whose fields are configurable, with every call.
+_UNANSWERED = _UnansweredKeys()
 
 
 def _make_document(match: Any, text_key: str) -> Document:
