@@ -56,7 +56,13 @@ ROWS = {"label-leak": leak, "retrieval": retrieval, "sensitivity": sensitivity, 
         "latent-ome": bits}  # fmt: skip
 WORDS = {
     "label-leak": ("Recall@8 of 0.85 with an image's features", "0.75 with random ones", "0.15 with its", "pass 0.083"),
-    "retrieval": ("in 1 of 2 settings", "nowhere below 0.85", "find 0.95", "sound 0.20", "nothing finds 0.30"),
+    "retrieval": (
+        "in 1 of the 2 settings that were measured",
+        "in none of these below 0.85",
+        "find 0.95",
+        "sound 0.20",
+        "nothing finds 0.30",
+    ),
     "sensitivity": ("50,000 to 50,000 times", "500 to 500 times", "at most 1.50 times", "(3.0 over all"),
     "accounting": ("0.47 on MNIST is 0.871", "(no less than 0.867 from", "0.49 on SVHN is 3.300 by the tightest"),
     "latent-ome": ("epsilon of 3,796, not 10", "in 1 of 2 settings"),
@@ -72,14 +78,14 @@ def test_a_sentence_says_what_its_rows_say(finding: Any) -> None:
 def test_findings_lead_the_results(tmp_path: Path) -> None:
     (tmp_path / "study").mkdir()
     write_findings(tmp_path)  # no page, nothing to do
-    (tmp_path / "index.md").write_text(f"# Results\n\n{BEGIN}\nold\n{END}\n\nmore\n")
+    (tmp_path / "index.md").write_text(f"# Results\n\n{BEGIN}\nformer findings\n{END}\n\nmore\n")
     for name in ("label-leak", "latent-ome"):
         (tmp_path / f"study/{name}.json").write_text(json.dumps({"rows": ROWS[name]()}))
     write_findings(tmp_path)
     page = (tmp_path / "index.md").read_text()
     assert page.startswith(f"# Results\n\n{BEGIN}\n\n1. **The published recall is a leaked label.**")
     assert page.endswith(f"{END}\n\nmore\n")
-    assert "old" not in page
+    assert "former findings" not in page
     assert "2. **OME" in page
     assert "![" in page
     assert "(study/label-leak-bars.svg)" in page

@@ -40,7 +40,7 @@ def test_votes_of_records_are_not_paid_by_an_account_of_persons(ledger: Ledger) 
         with pytest.raises(ValueError, match=f"unit must be the account's, '{PERSON}'"):
             voter.fit(ROWS, LABELS)
     with pytest.raises(ValueError, match="unit must be the account's"):
-        Student(voters(account=persons)[0]).fit(ROWS, LABELS, ROWS)
+        Student(voters(account=persons)[0]).fit(ROWS, LABELS, ROWS.copy())
     assert persons.balance().spent == 0
 
 

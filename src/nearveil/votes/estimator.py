@@ -374,6 +374,12 @@ class AnsweredScore(NamedTuple):
         Of the answered queries alone: accuracy of a classifier, R^2 of a regressor. NaN where none was answered.
     answered : float
         Share of the queries that were answered.
+
+    Examples
+    --------
+    >>> result = AnsweredScore(score=0.9, answered=0.5)
+    >>> f"{result.score:.0%} of the answers are right; {result.answered:.0%} of the queries were answered"
+    '90% of the answers are right; 50% of the queries were answered'
     """
 
     score: float
