@@ -10,7 +10,7 @@ from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
 # The GPU kernel can be imported only where Triton is; everything else is collected everywhere.
-collect_ignore = [] if importlib.util.find_spec("triton") else ["src/nearveil/graph/_fused.py"]
+collect_ignore = [] if importlib.util.find_spec("triton") else ["src/nearveil/privatemail/graph/_fused.py"]
 
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["*.md"]).pytest()
 

@@ -128,7 +128,7 @@ def right(trial: Trial, predicted: NDArray[Any]) -> float:
 def discriminant(trial: Trial, epsilon: float, seed: int) -> float:
     """Publish a private discriminant and classify with it."""
     from nearveil.privacy.noise import unsafe_seeded
-    from nearveil.votes import PrivateDiscriminant
+    from nearveil.private_knn import PrivateDiscriminant
 
     model = PrivateDiscriminant(epsilon, DELTA, classes=trial.classes, source=unsafe_seeded(seed))
     return right(trial, model.fit(trial.private, trial.private_y, public=trial.public).export().predict(trial.queries))
@@ -234,7 +234,7 @@ def output(trial: Trial, epsilon: float, seed: int) -> float:
 def student(trial: Trial, epsilon: float, seed: int) -> float:
     """Train a student on the votes of the nearest records (Private-kNN)."""
     from nearveil.privacy.noise import unsafe_seeded
-    from nearveil.votes import PrivateKNeighborsClassifier
+    from nearveil.private_knn import PrivateKNeighborsClassifier
 
     voter = PrivateKNeighborsClassifier(
         epsilon, DELTA, ANSWERS[trial.data], max_screened=0, classes=trial.classes, source=unsafe_seeded(seed)
@@ -245,7 +245,7 @@ def student(trial: Trial, epsilon: float, seed: int) -> float:
 def pate(trial: Trial, epsilon: float, seed: int) -> float:
     """Train a student on the votes of linear teachers (PATE)."""
     from nearveil.privacy.noise import unsafe_seeded
-    from nearveil.votes import PateClassifier
+    from nearveil.private_knn import PateClassifier
 
     voter = PateClassifier(
         TEACHERS[trial.data],
@@ -261,7 +261,7 @@ def pate(trial: Trial, epsilon: float, seed: int) -> float:
 
 def learn(trial: Trial, voter: Any, seed: int) -> float:
     """Return the accuracy of a student of a voter."""
-    from nearveil.votes import Student
+    from nearveil.private_knn import Student
 
     taught = Student(voter, random_state=seed).fit(trial.private, trial.private_y, public=trial.public)
     return right(trial, taught.predict(trial.queries))
@@ -326,7 +326,7 @@ def draw_small(trial: Trial, rng: np.random.Generator) -> Trial:
 def check_forecasts(whole: Trial, records: int, epsilon: float, repeats: int, *, small: bool = False) -> str:
     """Return a line: forecasts for draws of the records, and how often models of them are right about queries."""
     from nearveil.privacy.noise import unsafe_seeded
-    from nearveil.votes import PrivateDiscriminant
+    from nearveil.private_knn import PrivateDiscriminant
 
     told, right_ones, inside = [], [], []
     for seed in range(repeats):
@@ -355,7 +355,7 @@ def check_forecasts(whole: Trial, records: int, epsilon: float, repeats: int, *,
 def check_probabilities(trial: Trial, epsilon: float, repeats: int) -> str:
     """Return a line: accuracy, mean probability of the answer, and the expected calibration error."""
     from nearveil.privacy.noise import unsafe_seeded
-    from nearveil.votes import PrivateDiscriminant
+    from nearveil.private_knn import PrivateDiscriminant
 
     figures = []
     for seed in range(repeats):

@@ -41,7 +41,7 @@ def device_tiles(X: Any) -> Product:
     """Multiply 32-bit tiles on the GPU with library products, weights through memory."""
     import torch
 
-    from nearveil.graph import gaussian
+    from nearveil.privatemail.graph import gaussian
 
     def product(Z: Any) -> tuple[Any, Any]:
         both = torch.cat([torch.ones_like(Z[:, :1]), Z], dim=1)
@@ -91,7 +91,7 @@ def measure(index: int, n: int, device: str) -> dict[str, Any]:
         rows, result = X, contender.step(X, probes(n).astype(contender.dtype))
     bound = None
     if contender.name.startswith("series"):
-        from nearveil.graph import gaussian_graph
+        from nearveil.privatemail.graph import gaussian_graph
 
         bound = gaussian_graph(rows[:2], BANDWIDTH, method="series", tolerance=TOLERANCE).error_bound
     return {
@@ -124,7 +124,7 @@ def _on_device(contender: Contender, rows: Any, values: Any) -> tuple[list[float
 
 def label_seconds() -> float:
     """Time a Laplacian product of the label graph: a million rows, 200 classes, built from scratch."""
-    from nearveil.graph import label_graph
+    from nearveil.privatemail.graph import label_graph
 
     rng = np.random.default_rng(0)
     y, Z = rng.integers(0, 200, 1_000_000), rng.normal(size=(1_000_000, COLUMNS))
@@ -135,7 +135,7 @@ def label_seconds() -> float:
 
 def rates() -> tuple[float, float]:
     """Return what this machine can do at most: 32-bit tile products (FLOP/s) and exponentials (1/s)."""
-    from nearveil.graph import gaussian
+    from nearveil.privatemail.graph import gaussian
 
     cores, tile, repeats = gaussian._count_cores(), gaussian.HOST_TILE, 300
     rows = np.full((tile, FEATURES), 0.1, dtype=np.float32)

@@ -53,7 +53,7 @@ def serve(place: str, file: str, told: Connection) -> None:
     from fastapi.responses import FileResponse
 
     from nearveil.gallery import Index
-    from nearveil.service import OpenGallery, Settings, TokenStore, create_app
+    from nearveil.server import OpenGallery, Settings, TokenStore, create_app
 
     folder = Path(place).parent
     with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:

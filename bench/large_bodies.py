@@ -169,7 +169,7 @@ def delete_items(folder: Path, items: int) -> None:
 
 def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all attacks, one after the other."""
-    from nearveil.service import TokenStore
+    from nearveil.server import TokenStore
 
     with PROCESSES.Pool(1) as pool:
         pool.apply(build, (str(folder / "index"), options.items, 1000 / options.items, None))

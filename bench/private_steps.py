@@ -17,21 +17,21 @@ from typing import Any
 import faiss
 import numpy as np
 
+from nearveil.client.sealed import sealed_periods
+from nearveil.client.timing import VECTOR_PERIOD
 from nearveil.gallery.answers import Answer, Codes, ProductCodes, WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.privacy.checks import normalize_rows
-from nearveil.protocol.client import (
+from nearveil.sealed.client import make_messages
+from nearveil.sealed.layout import Layout, RecordLayout
+from nearveil.wire.client import (
     ClientProtocol,
     PublicPart,
     choice_period,
     find_share,
     question_period,
 )
-from nearveil.protocol.home import center_rows
-from nearveil.sealed.client import make_messages
-from nearveil.sealed.layout import Layout, RecordLayout
-from nearveil.service.client.sealed import sealed_periods
-from nearveil.service.client.timing import VECTOR_PERIOD
+from nearveil.wire.home import center_rows
 
 _RUNS = 5
 _RNG = np.random.default_rng(0)

@@ -35,7 +35,7 @@ from nearveil.features.vectors import VectorFile
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.mechanisms.covers import learning
-from nearveil.service import TokenStore
+from nearveil.server import TokenStore
 
 DIMENSION = 128
 CANDIDATES = 0.01

@@ -75,7 +75,7 @@ def serve(place: str, make: Callable[[], Any], told: Connection) -> None:
     import uvicorn
 
     from nearveil.gallery import Index
-    from nearveil.service import OpenGallery, Settings, TokenStore, create_app
+    from nearveil.server import OpenGallery, Settings, TokenStore, create_app
 
     folder = Path(place).parent
     with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:
@@ -130,7 +130,7 @@ def ask_server(address: str, token: str, rows: Any) -> tuple[dict[str, Any], lis
     import httpx
 
     from nearveil.sealed import SealedClient
-    from nearveil.service.schema import FRAME, KEY_HEADER
+    from nearveil.wire.schema import FRAME, KEY_HEADER
 
     where = f"{address}/v1/galleries/bench/sealed"
     with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=600, trust_env=False) as http:

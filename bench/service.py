@@ -167,9 +167,9 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
     """Return a question for each set, an answer, and the bytes of the public part."""
     from nearveil.gallery import Index
     from nearveil.mechanisms import Message
-    from nearveil.protocol import ServerProtocol
-    from nearveil.protocol.client import Query
-    from nearveil.protocol.server import serve_maps
+    from nearveil.wire import ServerProtocol
+    from nearveil.wire.client import Query
+    from nearveil.wire.server import serve_maps
 
     with Index.open(place) as index:
         published = index.current().published
@@ -204,7 +204,7 @@ def warm(url: str, tokens: Sequence[str], bodies: Sequence[bytes]) -> tuple[int,
 
 def serve_ours(place: str, tokens: str, log: str, workers: str, cache: str = str(1 << 28)) -> None:
     """Be the server."""
-    from nearveil.service import Settings, serve
+    from nearveil.server import Settings, serve
 
     settings = Settings(
         galleries=({"name": NAME, "index": place, "offers": ("names",)},),  # type: ignore[arg-type]
@@ -220,8 +220,8 @@ def serve_ours(place: str, tokens: str, log: str, workers: str, cache: str = str
 
 def serve_bare(answer: str, workers: str) -> None:
     """Be the bare endpoint, with the same uvicorn settings, in as many processes."""
-    from nearveil.service.server.serving import _bound, address
-    from nearveil.service.server.settings import Settings
+    from nearveil.server.serving import _bound, address
+    from nearveil.server.settings import Settings
 
     settings = Settings(port=0)
     sock = _bound(settings)
@@ -236,9 +236,9 @@ def serve_bare(answer: str, workers: str) -> None:
 def _bare(sock: socket.socket, answer: str) -> None:
     from fastapi import FastAPI, Request, Response
 
-    from nearveil.service.server.listener import Server
-    from nearveil.service.server.serving import _config
-    from nearveil.service.server.settings import Settings
+    from nearveil.server.listener import Server
+    from nearveil.server.serving import _config
+    from nearveil.server.settings import Settings
 
     constant = Path(answer).read_bytes()
     app = FastAPI()
@@ -287,8 +287,8 @@ def measure_turn(pool: Any, url: str, pid: int, told: tuple[Any, ...]) -> dict[s
 
 def measure(folder: Path, items: int, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure one gallery at all numbers of connections."""
-    from nearveil.service import TokenStore
-    from nearveil.service.server.tokens import Scope
+    from nearveil.server import TokenStore
+    from nearveil.server.tokens import Scope
 
     place, about = str(folder / f"{items}"), folder / f"{items}.json"
     with PROCESSES.Pool(1) as pool:

@@ -187,7 +187,7 @@ def measure_round(url: str, pid: int, asking: tuple[str, Sequence[bytes]], attac
 
 def measure(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Run all attacks, one after the other."""
-    from nearveil.service import TokenStore
+    from nearveil.server import TokenStore
 
     place, tokens, log = str(folder / "index"), str(folder / "tokens.db"), folder / "log"
     build(place, ITEMS, 0.05, None)

@@ -60,7 +60,7 @@ def use_ours(method: Any) -> Callable[[Any], Product]:
     """Multiply with one of our operators."""
 
     def prepare(X: Any) -> Product:
-        from nearveil.graph import gaussian_graph
+        from nearveil.privatemail.graph import gaussian_graph
 
         graph = gaussian_graph(X, BANDWIDTH, method=method, tolerance=TOLERANCE)
         return lambda Z: (graph.laplacian_matmul(Z), graph.degree[:, None])
@@ -153,7 +153,7 @@ def draw_in_dtype(n: int, dtype: str) -> tuple[Any, Any]:
 
 def embed(prepare: Callable[[Any], Product], X: Any, Z: Any, labels: Any) -> Any:
     """Embed rows by the steps of the supervised manifold: the graph is built once and multiplied at every step."""
-    from nearveil.graph import label_graph
+    from nearveil.privatemail.graph import label_graph
 
     product, repel = prepare(X), label_graph(labels, BANDWIDTH)
     for _ in range(STEPS):

@@ -60,8 +60,8 @@ def use_sampled(engine: Any) -> Callable[[Floats], Work]:
 
     def prepare(rows: Floats) -> Work:
         from nearveil.privacy.noise import secure_source
-        from nearveil.votes.neighbors import NeighborSearch
-        from nearveil.votes.plan import PoissonSample
+        from nearveil.private_knn.neighbors import NeighborSearch
+        from nearveil.private_knn.plan import PoissonSample
 
         search, coins, source = NeighborSearch(rows, engine=engine), PoissonSample(RATE), secure_source()
         length = coins.list_length(K)
@@ -82,7 +82,7 @@ def use_listed(engine: Any, length: int = K_ALL) -> Callable[[Floats], Work]:
     """List the nearest: rate 1."""
 
     def prepare(rows: Floats) -> Work:
-        from nearveil.votes.neighbors import NeighborSearch
+        from nearveil.private_knn.neighbors import NeighborSearch
 
         search = NeighborSearch(rows, engine=engine)
         return lambda queries: [ids for _, ids in search.batches(queries, length)]

@@ -19,15 +19,15 @@ from nearveil.mechanisms import (
     DPdSNE,
     PlainManifold,
     PlainTSNE,
-    PrivateMail,
     PrivatePCA,
     PrivatePCARelease,
     RandomProjection,
     RawFeatures,
     Release,
 )
-from nearveil.mechanisms.privatemail_engines import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
 from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privatemail import PrivateMail
+from nearveil.privatemail.engines import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
 from nearveil.search.ceiling import class_ceiling
 from studies._report import interval
 from studies._study import summarise

@@ -29,6 +29,7 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 from nearveil import Client
+from nearveil.client import Nearest, QuestionError
 from nearveil.features import Extractor, HogColor, default_extractor, gallery_features, load_image
 from nearveil.features.extractor import unit_rows
 from nearveil.features.gallery import FeatureCache
@@ -37,10 +38,10 @@ from nearveil.gallery import Index, Item, Published
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Account, Ledger
 from nearveil.mechanisms import Covers
-from nearveil.protocol.server import serve_maps
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
 from nearveil.search.evaluation import Copies, Estimate, count_popularity, estimate_mean, true_neighbors
-from nearveil.service import Nearest, QuestionError, TokenStore
+from nearveil.server import TokenStore
+from nearveil.wire.server import serve_maps
 from studies.data import DataMissingError, find
 
 _GRACE = 30.0  # seconds to stop

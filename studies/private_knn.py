@@ -16,8 +16,8 @@ from sklearn.preprocessing import normalize
 from sklearn.svm import SVC
 
 from nearveil.privacy.noise import Source, unsafe_seeded
-from nearveil.votes import NetworkStudent, PateClassifier, PrivateKNeighborsClassifier, Student
-from nearveil.votes.student import HalfWhitening
+from nearveil.private_knn import NetworkStudent, PateClassifier, PrivateKNeighborsClassifier, Student
+from nearveil.private_knn.student import HalfWhitening
 from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise

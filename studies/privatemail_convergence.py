@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from nearveil.graph import label_graph
+from nearveil.privatemail.graph import label_graph
 from studies import _figures as draw
 from studies._privatemail import (
     SETS,

@@ -8,10 +8,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nearveil.graph import label_graph
-from nearveil.manifold import umeyama
-from nearveil.mechanisms import PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privatemail import PrivateMail
+from nearveil.privatemail.graph import label_graph
+from nearveil.privatemail.manifold import umeyama
 from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,

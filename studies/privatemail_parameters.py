@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nearveil.mechanisms import PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privatemail import PrivateMail
 from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import minimize
 
-from nearveil.graph.labels import Encoding
-from nearveil.privacy.sensitivity import bounds, published_2022
-from nearveil.privacy.sensitivity.bounds import Norm, check_start, label_floor
+from nearveil.privatemail.graph.labels import Encoding
+from nearveil.privatemail.sensitivity import bounds, published_2022
+from nearveil.privatemail.sensitivity.bounds import Norm, check_start, label_floor
 from studies import _figures as draw
 from studies._search import FILES, NAMES
 from studies._study import Case, Row, Study, select, summarise

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.service.client.timing import Clock
+from nearveil.client.timing import Clock
 
 
 @dataclass
@@ -74,10 +74,10 @@ class Watched:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Return what is seen of all clients that are made from now on."""
+    from nearveil.client import questions, transport
     from nearveil.ledger import Account
     from nearveil.mechanisms import PublicMap
-    from nearveil.protocol import client as ranking
-    from nearveil.service.client import questions, transport
+    from nearveil.wire import client as ranking
 
     seen = Watched()
 

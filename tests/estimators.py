@@ -5,7 +5,7 @@ import warnings
 from typing import Any
 from unittest import SkipTest
 
-from nearveil.votes import NoiseWarning, ScalingWarning
+from nearveil.private_knn import NoiseWarning, ScalingWarning
 
 
 def run_check(check: Any, estimator: Any) -> None:

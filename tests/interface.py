@@ -12,12 +12,11 @@ from typing import Any, get_args
 
 FILE = Path(__file__).with_suffix(".txt")
 ROOMS = (
-    "nearveil", "nearveil.graph", "nearveil.manifold", "nearveil.privacy", "nearveil.privacy.accounting",
-    "nearveil.privacy.events", "nearveil.privacy.noise", "nearveil.privacy.sensitivity", "nearveil.ledger",
-    "nearveil.features", "nearveil.mechanisms", "nearveil.votes", "nearveil.gallery", "nearveil.protocol",
-    "nearveil.sealed",
-    "nearveil.search", "nearveil.search.ceiling",
-    "nearveil.service", "nearveil.audit", "nearveil.ui",
+    "nearveil", "nearveil.privatemail", "nearveil.privatemail.graph", "nearveil.privatemail.manifold",
+    "nearveil.privatemail.sensitivity", "nearveil.privacy", "nearveil.privacy.accounting", "nearveil.privacy.events",
+    "nearveil.privacy.noise", "nearveil.ledger", "nearveil.features", "nearveil.mechanisms", "nearveil.private_knn",
+    "nearveil.gallery", "nearveil.wire", "nearveil.sealed", "nearveil.search", "nearveil.search.ceiling", "nearveil.client", "nearveil.server",
+    "nearveil.audit", "nearveil.ui", "nearveil.integrations.langchain",
 )  # fmt: skip
 _PLAIN = (int, float, str, bool, tuple, type(None))
 

@@ -18,9 +18,9 @@ from typing import Any, Self
 
 import nearveil.__main__
 import nearveil.cli._server
-import nearveil.service.client.transport
-import nearveil.service.server.protected
-import nearveil.service.server.serving
+import nearveil.client.transport
+import nearveil.server.protected
+import nearveil.server.serving
 from nearveil.ledger import Ledger
 
 PROCESSES = multiprocessing.get_context("forkserver")

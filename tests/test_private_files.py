@@ -15,9 +15,9 @@ import nearveil
 from nearveil.features.gallery import FeatureCache
 from nearveil.gallery import Index
 from nearveil.privacy import noise
+from nearveil.private_knn import plan
+from nearveil.private_knn._pate import assign_records
 from nearveil.storage import make_data_folder, make_private_folder
-from nearveil.votes import plan
-from nearveil.votes._pate import assign_records
 
 ROOT = Path(nearveil.__file__).parent
 
@@ -87,8 +87,8 @@ def test_parents_are_made_by_one_function() -> None:
 def test_a_log_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     from nearveil.cli._server import _check_log
-    from nearveil.service import Settings
-    from nearveil.service.server.logs import LineWriter
+    from nearveil.server import Settings
+    from nearveil.server.logs import LineWriter
 
     writer = LineWriter(tmp_path / "moved")  # as after a rotation
     writer.write({"event": "test"})
@@ -106,7 +106,7 @@ def test_a_key_that_all_can_read_is_warned_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, count: int
 ) -> None:
     pytest.importorskip("uvicorn")
-    from nearveil.service.server import serving
+    from nearveil.server import serving
 
     # Not by caplog: servers of other tests leave the handlers of loggers changed.
     warnings: list[tuple[object, ...]] = []

@@ -23,7 +23,7 @@ import nearveil
 from nearveil import Client
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.service import OpenGallery, Settings, TokenStore, create_app
+from nearveil.server import OpenGallery, Settings, TokenStore, create_app
 from tests.gallery.index_places import unit_rows
 from tests.service.serving import index_of
 

@@ -17,37 +17,56 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
+    from nearveil.client.clients import AsyncClient, Client
     from nearveil.errors import NearveilError
-    from nearveil.manifold import SupervisedManifold
-    from nearveil.service.client.clients import AsyncClient, Client
-    from nearveil.votes import (
+    from nearveil.gallery.index import Index
+    from nearveil.ledger import Ledger
+    from nearveil.mechanisms import OME, Covers, Latent
+    from nearveil.private_knn import (
+        PateClassifier,
         PrivateDiscriminant,
         PrivateKNeighborsClassifier,
         PrivateKNeighborsRegressor,
         PublicDiscriminant,
     )
+    from nearveil.privatemail import PrivateMail, SupervisedManifold
+    from nearveil.search import Retriever, evaluate
 
 __version__ = "0.2.0"
 
 __all__ = [
+    "OME",
     "AsyncClient",
     "Client",
+    "Covers",
+    "Index",
+    "Latent",
+    "Ledger",
     "NearveilError",
+    "PateClassifier",
     "PrivateDiscriminant",
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",
+    "PrivateMail",
     "PublicDiscriminant",
+    "Retriever",
     "SupervisedManifold",
     "__version__",
+    "evaluate",
 ]
 
 __getattr__ = import_later(
     __name__,
     {
-        "errors": "NearveilError",
-        "manifold": "SupervisedManifold",
-        "service.client.clients": "AsyncClient Client",
-        "votes": "PrivateDiscriminant PrivateKNeighborsClassifier PrivateKNeighborsRegressor PublicDiscriminant",
+        ".client.clients": "AsyncClient Client",
+        ".errors": "NearveilError",
+        ".gallery.index": "Index",
+        ".ledger": "Ledger",
+        ".mechanisms": "Covers Latent OME",
+        ".private_knn": "PateClassifier PrivateDiscriminant PrivateKNeighborsClassifier PrivateKNeighborsRegressor "
+        "PublicDiscriminant",
+        ".privatemail": "PrivateMail SupervisedManifold",
+        ".search": "Retriever evaluate",
     },
 )
 

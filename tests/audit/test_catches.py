@@ -14,28 +14,19 @@ import pytest
 from scipy.optimize import brentq
 
 import nearveil.mechanisms
-import nearveil.votes
+import nearveil.private_knn
 from nearveil.audit import Experiment, audit, list_mechanisms, list_specimens
 from nearveil.audit import _specimens as broken
 from nearveil.audit._releases import make_noise_experiment, make_session_experiment
 from nearveil.audit.attacks import make_time_experiment, make_wire_experiment
 from nearveil.audit.attacks._clock import CountingSource, count_lines
 from nearveil.audit.registry import list_not_audited, make_experiment
-from nearveil.mechanisms import (
-    OME,
-    AnalyticGaussian,
-    Cells,
-    Covers,
-    Latent,
-    PrivateMail,
-    PrivUnit,
-    RandomProjection,
-    Unary,
-)
+from nearveil.mechanisms import OME, AnalyticGaussian, Cells, Covers, Latent, PrivUnit, RandomProjection, Unary
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import analytic_gaussian_scale, calibrate_gaussian, calibrate_laplace, unsafe_seeded
-from nearveil.votes import PateClassifier, PrivateKNeighborsClassifier
+from nearveil.private_knn import PateClassifier, PrivateKNeighborsClassifier
+from nearveil.privatemail import PrivateMail
 from tests.audit.mechanisms import SURE
 
 
@@ -249,7 +240,7 @@ def test_every_public_name_is_audited_or_says_why_not() -> None:
         return getattr(import_module(module), attribute)
 
     known = [found(name) for name in (*audited, *missing)]
-    for module in (nearveil, nearveil.mechanisms, nearveil.votes):
+    for module in (nearveil, nearveil.mechanisms, nearveil.private_knn):
         for name in module.__all__:
             public = getattr(module, name)
             is_error = isinstance(public, type) and issubclass(public, Exception)

@@ -14,11 +14,11 @@ from nearveil.audit._experiment import Experiment
 from nearveil.audit._specimens import HeapMap, make_hasty_question, make_heap_search, open_hasty_client, use_heap
 from nearveil.audit.attacks import _hostile_server
 from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
+from nearveil.client import questions
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.covers import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.protocol.client import PublicPart, question_period
-from nearveil.service.client import questions
+from nearveil.wire.client import PublicPart, question_period
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock
 

@@ -24,7 +24,13 @@ from nearveil.audit._voters import make_student_experiment
 from nearveil.mechanisms import Covers, PrivUnit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.votes import Answers, PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor, Student
+from nearveil.private_knn import (
+    Answers,
+    PateClassifier,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    Student,
+)
 
 DELTA = 1e-2
 

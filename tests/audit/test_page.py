@@ -168,7 +168,12 @@ def test_exit_statuses(monkeypatch: pytest.MonkeyPatch, found: dict[str, str], s
 def test_what_can_be_audited_and_what_cannot() -> None:
     done = runner.invoke(app, ["--list"], env={"COLUMNS": "200"})
     assert done.exit_code == 0
-    for words in ("caps that are ignored", "nearveil.votes.Student", "nearveil.votes.NetworkStudent", "Not auditable"):
+    for words in (
+        "caps that are ignored",
+        "nearveil.private_knn.Student",
+        "nearveil.private_knn.NetworkStudent",
+        "Not auditable",
+    ):
         assert words in done.output
     told = json.loads(runner.invoke(app, ["--list", "--json"]).output)
     assert {"name": "covers", "audits": "nearveil.mechanisms.Covers", "must_be": "kept"} in told["auditable"]

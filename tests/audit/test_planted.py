@@ -10,7 +10,7 @@ from nearveil.audit import Report, audit
 from nearveil.audit import _specimens as planted
 from nearveil.audit.registry import make_experiment
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.votes import PrivateDiscriminant, PrivateKNeighborsClassifier
+from nearveil.private_knn import PrivateDiscriminant, PrivateKNeighborsClassifier
 
 
 def attacked(make: Any, trials: int, *, screened: int = 0) -> Report:

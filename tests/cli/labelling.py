@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from nearveil.cli._label import label
 from nearveil.ledger import Account
 from nearveil.privacy import Basis, Guarantee
-from nearveil.votes import Answers, ExhaustedError
-from nearveil.votes.spending import name_inferred_unit
+from nearveil.private_knn import Answers, ExhaustedError
+from nearveil.private_knn.spending import name_inferred_unit
 
 RARE = "zanthoxylum"  # a label of PRIVATE
 HIDDEN = "quarantined-patient"  # part of the paths inside PRIVATE

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import uvicorn
 
-from nearveil.service.server.listener import Server
+from nearveil.server.listener import Server
 from nearveil.ui._door import PAGE_HEADER
 
 from ..service.serving import index_of

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from nearveil.ledger import Ledger
-from nearveil.votes import PrivateKNeighborsClassifier, labelling
+from nearveil.private_knn import PrivateKNeighborsClassifier, labelling
 from tests.cli.labelling import HIDDEN, RARE, Plain, fine, refused, rows_of, run, small, write_png
 
 ONE = ("--epsilon", "1")

@@ -19,7 +19,7 @@ pytest.importorskip("uvicorn")
 import uvicorn
 
 from nearveil.ledger import Ledger
-from nearveil.service import Settings, TokenStore, create_app, open_galleries
+from nearveil.server import Settings, TokenStore, create_app, open_galleries
 from tests.cli.galleries import fine, picture, refused, run, told
 from tests.clocks import hurry
 

@@ -17,8 +17,8 @@ from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
-from nearveil.protocol.client import PublicRequest, Query, Refusal, RefusalCode, decode_frame
-from nearveil.service.server.galleries import OpenGallery
+from nearveil.server.galleries import OpenGallery
+from nearveil.wire.client import PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, run, told
 
 MAGENTA = (255, 0, 255)

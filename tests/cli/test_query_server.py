@@ -18,12 +18,12 @@ pytest.importorskip("uvicorn")
 import uvicorn
 
 from nearveil import Client
+from nearveil.client.timing import EXTRACTION_PERIOD
+from nearveil.client.transport import Patience
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.service import OpenGallery, Settings, TokenStore, create_app
-from nearveil.service.client.timing import EXTRACTION_PERIOD
-from nearveil.service.client.transport import Patience
-from nearveil.service.server.errors import UnavailableError
+from nearveil.server import OpenGallery, Settings, TokenStore, create_app
+from nearveil.server.errors import UnavailableError
 from tests.cli.galleries import colour, fine, gallery, picture, refused, run, told
 from tests.clocks import Watched, hurry, watched
 

@@ -3,13 +3,13 @@
 from pathlib import Path
 from typing import Any
 
+import nearveil.server
 import numpy as np
 import pytest
 
-import nearveil.service
 from nearveil.gallery import Index, Item
-from nearveil.service import Settings, TokenStore
-from nearveil.service.server.tokens import default_place
+from nearveil.server import Settings, TokenStore
+from nearveil.server.tokens import default_place
 
 from .galleries import fine, refused, run
 
@@ -22,7 +22,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
         found.append(settings)
         ready("http://127.0.0.1:8321")
 
-    monkeypatch.setattr(nearveil.service, "serve", serve, raising=False)
+    monkeypatch.setattr(nearveil.server, "serve", serve, raising=False)
     monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     with TokenStore(default_place()) as store:
@@ -80,7 +80,7 @@ def test_ctrl_c_while_it_starts_is_no_traceback(monkeypatch: pytest.MonkeyPatch,
     def interrupted(settings: Settings, *, ready: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(nearveil.service, "serve", interrupted, raising=False)
+    monkeypatch.setattr(nearveil.server, "serve", interrupted, raising=False)
     result = run("serve", "x", "--tokens", tmp_path / "t.db")
     assert result.exit_code == 130
     assert "Traceback" not in result.output

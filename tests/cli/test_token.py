@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from nearveil.service import TokenStore
+from nearveil.server import TokenStore
 
 from .galleries import fine, refused, run, told
 

@@ -18,11 +18,11 @@ import psycopg
 import pytest
 
 from nearveil import Client, cluster
+from nearveil.client.errors import UnansweredError, UnreachableError
 from nearveil.cluster import ClusterError, connect
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
-from nearveil.service import TokenStore
-from nearveil.service.client.errors import UnansweredError, UnreachableError
+from nearveil.server import TokenStore
 from tests.cli.galleries import fine
 from tests.gallery.index_places import index_server, index_url, unit_rows
 from tests.ledger.postgres import Postgres

@@ -18,10 +18,10 @@ import pytest
 
 from nearveil import PrivateKNeighborsClassifier, SupervisedManifold
 from nearveil.cluster import Cluster, PartitionError, SpreadRows
-from nearveil.graph import gaussian_graph
 from nearveil.mechanisms import Covers
+from nearveil.private_knn.neighbors import NeighborSearch
+from nearveil.privatemail.graph import gaussian_graph
 from nearveil.search import Retriever, evaluate
-from nearveil.votes.neighbors import NeighborSearch
 from tests.gallery.index_places import unit_rows
 
 from . import stages

@@ -18,7 +18,7 @@ from nearveil.gallery import Index, items
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.tables import sync_table
 from nearveil.mechanisms.covers import learning
-from nearveil.votes.neighbors import NeighborSearch
+from nearveil.private_knn.neighbors import NeighborSearch
 from tests.features.files import picture, saved
 from tests.gallery.index_places import unit_rows
 from tests.small_disk import fill, mounted

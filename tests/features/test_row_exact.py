@@ -25,7 +25,7 @@ from nearveil.features import bridge as bridge_module
 from nearveil.features.backbones import EXTRACTORS
 from nearveil.features.gallery import FeatureCache
 from nearveil.features.networks import align
-from nearveil.votes.neighbors import NeighborSearch
+from nearveil.private_knn.neighbors import NeighborSearch
 from tests.features.files import picture
 from tests.features.test_extractors import _graph
 

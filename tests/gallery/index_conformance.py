@@ -33,8 +33,8 @@ from nearveil.gallery.index import Index
 from nearveil.gallery.items import Head, Item, bindings, checksum
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers
-from nearveil.protocol.client import Query
-from nearveil.protocol.server import serve_maps
+from nearveil.wire.client import Query
+from nearveil.wire.server import serve_maps
 
 from .index_places import DIMENSION, WEBP, filled, names, plain_items, true_nearest, unit_rows
 

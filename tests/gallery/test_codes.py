@@ -6,7 +6,6 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.cluster import SpreadRows
-from nearveil.frames import Kind, WireError, frame
 from nearveil.gallery.answers import (
     ID_BYTES,
     Answer,
@@ -21,6 +20,7 @@ from nearveil.gallery.answers import (
 )
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import CODE_BYTES, fingerprint
+from nearveil.wire.frames import Kind, WireError, frame
 
 
 def rows(n: int, dimension: int, seed: int = 0) -> Singles:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.frames import Limits
 from nearveil.gallery import publishing as _index_shelf
 from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, WholeCodes
 from nearveil.gallery.errors import DamagedIndexError, MapChangedError, NotPublishedError, StaleMapError
@@ -21,11 +20,12 @@ from nearveil.gallery.items import Item, Snapshot, load_head
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.protocol import server as _server
-from nearveil.protocol.client import ClientProtocol, MapChanged, Query, Refusal, RefusalCode, decode_frame
-from nearveil.protocol.server import ServerProtocol, serve_maps
+from nearveil.wire import server as _server
+from nearveil.wire.client import ClientProtocol, MapChanged, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.frames import Limits
+from nearveil.wire.server import ServerProtocol, serve_maps
 
-from ..protocol.wiring import Purse
+from ..wire.wiring import Purse
 from .index_places import (
     DIMENSION,
     WEBP,

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 from nearveil.gallery import Index, Item
 from nearveil.gallery.errors import IndexStoreError
-from nearveil.service import OpenGallery
+from nearveil.server import OpenGallery
 from tests.gallery.index_places import unit_rows
 writable, mounted = map(Path, sys.argv[1:])
 try:

@@ -17,10 +17,10 @@ from langchain_core.load import dumpd, dumps
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from pydantic import ValidationError
 
+from nearveil.client.errors import QuestionError, UnansweredError, UnreachableError
 from nearveil.integrations.langchain import NearveilRetriever
 from nearveil.ledger import KeySpentError
-from nearveil.protocol.client import MapChanged
-from nearveil.service.client.errors import QuestionError, UnansweredError, UnreachableError
+from nearveil.wire.client import MapChanged
 from tests.clocks import hurry
 from tests.service.asking import DIMENSION, QUERIES, Scene, framed, is_post, make_index, scene
 

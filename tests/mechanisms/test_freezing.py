@@ -20,7 +20,6 @@ from nearveil.mechanisms import (
     DPdSNE,
     Latent,
     Message,
-    PrivateMail,
     PrivatePCA,
     PrivatePCARelease,
     PrivUnit,
@@ -33,6 +32,7 @@ from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
+from nearveil.privatemail import PrivateMail
 from tests.mechanisms.conformance import attack_attributes, attack_parameters
 
 ROWS = np.random.default_rng(0).standard_normal((400, 16))

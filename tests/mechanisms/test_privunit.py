@@ -24,7 +24,6 @@ from sklearn.decomposition import PCA
 from sklearn.frozen import FrozenEstimator
 from sklearn.preprocessing import FunctionTransformer
 
-from nearveil.manifold import SupervisedManifold
 from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms._privunit import (
     BLUR_STEPS,
@@ -48,6 +47,7 @@ from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import compose
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import make_alias_table, secure_source, unsafe_seeded
+from nearveil.privatemail.manifold import SupervisedManifold
 from tests.mechanisms.conformance import Contract, sample_messages, shown_epsilon
 from tests.privacy.test_noise import table_pmf
 

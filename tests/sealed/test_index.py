@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.frames import Kind, WireError, frame, unframe
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import SealedClient, SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
@@ -22,6 +21,7 @@ from nearveil.sealed.layout import Layout, check_rows, choose_cells, pad_records
 from nearveil.sealed.lwe import make_hint
 from nearveil.sealed.parameters import FETCH, SCORES
 from nearveil.sealed.sizes import choose_dimension, choose_shape
+from nearveil.wire.frames import Kind, WireError, frame, unframe
 
 N = 400
 

@@ -22,12 +22,12 @@ from nearveil import Client
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
 from nearveil.privacy.noise import Source, unsafe_seeded
-from nearveil.protocol.client import PublicPart, decode_frame
-from nearveil.service.schema import FRAME
-from nearveil.service.server.app import create_app
-from nearveil.service.server.galleries import Gallery, OpenGallery
-from nearveil.service.server.settings import Settings
-from nearveil.service.server.tokens import TokenStore
+from nearveil.server.app import create_app
+from nearveil.server.galleries import Gallery, OpenGallery
+from nearveil.server.settings import Settings
+from nearveil.server.tokens import TokenStore
+from nearveil.wire.client import PublicPart, decode_frame
+from nearveil.wire.schema import FRAME
 from tests.search.standins import clustered
 
 DIMENSION, COUNT, FRACTION, SETS = 8, 120, 0.1, 6

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.service.client.timing import Clock
+from nearveil.client.timing import Clock
 from tests.clocks import hurry
 
 

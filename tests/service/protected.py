@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
-from nearveil.service.server.protected import ProtectedGallery
+from nearveil.server.protected import ProtectedGallery
 
 CLASSES = ("benign", "malignant", "none")
 DIMENSION = 6

@@ -15,11 +15,11 @@ from nearveil.features import HogColor
 from nearveil.gallery import Index, IndexStoreError
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
-from nearveil.protocol.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
-from nearveil.service import TokenStore
-from nearveil.service.schema import FRAME, KEY_HEADER, Galleries
-from nearveil.service.server.galleries import OpenGallery
-from nearveil.service.server.requests import RequestContext
+from nearveil.server import TokenStore
+from nearveil.server.galleries import OpenGallery
+from nearveil.server.requests import RequestContext
+from nearveil.wire.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.schema import FRAME, KEY_HEADER, Galleries
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows
 from .serving import COUNT, EPSILON, SETS, F, Server, index_of, lines, serving

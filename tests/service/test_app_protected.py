@@ -8,9 +8,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from nearveil.service import Settings, TokenStore, create_app, open_galleries
-from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.votes import PublicDiscriminant
+from nearveil.private_knn import PublicDiscriminant
+from nearveil.server import Settings, TokenStore, create_app, open_galleries
+from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
 from .protected import CLASSES, PATIENT, TERMS, gallery, make, published

@@ -13,24 +13,24 @@ import pytest
 
 import nearveil
 from nearveil import Client
-from nearveil.features import backbones
-from nearveil.gallery import Index
-from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
-from nearveil.mechanisms import Message
-from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import unsafe_seeded
-from nearveil.protocol import ClientProtocol
-from nearveil.protocol.client import MapChanged, Query, Refusal, RefusalCode, decode_frame
-from nearveil.service.client.errors import (
+from nearveil.client.errors import (
     DeclinedError,
     QuestionError,
     ReplyError,
     UnansweredError,
     UnreachableError,
 )
-from nearveil.service.client.questions import USUAL
-from nearveil.service.client.timing import Clock
-from nearveil.service.server.galleries import OpenGallery
+from nearveil.client.questions import USUAL
+from nearveil.client.timing import Clock
+from nearveil.features import backbones
+from nearveil.gallery import Index
+from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
+from nearveil.mechanisms import Message
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.server.galleries import OpenGallery
+from nearveil.wire import ClientProtocol
+from nearveil.wire.client import MapChanged, Query, Refusal, RefusalCode, decode_frame
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -260,8 +260,8 @@ for name in ("fastapi", "starlette", "uvicorn", "httpx", "prometheus_client", "p
 import numpy as np
 from nearveil import AsyncClient, Client
 from nearveil.ledger import Account
-from nearveil.service.client.timing import Clock
-from nearveil.service.server.galleries import OpenGallery
+from nearveil.client.timing import Clock
+from nearveil.server.galleries import OpenGallery
 
 place, ledger, log = sys.argv[1:]
 feature = np.load(sys.stdin.buffer)
@@ -571,9 +571,9 @@ def test_one_original_is_fetched_by_a_name_that_says_what_it_is(here: Scene) -> 
 def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     pytest.importorskip("skimage")
+    from nearveil.client.questions import FeatureMaker
     from nearveil.features import HogColor
-    from nearveil.service.client.questions import FeatureMaker
-    from nearveil.service.schema import GalleryInfo
+    from nearveil.wire.schema import GalleryInfo
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     picture = pillow.fromarray(pixels)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from nearveil import AsyncClient, Client
+from nearveil.client import questions
+from nearveil.client.errors import QuestionError, UnansweredError
+from nearveil.client.transport import Request, Response
 from nearveil.gallery import Index
 from nearveil.ledger import Debit, Ledger, OverBudgetError
 from nearveil.privacy import Guarantee
-from nearveil.protocol import client as _client
-from nearveil.service.client import questions
-from nearveil.service.client.errors import QuestionError, UnansweredError
-from nearveil.service.client.transport import Request, Response
+from nearveil.wire import client as _client
 from tests.service.asking import (
     QUERIES,
     URL,

@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 from nearveil import AsyncClient, Client
-from nearveil.service import QuestionError, ReplyError
-from nearveil.service.client.errors import DeclinedError
-from nearveil.service.client.questions import CHECK_AGAIN
-from nearveil.service.schema import MOST_MODEL
-from nearveil.service.server.protected import ProtectedGallery
-from nearveil.votes import PublicDiscriminant
-from nearveil.votes.scaling import ColumnBounds
+from nearveil.client import QuestionError, ReplyError
+from nearveil.client.errors import DeclinedError
+from nearveil.client.questions import CHECK_AGAIN
+from nearveil.private_knn import PublicDiscriminant
+from nearveil.private_knn.scaling import ColumnBounds
+from nearveil.server.protected import ProtectedGallery
+from nearveil.wire.schema import MOST_MODEL
 from tests.clocks import SetClock
 from tests.service.asking import URL, Endless, Scene, Server, framed, new_account
 from tests.service.protected import CLASSES, DIMENSION, TERMS, copied, gallery, make, published, rows
@@ -110,7 +110,7 @@ def test_the_image_is_looked_at_after_the_last_request(here: Scene, monkeypatch:
         order.append("image")
         return list(images)
 
-    monkeypatch.setattr("nearveil.service.client.questions.decode_images", decoded)
+    monkeypatch.setattr("nearveil.client.questions.decode_images", decoded)
     wire = here.server.wire()
     wire.before = lambda request: order.append(request.url.path.rsplit("/", 1)[1])
     client, _ = here.client(wire=wire)

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from nearveil import AsyncClient, Client
-from nearveil.frames import DEFAULT_LIMITS, WireError
+from nearveil.client import Nearest
+from nearveil.client.errors import DeclinedError, QuestionError, ReplyError
 from nearveil.gallery import Index
 from nearveil.gallery.answers import LARGEST_DETAILS, encode_details
-from nearveil.protocol import home
-from nearveil.protocol.home import Block, CodesGroup, CodesManifest, HomeCopy, HomeError
-from nearveil.service import Nearest
-from nearveil.service.client.errors import DeclinedError, QuestionError, ReplyError
+from nearveil.wire import home
+from nearveil.wire.frames import DEFAULT_LIMITS, WireError
+from nearveil.wire.home import Block, CodesGroup, CodesManifest, HomeCopy, HomeError
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
 from tests.small_disk import fill, mounted
 

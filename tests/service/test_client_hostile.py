@@ -14,19 +14,19 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
+from nearveil.wire import schema
 
 from nearveil import AsyncClient, Client
 from nearveil import frames as _wire
-from nearveil.frames import MOST_FEATURES, Kind, frame
+from nearveil.client.errors import ReplyError, UnansweredError, UnreachableError
+from nearveil.client.transport import Request
 from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import covers as _map
-from nearveil.protocol.client import MapChanged, PublicRequest, Refusal, RefusalCode
-from nearveil.service import schema
-from nearveil.service.client.errors import ReplyError, UnansweredError, UnreachableError
-from nearveil.service.client.transport import Request
-from nearveil.service.schema import FRAME
-from nearveil.votes import discriminant_model
+from nearveil.private_knn import discriminant_model
+from nearveil.wire.client import MapChanged, PublicRequest, Refusal, RefusalCode
+from nearveil.wire.frames import MOST_FEATURES, Kind, frame
+from nearveil.wire.schema import FRAME
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,

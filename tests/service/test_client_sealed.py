@@ -18,8 +18,9 @@ import pytest
 pytest.importorskip("cryptography")
 
 from nearveil import AsyncClient, Client
+from nearveil.client.errors import QuestionError, ReplyError
+from nearveil.client.sealed import _read_text, sealed_periods
 from nearveil.errors import NearveilError
-from nearveil.frames import HEADER_BYTES, Kind, WireError, frame, unframe
 from nearveil.gallery import Index, Item
 from nearveil.gallery.answers import (
     LONGEST_ID,
@@ -32,16 +33,15 @@ from nearveil.gallery.answers import (
 )
 from nearveil.gallery.errors import IndexStoreError
 from nearveil.mechanisms import Message
-from nearveil.protocol import sealed
-from nearveil.protocol.server import ServedMap
 from nearveil.sealed import SealedClient
 from nearveil.sealed.layout import Layout, RecordLayout
-from nearveil.service.client.errors import QuestionError, ReplyError
-from nearveil.service.client.sealed import _read_text, sealed_periods
-from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import limits, requests
-from nearveil.service.server.errors import BuildingError, UnavailableError
-from nearveil.service.server.limits import Buckets
+from nearveil.server import limits, requests
+from nearveil.server.errors import BuildingError, UnavailableError
+from nearveil.server.limits import Buckets
+from nearveil.wire import sealed
+from nearveil.wire.frames import HEADER_BYTES, Kind, WireError, frame, unframe
+from nearveil.wire.schema import FRAME, KEY_HEADER
+from nearveil.wire.server import ServedMap
 from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, opened, scene
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
@@ -449,7 +449,7 @@ def test_all_fetched_records_are_scored(here: Scene, monkeypatch: pytest.MonkeyP
 
 def test_private_work_of_a_question_does_not_delay_another(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     """The ranking of one question stands still until another question was asked and answered."""
-    import nearveil.service.client.sealed as module
+    import nearveil.client.sealed as module
 
     real, done, ranked = module._rank, threading.Event(), []
 

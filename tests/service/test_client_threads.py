@@ -20,10 +20,10 @@ import numpy as np
 import pytest
 
 from nearveil import Client
+from nearveil.client.errors import QuestionError
+from nearveil.client.transport import LocalTransport, Request, Response
 from nearveil.ledger import Debit, Ledger
 from nearveil.privacy import Guarantee
-from nearveil.service.client.errors import QuestionError
-from nearveil.service.client.transport import LocalTransport, Request, Response
 from tests.service.asking import QUERIES, Scene, new_account
 
 PRIVATE = QUERIES[0]
@@ -85,7 +85,7 @@ def interrupted_at(number: int) -> Iterator[list[int]]:
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         name = frame.f_code.co_filename
-        if "service/client" not in name and "from_thread" not in name:
+        if "nearveil/client" not in name and "from_thread" not in name:
             return None
         if event == "line":
             left[0] -= 1
@@ -380,10 +380,10 @@ def test_an_error_does_not_keep_the_image(here: Scene) -> None:
 EXITS = """
 import contextlib, os, sys, threading, time
 import numpy as np
-import nearveil.service.server.galleries
+import nearveil.server.galleries
 from nearveil import Client
 from nearveil.ledger import Account
-from nearveil.service.client.transport import LocalTransport
+from nearveil.client.transport import LocalTransport
 
 place, folder, *moments = sys.argv[1:]
 for when in moments:  # each is a process that ends as a program does; they share what was imported

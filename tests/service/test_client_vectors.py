@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from nearveil import AsyncClient, Client
-from nearveil.frames import WireError
+from nearveil.client import QuestionError, UnfinishedError
 from nearveil.gallery import Index
 from nearveil.gallery.answers import ItemDetails, encode_details, read_details
-from nearveil.protocol.client import question_period
-from nearveil.service import QuestionError, UnfinishedError
+from nearveil.wire.client import question_period
+from nearveil.wire.frames import WireError
 from tests.clocks import Watched, watched
 from tests.search.standins import clustered
 from tests.service.asking import CANDIDATES, COUNT, DIMENSION, QUERIES, URL, Scene, is_post, public_of, scene, unit

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from nearveil import AsyncClient, Client
+from nearveil.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
+from nearveil.client.transport import Patience, ServerAddress
 from nearveil.ledger import Ledger
-from nearveil.protocol.client import ClientProtocol, Query, decode_frame
-from nearveil.service.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
-from nearveil.service.client.transport import Patience, ServerAddress
+from nearveil.wire.client import ClientProtocol, Query, decode_frame
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.protocol.client import ClientProtocol
+from nearveil.wire.client import ClientProtocol
 from tests.service.asking import QUERIES, Scene, public_of, scene, seeded
 
 PRIVATE = QUERIES[0]

@@ -16,7 +16,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from nearveil.cli import load_command
-from nearveil.service.server.settings import Settings
+from nearveil.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 _LINE = re.compile(r"([a-z0-9.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)")

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 from nearveil import Client
+from nearveil.client.errors import UnansweredError
+from nearveil.client.results import Nearest
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger, new_key
-from nearveil.service import TokenStore
-from nearveil.service.client.errors import UnansweredError
-from nearveil.service.client.results import Nearest
+from nearveil.server import TokenStore
 from tests.programs import Program
 
 from ..gallery.index_places import WEBP, index_server, index_url, unit_rows
@@ -245,7 +245,7 @@ def test_the_client_killed_between_debit_and_answer(tmp_path: Path) -> None:
     index_of(tmp_path / "birds").close()
     program = (
         "import os, signal, sys; import numpy as np; from nearveil.ledger import Ledger\n"
-        "from nearveil import Client; from nearveil.service.client.transport import HttpTransport\n"
+        "from nearveil import Client; from nearveil.client.transport import HttpTransport\n"
         "send = HttpTransport.send\n"
         "async def dying(self, request):\n"
         "    if 'query' in str(request): os.kill(os.getpid(), signal.SIGKILL)\n"

@@ -14,12 +14,11 @@ from nearveil.gallery.answers import Answer
 from nearveil.gallery.errors import DamagedIndexError
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Message
-from nearveil.protocol.client import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
-from nearveil.protocol.server import ServedMap
-from nearveil.service import OpenGallery
-from nearveil.service.server import galleries
-from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.service.server.galleries import QuickGallery
+from nearveil.server import OpenGallery, galleries
+from nearveil.server.errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.server.galleries import QuickGallery
+from nearveil.wire.client import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.server import ServedMap
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows, where
 from .serving import COUNT, EPSILON, SETS, F, index_of

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import limits, logs, requests
-from nearveil.service.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
-from nearveil.service.server.galleries import ByteCache
-from nearveil.service.server.limits import (
+from nearveil.server import limits, logs, requests
+from nearveil.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
+from nearveil.server.galleries import ByteCache
+from nearveil.server.limits import (
     BYTES_PER_REQUEST,
     Buckets,
     Refresher,
@@ -25,7 +24,8 @@ from nearveil.service.server.limits import (
     check_length,
     read_body,
 )
-from nearveil.service.server.requests import GONE
+from nearveil.server.requests import GONE
+from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
 from .serving import Server, lines, serving
@@ -130,7 +130,7 @@ def test_token_store_outage_is_logged_once_and_rate_limited(
     monkeypatch.setattr(requests, "STRANGERS", (1.0, 5, 10))
     monkeypatch.setattr(requests, "STRANGERS_WAIT", 0.0)
     monkeypatch.setattr(logs, "_STRANGERS", (1.0, 7))
-    logger = logging.getLogger("nearveil.service.server.limits")
+    logger = logging.getLogger("nearveil.server.limits")
     monkeypatch.setattr(logger, "propagate", False)  # servers of other tests may have changed its parents
     logger.addHandler(caplog.handler)
     try:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from nearveil.service.client.clients import _hide_password
-from nearveil.service.server import logs
-from nearveil.service.server.logs import LOGGERS, LineWriter, install
+from nearveil.client.clients import _hide_password
+from nearveil.server import logs
+from nearveil.server.logs import LOGGERS, LineWriter, install
 
 from ..gallery.index_places import one_thread
 from .serving import lines, serving

@@ -16,8 +16,8 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import requests
+from nearveil.server import requests
+from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
 from .serving import Server, serving

@@ -18,12 +18,12 @@ from nearveil.gallery import Index, IndexStoreError, Item
 from nearveil.gallery.errors import InexactRowsError, PrivateIndexError
 from nearveil.ledger import Account, Debit, Ledger, LedgerUnavailableError
 from nearveil.privacy.events import VoteHistogram
-from nearveil.service import OpenGallery, Settings, open_galleries
-from nearveil.service.server.errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.service.server.protected import ProtectedGallery, PublicationError
-from nearveil.votes import PrivateDiscriminant, PublicDiscriminant, discriminant, plan
-from nearveil.votes.discriminant import sum_classes
-from nearveil.votes.discriminant_model import SENSITIVITY
+from nearveil.private_knn import PrivateDiscriminant, PublicDiscriminant, discriminant, plan
+from nearveil.private_knn.discriminant import sum_classes
+from nearveil.private_knn.discriminant_model import SENSITIVITY
+from nearveil.server import OpenGallery, Settings, open_galleries
+from nearveil.server.errors import NotOfferedError, UnavailableError, UnknownError
+from nearveil.server.protected import ProtectedGallery, PublicationError
 from tests.programs import Program
 from tests.service.protected import (
     CLASSES,
@@ -221,7 +221,7 @@ def test_what_fails_before_the_debit_costs_nothing(
 
 
 def test_a_fit_that_fails_costs_one_publication_and_shows_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearveil.service.server.protected._PATIENCE", 0.0)
+    monkeypatch.setattr("nearveil.server.protected._PATIENCE", 0.0)
     scans = gallery(place)
     with monkeypatch.context() as patched:
         patched.setattr(PrivateDiscriminant, "export", lambda _: 1 / 0)

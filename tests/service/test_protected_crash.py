@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from nearveil.service.server import protected
-from nearveil.service.server.protected import PublicationError
-from nearveil.votes import PrivateDiscriminant
+from nearveil.private_knn import PrivateDiscriminant
+from nearveil.server import protected
+from nearveil.server.protected import PublicationError
 from tests.programs import Program
 from tests.service.protected import copied, debits, gallery, make
 
@@ -18,7 +18,7 @@ WORKER = """
 import os, signal, sys, time
 from pathlib import Path
 from nearveil.ledger import Debit
-from nearveil.votes import PrivateDiscriminant
+from nearveil.private_knn import PrivateDiscriminant
 from tests.service.protected import gallery
 
 place, how = Path(sys.argv[1]), sys.argv[2]
@@ -116,9 +116,7 @@ def test_who_comes_while_another_is_at_it_waits_for_its_model(made: Path, monkey
         return fit(self, *arguments, **named)
 
     monkeypatch.setattr(PrivateDiscriminant, "fit", stalling)
-    monkeypatch.setattr(
-        "nearveil.service.server.publications.time.sleep", lambda _: go_on.set()
-    )  # who comes late looks again
+    monkeypatch.setattr("nearveil.server.publications.time.sleep", lambda _: go_on.set())  # who comes late looks again
     told: list[Any] = []
     first = threading.Thread(target=lambda: told.append(slow.publish()))
     first.start()

@@ -18,7 +18,7 @@ import pytest
 
 from nearveil import Client
 from nearveil.ledger import Ledger
-from nearveil.service import Settings
+from nearveil.server import Settings
 
 from ..gallery.index_places import unit_rows
 from .serving import EPSILON, index_of

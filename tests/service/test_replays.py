@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pytest
 import sqlalchemy as sa
 
-from nearveil.service.server import limits
-from nearveil.service.server.errors import ReplayedError, UnavailableError
-from nearveil.service.server.limits import Refresher, ReplayStore, Use, UsedKeys
+from nearveil.server import limits
+from nearveil.server.errors import ReplayedError, UnavailableError
+from nearveil.server.limits import Refresher, ReplayStore, Use, UsedKeys
 
 from ..gallery.index_places import index_server, index_url
 

@@ -18,10 +18,11 @@ import httpx
 import pytest
 
 from nearveil import Client
+from nearveil.client import UnreachableError
 from nearveil.gallery import Index, Item
-from nearveil.service import Settings, TokenStore, UnreachableError, open_galleries, serve
-from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server.settings import SettingsError
+from nearveil.server import Settings, TokenStore, open_galleries, serve
+from nearveil.server.settings import SettingsError
+from nearveil.wire.schema import FRAME, KEY_HEADER
 from tests.programs import Program
 
 from ..gallery.index_places import WEBP, one_thread, unit_rows

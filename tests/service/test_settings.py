@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from nearveil.service import Settings
-from nearveil.service.server.settings import SettingsError, cleaned_name
+from nearveil.server import Settings
+from nearveil.server.settings import SettingsError, cleaned_name
 
 ROOT = Path(__file__).parents[2]
 PROTECTED = {

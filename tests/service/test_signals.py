@@ -183,8 +183,8 @@ def test_management_port_serves_probes_alone_whatever_their_host_says(tmp_path: 
 
 
 def test_management_port_that_is_taken_is_named(tmp_path: Path) -> None:
-    from nearveil.service import Settings, serve
-    from nearveil.service.server.settings import SettingsError
+    from nearveil.server import Settings, serve
+    from nearveil.server.settings import SettingsError
 
     index_of(tmp_path / "birds").close()
     galleries = [{"name": "birds", "index": str(tmp_path / "birds")}]

@@ -17,8 +17,8 @@ import httpx
 import pytest
 
 from nearveil.gallery import Item
-from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server import app, galleries
+from nearveil.server import app, galleries
+from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import WEBP, unit_rows
 from .protected import CLASSES, make, published

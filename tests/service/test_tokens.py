@@ -11,8 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from nearveil.service import TokenStore
-from nearveil.service.server.tokens import Token, TokenError, TokenStoreError
+from nearveil.server import TokenStore
+from nearveil.server.tokens import Token, TokenError, TokenStoreError
 
 from ..gallery.index_places import index_server, index_url
 from ..small_disk import fill, mounted

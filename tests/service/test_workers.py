@@ -14,9 +14,9 @@ import pytest
 
 from nearveil import Client
 from nearveil.ledger import Ledger
-from nearveil.service import TokenStore
-from nearveil.service.schema import FRAME, KEY_HEADER
-from nearveil.service.server.limits import ReplayStore
+from nearveil.server import TokenStore
+from nearveil.server.limits import ReplayStore
+from nearveil.wire.schema import FRAME, KEY_HEADER
 from tests.programs import Program
 
 from ..gallery.index_places import index_server, index_url, unit_rows
@@ -73,7 +73,7 @@ def lives(pid: int) -> bool:
 
 FORKED = """
 import multiprocessing
-from nearveil.service.server import app, serving
+from nearveil.server import app, serving
 from nearveil.__main__ import main
 app.BEAT, serving._SILENT = 1.0, 6.0
 serving.get_context = lambda _: multiprocessing.get_context("fork")  # they share what was imported, and begin at once

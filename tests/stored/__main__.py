@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from nearveil.ledger import Ledger
-from nearveil.service import TokenStore
-from tests.protocol.test_wire import spoken
+from nearveil.server import TokenStore
 from tests.service.serving import index_of
 from tests.stored.test_stored import HERE, PRICE, answers
+from tests.wire.test_wire import spoken
 
 
 def write(name: str) -> None:

@@ -12,10 +12,10 @@ from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
-from nearveil.protocol.client import decode_frame
-from nearveil.service import TokenStore
+from nearveil.server import TokenStore
+from nearveil.wire.client import decode_frame
 from tests.ledger.stating import stated
-from tests.protocol.test_wire import ALL, spoken
+from tests.wire.test_wire import ALL, spoken
 
 PRICE = stated(PureDp(0.5), protects="query", relation="replace")
 HERE = Path(__file__).parent

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from nearveil.client.results import Match, Nearest
 from nearveil.features import HogColor, load_image
 from nearveil.features.gallery import FeatureCache
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Ledger
-from nearveil.protocol import ClientProtocol
-from nearveil.protocol.client import Found
-from nearveil.service.client.results import Match, Nearest
+from nearveil.wire import ClientProtocol
+from nearveil.wire.client import Found
 from studies import photos
 from studies.photos import serve_on_loopback
 from tests.clocks import hurry

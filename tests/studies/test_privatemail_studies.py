@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from threadpoolctl import threadpool_limits
 
-from nearveil.graph import gaussian_graph, label_graph
-from nearveil.manifold import smlq_step
-from nearveil.mechanisms import PrivateMail
 from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privatemail import PrivateMail
+from nearveil.privatemail.graph import gaussian_graph, label_graph
+from nearveil.privatemail.manifold import smlq_step
 from studies import (
     _privatemail,
     label_leak,

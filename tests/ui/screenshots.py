@@ -11,7 +11,7 @@ from playwright.sync_api import ViewportSize, expect, sync_playwright
 
 from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
-from nearveil.service import ProtectedGallery
+from nearveil.server import ProtectedGallery
 from studies.photos import Photos, add_extractor, keep_gallery, load_digit_photos
 from tests.ui.test_browser import Look, looking, shown
 

@@ -20,12 +20,12 @@ import pytest
 import uvicorn
 from PIL import Image
 
+from nearveil.client.timing import EXTRACTION_PERIOD, VECTOR_PERIOD
 from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.ledger import LedgerError
 from nearveil.mechanisms import Message
-from nearveil.service import OpenGallery
-from nearveil.service.client.timing import EXTRACTION_PERIOD, VECTOR_PERIOD
+from nearveil.server import OpenGallery
 from nearveil.ui import _app
 from nearveil.ui._app import bind_port, make_config, read_assets
 from nearveil.ui._door import PAGE_HEADER, POLICY, PageEntry
@@ -593,7 +593,7 @@ def test_what_a_server_does_wrong_is_said_in_words(
 
 
 def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None:
-    from nearveil.protocol.client import MapChanged
+    from nearveil.wire.client import MapChanged
 
     gallery, server = served(made, tmp_path)
 

@@ -34,8 +34,8 @@ from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
 from nearveil.privacy.noise import Source
-from nearveil.service import OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
-from nearveil.service.server.galleries import Gallery
+from nearveil.server import OpenGallery, ProtectedGallery, Settings, TokenStore, create_app
+from nearveil.server.galleries import Gallery
 from nearveil.ui._app import bind_port, make_config
 from nearveil.ui._door import PageEntry
 from nearveil.ui.session import PageSession, Purse

@@ -11,11 +11,11 @@ from nearveil.features.extractor import unit_rows
 from nearveil.gallery import Index, Item
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.covers.covers import RandomizedResponse
-from nearveil.protocol.client import K, PublicPart, find_share, project_rows
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from nearveil.search.outlook import Outlook, make_outlook, unit_prototypes
 from nearveil.ui._views import Candidate, Picture, Trouble, place_codes
+from nearveil.wire.client import K, PublicPart, find_share, project_rows
 from tests.search.standins import clustered
 
 COUNT, DIMENSION = 500, 16

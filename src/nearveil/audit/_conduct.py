@@ -17,7 +17,7 @@ from nearveil.audit.report import Check
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import Source
-from nearveil.votes import ExhaustedError
+from nearveil.private_knn import ExhaustedError
 
 Conduct = Callable[[Source, float], Check]
 

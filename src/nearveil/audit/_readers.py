@@ -22,8 +22,8 @@ from nearveil.audit._experiment import (
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import ClippedVotes, GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import Source
-from nearveil.votes import PateClassifier, PrivateKNeighborsRegressor
-from nearveil.votes.plan import VotePlan
+from nearveil.private_knn import PateClassifier, PrivateKNeighborsRegressor
+from nearveil.private_knn.plan import VotePlan
 
 LARGEST_VALUE = 2.0**-17  # of released votes: noise lies on a grid of at most 2^-16 of its scale
 _ROOM = 10**9  # queries: so many that nothing is promised, and no accountant is asked for long

@@ -32,7 +32,6 @@ from nearveil.mechanisms import (
     DPdSNE,
     Latent,
     Message,
-    PrivateMail,
     PrivatePCA,
     PrivUnit,
     RandomProjection,
@@ -42,6 +41,7 @@ from nearveil.mechanisms import (
 )
 from nearveil.privacy import noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source
+from nearveil.privatemail import PrivateMail
 
 _Described = tuple[tuple[Pair, ...], Callable[[Any, Pair], Floats] | None, bool, Law]  # pairs, log_ratio, exact, law
 # Their log_density is the law of the very message, up to the last digits. That of the others is one of the point in

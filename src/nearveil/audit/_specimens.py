@@ -24,7 +24,7 @@ from nearveil.audit.attacks._clock import (
     time_choice,
 )
 from nearveil.audit.attacks._wire import Send, ask_question, make_wire_experiment
-from nearveil.mechanisms import OME, Cells, Message, PrivateMail, PublicMap
+from nearveil.mechanisms import OME, Cells, Message, PublicMap
 from nearveil.mechanisms.covers.covers import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant
@@ -36,9 +36,10 @@ from nearveil.privacy.noise import (
     compute_classical_scale,
     secure_source,
 )
-from nearveil.protocol.client import PublicPart
-from nearveil.votes import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
-from nearveil.votes.estimator import Progress
+from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
+from nearveil.private_knn.estimator import Progress
+from nearveil.privatemail import PrivateMail
+from nearveil.wire.client import PublicPart
 
 DELTA = 1e-5
 _HARDLY_ANY = 1e-9  # noise

@@ -32,7 +32,7 @@ from nearveil.audit._experiment import (
 )
 from nearveil.audit._readers import LARGEST_VALUE, ClassReader, Read, VoteReader, VotingRecords, make_reader, make_twin
 from nearveil.privacy.noise import Source
-from nearveil.votes import (
+from nearveil.private_knn import (
     Answers,
     ExhaustedError,
     PateClassifier,
@@ -41,7 +41,7 @@ from nearveil.votes import (
     PublicDiscriminant,
     Student,
 )
-from nearveil.votes.discriminant_model import (
+from nearveil.private_knn.discriminant_model import (
     SHRINKAGE,
     NoisyStatistics,
     PublicMoments,

@@ -15,7 +15,7 @@ from nearveil.audit.attacks._wire import make_wire_experiment
 from nearveil.mechanisms import AnalyticGaussian, Cells, Covers, PrivatePCA, PrivatePCARelease, PrivUnit, Release
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, calibrate_gaussian, calibrate_laplace
-from nearveil.votes import (
+from nearveil.private_knn import (
     PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
@@ -244,13 +244,13 @@ def list_not_audited() -> dict[str, str]:
         "nearveil.mechanisms.PrivatePCARelease": "a release without noise by a private PCA, which is audited",
         "nearveil.mechanisms.Release": "what all releases have in common; each is audited",
         "nearveil.mechanisms.default": "returns Covers, which is audited",
-        "nearveil.votes.AnsweredScore": data,
-        "nearveil.votes.Answers": data,
-        "nearveil.votes.ExhaustedError": "an error",
-        "nearveil.votes.NetworkStudent": "learns from public rows and labels alone; whoever gives it labels is audited",
-        "nearveil.votes.PublicDiscriminant": "the export of a discriminant, whose experiment reads it",
-        "nearveil.votes.PublicStudent": "the export of a student, whose experiment reads it",
-        "nearveil.votes.plan_publications": "returns a plan, releases nothing",
+        "nearveil.private_knn.AnsweredScore": data,
+        "nearveil.private_knn.Answers": data,
+        "nearveil.private_knn.ExhaustedError": "an error",
+        "nearveil.private_knn.NetworkStudent": "learns from public rows and public labels alone",
+        "nearveil.private_knn.PublicDiscriminant": "the export of a discriminant, whose experiment reads it",
+        "nearveil.private_knn.PublicStudent": "the export of a student, whose experiment reads it",
+        "nearveil.private_knn.plan_publications": "returns a plan, releases nothing",
     }
 
 

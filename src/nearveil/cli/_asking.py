@@ -34,12 +34,12 @@ from nearveil.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from nearveil.client import QuestionError
+    from nearveil.client.clients import Client
     from nearveil.gallery import Index
     from nearveil.ledger import Account, Debit, Ledger
     from nearveil.ledger.history import Balance
     from nearveil.privacy import Guarantee
-    from nearveil.service import QuestionError
-    from nearveil.service.client.clients import Client
 
 ACCOUNT, BUDGET = "queries", 100.0
 AccountName = Annotated[
@@ -243,7 +243,7 @@ def ui(
         if server is not None:
             tls |= {"timeout": _TIMEOUT, "retries": _RETRIES}
         with name_extra("images,service"):
-            from nearveil.service import QuestionError
+            from nearveil.client import QuestionError
             from nearveil.ui import serve_page
             from nearveil.ui.session import PageSession, Purse
         purse = Purse()

@@ -237,7 +237,7 @@ def _keep_sealed(into: str | None, workers: "Cluster", *, wanted: bool) -> None:
             raise ValueError("--sealed: only an open index in a folder has one; a server of PostgreSQL makes its own")
         if find_spec("cryptography") is None:
             raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
-        from nearveil.protocol.sealed import keep_sealed_index
+        from nearveil.wire.sealed import keep_sealed_index
 
         tick = bars("sealed questions", 1)
         keep_sealed_index(held, workers)

@@ -25,7 +25,7 @@ from nearveil.cli._shared import (
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account
-    from nearveil.votes.labelling import LabelReport
+    from nearveil.private_knn.labelling import LabelReport
 
 _NO_ACCOUNT = "No account was charged: --account NAME keeps count of what is spent."
 _FIELDS = ("classes", "features", "out", "force", "account", "epsilon", "allow_noise", "max_answered")
@@ -86,7 +86,7 @@ def label(
     if not 0 < delta < 1:
         raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
     with report_errors(**_OPTIONS), show_bars() as bars:
-        from nearveil.votes.labelling import label_file, parse_classes
+        from nearveil.private_knn.labelling import label_file, parse_classes
 
         with _open_payer(ledger, account, witness) as payer:
             report = label_file(
@@ -190,7 +190,7 @@ def train(
     """
     with report_errors(**_TRAIN_OPTIONS), show_bars() as bars:
         from nearveil.features.class_folders import train_on_folder
-        from nearveil.votes.labelling import check_free
+        from nearveil.private_knn.labelling import check_free
 
         check_free(out, force=force)
         found = train_on_folder(

@@ -41,12 +41,12 @@ from nearveil.cli._shared import (
 )
 
 if TYPE_CHECKING:
+    from nearveil.client import Nearest
+    from nearveil.client.clients import Client
+    from nearveil.client.results import Classified
     from nearveil.features.images import Pixels
     from nearveil.ledger.history import Balance
     from nearveil.privacy import Guarantee
-    from nearveil.service import Nearest
-    from nearveil.service.client.clients import Client
-    from nearveil.service.client.results import Classified
 
 
 def query(
@@ -160,7 +160,7 @@ def query(
 @contextmanager
 def _name_options(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None]:
     """Say what is wrong in the words of the command line."""
-    from nearveil.service import QuestionError, UnansweredError
+    from nearveil.client import QuestionError, UnansweredError
 
     try:
         yield
@@ -215,7 +215,7 @@ class PaidAnswer:
     @property
     def notes(self) -> list[str]:
         """What else there is to say."""
-        from nearveil.service.client.questions import USUAL
+        from nearveil.client.questions import USUAL
 
         balance = self.balance
         notes = []
@@ -377,8 +377,8 @@ def classify(
     """
     with report_errors(extractor="--extractor"):
         from nearveil import Client
+        from nearveil.client import QuestionError
         from nearveil.features.backbones import make_extractor
-        from nearveil.service import QuestionError
 
         tls: dict[str, Any] = {
             "ca": ca,
@@ -468,7 +468,7 @@ def sync(
     nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
     """
     from nearveil import Client
-    from nearveil.service import QuestionError
+    from nearveil.client import QuestionError
 
     with report_errors(), show_bars() as start:
         tick, before = start("Fetching codes", None), 0

@@ -12,10 +12,10 @@ import typer
 from nearveil.cli._shared import Json, name_extra, print_json, print_lines, print_table, report_errors
 
 if TYPE_CHECKING:
-    from nearveil.service import Settings, TokenStore
-    from nearveil.service.server.settings import GallerySettings
-    from nearveil.service.server.tokens import Token
-    from nearveil.votes.discriminant import Forecast
+    from nearveil.private_knn.discriminant import Forecast
+    from nearveil.server import Settings, TokenStore
+    from nearveil.server.settings import GallerySettings
+    from nearveil.server.tokens import Token
 
 app = typer.Typer(
     help="Tokens: who may ask a server, and what. Only hashes are kept.",
@@ -127,7 +127,7 @@ def revoke(
 
 def has_tokens(where: str) -> bool:
     """Return whether there is a token, whatever its state; nothing is made. A damaged store counts as having some."""
-    from nearveil.service.server.tokens import TokenError
+    from nearveil.server.tokens import TokenError
 
     if _is_missing(where):
         return False
@@ -140,7 +140,7 @@ def has_tokens(where: str) -> bool:
 
 def suggest_token(where: str) -> str:
     """Return the command that makes a token, in words for a terminal."""
-    from nearveil.service.server.tokens import default_place, store_url
+    from nearveil.server.tokens import default_place, store_url
     from nearveil.storage import describe_url
 
     more = "" if where == str(default_place()) else f" --tokens {shlex.quote(describe_url(store_url(where)))}"
@@ -150,8 +150,8 @@ def suggest_token(where: str) -> str:
 def _find_tokens(tokens: str | None, config: Path | None) -> str:
     """Return where tokens are: as given, as the file says that the server reads, or the default."""
     with name_extra("service"):
-        from nearveil.service.server.settings import Settings, SettingsError, read_settings
-        from nearveil.service.server.tokens import default_place
+        from nearveil.server.settings import Settings, SettingsError, read_settings
+        from nearveil.server.tokens import default_place
     if tokens is not None:
         return tokens
     # Only this one setting: who makes tokens need not be able to read the keys that the others name.
@@ -172,14 +172,14 @@ def _open_tokens(where: str) -> "TokenStore":
 
 
 def _is_missing(where: str) -> bool:
-    from nearveil.service.server.tokens import store_url
+    from nearveil.server.tokens import store_url
 
     url = store_url(where)
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
 
 
 def _open_store(where: str) -> "TokenStore":
-    from nearveil.service import TokenStore
+    from nearveil.server import TokenStore
 
     return TokenStore(where)
 
@@ -285,8 +285,8 @@ def serve(
 
 def _run(config: Path | None, given: dict[str, Any]) -> None:
     with name_extra("service"):
-        from nearveil.service import Settings
-        from nearveil.service import serve as run
+        from nearveil.server import Settings
+        from nearveil.server import serve as run
     settings = Settings.load(config, **given)
     _check_log(settings)
     if settings.galleries and not has_tokens(settings.tokens):
@@ -300,7 +300,7 @@ def _run(config: Path | None, given: dict[str, Any]) -> None:
 def _name_gallery(index: str) -> str:
     """Return the name of a gallery: of its folder, or of its database, whose address may hold a password."""
     with name_extra("service"):
-        from nearveil.service.server.settings import cleaned_name
+        from nearveil.server.settings import cleaned_name
     if "://" not in index:
         return cleaned_name(index)
     import sqlalchemy as sa
@@ -355,9 +355,9 @@ def protect(
     with report_errors():
         with name_extra("service"):
             from nearveil.gallery import Index
-            from nearveil.service import Settings
-            from nearveil.service.server.publications import check_apart
-            from nearveil.service.server.serving import open_protected
+            from nearveil.server import Settings
+            from nearveil.server.publications import check_apart
+            from nearveil.server.serving import open_protected
         settings = Settings.load(config)
         check_apart(settings.galleries)
         chosen, wait = _choose_gallery(settings.galleries, name), settings.database_timeout

@@ -31,12 +31,12 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "backbones": "EfficientNetLite0 default_extractor",
-        "bridge": "fit_bridge",
-        "extractor": "Extractor HogColor",
-        "gallery": "gallery_features",
-        "images": "ImageError load_image",
-        "networks": "OnnxExtractor TorchExtractor",
-        "training": "load_extractor train_head",
+        ".backbones": "EfficientNetLite0 default_extractor",
+        ".bridge": "fit_bridge",
+        ".extractor": "Extractor HogColor",
+        ".gallery": "gallery_features",
+        ".images": "ImageError load_image",
+        ".networks": "OnnxExtractor TorchExtractor",
+        ".training": "load_extractor train_head",
     },
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.manifold import umeyama
+from nearveil.privatemail.manifold import umeyama
 
 Floats = NDArray[np.float64]
 
@@ -58,7 +58,8 @@ def fit_bridge(source: ArrayLike, target: ArrayLike) -> Bridge:
     Anchors are images that both sides know and that are nobody's secret. Each side extracts their features by its own
     model; what comes out depends on nothing private, and costs no privacy. Both clouds of anchors are written in their
     principal components, as many as both have, and brought together by a turn and a scale, mirrored if that fits
-    better (:func:`nearveil.manifold.umeyama`). A turn keeps lengths: directions in which the anchors hardly vary, but
+    better (:func:`~nearveil.privatemail.manifold.umeyama`).
+    A turn keeps lengths: directions in which the anchors hardly vary, but
     queries may, are not blown up. What a feature has outside of the anchors' components is lost.
 
     Parameters

@@ -22,10 +22,10 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "errors": "IndexStoreError",
-        "folder": "sync_folder",
-        "index": "Index",
-        "items": "Item",
-        "publishing": "Published",
+        ".errors": "IndexStoreError",
+        ".folder": "sync_folder",
+        ".index": "Index",
+        ".items": "Item",
+        ".publishing": "Published",
     },
 )

@@ -16,7 +16,9 @@ from sklearn.decomposition import PCA
 from threadpoolctl import threadpool_limits
 
 from nearveil.cluster import SpreadRows
-from nearveil.frames import (
+from nearveil.mechanisms import Message
+from nearveil.mechanisms.base import CODE_BYTES, fingerprint
+from nearveil.wire.frames import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
     MOST_FEATURES,
@@ -27,8 +29,6 @@ from nearveil.frames import (
     read_flag,
     unframe,
 )
-from nearveil.mechanisms import Message
-from nearveil.mechanisms.base import CODE_BYTES, fingerprint
 
 Singles = NDArray[np.float32]
 Rows = NDArray[np.float32] | NDArray[np.float64]

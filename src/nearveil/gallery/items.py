@@ -22,7 +22,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import Cluster, SpreadRows, StoredPart, cut_rows
 from nearveil.features.vectors import TablePart, VectorFile, as_list
-from nearveil.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 from nearveil.gallery.answers import (
     LARGEST_METADATA,
     LARGEST_ORIGINAL,
@@ -43,6 +42,7 @@ from nearveil.gallery.errors import (
 )
 from nearveil.mechanisms.covers.covers import MOST_ITEMS
 from nearveil.privacy.checks import as_rows, normalize_rows
+from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
 _FLAGS = {name: getattr(os, name, 0) for name in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")}
 _FOLDER = os.O_RDONLY | _FLAGS["O_PATH"] | _FLAGS["O_DIRECTORY"] | _FLAGS["O_NOFOLLOW"] | _FLAGS["O_CLOEXEC"]

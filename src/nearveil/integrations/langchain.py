@@ -13,12 +13,12 @@ from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field, field_validator
 
+from nearveil.client.errors import UnansweredError
+from nearveil.client.questions import Way
 from nearveil.ledger import KeyConflictError, KeySpentError, new_key
-from nearveil.service.client.errors import UnansweredError
-from nearveil.service.client.questions import Way
 
 if TYPE_CHECKING:
-    from nearveil.service import Nearest
+    from nearveil.client import Nearest
 
 __all__ = ["NearveilRetriever"]
 

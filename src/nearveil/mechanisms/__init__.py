@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nearveil.mechanisms._bitwise import OME, Latent, Unary
     from nearveil.mechanisms._fisher import VonMisesFisher
     from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
-    from nearveil.mechanisms._privatemail import PrivateMail
     from nearveil.mechanisms._privunit import PrivUnit
     from nearveil.mechanisms.base import Message, MessageError, Release
     from nearveil.mechanisms.catalog import default
@@ -36,7 +35,6 @@ __all__ = [
     "PlainManifold",
     "PlainTSNE",
     "PrivUnit",
-    "PrivateMail",
     "PrivatePCA",
     "PrivatePCARelease",
     "PublicMap",
@@ -51,14 +49,13 @@ __all__ = [
 __getattr__ = import_later(
     __name__,
     {
-        "_baselines": "DPdSNE PlainLDA PlainManifold PlainTSNE PrivatePCA PrivatePCARelease RawFeatures",
-        "_bitwise": "OME Latent Unary",
-        "_fisher": "VonMisesFisher",
-        "_gaussian": "AnalyticGaussian RandomProjection",
-        "_privatemail": "PrivateMail",
-        "_privunit": "PrivUnit",
-        "base": "Message MessageError Release",
-        "catalog": "default",
-        "covers.covers": "Cells Covers PublicMap",
+        "._baselines": "DPdSNE PlainLDA PlainManifold PlainTSNE PrivatePCA PrivatePCARelease RawFeatures",
+        "._bitwise": "OME Latent Unary",
+        "._fisher": "VonMisesFisher",
+        "._gaussian": "AnalyticGaussian RandomProjection",
+        "._privunit": "PrivUnit",
+        ".base": "Message MessageError Release",
+        ".catalog": "default",
+        ".covers.covers": "Cells Covers PublicMap",
     },
 )

@@ -22,7 +22,6 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import threadpool_limits
 
-from nearveil.manifold import SupervisedManifold
 from nearveil.mechanisms._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED, bound_computed_norm
 from nearveil.mechanisms.base import (
     Floats,
@@ -34,7 +33,6 @@ from nearveil.mechanisms.base import (
     read_vector,
     scale_to_unit,
 )
-from nearveil.mechanisms.privatemail_engines import calibrate_steps, choose_anchors
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import (
@@ -45,6 +43,8 @@ from nearveil.privacy.noise import (
     gaussian_integers,
     secure_source,
 )
+from nearveil.privatemail.engines import calibrate_steps, choose_anchors
+from nearveil.privatemail.manifold import SupervisedManifold
 
 Labels = NDArray[np.int64]
 

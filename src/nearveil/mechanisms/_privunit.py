@@ -275,7 +275,7 @@ class PrivUnit(DirectionRelease):
     projection : None, "pca", "random", "manifold", array-like or fitted transformer, default=None
         A public map to fewer dimensions, after which rows are brought to norm one again. None keeps all
         dimensions. "pca", "random" (orthonormal directions) and "manifold" (a
-        :class:`~nearveil.manifold.SupervisedManifold`) are made in `fit`, of public rows. A matrix has
+        :class:`~nearveil.privatemail.manifold.SupervisedManifold`) are made in `fit`, of public rows. A matrix has
         shape (d, n_components). A transformer must be fitted and map each row by itself.
     n_components : int, optional
         For "pca", "random" and "manifold"; 64 by default, or as many as there can be.

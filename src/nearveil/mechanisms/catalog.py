@@ -22,12 +22,12 @@ from nearveil.mechanisms._baselines import (
 from nearveil.mechanisms._bitwise import OME, Latent, Unary
 from nearveil.mechanisms._fisher import VonMisesFisher
 from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
-from nearveil.mechanisms._privatemail import PrivateMail
 from nearveil.mechanisms._privunit import PrivUnit
 from nearveil.mechanisms.base import Floats, Message, Release, check_fraction
 from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease, checked_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privatemail.mechanism import PrivateMail
 
 
 def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:

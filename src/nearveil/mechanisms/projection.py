@@ -10,9 +10,9 @@ from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from nearveil.manifold import SupervisedManifold
 from nearveil.mechanisms.base import Floats, TractableRelease, check_rows, fingerprint, scale_to_unit
 from nearveil.privacy.checks import check_integer
+from nearveil.privatemail.manifold import SupervisedManifold
 
 Kind = Literal["pca", "random", "manifold"]
 

@@ -18,9 +18,9 @@ __all__ = ["SealedClient", "SealedError", "SealedIndex"]
 __getattr__ = import_later(
     __name__,
     {
-        "client": "SealedClient",
-        "index": "SealedIndex",
-        "layout": "SealedError",
+        ".client": "SealedClient",
+        ".index": "SealedIndex",
+        ".layout": "SealedError",
     },
 )
 

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import connect, cut_table
-from nearveil.frames import WireError
 from nearveil.privacy.checks import check_count
 from nearveil.sealed.accuracy import bound_fetch_failure
 from nearveil.sealed.cells import find_depths, make_cells
@@ -53,6 +52,7 @@ from nearveil.sealed.sizes import (
     shape_records,
 )
 from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answer
+from nearveil.wire.frames import WireError
 
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
 _HINT_ROWS = 4096  # of a partition

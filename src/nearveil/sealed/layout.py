@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
 from nearveil.sealed.lwe import SEED_BYTES, Bytes
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
+from nearveil.wire.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
 
 Singles = NDArray[np.float32]
 

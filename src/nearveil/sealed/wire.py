@@ -6,11 +6,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, Reader, WireError, Writer, frame, unframe
 from nearveil.sealed.layout import Layout, SealedError, open_frame
 from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
+from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, Reader, WireError, Writer, frame, unframe
 
 _PARTS = ("scores", "records")  # as flags of a frame
 _SETS = {"scores": SCORES, "records": FETCH}

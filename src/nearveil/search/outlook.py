@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.covers import DECAY, RandomizedResponse
-from nearveil.protocol.client import FULL, K, PublicPart, find_prototypes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
+from nearveil.wire.client import FULL, K, PublicPart, find_prototypes
 
 Singles = NDArray[np.float32]
 EPSILONS = tuple(round(0.25 * step, 2) for step in range(1, 49))  # up to 12

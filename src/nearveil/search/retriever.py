@@ -13,7 +13,7 @@ from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels, check_numbers
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.protocol.client import rank_candidates
+from nearveil.wire.client import rank_candidates
 
 
 class GalleryRanker:

@@ -22,8 +22,8 @@ from nearveil.audit import Report, audit, list_mechanisms, list_specimens
 from nearveil.audit.registry import AuditEntry
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
-from nearveil.service.server.connections import Connection, Slots
-from nearveil.service.server.listener import Server
+from nearveil.server.connections import Connection, Slots
+from nearveil.server.listener import Server
 from nearveil.ui._door import PageEntry, PageGuard, make_error_dict, name_cookie
 from nearveil.ui._views import (
     Trouble,

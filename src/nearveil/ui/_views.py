@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.client import Match, Nearest, QuestionError, ReplyError, UnansweredError, UnreachableError
+from nearveil.client.errors import DeclinedError
+from nearveil.client.results import Classified
 from nearveil.features import ImageError
 from nearveil.features.extractor import FeatureError
 from nearveil.features.images import TOO_LARGE
@@ -17,16 +20,13 @@ from nearveil.ledger import Account, Ledger, LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
 from nearveil.ledger.history import Entry
 from nearveil.ledger.views import count_affordable
-from nearveil.manifold import SupervisedManifold
 from nearveil.mechanisms.covers.covers import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor
-from nearveil.protocol.client import PublicPart, project_rows
+from nearveil.privatemail.manifold import SupervisedManifold
 from nearveil.search.outlook import Singles, unit_prototypes
-from nearveil.service import Match, Nearest, QuestionError, ReplyError, UnansweredError, UnreachableError
-from nearveil.service.client.errors import DeclinedError
-from nearveil.service.client.results import Classified
+from nearveil.wire.client import PublicPart, project_rows
 
 _NOTHING = "No message was sent, and nothing was paid."
 

@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from nearveil.client import GalleryInfo, UnansweredError
+from nearveil.client.clients import Client
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import make_refusal
 from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.protocol.client import ClientProtocol, K, PublicPart
 from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
-from nearveil.service import GalleryInfo, UnansweredError
-from nearveil.service.client.clients import Client
 from nearveil.ui._views import (
     Last,
     Picture,
@@ -31,6 +30,7 @@ from nearveil.ui._views import (
     view_free,
     view_nearest,
 )
+from nearveil.wire.client import ClientProtocol, K, PublicPart
 
 
 class Purse:

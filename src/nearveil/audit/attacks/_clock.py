@@ -23,8 +23,8 @@ from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
 from nearveil.mechanisms.covers.covers import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
-from nearveil.protocol import ClientProtocol
-from nearveil.protocol.client import PublicPart
+from nearveil.wire import ClientProtocol
+from nearveil.wire.client import PublicPart
 
 Asking = Callable[[Floats], float]
 Observer = Callable[[PublicPart], AbstractContextManager[Asking]]

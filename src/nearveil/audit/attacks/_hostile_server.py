@@ -10,11 +10,11 @@ import httpx
 from nearveil.audit._experiment import Floats
 from nearveil.audit.attacks._clock import DIMENSION, EPSILON, Asking
 from nearveil.audit.attacks._wire import FreeDebit
+from nearveil.client import GalleryInfo, UnansweredError
+from nearveil.client.clients import Client
 from nearveil.privacy import Guarantee
-from nearveil.protocol.client import PublicPart
-from nearveil.service import GalleryInfo, UnansweredError
-from nearveil.service.client.clients import Client
-from nearveil.service.schema import FRAME, Galleries
+from nearveil.wire.client import PublicPart
+from nearveil.wire.schema import FRAME, Galleries
 
 ETAG = '"map"'
 _URL = "https://hostile.example"

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
 from nearveil.gallery import Index, Item
 from nearveil.privacy.noise import Source
-from nearveil.protocol import ClientProtocol, ServerProtocol
-from nearveil.protocol.client import Found, PublicPart
-from nearveil.protocol.server import serve_maps
+from nearveil.wire import ClientProtocol, ServerProtocol
+from nearveil.wire.client import Found, PublicPart
+from nearveil.wire.server import serve_maps
 
 Send = Callable[[bytes], bytes]
 Talk = Callable[[PublicPart, Floats, Send, Source], None]

@@ -18,7 +18,6 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from nearveil.cluster import SpreadRows, connect, cut_rows, use_one_thread
-from nearveil.frames import MOST_FEATURES
 from nearveil.mechanisms.base import (
     Floats,
     Message,
@@ -61,6 +60,7 @@ from nearveil.mechanisms.covers.members import (
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
+from nearveil.wire.frames import MOST_FEATURES
 
 _WORD = 1 << 64
 _DECIMAL = Context(prec=60)

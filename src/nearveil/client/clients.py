@@ -1,0 +1,807 @@
+"""Clients of galleries: the asynchronous one, which does the work, and the blocking one, which waits for it.
+
+The portal of anyio is not used: an interrupt while it starts hangs, and a finalizer cannot end it from its own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import threading
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+from nearveil.client.errors import QuestionError, UnansweredError, UnfinishedError
+
+# Whoever imports a client waits for no more than this: what it needs to ask is imported when one is made.
+if TYPE_CHECKING:
+    import httpx
+    from numpy.typing import NDArray
+
+    from nearveil.client.home import Progress
+    from nearveil.client.questions import Filter, Image, Images, Payer, Way
+    from nearveil.client.results import Classified, Nearest
+    from nearveil.client.sealed import KeptSeal
+    from nearveil.client.transport import Transport
+    from nearveil.features.extractor import Extractor
+    from nearveil.gallery import Index
+    from nearveil.ledger import Ledger
+    from nearveil.privacy.noise import Source
+    from nearveil.private_knn import PublicDiscriminant
+    from nearveil.server.galleries import Gallery
+    from nearveil.wire.client import PublicPart
+    from nearveil.wire.home import HomeCopy
+    from nearveil.wire.schema import GalleryInfo
+
+MOST_COPIED = 2 << 30  # bytes of a copy
+T = TypeVar("T")
+
+
+class _Answer(Future[T], Generic[T]):
+    """What a coroutine returns or raises. An interrupt of who waits for `arrived` leaves no lock behind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived: SimpleQueue[None] = SimpleQueue()
+        arrived = self.arrived
+        self.add_done_callback(lambda _: arrived.put(None))
+
+
+class Portal:
+    """Runs coroutines on an event loop in a thread, which the first one starts. Any thread may use it."""
+
+    def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
+        self._last, self._process = last, os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lock = threading.Lock()  # of threads that would serve: no interrupt comes to them
+        self._stopped, self._ended = asyncio.Event(), Future[None]()
+        self._asked: dict[_Answer[Any], asyncio.Task[None] | None] = {}
+
+    def run(self, ask: Callable[[], Awaitable[T]], note: str = "") -> T:
+        """Run a coroutine on the loop, and wait for it. An interrupt cancels it, and waits until it has ended."""
+        if not self._is_here():
+            raise RuntimeError("a client belongs to the process that made it: make another one here")
+        loop, answer = self._start(), _Answer[T]()
+        try:
+            self._asked[answer] = None
+            try:
+                loop.call_soon_threadsafe(self._begin, answer, ask)
+            except RuntimeError:  # the loop has ended
+                answer.cancel()
+            answer.arrived.get()
+        except BaseException as interrupt:
+            if note:
+                interrupt.add_note(note)
+            self._cancel(loop, answer)
+            raise
+        try:
+            if answer.cancelled():
+                raise RuntimeError("the client is closed: make another one")
+            return answer.result()
+        finally:
+            del answer  # the error holds this frame: it would hold itself, and the question, until a collection
+
+    def stop(self) -> None:
+        """Let the loop end when its coroutines have ended. Nobody is waited for: a finalizer may run anywhere."""
+        if self._loop is None:
+            self._stopped.set()
+        elif self._is_here():
+            with contextlib.suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._stopped.set)
+
+    def close(self) -> None:
+        """End the loop, and wait for it."""
+        if self._is_here():
+            self._start()
+            self.stop()
+            self._thread.join()
+            self._ended.result()
+
+    def _is_here(self) -> bool:
+        return os.getpid() == self._process
+
+    def _start(self) -> asyncio.AbstractEventLoop:
+        """Return the loop. If an interrupt comes, the thread that was started, or another one, serves the next time."""
+        if self._loop is None:
+            started: SimpleQueue[OSError | None] = SimpleQueue()
+            threading.Thread(target=self._serve, args=(started,), name="nearveil", daemon=True).start()
+            if (error := started.get()) is not None:
+                raise error
+        assert self._loop is not None
+        if asyncio._get_running_loop() is self._loop:
+            raise RuntimeError("a client cannot wait for itself: this is the thread that would answer")
+        return self._loop
+
+    def _cancel(self, loop: asyncio.AbstractEventLoop, answer: _Answer[Any]) -> None:
+        """Cancel a coroutine and wait for its end, however often that is interrupted: it may be paying."""
+
+        def cancel() -> None:
+            if (task := self._asked.get(answer)) is not None:
+                task.cancel()
+            else:  # it has ended, or never began
+                self._asked.pop(answer, None)
+                answer.cancel()
+
+        while not (answer.done() or self._ended.done()):
+            with contextlib.suppress(KeyboardInterrupt, RuntimeError):
+                loop.call_soon_threadsafe(cancel)
+                answer.arrived.get()
+
+    def _serve(self, started: SimpleQueue[OSError | None]) -> None:
+        """Be the thread of the loop, unless there is one."""
+        error: OSError | None = None
+        with self._lock:
+            is_served = self._loop is not None
+            if not is_served:
+                self._thread = threading.current_thread()
+                try:
+                    self._loop = asyncio.new_event_loop()
+                except OSError as failed:  # no more files can be opened
+                    error = failed
+        started.put(error)
+        loop = self._loop
+        if is_served or loop is None:
+            return
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(self._wait_for_end())
+        except BaseException as failed:
+            self._ended.set_exception(failed)
+        else:
+            self._ended.set_result(None)
+        for answer in list(self._asked):  # too late
+            answer.cancel()
+
+    async def _wait_for_end(self) -> None:
+        await self._stopped.wait()
+        while tasks := [task for task in list(self._asked.values()) if task]:  # others ask meanwhile
+            await asyncio.wait(tasks)
+        await self._last()
+
+    def _begin(self, answer: _Answer[T], ask: Callable[[], Awaitable[T]]) -> None:
+        def end(_: asyncio.Task[None]) -> None:
+            self._asked.pop(answer, None)
+            answer.cancel()  # one that was cancelled before it began; the others are done
+
+        if self._stopped.is_set():
+            answer.cancel()
+        else:
+            self._asked[answer] = task = asyncio.get_running_loop().create_task(_run(answer, ask))
+            task.add_done_callback(end)
+
+
+async def _run(answer: _Answer[T], ask: Callable[[], Awaitable[T]]) -> None:
+    """Run a coroutine; its error goes to who asked, and never ends the loop."""
+    try:
+        answer.set_result(await ask())
+    except BaseException as error:
+        answer.set_exception(error)
+    finally:
+        del answer  # as above
+
+
+Where: TypeAlias = "str | os.PathLike[str] | Index | Gallery"
+_URL = re.compile(r"https?://", re.IGNORECASE)
+
+
+class AsyncClient:
+    """As :class:`nearveil.Client`, to be awaited; the same requests, in the same order.
+
+    Features, debits and rankings are made in threads. A question that is cancelled after it began to pay finishes its
+    debit first; the error then has a note with the key that asks again.
+
+    Parameters
+    ----------
+    where, token, account, ledger, extractor, retries, timeout, insecure, ca, certificate, proxies, home, transport
+        As of :class:`nearveil.Client`.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        token: str | None = None,
+        *,
+        account: Payer | str | None = None,
+        ledger: str | Path | Ledger | None = None,
+        extractor: Extractor | None = None,
+        retries: int = 3,
+        timeout: float = 60.0,
+        insecure: bool = False,
+        ca: str | Path | None = None,
+        certificate: str | Path | tuple[str | Path, str | Path] | None = None,
+        proxies: bool = False,
+        home: str | Path | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
+            raise QuestionError("retries", "it must be a whole number from 0 upwards")
+        from nearveil.client.home import HomeCopies
+        from nearveil.client.questions import FeatureMaker, Session
+        from nearveil.client.transport import LocalTransport, Patience
+
+        self._shown, remote = _hide_password(where), _is_url(where)
+        payer, self._ledger = _open_account(account, ledger)
+        try:
+            self._transport: Transport
+            if remote:
+                self._transport = _open_http(str(where), token, insecure, timeout, ca, certificate, proxies, transport)
+            else:
+                self._transport = LocalTransport.open(where)
+        except BaseException:
+            if self._ledger is not None:
+                self._ledger.close()
+            raise
+        patience = Patience(retries if remote else 0)
+        self._sealed: dict[str, KeptSeal] = {}
+        self._copies = HomeCopies(None if home is None else Path(home), self._shown)
+        self._session = Session(
+            self._transport, payer, FeatureMaker(extractor), patience, token or "", pad_timing=remote
+        )
+
+    async def nearest(
+        self,
+        image: Image,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        thumbnails: bool = False,
+        originals: bool = False,
+        key: str | None = None,
+        by: Way = "auto",
+        where: Filter | None = None,
+        rng: Source | None = None,
+    ) -> Nearest:
+        """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
+        from nearveil.client.home import search_home
+        from nearveil.client.questions import NearestQuestion, ask_nearest
+
+        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, key, rng, by, where)
+        if question.epsilon:
+            return await ask_nearest(self._session, question)
+        if question.by == "sealed" or (question.by == "auto" and await self._lacks_copy(gallery)):
+            from nearveil.client.sealed import ask_sealed
+
+            return await ask_sealed(self._session, question, self._sealed)
+        if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
+            await self.sync(gallery=gallery)
+        return await search_home(self._session, question, self._copies)
+
+    async def nearest_many(
+        self,
+        rows: Any,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        keys: Sequence[str] | None = None,
+        where: Filter | None = None,
+    ) -> list[Nearest]:
+        """Find the nearest of many rows, one question after the other: :meth:`nearveil.Client.nearest_many`."""
+        from nearveil.client.questions import check_many
+
+        given, names = check_many(rows, keys)
+        results: list[Nearest] = []
+        for row, key in zip(given, names, strict=True):
+            try:
+                found = await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where)
+            except Exception as error:
+                if not results and not isinstance(error, UnansweredError):
+                    raise  # nothing was paid yet
+                raise UnfinishedError(str(error).rstrip("."), results, names) from error
+            results.append(found)
+        return results
+
+    async def _lacks_copy(self, gallery: str | None) -> bool:
+        """Return whether a gallery of a server has no copy here. Nothing is sent."""
+        return self._session.pad_timing and await asyncio.to_thread(self._copies.find, gallery) is None
+
+    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
+        """Return the copy of a gallery that is here: :meth:`nearveil.Client.home`."""
+        return self._copies.find(gallery)
+
+    async def sync(
+        self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
+    ) -> HomeCopy:
+        """Fetch all codes of a gallery, or what changed of them: :meth:`nearveil.Client.sync`."""
+        from nearveil.client.home import sync_codes
+
+        return await sync_codes(self._session, self._copies, gallery, most, progress)
+
+    async def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
+        """Prepare sealed questions: :meth:`nearveil.Client.prepare_sealed`."""
+        from nearveil.client.sealed import prepare_sealed
+
+        await prepare_sealed(self._session, n_questions, gallery, self._sealed)
+
+    async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+        """Classify an image by the model of a protected gallery: :meth:`nearveil.Client.classify`."""
+        from nearveil.client.questions import classify_image
+
+        return await classify_image(self._session, image, gallery)
+
+    async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
+        """Return an open gallery and the features of images for it: :meth:`nearveil.Client.prepare`."""
+        return await self._session.prepare_features(images, gallery)
+
+    async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
+        """Fetch one original by its id. NOT PRIVATE: see :meth:`nearveil.Client.original_not_private`."""
+        return await self._session.fetch_original(id, gallery)
+
+    async def galleries(self) -> tuple[GalleryInfo, ...]:
+        """Return what there is to ask."""
+        return await self._session.fetch_galleries()
+
+    async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
+        """Return the public map of a gallery as it is now: :meth:`nearveil.Client.map`."""
+        from nearveil.client.transport import Tally
+
+        info = await self._session.find_gallery(gallery, "open")
+        return await self._session.fetch_map(info, candidates, Tally())
+
+    async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
+        """Return the model of a protected gallery: :meth:`nearveil.Client.model`."""
+        return (await self._session.fetch_model(gallery)).model
+
+    async def close(self) -> None:
+        """Close connections, and what the client itself has opened."""
+        for seal in self._sealed.values():
+            await seal.finish()
+        await self._transport.close()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._shown!r})"
+
+
+class Client:
+    """Asks galleries, privately: it pays first, says one thing, and chooses at home.
+
+    What a server, or whoever listens, learns is proved in ``docs/theory/service.md``. That you ask, when, how often and
+    from where is not hidden.
+
+    Parameters
+    ----------
+    where : str, Path, Index or Gallery
+        The URL of a server (``https://host:8321``), or an index here: its folder, its PostgreSQL URL, or itself.
+    token : str, optional
+        For a server. It goes to that server alone and stands in no text that the client makes.
+    account : Account, str or any object with `spend`, optional
+        Who pays; a name needs `ledger`. Without, only what costs nothing can be asked.
+    ledger : str, Path or Ledger, optional
+        Where the account of that name is.
+    extractor : Extractor, optional
+        What makes features of images; found by the gallery's fingerprint where it is not given.
+    retries : int, default=3
+        How often a request is sent again where no reply came, or one that says "later". Each time the same bytes.
+    timeout : float, default=60.0
+        Seconds for each request with its whole reply. A question makes two or three requests.
+    insecure : bool, default=False
+        Whether plain HTTP to other machines is allowed.
+    ca : str or Path, optional
+        A PEM file of certificates to trust in place of the usual ones.
+    certificate : str, Path or pair of them, optional
+        The client's own certificate, with its key.
+    proxies : bool, default=False
+        Whether the proxies of the environment are used.
+    home : str or Path, optional
+        The folder for copies of galleries (:meth:`sync`); one of the user's folder by default.
+    transport : httpx.AsyncBaseTransport, optional
+        In place of the network, for tests.
+
+    Examples
+    --------
+    ``docs/howto/client.md`` asks an index and a server.
+    """
+
+    def __init__(
+        self,
+        where: Where,
+        token: str | None = None,
+        *,
+        account: Payer | str | None = None,
+        ledger: str | Path | Ledger | None = None,
+        extractor: Extractor | None = None,
+        retries: int = 3,
+        timeout: float = 60.0,
+        insecure: bool = False,
+        ca: str | Path | None = None,
+        certificate: str | Path | tuple[str | Path, str | Path] | None = None,
+        proxies: bool = False,
+        home: str | Path | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._client = AsyncClient(
+            where,
+            token,
+            account=account,
+            ledger=ledger,
+            extractor=extractor,
+            retries=retries,
+            timeout=timeout,
+            insecure=insecure,
+            ca=ca,
+            certificate=certificate,
+            proxies=proxies,
+            home=home,
+            transport=transport,
+        )
+        self._portal = Portal(self._client.close)
+        weakref.finalize(self, self._portal.stop).atexit = False  # a program that ends waits for no loop
+
+    def nearest(
+        self,
+        image: Image,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        thumbnails: bool = False,
+        originals: bool = False,
+        key: str | None = None,
+        by: Way = "auto",
+        where: Filter | None = None,
+        rng: Source | None = None,
+    ) -> Nearest:
+        """Find the nearest images of an open gallery.
+
+        The account pays before the message exists. The message names one of a few sets of the gallery; all images of
+        that set come back, and the choice is made here. Nothing is sent after it. At epsilon 0 nothing is paid: the
+        copy that :meth:`sync` fetched is searched here, and nothing is sent; without a copy a sealed question is sent.
+
+        Parameters
+        ----------
+        image : path, bytes, image of Pillow, or array-like
+            Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,) or (1, d): of NumPy,
+            torch, pandas or pyarrow, a list, or a ``.npy`` file. A feature is divided by its norm, as all are.
+        k : int or None, default=8
+            How many; None for 8, or as many as an answer holds.
+        epsilon : float, default=4.0
+            Of the message, from 1e-6 to 40; 0 for "home" and "sealed".
+        candidates : float, optional
+            The part of the gallery that an answer holds; there must be a map for it. The newest map otherwise.
+        gallery : str, optional
+            Its name; needed where there are several.
+        thumbnails, originals : bool, default=False
+            Whether all candidates come with their images. Never choose it by the image.
+        key : str, optional
+            Names this question. The same image with the same key sends the same again and pays nothing. Never derive
+            it from the image: the ledger keeps it.
+        by : {"auto", "message", "home", "sealed"}, default="auto"
+            The way to ask. By default a message where epsilon is above 0; at 0 the copy that is here, or, without one,
+            a sealed question if the gallery answers them.
+        where : mapping or callable, optional
+            Which matches are wanted: those whose metadata has these values, or those for which the function is true.
+            It is applied here, after the answer: one that was sent would tell. There may be fewer than `k`.
+        rng : Source, optional
+            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
+            with a seed.
+
+        Returns
+        -------
+        Nearest
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError, ImageError, ValueError
+            Nothing was paid. The last is about `epsilon`, `key` or a feature.
+        OverBudgetError, LedgerError
+            Of the account. Nothing was asked.
+        UnansweredError
+            It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
+        """
+        from nearveil.client.questions import make_key, note_key
+
+        key = make_key(key)
+        return self._run(
+            lambda client: client.nearest(
+                image,
+                k,
+                epsilon,
+                candidates,
+                gallery=gallery,
+                thumbnails=thumbnails,
+                originals=originals,
+                key=key,
+                by=by,
+                where=where,
+                rng=rng,
+            ),
+            note_key(key) if epsilon else "",
+        )
+
+    def nearest_many(
+        self,
+        rows: Any,
+        k: int | None = 8,
+        epsilon: float = 4.0,
+        candidates: float | None = None,
+        *,
+        gallery: str | None = None,
+        keys: Sequence[str] | None = None,
+        where: Filter | None = None,
+    ) -> list[Nearest]:
+        """Find the nearest of many rows: one question, one key and one debit for each, one after the other.
+
+        All rows are checked before the first is asked about. Each question is sent at a moment that public sizes fix,
+        as of :meth:`nearest`; the server sees how many there are.
+
+        Parameters
+        ----------
+        rows : array-like of shape (n, d)
+            Private; of NumPy, torch, pandas or pyarrow, or lists.
+        k, epsilon, candidates, gallery, where
+            As of :meth:`nearest`, for each row. The epsilons add up.
+        keys : sequence of str, optional
+            One for each row; new ones by default. With the same keys and rows, what was paid is asked for nothing: give
+            them, and keep them, to go on after an interruption.
+
+        Returns
+        -------
+        list of Nearest
+
+        Raises
+        ------
+        UnfinishedError
+            If a question fails after others were answered. It holds their answers, and all keys.
+        """
+        from nearveil.client.questions import check_many
+
+        given, names = check_many(rows, keys)  # an interrupt shall not lose the keys that were made
+        return self._run(
+            lambda client: client.nearest_many(given, k, epsilon, candidates, gallery=gallery, keys=names, where=where),
+            f"keys={names!r} go on: each is paid for at most once" if epsilon else "",
+        )
+
+    def sync(
+        self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
+    ) -> HomeCopy:
+        """Fetch all codes of a gallery that hands them out, or what changed of them since, for search at home.
+
+        Everybody fetches the same, so nothing is told and nothing is paid. Never call it because of an image: the
+        server sees when you do. Call it on a schedule, or when a program is installed.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are several.
+        most : int, default=2 GiB
+            Bytes of codes beyond which nothing is fetched.
+        progress : callable, optional
+            Called with the number of groups that came, and of all that must come.
+
+        Returns
+        -------
+        HomeCopy
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError
+            The copy, if there was one, is as before.
+        """
+        return self._run(lambda client: client.sync(gallery=gallery, most=most, progress=progress))
+
+    def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
+        """Fetch what sealed questions of a gallery need, and do the part of their work that depends on no image.
+
+        Such a question then takes a fraction of the time. Without this call the first question does all of it, and
+        every one prepares the next when it has ended. What is prepared is used once, stays in the memory of this
+        process, and is prepared anew when the gallery changes. Never call it because of an image: call it when a
+        program starts, or is idle.
+
+        Parameters
+        ----------
+        n_questions : int, default=1
+            How many shall be ready. Each takes some megabytes: 6 for a gallery of a million items.
+        gallery : str, optional
+            Its name; needed where there are several open ones.
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError
+        """
+        self._run(lambda client: client.prepare_sealed(n_questions, gallery=gallery))
+
+    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
+        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are copies of several.
+
+        Returns
+        -------
+        HomeCopy or None
+        """
+        return self._client.home(gallery=gallery)
+
+    def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+        """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.
+
+        The model is fetched once and kept; at most once an hour the gallery is asked whether it has a newer one. Both
+        happen before the image is looked at, and nothing is sent afterwards.
+
+        Parameters
+        ----------
+        image : path, bytes, image of Pillow, or ndarray
+            Private; as of :meth:`nearest`.
+        gallery : str, optional
+            Its name; needed where there are several protected ones.
+
+        Returns
+        -------
+        Classified
+
+        Raises
+        ------
+        QuestionError, ReplyError, UnreachableError, ImageError
+            The last is about the image; the others, but for a feature that does not fit, come before it is looked at.
+        """
+        return self._run(lambda client: client.classify(image, gallery=gallery))
+
+    def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
+        """Make features of images, as :meth:`nearest` does before it asks. Nothing private is sent, nothing is paid.
+
+        Parameters
+        ----------
+        images : sequence of images
+        gallery : str, optional
+            Its name; needed where there are several open ones.
+
+        Returns
+        -------
+        info : GalleryInfo
+        features : list of ndarray of shape (d,)
+        """
+        return self._run(lambda client: client.prepare(images, gallery=gallery))
+
+    def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
+        """Fetch one original by its id. NOT PRIVATE: the request tells the server which image you chose.
+
+        No guarantee covers this call, and after it the guarantee of the question that found the id is worth nothing in
+        practice: who knows the choice knows what was looked for. To see originals and stay private, ask with
+        ``nearest(..., originals=True)``, which fetches those of all candidates alike.
+
+        Parameters
+        ----------
+        id : int
+        gallery : str, optional
+
+        Returns
+        -------
+        bytes
+            The file.
+        """
+        return self._run(lambda client: client.original_not_private(id, gallery=gallery))
+
+    def galleries(self) -> tuple[GalleryInfo, ...]:
+        """Return what there is to ask.
+
+        Returns
+        -------
+        tuple of GalleryInfo
+        """
+        return self._run(lambda client: client.galleries())
+
+    def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
+        """Return the public map of a gallery as it is now. Nothing private plays a part, and nothing is paid.
+
+        Parameters
+        ----------
+        candidates : float, optional
+            The part of the gallery that an answer holds; the newest map otherwise.
+        gallery : str, optional
+            Its name; needed where there are several.
+
+        Returns
+        -------
+        PublicPart
+        """
+        return self._run(lambda client: client.map(candidates, gallery=gallery))
+
+    def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
+        """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are several protected ones.
+
+        Returns
+        -------
+        PublicDiscriminant
+            It classifies any number of rows at once, and can be saved.
+        """
+        return self._run(lambda client: client.model(gallery=gallery))
+
+    def close(self) -> None:
+        """Close connections, and what the client itself has opened, when all questions under way have ended."""
+        self._portal.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self._client._shown!r})"
+
+    def _run(self, ask: Callable[[AsyncClient], Awaitable[T]], note: str = "") -> T:
+        """Run a question on the event loop, and wait for it. An interrupt cancels it, which finishes its debit."""
+        client = self._client  # not this one: the thread of the loop would hold it
+        return self._portal.run(lambda: ask(client), note)
+
+
+def _is_url(where: Where) -> bool:
+    """Return whether a place is a server's."""
+    return isinstance(where, str) and _URL.match(where) is not None
+
+
+def _hide_password(where: Where) -> str:
+    """Return a place as text without its password."""
+    text = str(where)
+    if not isinstance(where, str) or "://" not in text:
+        return text
+    try:
+        parts = urlsplit(text)
+        port = "" if parts.port is None else f":{parts.port}"
+    except ValueError:
+        return "a URL that cannot be read"
+    user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
+    return parts._replace(netloc=f"{user}{parts.hostname or ''}{port}", query="").geturl()
+
+
+def _open_http(url: str, token: str | None, *options: Any) -> Transport:
+    try:
+        import httpx  # noqa: F401
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError('a server is asked with httpx: pip install "nearveil[client]"') from missing
+    from nearveil.client.transport import HttpTransport, ServerAddress
+
+    if token is None:
+        raise QuestionError("token", "a server needs one: `nearveil token create` makes it there")
+    return HttpTransport(ServerAddress(url, token, *options))
+
+
+def _open_account(
+    account: Payer | str | None, ledger: str | Path | Ledger | None
+) -> tuple[Payer | None, Ledger | None]:
+    """Return who pays, and the ledger that was opened for that, if one was."""
+    if not isinstance(account, str):
+        if ledger is not None:
+            raise QuestionError("ledger", "it goes with the name of an account in it")
+        return account, None
+    if ledger is None:
+        raise QuestionError("account", "a name needs the ledger that it is in: give ledger, or an Account")
+    from nearveil.ledger import Ledger
+
+    if isinstance(ledger, Ledger):
+        return ledger.account(account), None
+    opened = Ledger(ledger)
+    try:
+        return opened.account(account), opened
+    except BaseException:
+        opened.close()
+        raise

@@ -1,0 +1,267 @@
+"""Sealed questions over a transport: two requests of fixed length, which tell nothing of the image."""
+
+import asyncio
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.client.errors import QuestionError, ReplyError
+from nearveil.client.home import NO_COPY
+from nearveil.client.questions import NearestQuestion, Session, count_matches
+from nearveil.client.results import Match, Nearest
+from nearveil.client.transport import (
+    LONGEST_WORDS,
+    Request,
+    Tally,
+    make_printable,
+    make_refusal,
+    read_etag,
+    read_frame,
+)
+from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, Answer, ItemDetails
+from nearveil.wire.client import Found, PublicPart, scoring_period
+from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
+from nearveil.wire.home import center_rows
+from nearveil.wire.schema import GalleryInfo
+
+if TYPE_CHECKING:
+    from nearveil.sealed import SealedClient
+    from nearveil.sealed.client import SealedQuestion
+    from nearveil.sealed.layout import Layout
+
+_LEAST = 0.015  # seconds of private work
+_NUMBER = 8e-8  # seconds for each number that is sent or read: it takes 13 to 35e-9
+_SLOT = 1.5e-7  # seconds for each score that is read
+_LOOK = 3e-9  # seconds for each score, for each of the best that is chosen
+_PROJECTED = 5e-8  # seconds for each number of the projection and the centroids: it takes 5 to 15e-9
+_RECORD = 5e-5  # seconds for each record, besides its bytes
+_UTF8 = 4  # bytes of a character, at most
+_MOST_TEXT = _UTF8 * (LONGEST_NAME + LONGEST_ID) + 1  # bytes of a name, a zero and the owner's id
+_KEPT = 4  # galleries whose hints are kept
+
+
+@dataclass
+class KeptSeal:
+    """The sealed client of a gallery, the tag of the layout that it has, and what prepares its next question."""
+
+    etag: str
+    client: "SealedClient"
+    preparing: asyncio.Task[None] | None = None
+
+    async def prepare(self, count: int = 1) -> None:
+        """Wait until so many questions are ready. No image plays a part: this may take as long as it takes."""
+        await self.finish()
+        await asyncio.to_thread(self.client.prepare, count)
+
+    async def finish(self) -> None:
+        """Wait for what is being prepared."""
+        if self.preparing is not None and not self.preparing.done():
+            await asyncio.wait([self.preparing])
+
+    def prepare_next(self) -> None:
+        """Begin to prepare a question, in a thread."""
+        if self.preparing is None or self.preparing.done():
+            self.preparing = asyncio.create_task(asyncio.to_thread(self.client.prepare))
+
+
+async def prepare_sealed(session: Session, count: int, gallery: str | None, kept: dict[str, KeptSeal]) -> None:
+    """Fetch what sealed questions of a gallery need, and prepare some."""
+    info = await session.find_gallery(gallery, "open")
+    _check_offered(info, "gallery")
+    await (await _fetch_seal(session, info, kept, Tally())).prepare(count)
+
+
+async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str, KeptSeal]) -> Nearest:
+    """Find the nearest items by encrypted questions: one for scores, one for records. Nothing is paid."""
+    _check_question(question)
+    tally = Tally(heard=session.clock.now())
+    info, (feature,) = await session.prepare_features([question.image], question.gallery)
+    if "sealed" not in info.offers and question.by == "auto":
+        neither = f"{info.name} hands out no codes and answers no sealed questions: ask it at an epsilon above 0"
+        raise QuestionError("epsilon", NO_COPY if "codes" in info.offers else neither)
+    _check_offered(info, "by")
+    public = await session.fetch_map(info, None, tally)
+    seal = await _fetch_seal(session, info, kept, tally)
+    await seal.prepare()
+    client = await asyncio.to_thread(seal.client.reserve)  # before the private step: others may ask at the same time
+    records = client.layout.records
+    if records is None or client.layout.projection.shape[0] != info.dimension:
+        raise ReplyError("the gallery's layout is of other features than the gallery's")
+    count = count_matches(question.k, min(records.n_fetched, int(client.layout.counts.sum())))
+    periods = sealed_periods(client.layout, public)
+    async with session.private_step(session.clock.now(), periods.question) as step:
+        row = await step.run(_center_row, public, feature)
+        scores = await step.run(client.ask, row)
+    answer = await _send(session, info, scores.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
+    async with session.private_step(tally.heard, periods.choice) as step:
+        fetch = await step.run(_choose_records, client, scores, answer)
+    answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
+    async with session.private_step(tally.heard, periods.ranking) as step:
+        result = await step.run(_rank, client, public, row, (scores, fetch), answer, count, tally)
+    seal.prepare_next()
+    return result
+
+
+def _check_question(question: NearestQuestion) -> None:
+    """Refuse options that a sealed question does not have."""
+    for name in ("thumbnails", "originals"):
+        if getattr(question, name):
+            raise QuestionError(name, "a sealed question fetches no images: leave it out, or ask by a message")
+    if question.candidates is not None:
+        raise QuestionError("candidates", "it applies to messages only: leave it out")
+    if question.where is not None:
+        raise QuestionError("where", "a sealed question fetches no metadata: leave it out, or ask by a message")
+
+
+class SealedPeriods(NamedTuple):
+    """Seconds of the three private steps of a sealed question."""
+
+    question: float
+    choice: float
+    ranking: float
+
+
+def sealed_periods(layout: "Layout", public: PublicPart) -> SealedPeriods:
+    """Return the seconds of each private step, by public sizes alone."""
+    records = layout.records
+    assert records is not None
+    n_features, fetched, slots = len(public.mean), records.n_fetched, layout.n_colours * layout.n_slots
+    projecting = layout.dimension * (n_features + len(layout.centroids))
+    return SealedPeriods(
+        question=_LEAST + _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
+        choice=_LEAST + slots * (_SLOT + _LOOK * fetched) + _NUMBER * fetched * records.n_columns,
+        ranking=_LEAST
+        + fetched * (_RECORD + _NUMBER * (records.n_rows + public.table.width))
+        + scoring_period(public.table, n_features, fetched),
+    )
+
+
+def _check_offered(info: GalleryInfo, argument: str) -> None:
+    if "sealed" not in info.offers:
+        raise QuestionError(argument, f"{info.name} answers no sealed questions: ask it by messages, or at home")
+
+
+async def _fetch_seal(session: Session, info: GalleryInfo, kept: dict[str, KeptSeal], tally: Tally) -> KeptSeal:
+    """Return what reads answers of a gallery as it is now. What is held already is not sent again."""
+    try:
+        from nearveil.sealed import SealedClient, SealedError
+    except ImportError:
+        raise QuestionError("by", "sealed questions need cryptography: pip install nearveil[sealed]") from None
+    held = kept.get(info.name)
+    most = HEADER_BYTES + DEFAULT_LIMITS.sealed_public
+    response = await session.send(
+        Request("layout", info.name, etag="" if held is None else held.etag, most=most), tally
+    )
+    if response.status == 304 and held is not None:
+        return held
+    if response.status != 200:
+        raise make_refusal(response)
+    layout, hints = read_frame(response), []
+    try:
+        known = held.client if held is not None and held.client.can_update(layout) else None
+        since = 0 if known is None else known.layout.version
+        for part in range(2):
+            most = HEADER_BYTES + DEFAULT_LIMITS.sealed_hint
+            reply = await session.send(Request("hint", info.name, number=part, since=since, most=most), tally)
+            if reply.status != 200:
+                raise make_refusal(reply)
+            hints.append(read_frame(reply))
+        client = await asyncio.to_thread(SealedClient if known is None else known.update, layout, hints)
+    except (SealedError, WireError) as error:
+        raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
+    while len(kept) >= _KEPT:
+        kept.pop(next(iter(kept)))
+    kept[info.name] = seal = KeptSeal(read_etag(response), client)
+    return seal
+
+
+async def _send(session: Session, info: GalleryInfo, body: bytes, most: int, tally: Tally) -> bytes:
+    response = await session.send(Request("sealed", info.name, body, secrets.token_hex(16), most=most), tally)
+    if response.status != 200:
+        raise make_refusal(response)
+    return read_frame(response)
+
+
+def _read(read: Any, *given: Any) -> Any:
+    """Read an answer; what is wrong with it is the server's."""
+    from nearveil.sealed import SealedError
+
+    try:
+        return read(*given)
+    except (SealedError, WireError) as error:
+        raise ReplyError(f"the server's answer cannot be read: {error}") from None
+
+
+def _center_row(public: PublicPart, feature: NDArray[Any]) -> NDArray[np.float64]:
+    return np.asarray(center_rows(public, feature)[0], np.float64)
+
+
+def _choose_records(client: "SealedClient", scores: "SealedQuestion", answer: bytes) -> "SealedQuestion":
+    """Read the scores, and return the question for the records of the best: always as many."""
+    assert client.layout.records is not None
+    matches = _read(client.read_scores, scores, answer, client.layout.records.n_fetched)
+    return client.ask_records([match.position for match in matches])
+
+
+def _rank(
+    client: "SealedClient",
+    public: PublicPart,
+    row: NDArray[np.float64],
+    questions: tuple["SealedQuestion", "SealedQuestion"],
+    reply: bytes,
+    count: int,
+    tally: Tally,
+) -> Nearest:
+    """Read the records and rank them by their codes. The work does not depend on what the records hold.
+
+    A hostile server chooses records: all of them are scored, also repeated ids and the padding of a short fetch, and a
+    record that is too short is read as if zeros followed. An error, or less work, would show what was asked for.
+    """
+    layout, (scores, fetch) = client.layout, questions
+    assert layout.records is not None
+    records = _read(client.read_records, fetch, reply)
+    records += [b""] * (layout.records.n_fetched - len(records))
+    width = public.table.width
+    padded = [record.ljust(ID_BYTES + width, b"\0") for record in records]
+    codes = np.stack([np.frombuffer(record, np.uint8, width, ID_BYTES) for record in padded])
+    with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
+        values = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
+    start = ID_BYTES + width
+    details = [_read_text(record[start : start + _MOST_TEXT]) for record in padded]
+    ids = np.array([int.from_bytes(record[:ID_BYTES], "little") for record in padded], np.int64)
+    n_records = len(fetch.positions)  # the rest is padding
+    _, first = np.unique(ids[: max(n_records, 1)], return_index=True)
+    best = first[np.argsort(-values[first], kind="stable")[: min(count, n_records)]]
+    chosen = Found(ids[best], codes[best], (), Answer(ids[first].astype(np.uint32), codes[first]), values[best])
+    return Nearest(
+        matches=tuple(
+            Match(
+                int(ids[place]), details[place].name, min(float(values[place]), 1.0), None, details[place].external_id
+            )
+            for place in best.tolist()
+        ),
+        guarantee=client.guarantee,
+        key="",
+        repeated=False,
+        n_candidates=int(layout.counts[np.array(scores.positions) // layout.n_slots].sum()),
+        set=None,
+        n_sets=0,
+        bytes_sent=tally.sent,
+        bytes_received=tally.received,
+        found=chosen,
+        names={int(ids[place]): details[place].name for place in first.tolist()},
+        sealed=(scores.data, fetch.data),
+    )
+
+
+def _read_text(text: bytes) -> ItemDetails:
+    """Return name and owner's id of a record, whatever it holds.
+
+    At most some kilobytes are decoded: no other thread runs meanwhile, so a long text would delay other questions.
+    """
+    name, _, own = text.partition(b"\0")
+    shown = make_printable(name[: _UTF8 * LONGEST_WORDS].decode(errors="replace"))
+    return ItemDetails(shown, own[: _UTF8 * LONGEST_ID].decode(errors="replace")[:LONGEST_ID] or None)

@@ -1,7 +1,0 @@
-"""Gaussian-kernel and label graphs as linear operators, in linear time where the kernel allows it."""
-
-from nearveil.graph._base import GaussianGraph
-from nearveil.graph.gaussian import gaussian_graph
-from nearveil.graph.labels import LabelGraph, label_graph
-
-__all__ = ["GaussianGraph", "LabelGraph", "gaussian_graph", "label_graph"]

@@ -1,0 +1,38 @@
+"""The database's side: private records vote on public queries.
+
+* :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
+* :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
+* :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
+* :class:`PrivateDiscriminant`: a linear model of the records, with noise that is added once; what it exports, a
+  :class:`PublicDiscriminant`, is public;
+* :class:`Student`: learns from the answers; what it exports, a :class:`PublicStudent`, is public.
+  :class:`NetworkStudent` is a network for it.
+"""
+
+from nearveil.private_knn._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
+from nearveil.private_knn._networks import NetworkStudent
+from nearveil.private_knn._pate import PateClassifier
+from nearveil.private_knn.discriminant import PrivateDiscriminant, plan_publications
+from nearveil.private_knn.discriminant_model import PublicDiscriminant
+from nearveil.private_knn.estimator import AnsweredScore, Answers
+from nearveil.private_knn.plan import NoiseWarning
+from nearveil.private_knn.scaling import ScalingWarning
+from nearveil.private_knn.spending import ExhaustedError
+from nearveil.private_knn.student import PublicStudent, Student
+
+__all__ = [
+    "AnsweredScore",
+    "Answers",
+    "ExhaustedError",
+    "NetworkStudent",
+    "NoiseWarning",
+    "PateClassifier",
+    "PrivateDiscriminant",
+    "PrivateKNeighborsClassifier",
+    "PrivateKNeighborsRegressor",
+    "PublicDiscriminant",
+    "PublicStudent",
+    "ScalingWarning",
+    "Student",
+    "plan_publications",
+]

@@ -1,0 +1,448 @@
+"""Private-kNN: the nearest private records vote on a public query."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import RegressorMixin
+from sklearn.metrics import r2_score
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
+
+from nearveil.private_knn.estimator import (
+    MULTILABEL,
+    Answers,
+    ClassPoll,
+    Labels,
+    Poll,
+    Progress,
+    Votes,
+    VoteTally,
+    VotingClassifier,
+    VotingEstimator,
+    Weights,
+    check_records,
+    make_hard_votes,
+    make_label_votes,
+    make_soft_votes,
+)
+from nearveil.private_knn.neighbors import NOBODY, NeighborSearch, SearchParameters, draw_voters
+from nearveil.private_knn.plan import Ballot, GaussianSums, VotePlan
+
+
+def count_agreeing_records(plan: VotePlan, n_records: int, which: str) -> tuple[float, str]:
+    """Return how many records can agree on a query, and a sentence that is for their owner alone."""
+    sampled = n_records * plan.sampling_rate
+    return min(plan.n_neighbors, sampled), f"at most {n_records:,} records {which} can (this figure is for you alone)"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class NeighborPoll(ClassPoll):
+    """The nearest records vote."""
+
+    ballots: Labels | Weights  # what each record votes for
+    search: NeighborSearch
+    votes: Votes
+
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
+        plan, source = self.terms.plan, self.terms.source
+        draws = 1 if plan.screening is None else 2
+        for drawn in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=draws):
+            largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if draws == 2 else None
+            yield VoteTally(self.ballots.count(drawn[0]), largest)
+
+    def count_agreeing(self) -> tuple[float, str]:
+        which = "of one class" if isinstance(self.ballots, Labels) else "in all"
+        return count_agreeing_records(self.terms.plan, self.ballots.most_agreeing, which)
+
+    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
+        if self.votes not in MULTILABEL:
+            return super().make_answers(released, answered)
+        votes, weight, thresholds = np.full((len(answered), len(self.classes)), np.nan), None, np.zeros(len(answered))
+        votes[answered] = released[:, : len(self.classes)]
+        if isinstance(self.ballots, Weights) and self.ballots.weight_scale is not None:
+            weight = np.full(len(answered), np.nan)
+            weight[answered] = released[:, -1] / self.ballots.weight_scale
+            thresholds = weight / 2
+        labels = np.where(answered[:, None], votes > thresholds[:, None], self.abstain_label)
+        return Answers(labels.astype(int), answered, votes, weight)
+
+
+@dataclass(eq=False, repr=False)
+class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
+    """Classify public queries by the votes of their nearest private records.
+
+    Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with what its parameters really cost. The guarantee is about the
+    private records: whoever sees all answers learns almost nothing about whether one record, features and label, was
+    among them. Queries and answers are public.
+
+    Give ``epsilon``, ``delta`` and ``max_answered``, and the rest is calibrated. Or give the noise yourself, and the
+    guarantee says what it costs.
+
+    A fitted estimator holds the private records; so does its pickle. Treat both as private data.
+
+    Parameters
+    ----------
+    epsilon : float, optional
+        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
+    delta : float, default=1e-5
+        Choose it well below one over the number of records.
+    max_answered : int, default=1000
+        At most so many queries are answered; later ones are declined.
+    n_neighbors : int, optional
+        How many records vote. By default 8 for each unit of vote noise. It must not be chosen by looking at the
+        private records.
+    sampling_rate : float, default=1.0
+        Chance of a record to take part in a vote. Less than 1 saves nothing: at equal cost, a rate of 0.15 with 300
+        voters is as noisy as a rate of 1 with 2,000, and adds the sampling's own variance.
+    screening_noise : float, optional
+        Standard deviation of the noise on the largest count; twice the vote noise by default.
+    threshold : float, optional
+        A query is answered where the noisy largest count reaches it; 0.6 of the voters by default.
+    vote_noise : float, optional
+        Standard deviation of the noise on every count.
+    max_screened : int, optional
+        At most so many queries are screened; 1.5 times `max_answered` by default. 0 for no screening: every query is
+        answered, up to `max_answered`.
+    votes : {"classes", "soft", "binary", "nonnegative", "signed"}, default="classes"
+        "classes": y has one label a record. "soft": y has a row of weights a record, of at least 0, that sum to at
+        most 1. The others vote on many labels at once, without screening: rows of 0 and 1, of weights, or of weights
+        of either sign.
+    clip : float, optional
+        For many labels: a record's votes are scaled down to this L1 norm (the supplement's tau). Choose about as many
+        labels as records have: a record with more counts less. A label is given where the noisy sum of its votes is
+        more than half of the noisy sum of the voters' weights; with signed votes, more than 0.
+    classes : array-like, optional
+        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
+        about a record of a class that occurs anyway.
+    feature_norm : float, optional
+        Public. None scales every row to norm 1, so that angles are compared. A number compares distances; rows that
+        are longer than it are scaled down to it.
+    bounds : tuple (low, high), optional
+        Public bounds of the columns, each a number or a number for each column. Rows and queries are scaled by them to
+        [-1, 1], values beyond are clipped, and distances are compared. They must come from public knowledge, never from
+        the private rows.
+    abstain_label : int or str, optional
+        Given where a query was declined. Must be of the classes' kind, and no class. By default -1, or "" where the
+        classes are names; where that is a class, the number below all classes, or "declined".
+    unit : str, default="record"
+        What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
+        where each person has one row.
+    ledger : Ledger or str, optional
+        Where spending is kept, with the name of an account; the account is opened where there is none. An
+        address that holds a password is refused, as estimators show their parameters: leave it to PGPASSWORD or
+        ~/.pgpass, or give a Ledger.
+    account : Account or str, optional
+        Pays for every query before it is answered, and counts the caps: all copies, pickles and processes share them.
+        Without one, caps are counted in the memory of one process: fitting again starts anew, and a pickle refuses to
+        answer.
+    engine : {"auto", "numpy", "faiss", "torch", "cuda"}, default="auto"
+        What searches. The answer does not depend on it.
+    source : Source, optional
+        Of the coins: the operating system's cryptographic generator by default.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    plan_ : VotePlan
+        What may be asked and with how much noise.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=20, max_screened=0, classes=range(10))
+    >>> answers = voter.fit(X[:1500], y[:1500]).predict(X[1500:1520])
+    >>> answers.shape
+    (20,)
+    >>> print(voter.guarantee)
+    Seeing the answers makes any conclusion about whether any one record is in the database at most 7.4 times as
+    likely as it would be otherwise, plus 1.0e-5.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **VotingClassifier._parameter_constraints,
+        **SearchParameters._parameter_constraints,
+        "votes": [StrOptions({"classes", "soft", *MULTILABEL})],
+        "clip": [Interval(Real, 0, None, closed="neither"), None],
+    }
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    max_answered: int = 1000
+    _: KW_ONLY
+    votes: Votes = "classes"
+    clip: float | None = None
+
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> NeighborPoll:
+        columns = self._columns()
+        X, _ = check_records(columns, X, y, multi_output=True)
+        classes, ballots, ballot = self._votes(y)
+        declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
+        inferred = self.votes == "classes" and self.classes is None
+        plan, guarantee = self._plan(ballot, self._make_wish(), inferred=inferred)
+        search, bounds = self._make_search(X)
+        terms = self._terms(columns, plan, guarantee, bounds)
+        return NeighborPoll(terms, classes, declined, ballots, search, self.votes)
+
+    def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
+        if self.votes == "classes":
+            return make_hard_votes(y, self.classes)
+        if self.votes == "soft":
+            return make_soft_votes(y, self.classes)
+        return make_label_votes(y, self.classes, self.clip, self.votes)
+
+
+_STEPS = 2**20  # values are rounded to this part of their range, or finer
+_MEAN_NEIGHBORS = 32.0  # voters for each unit of noise over the range: the mean's noise is a 32nd of the range
+_FARTHEST = 1e100  # of bounds, and one over the least range
+_MEDIAN_NEIGHBORS = 8.0  # the bisection's noise is an eighth of the voters
+
+
+@dataclass(frozen=True)
+class ValueQuestion:
+    """What is asked of the voters' values: settled when the plan is, whatever becomes of the parameters later."""
+
+    low: float
+    high: float
+    method: str
+    depth: int
+
+    @classmethod
+    def make(cls, low: float, high: float, method: str, depth: int) -> Self:
+        """Check the bounds."""
+        if not (max(abs(low), abs(high)) <= _FARTHEST and high - low >= 1 / _FARTHEST):  # also if one is NaN
+            raise ValueError(f"low must be below high, both within {_FARTHEST:g} of 0")
+        return cls(low, high, method, int(depth))
+
+    @property
+    def width(self) -> float:
+        """How far apart two values can be."""
+        return self.high - self.low
+
+    @property
+    def middle(self) -> float:
+        """What values are counted from."""
+        return (self.low + self.high) / 2
+
+    @property
+    def unit(self) -> float:
+        """Values are whole multiples of it."""
+        return math.ldexp(1.0, math.floor(math.log2(self.width / _STEPS)))
+
+    @property
+    def ballot(self) -> Ballot:
+        """What is released."""
+        if self.method == "mean":
+            neighbors = _MEAN_NEIGHBORS / self.width
+            return Ballot(GaussianSums(self.width), 1, self.unit, screened=False, neighbors=neighbors)
+        event = GaussianSums(math.sqrt(self.depth))
+        return Ballot(event, self.depth, unit=0.5, screened=False, neighbors=_MEDIAN_NEIGHBORS)
+
+    def votes(self, y: NDArray[np.float64]) -> Weights:
+        """Return the values as whole numbers: of units from the middle, or of a cell of the bisection."""
+        y = np.clip(y, self.low, self.high)
+        if self.method == "mean":
+            most = math.floor(self.width / 2 / self.unit)
+            whole, nobody = np.clip(np.rint((y - self.middle) / self.unit), -most, most), 0
+        else:
+            cells = 2**self.depth
+            whole, nobody = np.clip(np.floor((y - self.low) / self.width * cells), 0, cells - 1), NOBODY
+        return Weights(np.append(whole, nobody).astype(np.int64)[:, None])
+
+
+def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return, in half votes, how many voters lie below a point less how many do not; `NOBODY` is neither.
+
+    One voter more changes it by one half, one in and one out by at most two: the sensitivity is one vote.
+    """
+    there = cells != NOBODY
+    below = np.sum((cells < points[:, None]) & there, axis=1)
+    return np.asarray(2 * below - np.sum(there, axis=1))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ValuePoll(Poll):
+    """The nearest records give their values."""
+
+    asked: ValueQuestion
+    values: Weights  # of each record
+    search: NeighborSearch
+
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
+        plan, source, mean = self.terms.plan, self.terms.source, self.asked.method == "mean"
+        for (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=1):
+            yield VoteTally(self.values.count(voters) if mean else self.values.units[voters, 0], None)
+
+    @property
+    def gain(self) -> float:  # type: ignore[override]
+        return self.asked.width / 2 if self.asked.method == "mean" else 0.5
+
+    def count_agreeing(self) -> tuple[float, str]:
+        return count_agreeing_records(self.terms.plan, self.values.most_agreeing, "in all")
+
+    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.asked.method == "mean":
+            return super().release(sums)
+        low = np.zeros(len(sums), dtype=np.int64)
+        for step in reversed(range(self.asked.depth)):
+            point = low + (1 << step)
+            low = np.where(super().release(count_balance(sums, point)) < 0, point, low)
+        return low[:, None].astype(np.float64)
+
+    def predict(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what was released as numbers within the bounds."""
+        asked = self.asked
+        if asked.method == "mean":
+            found = asked.middle + released[:, 0] / self.terms.plan.n_neighbors
+        else:
+            found = asked.low + asked.width * (released[:, 0] + 0.5) / 2**asked.depth
+        return np.asarray(np.clip(found, asked.low, asked.high))
+
+
+@dataclass(eq=False, repr=False)
+class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimator):  # type: ignore[misc]
+    """Predict numbers for public queries from their nearest private records.
+
+    "mean" releases the sum of the voters' values, clipped to [low, high], with noise. "median" finds the middle value
+    by bisection: each step asks how many voters lie below a point, with noise, so a few records far away move it
+    little. Both are the supplement's suggestions; the sensitivities are proved in ``docs/theory/private-knn.md`` and
+    attacked by ``tests/private_knn/test_regressor.py``. A fitted estimator and its pickle hold the private records.
+
+    Parameters
+    ----------
+    low, high : float
+        Public bounds of the values. Do not read them from the private records.
+    epsilon : float, optional
+        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
+    delta : float, default=1e-5
+    max_answered : int, default=1000
+        At most so many queries are answered; later ones are declined.
+    method : {"mean", "median"}, default="mean"
+    n_neighbors : int, optional
+        How many records vote. By default so many that the noise is a 32nd of the range (mean) or an eighth of the
+        voters (median).
+    sampling_rate : float, default=1.0
+        Chance of a record to take part in a vote.
+    vote_noise : float, optional
+        Standard deviation of the noise: on the sum of the values, or on each count of the bisection.
+    depth : int, default=8
+        Steps of the bisection; the median is known up to a part 2^-depth of the range.
+    feature_norm : float, optional
+        Public. None scales every row to norm 1. A number compares distances; longer rows are scaled down to it.
+    bounds : tuple (low, high), optional
+        Public bounds of the columns. See :class:`PrivateKNeighborsClassifier`.
+    unit : str, default="record"
+        What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
+        where each person has one row.
+    ledger : Ledger or str, optional
+    account : Account or str, optional
+        Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
+    engine : {"auto", "numpy", "faiss", "torch", "cuda"}, default="auto"
+    source : Source, optional
+        Of the coins: the operating system's cryptographic generator by default.
+
+    Attributes
+    ----------
+    plan_ : VotePlan
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    Examples
+    --------
+    >>> rng = np.random.default_rng(0)
+    >>> X = rng.uniform(size=(20_000, 2))
+    >>> voter = PrivateKNeighborsRegressor(0, 2, epsilon=2.0, max_answered=10, feature_norm=2.0, n_neighbors=2000)
+    >>> found = voter.fit(X, X.sum(axis=1)).predict([[0.3, 0.4], [0.5, 0.9]])
+    >>> bool(np.all(np.abs(found - [0.7, 1.4]) < 0.1))
+    True
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **VotingEstimator._parameter_constraints,
+        **SearchParameters._parameter_constraints,
+        "low": [Real],
+        "high": [Real],
+        "method": [StrOptions({"mean", "median"})],
+        "depth": [Interval(Integral, 1, 30, closed="both")],
+    }
+
+    low: float
+    high: float
+    _: KW_ONLY
+    method: Literal["mean", "median"] = "mean"
+    depth: int = 8
+    _poll: ValuePoll = field(init=False)
+
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> ValuePoll:
+        columns = self._columns()
+        X, y = check_records(columns, X, y, y_numeric=True)
+        asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
+        plan, guarantee = self._plan(asked.ballot, self._make_wish(max_screened=0))
+        values = asked.votes(np.asarray(y, dtype=np.float64))
+        search, bounds = self._make_search(X)
+        return ValuePoll(self._terms(columns, plan, guarantee, bounds), asked, values, search)
+
+    def predict(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Answer public queries. The call is paid for before anything is released.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+            Public. In their order, until the cap is reached.
+
+        Returns
+        -------
+        ndarray of shape (n_queries,)
+            Within [low, high]; NaN where a query was declined. A sample of fewer records than may vote draws the mean
+            to the middle of the range.
+
+        Raises
+        ------
+        ExhaustedError
+            Where the cap was reached before this call.
+        """
+        return self.answer(X)
+
+    score = VotingEstimator.score  # the mixin's cannot score declined queries
+
+    def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        values = self.answer(X)
+        return values, ~np.isnan(values)
+
+    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
+        return float(r2_score(truth, values, sample_weight=weights))
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> NDArray[np.float64]:
+        """Answer public queries, as `predict` does.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        progress : callable, optional
+            Called with how many queries were counted since the last call.
+
+        Returns
+        -------
+        ndarray of shape (n_queries,)
+        """
+        check_is_fitted(self)
+        poll = self._poll
+        queries = poll.check_queries(X)
+        rows, released = poll.ask(queries, progress)
+        found = np.full(len(queries), np.nan)
+        found[rows] = poll.predict(released)
+        return found
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.regressor_tags.poor_score = True
+        return tags

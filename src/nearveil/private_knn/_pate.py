@@ -1,0 +1,233 @@
+"""PATE: teachers trained on disjoint parts of the private records vote on a public query."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
+from numbers import Integral
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, clone
+from sklearn.linear_model import RidgeClassifier
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.validation import validate_data
+
+from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
+from nearveil.privacy.noise import Source
+from nearveil.private_knn.estimator import ClassPoll, VoteTally, VotingClassifier, make_hard_votes, run_shielded
+from nearveil.private_knn.plan import Ballot, Wish
+from nearveil.private_knn.scaling import warn_of_scaled_rows
+
+_SEEDS = np.uint64(2**31 - 1)
+
+
+@dataclass(frozen=True)
+class Teachers:
+    """Trained teachers, or the class that one always names. Private: whoever holds them can ask without noise."""
+
+    members: tuple[BaseEstimator | int, ...] = field(repr=False)
+    n_classes: int
+
+    def count_votes(self, queries: NDArray[Any]) -> NDArray[np.int64]:
+        """Count, for each query, how many teachers name each class."""
+        counts, rows = np.zeros((len(queries), self.n_classes), dtype=np.int64), np.arange(len(queries))
+        for member in self.members if len(queries) else ():
+            counts[rows, member if isinstance(member, int) else self._ask_member(member, queries)] += 1
+        return counts
+
+    def _ask_member(self, member: BaseEstimator, queries: NDArray[Any]) -> NDArray[np.int64]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a teacher warns of is private
+            named = np.asarray(member.predict(queries))
+        if named.shape != (len(queries),) or not np.isin(named, np.arange(self.n_classes)).all():
+            raise ValueError(
+                "estimator must be a classifier: its predict must return one of the labels it was fitted to"
+            )
+        return named.astype(np.int64)
+
+
+def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.int64]]:
+    """Send every record to a teacher by a coin of its own; return the rows of each teacher, disjoint, some maybe empty.
+
+    By position would be wrong: one record less would move all that follow it to other teachers, and every vote might
+    change. Coins need not be fair.
+    """
+    teacher = source.words(n_records) % np.uint64(n_teachers)
+    parts = [np.flatnonzero(teacher == np.uint64(one)) for one in range(n_teachers)]
+    if np.bincount(np.concatenate(parts), minlength=n_records).tolist() != [1] * n_records:
+        raise RuntimeError("every record must have one teacher: the coins do not fit the records")
+    return parts
+
+
+def train_teachers(
+    estimator: BaseEstimator,
+    X: NDArray[Any],
+    y: NDArray[np.int64],
+    *,
+    n_teachers: int,
+    n_classes: int,
+    source: Source,
+) -> Teachers:
+    """Train a clone of the estimator on each of `n_teachers` disjoint parts; an empty one names class 0.
+
+    Every ``random_state`` of None is drawn beforehand, for each teacher: with NumPy's shared generator, what one
+    teacher draws would depend on the records of another.
+    """
+    parts = assign_records(len(X), n_teachers, source)
+    seeds = source.words(n_teachers) % _SEEDS
+    members = [_train_teacher(estimator, X[part], y[part], int(seed)) for part, seed in zip(parts, seeds, strict=True)]
+    return Teachers(tuple(members), n_classes)
+
+
+def _train_teacher(estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int64], seed: int) -> BaseEstimator | int:
+    present = np.unique(y)
+    if len(present) < 2:
+        return int(present[0]) if len(present) else 0
+    teacher = clone(estimator)
+    unset = [name for name, value in teacher.get_params().items() if name.endswith("random_state") and value is None]
+    teacher.set_params(**dict.fromkeys(unset, seed))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a teacher warns of is private
+        try:
+            return teacher.fit(X, y)
+        except Exception as error:
+            kind = type(error).__name__
+    # Outside of the handler: the message, and the error's context, may hold private values.
+    raise ValueError(
+        f"estimator could not be trained on a part of the records ({kind}); use fewer teachers, or one that can"
+    )
+
+
+Mechanism = Literal["lnmax", "gnmax", "confident-gnmax"]
+_AT_ONCE = 1024  # queries
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class TeacherPoll(ClassPoll):
+    """Teachers vote."""
+
+    teachers: Teachers
+
+    def count_agreeing(self) -> tuple[float, str]:
+        n_teachers = len(self.teachers.members)
+        return n_teachers, f"there are {n_teachers:,} teachers"
+
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
+        for start in range(0, len(queries), _AT_ONCE):
+            counts = self.teachers.count_votes(queries[start : start + _AT_ONCE])
+            largest = None if self.terms.plan.screening is None else counts.max(axis=1).astype(np.float64)
+            yield VoteTally(counts, largest)
+
+
+@dataclass(eq=False, repr=False)
+class PateClassifier(VotingClassifier):
+    """Classify public queries by the votes of teachers that were trained on disjoint parts of the private records.
+
+    PATE (Papernot et al. 2017 and 2018), the rival of :class:`PrivateKNeighborsClassifier`, with the same interface.
+    A record is with one teacher and can move one vote (``docs/theory/private-knn.md``, Theorem 10; attacked by
+    ``tests/private_knn/test_pate.py``).
+    The guarantee does not depend on the data. The papers' smaller epsilon, which does,
+    is computed from the votes and private itself; it is no guarantee, and not used.
+
+    A fitted estimator holds the teachers; so does its pickle. Treat both as private data.
+
+    Parameters
+    ----------
+    n_teachers : int, default=250
+        More teachers outvote more noise, but learn from fewer records each. It must not be chosen by looking at the
+        private records.
+    estimator : classifier, optional
+        Cloned for each teacher; :class:`~sklearn.linear_model.RidgeClassifier` by default. It must not read anything
+        but its part of the records: no shared cache, no warm start from elsewhere.
+    mechanism : {"confident-gnmax", "gnmax", "lnmax"}, default="confident-gnmax"
+        "lnmax" adds Laplace noise to the votes, "gnmax" Gaussian noise; "confident-gnmax" screens every query first and
+        declines where the teachers disagree.
+    epsilon : float, optional
+        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
+    delta : float, default=1e-5
+    max_answered : int, default=1000
+        At most so many queries are answered; later ones are declined.
+    screening_noise, threshold : float, optional
+        Of "confident-gnmax": standard deviation of the noise on the largest count, twice the vote noise by default,
+        and what it must reach, 0.6 of the teachers by default.
+    vote_noise : float, optional
+        On every count: the standard deviation of Gaussian noise, or the scale of Laplace noise (1 / gamma).
+    max_screened : int, optional
+        Of "confident-gnmax": at most so many queries are screened; 1.5 times `max_answered` by default.
+    classes : array-like, optional
+        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
+        about a record of a class that occurs anyway.
+    abstain_label : int or str, optional
+        Given where a query was declined. Must be of the classes' kind, and no class. By default -1, or "" where the
+        classes are names; where that is a class, the number below all classes, or "declined".
+    unit : str, default="record"
+        What one row is; see :class:`PrivateKNeighborsClassifier`.
+    ledger : Ledger or str, optional
+    account : Account or str, optional
+        Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
+    source : Source, optional
+        Of all coins: the operating system's cryptographic generator by default.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    plan_ : VotePlan
+        What may be asked and with how much noise. Its neighbours are the teachers.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PateClassifier(40, mechanism="gnmax", epsilon=2.0, max_answered=20, classes=range(10))
+    >>> voter.fit(X[:1500], y[:1500]).predict(X[1500:1520]).shape
+    (20,)
+    >>> f"{voter.plan_.vote_noise:.1f} on counts of {voter.n_teachers} votes"
+    '12.6 on counts of 40 votes'
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **VotingClassifier._parameter_constraints,
+        "n_teachers": [Interval(Integral, 1, None, closed="left")],
+        "estimator": [HasMethods(["fit", "predict"]), None],
+        "mechanism": [StrOptions({"lnmax", "gnmax", "confident-gnmax"})],
+        "max_screened": [Interval(Integral, 1, None, closed="left"), None],
+    }
+
+    n_teachers: int = 250
+    estimator: BaseEstimator | None = None
+    _: KW_ONLY
+    mechanism: Mechanism = "confident-gnmax"
+    _poll: TeacherPoll = field(init=False)
+
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> TeacherPoll:
+        columns = self._columns()
+        rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
+        warn_of_scaled_rows(rows, stacklevel=4)
+        classes, labels, _ = make_hard_votes(y, self.classes)
+        declined = self._find_abstain_label(classes)
+        event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
+        ballot = Ballot(event, len(classes), screened=self.mechanism == "confident-gnmax")
+        plan, guarantee = self._plan(ballot, self._make_wish(), inferred=self.classes is None)
+        teachers = train_teachers(
+            RidgeClassifier() if self.estimator is None else self.estimator,
+            rows,
+            labels.codes[:-1],
+            n_teachers=self.n_teachers,
+            n_classes=len(classes),
+            source=self._source,
+        )
+        return TeacherPoll(self._terms(columns, plan, guarantee), classes, declined, teachers)
+
+    def _make_wish(self, **settled: Any) -> Wish:
+        if self.mechanism != "confident-gnmax":
+            for name in ("screening_noise", "threshold", "max_screened"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f'{name} must not be given for mechanism="{self.mechanism}": nothing is screened')
+            settled["max_screened"] = 0
+        elif self.vote_noise is not None and None in (self.screening_noise, self.threshold):
+            raise ValueError("screening_noise and threshold must be given: vote_noise is, so nothing is calibrated")
+        return super()._make_wish(n_neighbors=self.n_teachers, **settled)

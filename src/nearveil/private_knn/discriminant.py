@@ -1,0 +1,584 @@
+"""A linear discriminant of private records, published once: whoever has it classifies at home."""
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from functools import cached_property, partial
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.model_selection import StratifiedKFold
+from sklearn.utils import check_array
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import Source
+from nearveil.private_knn.discriminant_model import (
+    BASIS,
+    CENTRE_SHARE,
+    CLEAR,
+    COUNT_UNIT,
+    MOST_CLASSES,
+    MOST_COMPONENTS,
+    MOST_PUBLICATIONS,
+    SENSITIVITY,
+    SHRINKAGE,
+    ClassProjection,
+    NoisyStatistics,
+    PublicDiscriminant,
+    PublicMoments,
+    Rows,
+    calibrate_scores,
+    check_publishable,
+    estimate_means,
+    fit_discriminant,
+)
+from nearveil.private_knn.estimator import check_public_rows, make_hard_votes, run_shielded
+from nearveil.private_knn.neighbors import LONGEST, IntegerRows
+from nearveil.private_knn.plan import Ballot, GaussianSums, NoiseWarning, VotePlan, Wish, check_epsilon_given, make_plan
+from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
+from nearveil.private_knn.spending import (
+    ExhaustedError,
+    PayingEstimator,
+    find_account,
+    name_inferred_unit,
+    open_spending,
+)
+
+_MOST_UNPROJECTED = 4096  # features of a row
+_MOST_VALUES = MOST_CLASSES * (_MOST_UNPROJECTED + 1)  # released at once: what finite tables cost is charged for these
+_LEAST_COMPONENTS = 8
+_COMPONENTS = 10  # directions for a class that has one public row for one unit of noise; they grow like the root
+_FOLDS = 10
+_DRAWS = 20  # of noise, in a forecast
+_CENTRE_NORM = 0.5  # of the longest row within bounds: longer ones are scaled down to it for the mean
+
+
+def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1) -> VotePlan:
+    """Return what publishing a discriminant so many times costs: an account is opened with its ``events``.
+
+    The plan depends on these three figures alone, not on classes, features or records.
+
+    Parameters
+    ----------
+    epsilon : float
+        Of all publications together.
+    delta : float, default=1e-5
+    publications : int, default=1
+
+    Returns
+    -------
+    VotePlan
+
+    Examples
+    --------
+    >>> one, four = plan_publications(2.0), plan_publications(2.0, publications=4)
+    >>> f"{one.epsilon(1e-5):.2f} {four.epsilon(1e-5):.2f} {four.vote_noise / one.vote_noise:.1f}"
+    '2.00 2.00 2.0'
+    """
+    wish = Wish(epsilon=epsilon, delta=delta, max_answered=publications, max_screened=0, n_neighbors=1)
+    ballot = Ballot(GaussianSums(SENSITIVITY), _MOST_VALUES, screened=False)
+    return make_plan(replace(wish, vote_noise=_round_up(make_plan(wish, ballot).vote_noise)), ballot)
+
+
+def _round_up(noise: float) -> float:
+    """Return the next number of six digits: a new accountant's last digit must not change an account's noise.
+
+    Examples
+    --------
+    >>> _round_up(123456.01), _round_up(123457.0), _round_up(1.2345601)
+    (123457.0, 123457.0, 1.23457)
+    """
+    digits = math.floor(math.log10(noise)) - 5
+    return float(f"{math.ceil(noise / 10.0**digits)}e{digits}")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What accuracy to expect. Computed from private records without noise of its own: never publish it.
+
+    Attributes
+    ----------
+    accuracy : float
+        Expected share of right answers, each class counting the same: cross-validated, the mean over 20 draws of
+        simulated noise.
+    accuracy_range : tuple of float
+        What a tenth of the draws stays below, and what a tenth exceeds. You publish one draw.
+    class_accuracy : dict
+        Expected share of right answers of each class that has records.
+    without_noise : float
+        Accuracy without noise, and with as many directions as there would then be. It does not depend on epsilon.
+    floor : float
+        Accuracy of the best constant answer: one over the number of classes.
+    records_per_class : dict
+        How many records each class has.
+    noise_per_class : float
+        Standard deviation of the noise on a class's count, in records. The noise on each number of its sum is a
+        quarter of that, in units of a record's length.
+    """
+
+    accuracy: float
+    accuracy_range: tuple[float, float]
+    class_accuracy: dict[Any, float]
+    without_noise: float
+    floor: float
+    records_per_class: dict[Any, int]
+    noise_per_class: float
+
+    @property
+    def is_noise(self) -> bool:
+        """Whether the accuracy is not clearly above the floor.
+
+        It is a mean over some draws. A model of noise alone is right about a class always or never, so that its mean
+        strays from the floor by a standard deviation that is known.
+        """
+        return self.accuracy <= self.floor + math.sqrt(self.floor * (1 - self.floor) / _DRAWS)
+
+    @property
+    def small_classes(self) -> tuple[Any, ...]:
+        """Classes with fewer than five times as many records as there is noise on their count: too few to rely on."""
+        least = CLEAR * self.noise_per_class
+        return tuple(label for label, count in self.records_per_class.items() if count < least)
+
+
+@dataclass(eq=False, repr=False)
+class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[misc]
+    """Classify by a linear discriminant of private records, with noise that is added once.
+
+    The sum of the rows of each class, and how many they are, are released with Gaussian noise; mean, projection and
+    covariance come from public rows without labels. All else is computed from these, so the model is public:
+    predicting costs nothing, however often, and :meth:`export` returns what may be published.
+
+    Parameters
+    ----------
+    epsilon : float
+        Of all publications together. It must be given.
+    delta : float, default=1e-5
+        Choose it well below one over the number of records.
+    n_components : int or "auto", default="auto"
+        Principal directions of the public rows.
+    shrinkage : float or "auto", default="auto"
+        Share of the covariance's trace that is added to its diagonal.
+    bounds : tuple (low, high) or "public", optional
+        Public bounds of the columns, each a number or a number for each column. Columns are scaled by them, and values
+        beyond are clipped. They must come from public knowledge, never from the private rows. "public" takes three
+        standard deviations on either side of the means of the public rows. Without public rows, a fifth of the budget
+        goes to the mean of the scaled rows.
+    classes : array-like, optional
+        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
+        about a record of a class that occurs anyway.
+    unit : str, default="record"
+        What one row is, and so what is protected; it must be the account's unit.
+    publications : int, default=1
+        How many fits together cost epsilon and delta. An account counts them; without one, nobody does.
+    ledger : Ledger or str, optional
+        Where spending is kept, with the name of an account; the account is opened where there is none.
+    account : Account or str, optional
+        Pays for every fit before anything is computed from the noise.
+    source : Source, optional
+        Of the noise: the operating system's cryptographic generator by default.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    statistics_ : NoisyStatistics
+        The noisy sums and counts: all that was released about the records.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = PrivateDiscriminant(2.0, classes=range(10)).fit(X[:1000], y[:1000], public=X[1000:1500])
+    >>> bool(model.score(X[1500:], y[1500:]) > 0.7)
+    True
+    >>> print(model.guarantee)
+    Seeing the answers makes any conclusion about whether any one record is in the database at most 7.4 times as
+    likely as it would be otherwise, plus 1.0e-5.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **PayingEstimator._parameter_constraints,
+        "n_components": [Interval(Integral, 1, _MOST_UNPROJECTED, closed="both"), StrOptions({"auto"})],
+        "shrinkage": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
+        "bounds": ["array-like", StrOptions({"public"}), None],
+        "classes": ["array-like", range, None],
+        "publications": [Interval(Integral, 1, MOST_PUBLICATIONS, closed="both")],
+    }
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    _: KW_ONLY
+    n_components: int | Literal["auto"] = "auto"
+    shrinkage: float | Literal["auto"] = "auto"
+    bounds: ArrayLike | Literal["public"] | None = None
+    classes: Sequence[Any] | NDArray[Any] | None = None
+    publications: int = 1
+    classes_: NDArray[Any] = field(init=False)
+    statistics_: NoisyStatistics = field(init=False)
+    _model: PublicDiscriminant = field(init=False)
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Pay, sum the records with noise, and compute the model.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
+            images by a network: ``extractor.extract(images, row_exact=True)``.
+        y : array-like of shape (n,)
+            Private.
+        public : array-like of shape (n_public, d), optional
+            Public rows without labels; the more like the private ones, the better. None may be a private row. Without
+            them, rows are scaled to norm one as they are, and all directions count the same.
+
+        Returns
+        -------
+        PrivateDiscriminant
+
+        Raises
+        ------
+        ExhaustedError
+            If the account has paid for all publications before.
+        """
+        given = self._snapshot()
+        plan = plan_publications(check_epsilon_given(given.epsilon), given.delta, given.publications)
+        checked = given._check(X, y, public)
+        projection = given._learn_projection(checked, plan.vote_noise)
+        guarantee = given._guarantee(plan)
+        self._warn_of_search()
+        warn_of_scaled_rows(checked.rows)
+        given._pay(plan, guarantee)
+        release = partial(_release_share, plan, given._source)
+        problem = given._project(checked, projection, release)
+        sums = release(problem.sums(), problem.projection.sums_share)
+        statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
+        model = problem.model(statistics, guarantee)
+        _warn_of_noise(model)
+        return self._show(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
+
+    def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
+        """Say what accuracy to expect, before anything is paid. For the owner of the records alone: never publish it.
+
+        Cross-validation with noise from a local simulation, nothing of which is released. What comes back is computed
+        from the private records and protected by nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+        y : array-like of shape (n,)
+        public : array-like of shape (n_public, d), optional
+            All as for :meth:`fit`.
+
+        Returns
+        -------
+        Forecast
+        """
+        given = self._snapshot()
+        plan = plan_publications(check_epsilon_given(given.epsilon), given.delta, given.publications)
+        checked = given._check(X, y, public)
+        problem = given._project_simulated(checked, plan.vote_noise)
+        noise = _split_noise(plan.vote_noise, problem.projection.sums_share)
+        shares = problem.cross_validate(noise, _DRAWS)
+        draws = shares.mean(axis=1)
+        low, high = np.quantile(draws, (0.1, 0.9)).tolist()
+        labels, counts = checked.classes.tolist(), checked.counts.tolist()
+        present = [label for label, count in zip(labels, counts, strict=True) if count]
+        return Forecast(
+            accuracy=float(draws.mean()),
+            accuracy_range=(low, high),
+            class_accuracy=dict(zip(present, shares.mean(axis=0).tolist(), strict=True)),
+            without_noise=float(given._project_simulated(checked, 0.0).cross_validate(0.0, 1).mean()),
+            floor=1 / len(labels),
+            records_per_class=dict(zip(labels, counts, strict=True)),
+            noise_per_class=noise / COUNT_UNIT,
+        )
+
+    def export(self) -> PublicDiscriminant:
+        """Return what may be published: the model and its guarantee, and nothing else.
+
+        Returns
+        -------
+        PublicDiscriminant
+        """
+        check_is_fitted(self, "_model")
+        return self._model
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of all publications together."""
+        return self.export().guarantee
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        return self.export().predict(self._queries(X))
+
+    def predict_proba(self, X: ArrayLike) -> Rows:
+        """Return the probability of each class, where all classes are equally common. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+        """
+        return self.export().predict_proba(self._queries(X))
+
+    def decision_function(self, X: ArrayLike) -> Rows:
+        """Score rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes), or (n,) for two classes
+        """
+        return self.export().decision_function(self._queries(X))
+
+    def _queries(self, X: ArrayLike) -> Rows:
+        check_is_fitted(self, "_model")
+        queries: Rows = validate_data(self, X, dtype=np.float64, reset=False)
+        return queries
+
+    def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_CheckedRecords":
+        """Check the input."""
+        columns = self._columns()
+        rows: Rows
+        rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
+        classes, labels, _ = make_hard_votes(y, self.classes)
+        check_publishable(classes, rows.shape[1], self.unit)
+        if public is None:
+            if rows.shape[1] > _MOST_UNPROJECTED:
+                raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
+            bounds = self._find_bounds(rows.shape[1], None)
+            if bounds is not None and len(classes) >= MOST_CLASSES:  # the mean is one release more, of as many values
+                raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} where bounds are given without public")
+            return _CheckedRecords(columns, classes, labels.codes[:-1], rows, None, bounds)
+        known: Rows = check_array(public, dtype=np.float64, input_name="public")
+        if known.shape[1] != rows.shape[1]:
+            raise ValueError("public must have as many features as X")
+        check_public_rows(public, X)
+        bounds = self._find_bounds(rows.shape[1], known)
+        return _CheckedRecords(columns, classes, labels.codes[:-1], rows, known, bounds)
+
+    def _find_bounds(self, n_features: int, public: Rows | None) -> ColumnBounds | None:
+        """Return the bounds that columns are scaled by."""
+        if self.bounds is None:
+            return None
+        if not isinstance(self.bounds, str):
+            return ColumnBounds.make(self.bounds, n_features)
+        if public is None:
+            raise ValueError('public must be given where bounds="public"')
+        return ColumnBounds.measure(public)
+
+    def _learn_projection(self, checked: "_CheckedRecords", noise: float) -> ClassProjection:
+        """Learn the projection from what is public."""
+        public, bounds = checked.public, checked.bounds
+        if public is None:
+            return ClassProjection.none(checked.rows.shape[1]) if bounds is None else ClassProjection.in_bounds(bounds)
+        scaled = public if bounds is None else bounds.scale(public)
+        n_components = self._components(len(public), len(checked.classes), noise)
+        return replace(ClassProjection.learn(scaled, n_components), bounds=bounds)
+
+    def _project(
+        self, checked: "_CheckedRecords", projection: ClassProjection, release: "_Release"
+    ) -> "_DiscriminantProblem":
+        """Map the records, centred by their noisy mean where no public rows centre them."""
+        if projection.is_centred_by_noise:
+            projection = replace(projection, offset=_release_centre(checked, release))
+        images = np.zeros((0, projection.n_directions))
+        if checked.public is not None:
+            images = projection.transform(checked.public)
+        shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
+        return _DiscriminantProblem(
+            checked.classes, checked.codes, projection, projection.round(checked.rows), images, shrinkage
+        )
+
+    def _project_simulated(self, checked: "_CheckedRecords", noise: float) -> "_DiscriminantProblem":
+        """Map the records with noise from a local simulation, for a forecast."""
+        rng = np.random.default_rng(_DRAWS)
+
+        def simulate(sums: NDArray[np.int64], share: float) -> Rows:
+            return sums + _split_noise(noise, share) * rng.standard_normal(sums.shape)
+
+        return self._project(checked, self._learn_projection(checked, noise), simulate)
+
+    def _components(self, n_public: int, n_classes: int, noise: float) -> int:
+        """Return how many directions are used: more where there are more rows of a class, and less noise."""
+        if self.n_components != "auto":
+            return self.n_components
+        if not noise:
+            return MOST_COMPONENTS
+        rows_per_noise = n_public / n_classes * LONGEST / noise
+        return min(max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS), MOST_COMPONENTS)
+
+    def _guarantee(self, plan: VotePlan) -> Guarantee:
+        unit = name_inferred_unit(self.unit) if self.classes is None else self.unit
+        return replace(plan.guarantee(self.delta, unit=unit, source=self._source), basis=BASIS)
+
+    def _pay(self, plan: VotePlan, guarantee: Guarantee) -> None:
+        account = find_account(self.ledger, self.account, plan, guarantee)
+        if account is not None and plan.max_answered > 1 and not account.has_plan(plan.events):
+            raise ValueError(
+                "account must have been opened for these publications, as nobody else counts them: give a ledger and "
+                "the name of a new one, or publications=1"
+            )
+        if not open_spending(account, plan, guarantee).take("answered", 1):
+            raise ExhaustedError(
+                f"publications are used up: the account has paid for all {plan.max_answered} that it was opened for"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class _CheckedRecords:
+    """Input that was checked. Never leaves the estimator: it holds the records."""
+
+    columns: PrivateDiscriminant  # empty but for the number, and perhaps the names, of the columns
+    classes: NDArray[Any]
+    codes: NDArray[np.int64]  # the number of each record's class
+    rows: Rows
+    public: Rows | None
+    bounds: ColumnBounds | None
+
+    def __repr__(self) -> str:
+        return "_Checked(private)"
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many records each class has."""
+        return np.bincount(self.codes, minlength=len(self.classes))
+
+
+@dataclass(frozen=True, eq=False)
+class _DiscriminantProblem:
+    """What a fit works on. Never leaves the estimator: it holds the records."""
+
+    classes: NDArray[Any]
+    codes: NDArray[np.int64]  # the number of each record's class
+    projection: ClassProjection
+    rows: NDArray[np.int16]  # private
+    images: Rows  # public
+    shrinkage: float
+
+    def __repr__(self) -> str:
+        return "_Problem(private)"
+
+    @cached_property
+    def moments(self) -> PublicMoments:
+        """Of the public images."""
+        return PublicMoments.measure(self.images)
+
+    def sums(self, chosen: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.int64]:
+        """Return whole-number sums and counts of each class, shape (n_classes, n_directions + 1)."""
+        return sum_classes(self.rows[chosen], self.codes[chosen], len(self.classes))
+
+    def model(self, statistics: NoisyStatistics, guarantee: Guarantee) -> PublicDiscriminant:
+        """Return the model of released numbers."""
+        means = estimate_means(statistics, self.moments)
+        scores = calibrate_scores(fit_discriminant(means, self.shrinkage), means, self.images)
+        numbers = (scores.weights, scores.biases, statistics.counts)
+        return PublicDiscriminant(
+            self.classes, guarantee, self.projection, *(values.astype(np.float32) for values in numbers)
+        )
+
+    def cross_validate(self, noise: float, draws: int) -> Rows:
+        """Return the share of each class that is right, shape (draws of simulated noise, classes with records).
+
+        One draw is the same in all folds, as it would be in a model that is published.
+        """
+        counts = np.bincount(self.codes)
+        n_folds = int(min(_FOLDS, counts.max()))
+        if n_folds < 2:
+            return np.full((draws, np.count_nonzero(counts)), 1 / len(self.classes))
+        right = np.zeros((draws, len(self.codes)))
+        for train, test in _split_quietly(StratifiedKFold(n_folds, shuffle=True, random_state=0), self.codes):
+            sums, images = self.sums(train).astype(np.float64), self.rows[test] / float(LONGEST)
+            scale = noise * len(train) / len(self.codes)  # as large against these records as against all
+            for draw in range(draws):
+                rng = np.random.default_rng(draw)
+                drawn = _read_statistics(sums + scale * rng.standard_normal(sums.shape), scale)
+                scores = fit_discriminant(estimate_means(drawn, self.moments), self.shrinkage).score(images)
+                right[draw, test] = scores.argmax(axis=1) == self.codes[test]
+        return np.stack([right[:, self.codes == code].mean(axis=1) for code in np.flatnonzero(counts)], axis=1)
+
+
+def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
+    """Return each class's exact sum of rows, none longer than ``LONGEST``, and ``COUNT_UNIT`` times their number."""
+    sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)
+    for code in range(n_classes):
+        own = rows[codes == code]
+        sums[code, :-1] = own.sum(axis=0, dtype=np.int64)
+        sums[code, -1] = COUNT_UNIT * len(own)
+    return sums
+
+
+def _warn_of_noise(model: PublicDiscriminant) -> None:
+    """Warn if most classes have too few records. That follows from the released counts, so anybody may know it."""
+    noisy, noise = len(model.noisy_classes), model.noise_per_class
+    if 2 * noisy > len(model.classes):
+        warnings.warn(
+            f"much noise is to be expected: by the noisy counts, {noisy} of {len(model.classes)} classes have "
+            f"fewer than {CLEAR * noise:,.0f} records, {CLEAR} times the noise of {noise:,.1f} on a count (a rule "
+            "of thumb). Give a larger epsilon, more records, or fewer classes; forecast() says what accuracy to expect",
+            NoiseWarning,
+            stacklevel=3,
+        )
+
+
+_Release = Callable[[NDArray[np.int64], float], Rows]
+"""Add noise to sums, for a share of the budget of a publication."""
+
+
+def _split_noise(noise: float, share: float) -> float:
+    """Return the noise of a release that takes a share of the budget: shares of 1 / noise^2 add up."""
+    return noise if share == 1 else noise / math.sqrt(share) * (1 + 2.0**-40)
+
+
+def _release_share(plan: VotePlan, source: Source, sums: NDArray[np.int64], share: float) -> Rows:
+    """Release sums with the noise of a share of the plan (docs/theory/private-discriminant.md, Theorem 4)."""
+    noise = _split_noise(plan.vote_noise, share)
+    return replace(plan.votes, noise=noise, mechanism=GaussianSums(SENSITIVITY)(noise)).release(sums, source)
+
+
+def _release_centre(checked: _CheckedRecords, release: _Release) -> Rows:
+    """Return the noisy mean of the rows within their bounds: the sums and the count of a single class."""
+    assert checked.bounds is not None
+    size = checked.rows.shape[1]
+    length = _CENTRE_NORM * math.sqrt(size)
+    rows = IntegerRows(size, length).round(checked.bounds.scale(checked.rows))
+    (released,) = release(sum_classes(rows, np.zeros_like(checked.codes), 1), CENTRE_SHARE)
+    count = max(released[-1] / COUNT_UNIT, 1.0)
+    centre: Rows = np.clip(released[:-1] / LONGEST * length / count, -1, 1)
+    return centre
+
+
+def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
+    return NoisyStatistics(
+        released[:, :-1] / LONGEST, released[:, -1] / COUNT_UNIT, noise / LONGEST, noise / COUNT_UNIT
+    )
+
+
+def _split_quietly(folds: StratifiedKFold, codes: NDArray[np.int64]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # tells of classes with few records
+        yield from folds.split(codes, codes)

@@ -1,0 +1,663 @@
+"""A discriminant's arithmetic (public projection to whole numbers, linear model of noisy sums) and its public export.
+
+The projection depends on the row alone, to the last bit; the model sees no private record.
+"""
+
+import json
+import math
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from numpy.typing import ArrayLike, NDArray
+from scipy.linalg import eigh
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+from sklearn.decomposition import PCA
+from sklearn.neighbors import NearestNeighbors
+from sklearn.preprocessing import normalize
+from sklearn.utils import check_array
+
+from nearveil.mechanisms.base import Message, MessageError, fingerprint
+from nearveil.privacy import Basis, Guarantee
+from nearveil.private_knn.neighbors import LONGEST, IntegerRows
+from nearveil.private_knn.scaling import ColumnBounds
+from nearveil.wire.frames import MOST_FEATURES
+
+Rows = NDArray[np.float64]
+
+_EXACT = 53  # bits of a whole number that float64 holds
+_LARGEST_SCALE = 1e200  # of a projection: times 2^54, the largest difference from an offset, it is finite
+_COMPONENT_BITS = 15  # of a component, so that it fits into 16 bits with its sign
+_AT_ONCE = 4096  # rows
+_FLAT = 1e-9  # directions with less than this share of the largest variance are left out
+MOST_COMPONENTS = 128
+_NEIGHBORS = 5
+_ASKED = 4096  # rows whose neighbours are looked for
+_RIDGE = 0.05  # share of their mean variance that is added to the variances of neighbours
+
+
+class ModelError(MessageError):
+    """Bytes are not a published model: truncated, of another version, too large, or with parts that do not fit."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassProjection:
+    """Centre, project, scale and round rows. Everything in it is public; without public rows `components` is None.
+
+    Rows are rounded to whole numbers whose products with `components`, and all partial sums, are below 2^53. Such sums
+    are exact in any order, so the image of a row does not depend on other rows, on threads or on the machine.
+    :class:`IntegerRows` then scales it to norm one and rounds it: no image is longer than ``LONGEST``
+    (``docs/theory/private-discriminant.md``; attacked by ``tests/private_knn/test_discriminant.py``).
+    """
+
+    components: NDArray[np.int16] | None = field(repr=False)
+    offset: Rows = field(repr=False)  # the projected public mean
+    scale: Rows = field(repr=False)  # what each direction is multiplied by
+    reach: float  # larger values are cut off
+    n_features: int
+    bounds: ColumnBounds | None = None  # columns are scaled by them before anything else
+
+    def __post_init__(self) -> None:
+        # A row's image is finite within these bounds. An error for some rows alone would depend on a private row.
+        bounds = (("offset", self.offset, 2.0**_EXACT), ("scale", self.scale, _LARGEST_SCALE))
+        for name, values, bound in (*bounds, ("reach", np.array(self.reach), _LARGEST_SCALE)):
+            if not (np.abs(values) <= bound).all():
+                raise ModelError(f"projection must have a {name} of finite numbers, none beyond {bound:g}")
+
+    @classmethod
+    def learn(cls, public: Rows, n_components: int) -> Self:
+        """Learn the directions of public rows in which neighbours differ least, compared with all rows."""
+        if len(public) < 2 or not np.ptp(public, axis=0).any():
+            raise ValueError("public must hold at least two rows, and rows that differ")
+        axes, step = _find_directions(public, n_components), 2.0**_COMPONENT_BITS - 1
+        peaks = np.abs(axes).max(axis=0)
+        components = np.rint(axes / peaks * step).astype(np.int16)
+        n_directions, reach = axes.shape[1], float(np.abs(public).max())
+        bare = cls(components, np.zeros(n_directions), np.ones(n_directions), reach, public.shape[1])
+        offset = bare._project(public.mean(axis=0, keepdims=True))[0]
+        return cls(components, offset, peaks / step * reach * 2.0**-bare._bits, reach, public.shape[1])
+
+    @classmethod
+    def none(cls, n_features: int) -> Self:
+        """Return the projection without public rows: nothing but norm one."""
+        return cls(None, np.zeros(n_features), np.ones(n_features), 1.0, n_features)
+
+    @classmethod
+    def in_bounds(cls, bounds: ColumnBounds) -> Self:
+        """Return the projection by public bounds without public rows; `offset` is then the noisy mean."""
+        return replace(cls.none(len(bounds.low)), bounds=bounds)
+
+    @property
+    def is_centred_by_noise(self) -> bool:
+        """Whether `offset` is a mean of private rows, released with noise for `CENTRE_SHARE` of the budget."""
+        return self.bounds is not None and self.components is None
+
+    @property
+    def sums_share(self) -> float:
+        """Share of the budget that the sums of classes are released for."""
+        return 1 - CENTRE_SHARE if self.is_centred_by_noise else 1.0
+
+    @property
+    def n_directions(self) -> int:
+        """How many numbers the image of a row has."""
+        return len(self.offset)
+
+    def round(self, rows: Rows, name: str = "X") -> NDArray[np.int16]:
+        """Map rows, which errors call `name`, to whole numbers; the length of none is above ``LONGEST``."""
+        if self.bounds is not None:
+            rows = self.bounds.scale(rows) - (self.offset if self.components is None else 0.0)
+        if self.components is not None:
+            with np.errstate(over="ignore", under="ignore"):  # a warning would tell of a row
+                rows = (self._project(rows) - self.offset) * self.scale
+        return IntegerRows(self.n_directions).round(rows, name=name)
+
+    def transform(self, rows: Rows) -> Rows:
+        """Return the same with a length of at most one."""
+        return self.round(rows) / float(LONGEST)
+
+    @property
+    def _bits(self) -> int:
+        """Of a row's whole numbers."""
+        return _EXACT - 1 - _COMPONENT_BITS - math.ceil(math.log2(self.n_features + 1))
+
+    def _project(self, rows: Rows) -> Rows:
+        assert self.components is not None
+        wide = self.components.astype(np.float64)
+        images = np.empty((len(rows), wide.shape[1]))
+        for start in range(0, len(rows), _AT_ONCE):
+            some = slice(start, start + _AT_ONCE)
+            images[some] = np.rint(np.clip(rows[some] / self.reach, -1, 1) * 2.0**self._bits) @ wide
+        return images
+
+
+def _find_directions(public: Rows, n_components: int) -> Rows:
+    """Return directions as columns, those first in which all rows vary most for the variation of neighbours.
+
+    Neighbours are mostly of one class: what they vary by, made alike in all directions, stands for that within classes.
+    """
+    wanted = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
+    found = PCA(wanted, random_state=0).fit(public)
+    kept = found.explained_variance_ > _FLAT * found.explained_variance_[0]
+    axes = found.components_[kept].T
+    rows = (public - found.mean_) @ axes
+    asked = rows[:: -(-len(rows) // _ASKED)]
+    search = NearestNeighbors(n_neighbors=min(_NEIGHBORS + 1, len(rows))).fit(normalize(rows))
+    others = search.kneighbors(normalize(asked), return_distance=False)[:, 1:]  # the nearest is the row itself
+    apart = (asked[:, None] - rows[others]).reshape(-1, rows.shape[1])
+    near, all_rows = apart.T @ apart / len(apart) / 2, np.cov(rows.T, ddof=0).reshape(rows.shape[1], -1)
+    near += (_RIDGE * np.trace(near) + _FLAT * np.trace(all_rows)) / len(near) * np.eye(len(near))
+    _, found_axes = eigh(all_rows, near)
+    chosen: Rows = axes @ found_axes[:, ::-1][:, :n_components]
+    return chosen
+
+
+CENTRE_SHARE = 0.2
+"""Of the budget, for the mean of rows in public bounds: without it, rows of norm one have much in common."""
+COUNT_UNIT = LONGEST // 4
+"""A record adds this to the count of its class: counts get four times the noise of sums, which they can bear."""
+SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
+"""How far one record more or less moves all sums and counts together, in the L2 norm."""
+_LEAST_COUNT = 0.3  # of the mean count: no class is taken to be smaller, unless the noise is small enough to tell
+_LEAST_SPREAD = 0.05  # of the mean count, squared: the variance of counts is taken to be at least this
+_SHARES = (0.02, 0.9)  # bounds on the share of a direction's variance that lies between classes
+_MEAN_SHARES = (0.05, 0.8)  # the same, for all directions together
+_SHARE_SPREAD = 0.1  # how far the shares of directions lie from their mean
+_BETWEEN = 0.7  # of the variance between noisy means is taken from the public covariance
+_LEAST_VARIANCE = 0.02  # of the mean variance of a direction
+SHRINKAGE = 0.005
+_SIMULATED = 2000  # images that a temperature is found by
+_LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1.2, 20.0
+
+
+@dataclass(frozen=True)
+class NoisyStatistics:
+    """What was released, in units of one record. All of it is public."""
+
+    sums: Rows = field(repr=False)
+    counts: Rows = field(repr=False)
+    noise: float  # standard deviation of the noise on each number of `sums`
+    count_noise: float  # the same of `counts`
+
+
+@dataclass(frozen=True)
+class PublicMoments:
+    """Mean, variances and axes of public images. The axes are columns."""
+
+    centre: Rows = field(repr=False)
+    variances: Rows = field(repr=False)
+    axes: Rows = field(repr=False)
+
+    @classmethod
+    def measure(cls, images: Rows) -> Self:
+        """Return those of images, shape (n_public, n_directions); where there are none, of rows of norm one."""
+        size = images.shape[1]
+        if not len(images):
+            return cls(np.zeros(size), np.full(size, 1 / size), np.eye(size))
+        variances, axes = np.linalg.eigh(np.cov(images.T, ddof=0).reshape(size, size))
+        return cls(images.mean(axis=0), np.maximum(variances, 1e-9 * variances[-1]), axes)
+
+
+@dataclass(frozen=True)
+class ClassMeans:
+    """Best guesses of class means, and the variances that remain (`doubts`), in axes of the public covariance."""
+
+    public: PublicMoments
+    between: Rows = field(repr=False)  # variances of the means of classes
+    counts: Rows = field(repr=False)  # positive
+    means: Rows = field(repr=False)
+    doubts: Rows = field(repr=False)
+
+
+@dataclass(frozen=True)
+class LinearScores:
+    """Scores of classes that are linear in an image."""
+
+    weights: Rows = field(repr=False)
+    biases: Rows = field(repr=False)
+
+    def score(self, images: Rows) -> Rows:
+        """Return the score of each class, shape (n, n_classes)."""
+        scores: Rows = images @ self.weights.T + self.biases
+        return scores
+
+
+def estimate_means(found: NoisyStatistics, public: PublicMoments) -> ClassMeans:
+    """Return the means of classes by empirical Bayes (docs/theory/private-discriminant.md)."""
+    counts, variances = estimate_counts(found.counts, found.count_noise), public.variances
+    observed = (found.sums / counts[:, None] - public.centre) @ public.axes
+    noise = (found.noise / counts[:, None]) ** 2
+    between = _estimate_shares(observed, noise, variances, counts) * variances
+    # A mean is drawn with variance `between` and observed with variance `error`: the best guess, and how far off it is.
+    error = (variances - between) / counts[:, None] + noise
+    kept = between / (between + error)
+    return ClassMeans(public, between, counts, observed * kept, error * kept)
+
+
+def fit_discriminant(found: ClassMeans, shrinkage: float) -> LinearScores:
+    """Return the linear discriminant; `shrinkage` is the share of the covariance's trace added to its diagonal."""
+    covariance = _find_covariance(found) + np.diag(found.doubts.mean(axis=0))
+    covariance += shrinkage * np.trace(covariance) * np.eye(len(covariance))
+    weights = np.linalg.solve(covariance, found.means.T).T
+    biases = -0.5 * np.einsum("cd,cd->c", weights, found.means)
+    turned = weights @ found.public.axes.T
+    return LinearScores(turned, biases - turned @ found.public.centre)
+
+
+def calibrate_scores(scores: LinearScores, found: ClassMeans, images: Rows) -> LinearScores:
+    """Return scores divided by the temperature that makes the classes of simulated images most likely.
+
+    An image is a class's mean within its doubt, plus a public image's deviation from the public mean, less what lies
+    between classes. Everything here is public, so the simulation has a fixed seed.
+    """
+    temperature = _LEAST_TEMPERATURE
+    if len(images):
+        simulated, codes = _simulate(found, images)
+        known, rows = scores.score(simulated), np.arange(len(codes))
+
+        def surprise(logarithm: float) -> float:
+            return -float(log_softmax(known * np.exp(-logarithm), axis=1)[rows, codes].mean())
+
+        bounds = np.log([_LEAST_TEMPERATURE, _MOST_TEMPERATURE])
+        temperature = float(np.exp(minimize_scalar(surprise, bounds=bounds, method="bounded").x))
+    return LinearScores(scores.weights / temperature, scores.biases / temperature)
+
+
+def _simulate(found: ClassMeans, images: Rows) -> tuple[Rows, NDArray[np.int64]]:
+    """Return images of each class as they might be, and their classes."""
+    rng, public = np.random.default_rng(0), found.public
+    codes = np.arange(max(_SIMULATED, len(found.means))) % len(found.means)
+    apart = (images[rng.integers(0, len(images), len(codes))] - public.centre) @ public.axes
+    moved = found.means[codes] + np.sqrt(found.doubts[codes]) * rng.standard_normal(apart.shape)
+    simulated = moved + apart * np.sqrt(1 - found.between / public.variances)
+    return public.centre + simulated @ public.axes.T, codes
+
+
+def estimate_counts(counts: Rows, noise: float) -> Rows:
+    """Return positive counts: noisy ones drawn to their mean, the more the noisier they are."""
+    mean = max(float(counts.mean()), 1.0)
+    spread = max(float(counts.var()) - noise**2, _LEAST_SPREAD * mean**2)
+    drawn = mean + (counts - mean) * spread / (spread + noise**2)
+    least: Rows = np.maximum(drawn, max(1.0, min(_LEAST_COUNT * mean, 2 * noise)))
+    return least
+
+
+def _estimate_shares(observed: Rows, noise: Rows, variances: Rows, counts: Rows) -> Rows:
+    """Return the share of each direction's variance that lies between classes, drawn to the mean share."""
+    sampling = float((1 / counts).mean())  # of the variance within classes, in the mean of a class's records
+    seen = ((observed**2 - noise).mean(axis=0) / variances - sampling) / max(1 - sampling, _LEAST_VARIANCE)
+    relative = noise.mean() / variances + sampling
+    weights = (relative + 0.3) ** -2.0
+    mean = float(np.clip((seen * weights).sum() / weights.sum(), *_MEAN_SHARES))
+    error = 2 / len(observed) * (relative + mean) ** 2
+    drawn = (seen * _SHARE_SPREAD**2 + mean * error) / (_SHARE_SPREAD**2 + error)
+    clipped: Rows = np.clip(drawn, *_SHARES)
+    return clipped
+
+
+def _find_covariance(found: ClassMeans) -> Rows:
+    """Return the covariance within classes: the public one, less most of that between the means."""
+    weights, variances = found.counts / found.counts.sum(), found.public.variances
+    apart = found.means - weights @ found.means
+    values, vectors = np.linalg.eigh(np.diag(variances) - _BETWEEN * (apart * weights[:, None]).T @ apart)
+    within: Rows = (vectors * np.maximum(values, _LEAST_VARIANCE * variances.mean())) @ vectors.T
+    return within
+
+
+_NAME = "discriminant"
+MOST_CLASSES = 4096
+MOST_PUBLICATIONS = 1_000_000
+_MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
+_LONGEST_WORDS = 1000  # characters of one text
+_LARGEST = {
+    "about": (_MOST_TEXT,),
+    "components": (MOST_FEATURES, MOST_FEATURES),
+    "offset": (MOST_FEATURES,),
+    "scale": (MOST_FEATURES,),
+    "reach": (1,),
+    "bounds": (2, MOST_FEATURES),
+    "weights": (MOST_CLASSES, MOST_FEATURES),
+    "biases": (MOST_CLASSES,),
+    "counts": (MOST_CLASSES,),
+}
+CLEAR = 5
+"""A class is learned well if it has this many times as many records as there is noise on their count."""
+BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
+_KINDS = {"U": str, "i": int, "f": float, "b": bool}
+
+
+@dataclass(frozen=True, eq=False)
+class PublicDiscriminant:
+    """A private discriminant, to be published: it holds no record and no account. Made by ``export()``.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (n_classes,)
+        Sorted.
+    guarantee : Guarantee
+        What holds for the private records, whoever has the model.
+    projection : Projection
+        Learned from public rows.
+    weights : ndarray of shape (n_classes, n_directions), float32
+    biases : ndarray of shape (n_classes,), float32
+    counts : ndarray of shape (n_classes,), float32
+        Noisy numbers of records, as they were released: negative where there is much noise.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from nearveil.private_knn import PrivateDiscriminant
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = PrivateDiscriminant(2.0, classes=range(10)).fit(X[:1000], y[:1000], public=X[1000:1500]).export()
+    >>> again = PublicDiscriminant.from_bytes(model.to_bytes())
+    >>> bool((again.predict(X[1500:]) == model.predict(X[1500:])).all())
+    True
+    """
+
+    classes: NDArray[Any]
+    guarantee: Guarantee
+    projection: ClassProjection = field(repr=False)
+    weights: NDArray[np.float32] = field(repr=False)
+    biases: NDArray[np.float32] = field(repr=False)
+    counts: NDArray[np.float32] = field(repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("classes", "weights", "biases", "counts"):
+            values = np.array(getattr(self, name), dtype=None if name == "classes" else np.float32, order="C")
+            values.setflags(write=False)
+            object.__setattr__(self, name, values)
+        n_classes = len(self.classes)
+        if not 1 <= n_classes <= MOST_CLASSES or self.classes.ndim != 1:
+            raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
+        shapes = [self.weights.shape, self.biases.shape, self.counts.shape]
+        if shapes != [(n_classes, self.projection.n_directions), (n_classes,), (n_classes,)]:
+            raise ModelError("weights, biases and counts must fit the classes and the projection")
+        if not all(np.isfinite(values).all() for values in (self.weights, self.biases, self.counts)):
+            raise ModelError("weights, biases and counts must be finite")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self).from_bytes, (self.to_bytes(),)
+
+    @property
+    def n_features(self) -> int:
+        """How many numbers a row has."""
+        return self.projection.n_features
+
+    @property
+    def model_id(self) -> str:
+        """A fingerprint of everything in the model, 32 hexadecimal digits."""
+        return fingerprint(*self._arrays().values())
+
+    @property
+    def noise_per_class(self) -> float:
+        """Standard deviation of the noise on each of `counts`, in records: that of the noise in the guarantee."""
+        (event,) = self.guarantee.events
+        noise = event.event.noise_multiplier * SENSITIVITY / math.sqrt(self.projection.sums_share)
+        return float(noise / COUNT_UNIT)
+
+    @property
+    def noisy_classes(self) -> NDArray[Any]:
+        """Classes with fewer than five times as many records as there is noise on their count, as far as is known."""
+        noisy: NDArray[Any] = self.classes[self.counts < CLEAR * self.noise_per_class]
+        return noisy
+
+    def decision_function(self, X: ArrayLike) -> Rows:
+        """Score rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes), or (n,) for two classes
+            Logarithms of the probabilities, up to a constant for each row; for two classes, the second's minus the
+            first's.
+        """
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if len(self.classes) == 2 else scores
+
+    def predict_proba(self, X: ArrayLike) -> Rows:
+        """Return the probability of each class, where all classes are equally common. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+        """
+        probabilities: Rows = softmax(self._scores(X), axis=1)
+        return probabilities
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        found: NDArray[Any] = self.classes[np.argmax(self._scores(X), axis=1)]
+        return found
+
+    def _scores(self, X: ArrayLike) -> Rows:
+        rows: Rows = check_array(X, dtype=np.float64, input_name="X")
+        if rows.shape[1] != self.n_features:
+            raise ValueError(f"X must have {self.n_features} features, as the model has; it has {rows.shape[1]}")
+        return self.projection.transform(rows) @ self.weights.T.astype(np.float64) + self.biases
+
+    def to_bytes(self) -> bytes:
+        """Return the model as bytes: numbers and JSON, no code. Whoever reads them needs nothing of yours.
+
+        Returns
+        -------
+        bytes
+        """
+        return Message(_NAME, self.model_id, self._arrays()).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a model. Nothing in the bytes is trusted, and sizes are checked before anything is read.
+
+        Parameters
+        ----------
+        data : bytes
+            As :meth:`to_bytes` made them.
+
+        Returns
+        -------
+        PublicDiscriminant
+
+        Raises
+        ------
+        MessageError
+            If they are not a model.
+        """
+        read = Message.from_bytes(data, _LARGEST)
+        if read.mechanism != _NAME:
+            raise ModelError("data is not a discriminant")
+        about = _parse_about(read["about"])
+        try:
+            model = cls(
+                classes=read_classes(about["classes"], about["kind"]),
+                guarantee=_read_guarantee(about["guarantee"]),
+                projection=_read_projection(read, int(about["n_features"])),
+                weights=_check_type(read["weights"], "<f4"),
+                biases=_check_type(read["biases"], "<f4"),
+                counts=_check_type(read["counts"], "<f4"),
+            )
+        except (KeyError, TypeError, OverflowError):
+            raise ModelError("data is not a discriminant: a part is missing or of another kind") from None
+        except ModelError:
+            raise
+        except ValueError as error:
+            raise ModelError(f"data is not a valid discriminant: {error}") from None
+        if model.model_id != read.public_id:
+            raise ModelError("data is not the model that it says it is")
+        return model
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file.
+
+        Parameters
+        ----------
+        path : str or path-like
+        """
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a model from a file, as :meth:`from_bytes` does.
+
+        Parameters
+        ----------
+        path : str or path-like
+
+        Returns
+        -------
+        PublicDiscriminant
+        """
+        return cls.from_bytes(Path(path).read_bytes())
+
+    def _arrays(self) -> dict[str, NDArray[Any]]:
+        projection = self.projection
+        about = {
+            "classes": list_classes(self.classes),
+            "kind": name_kind(self.classes),
+            "n_features": projection.n_features,
+            "guarantee": _list_guarantee_fields(self.guarantee),
+        }
+        arrays: dict[str, NDArray[Any]] = {
+            "about": np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8),
+            "offset": projection.offset.astype("<f8"),
+            "scale": projection.scale.astype("<f8"),
+            "reach": np.array([projection.reach], dtype="<f8"),
+            "weights": self.weights,
+            "biases": self.biases,
+            "counts": self.counts,
+        }
+        if projection.bounds is not None:
+            arrays["bounds"] = np.stack([projection.bounds.low, projection.bounds.high]).astype("<f8")
+        return arrays if projection.components is None else {**arrays, "components": projection.components}
+
+
+def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
+    """Refuse what no published model can hold: before anything is paid."""
+    check_words(unit)
+    if name_kind(classes) not in _KINDS:
+        raise ValueError("classes must be text or numbers")
+    labels = list_classes(classes)
+    read_classes(labels, name_kind(classes))
+    if len(json.dumps(labels)) > _MOST_TEXT // 2:
+        raise ValueError(f"classes must be at most {_MOST_TEXT // 2:,} bytes of text together")
+    if n_features > MOST_FEATURES:
+        raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
+
+
+def name_kind(classes: NDArray[Any]) -> str:
+    """Return the kind of labels, as a published model names it."""
+    kind = classes.dtype.kind
+    return {"u": "i", "O": "U"}.get(kind, kind)
+
+
+def list_classes(classes: NDArray[Any]) -> list[Any]:
+    """Return labels as values of JSON."""
+    return list(map(_KINDS[name_kind(classes)], classes.tolist()))
+
+
+def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
+    try:
+        about = json.loads(_check_type(values, "|u1").tobytes())
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict) or set(about) != {"classes", "kind", "n_features", "guarantee"}:
+        raise ModelError("data is not a discriminant: what it says about itself cannot be read")
+    return about
+
+
+def _check_type(values: NDArray[Any], kind: str) -> NDArray[Any]:
+    if values.dtype != np.dtype(kind):
+        raise ModelError("data is not a discriminant: numbers of another type")
+    return values
+
+
+def read_classes(labels: Any, kind: Any) -> NDArray[Any]:
+    """Return the labels of a published model, or raise a ModelError."""
+    expected = _KINDS.get(kind) if isinstance(kind, str) else None
+    if expected is None or not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
+        raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
+    if not all(type(label) is expected for label in labels):
+        raise ModelError("classes must be labels of one type")
+    if expected is str and not all(_is_showable(label) for label in labels):
+        raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters that print")
+    found = np.array(labels)
+    if found.dtype.kind != kind or len(np.unique(found)) != len(found):
+        raise ModelError("classes must be different labels")
+    return found
+
+
+def _is_showable(text: Any) -> bool:
+    """Return whether it is text that can be shown: no control characters, none that turn the direction of others."""
+    return isinstance(text, str) and len(text) <= _LONGEST_WORDS and text.isprintable()
+
+
+def _read_projection(read: Message, n_features: int) -> ClassProjection:
+    offset, scale, reach = (_check_type(read[name], "<f8") for name in ("offset", "scale", "reach"))
+    components = _check_type(read["components"], "<i2") if "components" in read.arrays else None
+    shape = (n_features, len(offset)) if components is None else components.shape
+    if offset.ndim != 1 or not len(offset) or scale.shape != offset.shape or reach.shape != (1,) or reach[0] <= 0:
+        raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
+    if shape != (n_features, len(offset)) or (components is None and n_features != len(offset)) or n_features < 1:
+        raise ModelError("projection must fit the number of features")
+    stored = _check_type(read["bounds"], "<f8") if "bounds" in read.arrays else None
+    bounds = None if stored is None else ColumnBounds.make(stored, n_features)
+    return ClassProjection(components, offset, scale, float(reach[0]), n_features, bounds)
+
+
+def _list_guarantee_fields(guarantee: Guarantee) -> dict[str, Any]:
+    (event,) = guarantee.events
+    return {
+        "epsilon": guarantee.epsilon,
+        "delta": guarantee.delta,
+        "unit": guarantee.unit,
+        "reason": guarantee.reason,
+        "source": guarantee.source,
+        "extra_delta": guarantee.extra_delta,
+        "noise_multiplier": event.event.noise_multiplier,
+        "publications": event.count,
+    }
+
+
+def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
+    """Return the guarantee that a model states; an accountant checks it against its events."""
+    publications, reason, unit = fields["publications"], fields["reason"], fields["unit"]
+    if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
+        raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
+    check_words(unit, reason)
+    return Guarantee(
+        epsilon=float(fields["epsilon"]),
+        delta=float(fields["delta"]),
+        protects="database",
+        unit=unit,
+        relation="add-remove",
+        basis=BASIS,
+        sound=not reason,
+        reason=reason,
+        events=(SelfComposedDpEvent(GaussianDpEvent(float(fields["noise_multiplier"])), publications),),
+        extra_delta=float(fields["extra_delta"]),
+        source=fields["source"],
+    )
+
+
+def check_words(*texts: Any) -> None:
+    """Refuse text of a published model that is too long, or that would not print as it is."""
+    if not all(map(_is_showable, texts)):
+        raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")

@@ -1,0 +1,767 @@
+"""What all voting estimators share: ballots, and how to pay, screen, pay and vote."""
+
+import json
+import math
+import re
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import ClassifierMixin
+from sklearn.metrics import accuracy_score
+from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils._param_validation import Interval
+from sklearn.utils.metaestimators import available_if
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nearveil.cluster import is_dask_array
+from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_positive
+from nearveil.privacy.events import VoteHistogram
+from nearveil.privacy.noise import Source
+from nearveil.private_knn.neighbors import Voters
+from nearveil.private_knn.plan import (
+    UNIT,
+    Ballot,
+    ClippedSums,
+    Kind,
+    NoiseWarning,
+    VotePlan,
+    Wish,
+    find_needed_votes,
+    make_plan,
+)
+from nearveil.private_knn.scaling import ColumnBounds
+from nearveil.private_knn.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
+
+T = TypeVar("T")
+
+# What scikit-learn says without quoting data. Of the others only the part before the first colon or line end, if known.
+_SAFE = re.compile(
+    r"Input [Xy] contains |Found array with (0|\d+) (sample|feature)|Found array with dim|Found input variables with "
+    r"inconsistent|X has \d+ features|Sparse data was passed|The feature names should match|y should be a 1d array|"
+    r"Input contains NaN|Unknown label type: |bad input shape|This \w+ estimator requires y to be passed|"
+    r"float\(\) argument must be "
+)
+_TRIMMED = ("Complex data not supported", "Expected 2D array, got 1D array instead", "Expected 2D array, got scalar")
+
+
+def run_shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
+    """Run a check on private input; where it fails, say why without a value.
+
+    Examples
+    --------
+    >>> run_shielded(float, "a private word")
+    Traceback (most recent call last):
+    ...
+    ValueError: X and y must hold real numbers of the right shape: what was found is not shown, since it is private
+    """
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The number of unique classes")  # tells of the labels
+        try:
+            return check(*arguments, **options)
+        except (TypeError, ValueError) as error:
+            kind, words = (TypeError if isinstance(error, TypeError) else ValueError), _clean(str(error))
+    raise kind(words)  # outside of the handler: the first error's context holds what must not be shown
+
+
+def check_records(columns: Any, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
+    """Let scikit-learn check private records; rows of a Dask array are checked where they lie, not here."""
+    if not is_dask_array(X):
+        X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, **options)
+        return X, y
+    _, y = run_shielded(validate_data, columns, np.zeros((X.shape[0], 1)), y, dtype=np.float64, **options)
+    columns.n_features_in_ = int(X.shape[1])
+    return X, y
+
+
+def _clean(words: str) -> str:
+    if _SAFE.match(words.partition("\n")[0]):
+        return words
+    for known in _TRIMMED:
+        if words.startswith(known):
+            return f"{known}: X must have a row for each record"
+    return "X and y must hold real numbers of the right shape: what was found is not shown, since it is private"
+
+
+Votes = Literal["classes", "soft", "binary", "nonnegative", "signed"]
+MULTILABEL = get_args(Kind)
+_AT_ONCE = 2**22  # votes that are gathered at a time
+_LEAST_CLIP = 0.001  # below which rounding to units would distort the weights
+
+
+@dataclass(frozen=True)
+class Labels:
+    """One class for each record."""
+
+    codes: NDArray[np.int64] = field(repr=False)  # numbers of the classes; the last, for nobody, is beyond them
+    n_classes: int
+
+    @property
+    def most_agreeing(self) -> int:
+        """How many records the largest class has."""
+        return int(np.bincount(self.codes[:-1], minlength=1).max())
+
+    def count(self, voters: Voters) -> NDArray[np.int64]:
+        """Count the votes of each query for each class, shape (n_queries, n_classes)."""
+        bins = self.n_classes + 1
+        keys = self.codes[voters] + bins * np.arange(len(voters))[:, None]
+        counts = np.bincount(keys.ravel(), minlength=bins * len(voters))
+        return counts.reshape(len(voters), bins)[:, : self.n_classes].astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A vote of several parts for each record, in units."""
+
+    units: NDArray[np.int64] = field(repr=False)  # the last row, of nobody, is zero
+    weight_scale: float | None = None  # factor of the last column, the records' weights; None without that column
+
+    @property
+    def most_agreeing(self) -> int:
+        """How many records there are."""
+        return len(self.units) - 1
+
+    def count(self, voters: Voters) -> NDArray[np.int64]:
+        """Sum the votes on each query, shape (n_queries, size)."""
+        size = self.units.shape[1]
+        sums = np.zeros((len(voters), size), dtype=np.int64)
+        step = max(1, _AT_ONCE // max(1, voters.shape[1] * size))
+        for start in range(0, len(voters), step):
+            sums[start : start + step] = self.units[voters[start : start + step]].sum(axis=1)
+        return sums
+
+
+def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
+    """Return the classes, the votes of all records and what is released of them.
+
+    `y` must be as it was given: an array made of it hides that labels are of several types.
+    """
+    y = run_shielded(column_or_1d, _check_types(y), warn=True)
+    run_shielded(check_classification_targets, y)
+    known = np.unique(y) if classes is None else check_classes(classes)
+    try:
+        codes = np.searchsorted(known, y)
+        inside = known[np.minimum(codes, len(known) - 1)] == y
+    except TypeError:
+        inside = np.array([False])
+    if not np.all(inside):
+        raise ValueError("y holds a label that is not in classes: the list must be complete, and public")
+    return known, Labels(np.append(codes, len(known)), len(known)), Ballot(VoteHistogram, len(known))
+
+
+def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:
+    """Return the same for rows of weights that sum to at most 1."""
+    rows = _check_rows(y)
+    if np.any(rows < 0) or np.any(rows.sum(axis=1) > 1 + 1e-6):
+        raise ValueError("y must hold weights of at least 0 that sum to at most 1 in each row")
+    known = _check_columns(rows, classes)
+    # A sum that rounding lifted above 1 is scaled back; rounding towards zero never lengthens.
+    rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1.0)
+    return known, _make_weights(rows), Ballot(VoteHistogram, len(known), unit=UNIT, whole=False)
+
+
+def make_label_votes(
+    y: ArrayLike, classes: ArrayLike | None, clip: float | None, kind: Kind
+) -> tuple[NDArray[Any], Weights, Ballot]:
+    """Return the same for votes on many labels, each record's scaled down to L1 norm `clip`."""
+    rows = _check_rows(y)
+    if clip is None:
+        raise ValueError("clip must be given: how many labels one record may vote for (the supplement's tau)")
+    if not _LEAST_CLIP <= check_positive(clip, "clip") <= 1 / UNIT:
+        raise ValueError("clip must be from 0.001 to a million")
+    if kind == "binary" and not np.all((rows == 0) | (rows == 1)):
+        raise ValueError('y must hold 0 and 1 alone for votes="binary"')
+    if kind == "nonnegative" and np.any(rows < 0):
+        raise ValueError('y must not be negative for votes="nonnegative"')
+    known = _check_columns(rows, classes)
+    if kind == "signed":
+        norms = np.abs(rows).sum(axis=1, keepdims=True)
+        votes = _make_weights(rows * (clip / np.maximum(norms, clip)))
+    else:
+        votes = _weigh_labels(rows, float(clip), kind)
+    event = ClippedSums(float(clip), kind)
+    return known, votes, Ballot(event, votes.units.shape[1], unit=UNIT, whole=False, screened=False)
+
+
+def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights:
+    """Multiply each row by its weight, at most 1, and append the weight times a public scale.
+
+    The scale is the largest at which the weights cost nothing: with them, one record in and one out still change the
+    sums by the sensitivity of the votes alone (``docs/theory/private-knn.md``, Theorem 11; attacked by
+    ``tests/private_knn/test_labels.py``).
+    The weight is rounded first, and the votes are multiplied by the rounded weight.
+    """
+    sizes = rows.sum(axis=1, keepdims=True)
+    if kind == "binary":
+        largest, lengths = math.sqrt(max(clip, 1.0)), np.maximum(sizes, 1.0) / clip
+    else:
+        largest, lengths = clip, np.maximum(sizes / clip, (rows**2).sum(axis=1, keepdims=True) / clip**2)
+    steps = math.floor(largest / UNIT)
+    weights = np.floor(steps / np.maximum(lengths, 1.0))
+    units = np.hstack([_make_weights(rows * (weights / steps)).units, np.append(weights, [[0]], axis=0)])
+    return Weights(units.astype(np.int64), weight_scale=steps * UNIT)
+
+
+def check_classes(classes: ArrayLike) -> NDArray[Any]:
+    """Return the public list of classes, sorted."""
+    given = np.asarray(_check_types(classes, "classes"))
+    known = np.unique(given)
+    if given.ndim != 1 or len(known) == 0 or len(known) != len(given):
+        raise ValueError("classes must be a list of different labels")
+    return np.asarray(known)
+
+
+def check_public_rows(public: ArrayLike, X: ArrayLike) -> None:
+    """Refuse public rows that share memory with the private ones. A comparison of values would depend on records."""
+    if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):
+        raise ValueError(
+            "public must not be X, or a part of it: what is learned from public rows is published without noise. "
+            "Give rows that anybody may see"
+        )
+
+
+def _check_types(y: Any, name: str = "y") -> Any:
+    """Refuse labels of several types: NumPy turns all into one, so one record's label changes the others'.
+
+    An array of objects is returned as a list, so that NumPy finds the type of its labels.
+    """
+    if hasattr(y, "dtype") and y.dtype != object:
+        return y
+    listed = np.asarray(y).tolist() if hasattr(y, "dtype") else y
+    labels = np.array(listed, dtype=object).ravel().tolist()
+    kinds = {np.asarray(one).dtype.kind for one in {type(label): label for label in labels}.values()}
+    if len(kinds) > 1 or not kinds >= {np.asarray(listed).dtype.kind}:
+        raise ValueError(f"{name} must hold labels of one type, such as text alone or whole numbers alone")
+    return listed
+
+
+def _check_rows(y: ArrayLike) -> NDArray[np.float64]:
+    rows: NDArray[np.float64] = run_shielded(check_array, y, dtype=np.float64, input_name="y")
+    if np.max(np.abs(rows), initial=0.0) > 1 / UNIT:
+        raise ValueError("y must lie within a million of 0: larger votes are clipped anyway")
+    return rows
+
+
+def _check_columns(rows: NDArray[np.float64], classes: ArrayLike | None) -> NDArray[Any]:
+    known = np.arange(rows.shape[1]) if classes is None else np.asarray(classes)
+    if known.ndim != 1 or len(known) != rows.shape[1] or len(np.unique(known)) != len(known):
+        raise ValueError("classes must name the columns of y, each once")
+    return known
+
+
+def _make_weights(rows: NDArray[np.float64]) -> Weights:
+    units = np.trunc(rows / UNIT).astype(np.int64)
+    return Weights(np.vstack([units, np.zeros((1, rows.shape[1]), dtype=np.int64)]))
+
+
+Progress = Callable[[int], None]
+"""Called with how many queries were finished since the last call."""
+
+
+@dataclass(frozen=True)
+class VoteTally:
+    """What the private records say about a batch of queries. Never leaves the estimator."""
+
+    sums: NDArray[np.int64]  # of the votes of one sample; the first axis is the queries'
+    largest: NDArray[np.float64] | None  # the max-vote of another sample, where there is a screening
+
+    def __repr__(self) -> str:
+        return "VoteTally(private)"
+
+
+@dataclass(frozen=True)
+class PollTerms:
+    """What a fit settles before it looks at who votes."""
+
+    columns: "VotingEstimator"  # empty but for the number, and perhaps the names, of the columns of queries
+    plan: VotePlan
+    guarantee: Guarantee
+    source: Source
+    spending: Spending
+    bounds: ColumnBounds | None = None  # queries are scaled by them, as the records were
+
+
+@dataclass(frozen=True, eq=False)
+class Poll(ABC):
+    """Everything that a fit made: the records, what may be asked of them, and who pays. It never changes.
+
+    A new fit replaces it as a whole, and answers read it once: rows, labels, noise and caps of two fits never meet.
+    """
+
+    terms: PollTerms
+
+    @abstractmethod
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
+        """Count the votes on each query, a batch at a time."""
+
+    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Release the votes on queries that were paid for."""
+        return self.terms.plan.votes.release(sums, self.terms.source)
+
+    gain: ClassVar[float] = 1.0  # how far one voter moves a released sum
+
+    @abstractmethod
+    def count_agreeing(self) -> tuple[float, str]:
+        """Return how many voters can agree at most, and what they are called. Private where these are records."""
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The public attributes of an estimator that holds this poll, besides its columns."""
+        return {"plan_": self.terms.plan}
+
+    def check_queries(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return queries that have the columns of the records, scaled as these are."""
+        queries: NDArray[np.float64] = validate_data(self.terms.columns, X, dtype=np.float64, reset=False)
+        return queries if self.terms.bounds is None else self.terms.bounds.scale(queries)
+
+    def ask(
+        self, queries: NDArray[np.float64], progress: Progress | None
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return which queries are answered, and the noisy sums of their votes."""
+        plan, spending = self.terms.plan, self.terms.spending
+        spending.assert_open()
+        spending.assert_affordable(len(queries))
+        if plan.screening is None:
+            paid = spending.take("answered", len(queries))
+            released = [self.release(tally.sums) for tally in self._count(queries[:paid], progress)]
+            return np.arange(paid), np.concatenate(released) if released else np.zeros((0, plan.size))
+        paid = spending.take("screened", len(queries))
+        if not paid:  # somebody else has taken the last
+            return np.arange(0), np.zeros((0, plan.size))
+        tallies = list(self._count(queries[:paid], progress))
+        largest = np.concatenate([tally.largest for tally in tallies if tally.largest is not None])
+        passed = np.flatnonzero(plan.screening.toss(largest, self.terms.source))
+        # Whether a query passed is public from here on; so is how many votes are paid for.
+        chosen = passed[: spending.take("answered", len(passed))]
+        return chosen, self.release(np.concatenate([tally.sums for tally in tallies])[chosen])
+
+    def _count(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
+        for tally in self.count_votes(queries):
+            yield tally
+            if progress is not None:
+                progress(len(tally.sums))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(private)"
+
+
+def _warn_of_noise(poll: Poll) -> None:
+    """Warn the owner of the records, before anything is paid, that answers can only be noise. Nothing stores it."""
+    plan, (agreeing, voters) = poll.terms.plan, poll.count_agreeing()
+    needed = find_needed_votes(plan, poll.gain)
+    if agreeing < needed:
+        warnings.warn(
+            f"only noise is to be expected: {plan.n_neighbors:,} voters are wanted, an answer needs {needed:,} of them "
+            f"that agree (noise {plan.vote_noise:.3g}), and {voters}. Give a larger epsilon, a smaller max_answered, "
+            "or more records or teachers",
+            NoiseWarning,
+            stacklevel=3,
+        )
+
+
+class AnsweredScore(NamedTuple):
+    """How good answers are, and how many queries were answered at all.
+
+    Attributes
+    ----------
+    score : float
+        Of the answered queries alone: accuracy of a classifier, R^2 of a regressor. NaN where none was answered.
+    answered : float
+        Share of the queries that were answered.
+
+    Examples
+    --------
+    >>> result = AnsweredScore(score=0.9, answered=0.5)
+    >>> f"{result.score:.0%} of the answers are right; {result.answered:.0%} of the queries were answered"
+    '90% of the answers are right; 50% of the queries were answered'
+    """
+
+    score: float
+    answered: float
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class VotingEstimator(PayingEstimator, ABC):
+    """Queries answered by votes of private records, up to caps fixed beforehand in `plan_`.
+
+    Subclasses say what is voted on (`Ballot`) and how votes are counted (`Poll`).
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **PayingEstimator._parameter_constraints,
+        "max_answered": [Interval(Integral, 1, None, closed="left")],
+        "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
+    }
+
+    max_answered: int = 1000
+    vote_noise: float | None = None
+    plan_: VotePlan = field(init=False)
+    _poll: Poll = field(init=False)
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Keep the private records, and fix what may be asked about them.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
+            images by a network: ``extractor.extract(images, row_exact=True)``.
+        y : array-like of shape (n,) or (n, n_classes)
+            Private. Classes, weights of classes, or numbers, which are clipped to their bounds.
+
+        Returns
+        -------
+        VotingEstimator
+            This estimator.
+        """
+        self._warn_of_search()
+        poll = self._snapshot()._make_poll(X, y)
+        self._poll = poll
+        _warn_of_noise(poll)
+        return self._show(poll.terms.columns, **poll.shown)
+
+    @abstractmethod
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> Poll:
+        """Return a poll of these records. Called on a copy of the parameters that nobody else has."""
+
+    def _make_wish(self, **settled: Any) -> Wish:
+        """Return what the parameters ask for; what is `settled` is no parameter, or another than the user's."""
+        names = {known.name for known in fields(Wish)} & set(self.get_params(deep=False))
+        return Wish(**{**{name: getattr(self, name) for name in names}, **settled})
+
+    def _plan(self, ballot: Ballot, wish: Wish, *, inferred: bool = False) -> tuple[VotePlan, Guarantee]:
+        """Return the plan and its guarantee; `inferred` says whether the classes are read from the labels."""
+        plan, unit = make_plan(wish, ballot), name_inferred_unit(self.unit) if inferred else self.unit
+        return plan, plan.guarantee(wish.delta, unit=unit, source=self._source)
+
+    def _terms(
+        self, columns: Self, plan: VotePlan, guarantee: Guarantee, bounds: ColumnBounds | None = None
+    ) -> PollTerms:
+        """Find who pays, and open the caps there: the last thing of a fit that may fail."""
+        account = find_account(self.ledger, self.account, plan, guarantee)
+        return PollTerms(columns, plan, guarantee, self._source, open_spending(account, plan, guarantee), bounds)
+
+    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """Score the answered queries alone; see :meth:`score_answered`, which says how many they are.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        y : array-like of shape (n_queries,)
+        sample_weight : array-like of shape (n_queries,), optional
+
+        Returns
+        -------
+        float
+        """
+        return self.score_answered(X, y, sample_weight).score
+
+    def score_answered(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> AnsweredScore:
+        """Score the answered queries, and say what share of all they are. Every query is paid for, as by `predict`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+            Public queries.
+        y : array-like of shape (n_queries,)
+            Their true labels or values. They are not protected.
+        sample_weight : array-like of shape (n_queries,), optional
+
+        Returns
+        -------
+        AnsweredScore
+        """
+        truth = np.asarray(y)
+        weights = None if sample_weight is None else np.asarray(sample_weight)
+        check_consistent_length(X, truth, weights)  # before anything is paid
+        predictions, answered = self._predict_answered(X)
+        if not answered.any():
+            return AnsweredScore(math.nan, 0.0)
+        chosen = None if weights is None else weights[answered]
+        return AnsweredScore(self._measure(truth[answered], predictions[answered], chosen), float(np.mean(answered)))
+
+    @abstractmethod
+    def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        """Return a prediction for each query, and which of them were answered."""
+
+    @abstractmethod
+    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
+        """Return the score of predictions."""
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of everything answered so far and of everything that the caps still allow.
+
+        How many queries pass the screening depends on the records, and when a caller stops may depend on the answers.
+        So what happened to be asked is no ground for a smaller figure; the caps are. With an account they are counted
+        in its ledger, so all copies of the estimator together keep this one guarantee.
+        """
+        check_is_fitted(self)
+        return self._poll.terms.guarantee
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What was answered. All of it is public.
+
+    Attributes
+    ----------
+    labels : ndarray of shape (n_queries,) or (n_queries, n_classes)
+        Classes, or zeros and ones for many labels; the abstain label where a query was declined.
+    answered : ndarray of bool, shape (n_queries,)
+    votes : ndarray of shape (n_queries, n_classes)
+        The noisy counts that decided; NaN where a query was declined.
+    weight : ndarray of shape (n_queries,), optional
+        The noisy sum of the voters' weights, for votes "binary" and "nonnegative": a label is given where its votes
+        are more than half of it.
+
+    Examples
+    --------
+    >>> Answers(np.array([1, -1]), np.array([True, False]), np.array([[0.2, 9.1], [np.nan, np.nan]])).labels
+    array([ 1, -1])
+    """
+
+    labels: NDArray[Any]
+    answered: NDArray[np.bool_]
+    votes: NDArray[np.float64]
+    weight: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ClassPoll(Poll):
+    """A poll about classes."""
+
+    classes: NDArray[Any]
+    abstain_label: int | str
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        return {**super().shown, "classes_": self.classes}
+
+    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
+        """Return the answers from noisy sums, shape (n_answered, plan.size)."""
+        votes = np.full((len(answered), self.terms.plan.size), np.nan)
+        votes[answered] = released
+        return Answers(self.labels(votes, answered), answered, votes)
+
+    def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the class that won each vote, or the abstain label."""
+        if self.classes.dtype.kind == "b" and answered.all():
+            return np.asarray(self.classes[np.argmax(votes, axis=1)])
+        labels = np.full(len(votes), self.abstain_label, dtype=object)
+        labels[answered] = self.classes[np.argmax(votes[answered], axis=1)]
+        common = np.result_type(self.classes, np.asarray(self.abstain_label))
+        keeps_kind = common.kind == self.classes.dtype.kind or common.kind not in "fi"
+        return labels.astype(common) if keeps_kind else labels
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
+    """Queries answered by the class that wins a vote."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **VotingEstimator._parameter_constraints,
+        "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
+        "threshold": [Real, None],
+        "max_screened": [Interval(Integral, 0, None, closed="left"), None],
+        "classes": ["array-like", range, None],
+        "abstain_label": [Integral, str, None],
+    }
+
+    screening_noise: float | None = None
+    threshold: float | None = None
+    max_screened: int | None = None
+    classes: Sequence[Any] | NDArray[Any] | None = None
+    abstain_label: int | str | None = None
+    classes_: NDArray[Any] = field(init=False)
+    _poll: ClassPoll = field(init=False)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Answer public queries, or decline. The call is paid for before anything is released.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+            Public. In their order, until a cap is reached; the rest is declined.
+
+        Returns
+        -------
+        ndarray of shape (n_queries,) or (n_queries, n_classes)
+            See :class:`Answers`.
+
+        Raises
+        ------
+        ExhaustedError
+            Where a cap was reached before this call.
+        """
+        return self.answer(X).labels
+
+    score = VotingEstimator.score  # the mixin's counts declined queries as wrong
+
+    def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+        answers = self.answer(X)
+        return answers.labels, answers.answered
+
+    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
+        # Through lists: in an array of objects, scikit-learn does not see of what type labels are.
+        return float(accuracy_score(np.array(truth.tolist()), np.array(values.tolist()), sample_weight=weights))
+
+    @available_if(lambda self: getattr(self, "votes", "classes") in ("classes", "soft"))  # type: ignore[untyped-decorator]
+    def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Answer public queries as `predict` does, for the same price, with each class's share of the noisy votes.
+
+        Negative counts count as none. The shares follow from votes that are released anyway, so :meth:`answer` gives
+        them and the labels at the price of one.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+
+        Returns
+        -------
+        ndarray of shape (n_queries, n_classes)
+            Rows sum to 1; NaN where a query was declined.
+        """
+        votes = np.maximum(self.answer(X).votes, 0.0)
+        sums = votes.sum(axis=1, keepdims=True)
+        with np.errstate(invalid="ignore"):
+            shares: NDArray[np.float64] = np.where(sums == 0, 1 / votes.shape[1], votes / sums)
+        return shares
+
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+        """Answer public queries, as `predict` does, and show the noisy votes that decided.
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        progress : callable, optional
+            Called with how many queries were counted since the last call.
+
+        Returns
+        -------
+        Answers
+        """
+        check_is_fitted(self)
+        poll = self._poll
+        queries = poll.check_queries(X)
+        rows, released = poll.ask(queries, progress)
+        answered = np.zeros(len(queries), dtype=np.bool_)
+        answered[rows] = True
+        return poll.make_answers(released, answered)
+
+    def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
+        """Answer one public query under a key, for good: the same key gives the same votes again, for nothing.
+
+        The query is paid for before its votes are counted, and its noisy votes are in the ledger before they are
+        returned. So they are the same after a crash, in another process, and whatever became of the records.
+
+        Parameters
+        ----------
+        x : array-like of shape (d,)
+            Public. A key that was answered before is answered as it was, whatever `x` is now.
+        key : str
+            Public: it is kept in the clear.
+        client : str, optional
+            Whose quota pays as well. A key belongs to the client who used it first.
+
+        Returns
+        -------
+        Answers
+            Of one query.
+
+        Raises
+        ------
+        OverBudgetError
+            If the account or the quota cannot pay; nothing was spent.
+        ExhaustedError
+            If `max_answered` is reached.
+        KeySpentError
+            If the key was paid for and no votes were stored: whoever paid died, or is still counting.
+        KeyConflictError
+            If the key was used for something else, or by another client.
+
+        Examples
+        --------
+        >>> import tempfile
+        >>> from sklearn.datasets import load_digits
+        >>> from nearveil.private_knn import PrivateKNeighborsClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     voter = PrivateKNeighborsClassifier(
+        ...         4.0, max_answered=5, max_screened=0, classes=range(10), ledger=folder + "/budget.db", account="x"
+        ...     ).fit(X[:1500], y[:1500])
+        ...     first, again = voter.answer_once(X[1500], "first"), voter.answer_once(X[1500], "first")
+        >>> np.array_equal(first.votes, again.votes)
+        True
+        """
+        check_is_fitted(self)
+        poll = self._poll
+        if poll.terms.plan.screening is not None:
+            raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
+        if np.ndim(x) != 1:
+            raise ValueError("x must be one row")
+        query = poll.check_queries(np.asarray(x)[None])
+        with poll.terms.spending.take_once(key, client) as debit:
+            if debit.message is None:
+                (tally,) = poll.count_votes(query)
+                debit.store(encode_votes(poll.classes, poll.release(tally.sums)))
+            released = decode_votes(debit.message or b"", poll.classes, poll.terms.plan.size)
+        return poll.make_answers(released, np.ones(1, dtype=np.bool_))
+
+    def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
+        """Return what stands for no answer: a label of the classes' kind that is none of them."""
+        labels = classes.tolist()
+        named = isinstance(labels[0], str)
+        label = self.abstain_label
+        if label is None:
+            label = _choose_abstain_label(labels)
+        if isinstance(label, str) != named:
+            kind = "a text" if named else "a whole number"
+            raise ValueError(f"abstain_label must be {kind}, as the classes are: labels of one kind can be compared")
+        if label in labels:
+            raise ValueError("abstain_label must not be a class: choose a label that no record has")
+        return label
+
+
+def _choose_abstain_label(classes: list[Any]) -> int | str:
+    """Return a label of the classes' kind that is none of them.
+
+    Examples
+    --------
+    >>> _choose_abstain_label([0, 1]), _choose_abstain_label([-1, 1]), _choose_abstain_label(["", "declined"])
+    (-1, -2, 'declined_')
+    """
+    if not isinstance(classes[0], str):
+        return -1 if -1 not in classes else math.floor(min(classes)) - 1
+    label = "" if "" not in classes else "declined"
+    while label in classes:
+        label += "_"
+    return label
+
+
+def encode_votes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:
+    """Return the noisy sums of one query, with the classes, as they are kept: JSON, floats to the last bit."""
+    told = {"classes": [str(name) for name in classes.tolist()], "votes": votes[0].tolist()}
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+def decode_votes(message: bytes, classes: NDArray[Any], size: int) -> NDArray[np.float64]:
+    """Return what :func:`encode_votes` wrote, shape (1, size)."""
+    try:
+        told = json.loads(message)
+        votes = np.array([told["votes"]], dtype=np.float64)
+        fits = told["classes"] == [str(name) for name in classes.tolist()] and votes.ndim == 2
+    except (ValueError, TypeError, KeyError):
+        fits = False
+    if fits and votes.shape == (1, len(classes)) and size > len(classes):
+        raise ValueError("key was answered by an older nearveil, without the sum of the weights: use a new key")
+    if not fits or votes.shape != (1, size):
+        raise ValueError("key was answered for other classes: classes must stay as they were")
+    return votes

@@ -1,0 +1,490 @@
+"""The nearest private records of a query, in an order that query and record alone decide, and who of them votes.
+
+The order is by integer squared distance, then by row number: see :class:`IntegerRows`. Since
+``|x - y|^2 = |x|^2 - (2 x.y - |y|^2)``, the nearest records of x are those of the largest score ``2 x.y - |y|^2``,
+and with one more column a score is one entry of a matrix product. All its partial sums are exact in float32, so
+the engines cannot differ, whatever their blocks, threads and devices. What differs is their speed
+(``docs/results/votes-speed.md``).
+"""
+
+import hashlib
+import importlib.util
+import math
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from sklearn.utils._param_validation import Interval, StrOptions
+from threadpoolctl import ThreadpoolController
+
+from nearveil.cluster import SpreadRows, is_dask_array
+from nearveil.privacy.noise import Source
+from nearveil.private_knn.plan import PoissonSample
+from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
+
+LONGEST = 2364
+"""No rounded row is longer. ``3 * LONGEST**2`` is 16,765,488, below ``2**24`` by 11,728."""
+MOST_FEATURES = 2**20
+_GRID = 2.0**16
+_CHUNK = 2**15  # numbers at a time: they stay in the cache
+
+
+@dataclass(frozen=True)
+class IntegerRows:
+    """Rounding of rows to integers, one row at a time.
+
+    A row is scaled to norm one, or by ``1 / feature_norm`` and to norm one where it is longer; then it is multiplied by
+    ``LONGEST - sqrt(n_features) / 2`` and rounded. Every step is element by element in IEEE arithmetic, a maximum, or a
+    sum of integers: the result depends on the row and on public parameters alone, not on other rows or the machine.
+
+    Every partial sum of 2 x.y - |y|^2 of rounded rows is a whole number below 2^24 in magnitude, so float32 holds it
+    exactly, in any blocking and on any device: Theorem 3 of ``docs/theory/private-knn.md``, attacked by
+    ``tests/private_knn/test_search.py::test_no_rounded_row_is_too_long``.
+    """
+
+    n_features: int
+    feature_norm: float | None = None  # a public bound, never taken from the private rows
+
+    def __post_init__(self) -> None:
+        """Refuse parameters that no row can be rounded with."""
+        if not 1 <= self.n_features <= MOST_FEATURES:
+            raise ValueError(f"rows must have 1 to {MOST_FEATURES:,} features; reduce their number before the search")
+        if self.feature_norm is not None and not (self.feature_norm > 0 and math.isfinite(self.feature_norm)):
+            raise ValueError("feature_norm must be a positive, finite number, or None for rows of norm one")
+
+    def round(self, rows: ArrayLike, *, name: str = "rows") -> NDArray[np.int16]:
+        """Round rows, which errors call `name`: finite numbers of any real type and any magnitude."""
+        given = _check_rows(rows, self.n_features, name)
+        rounded = np.empty(given.shape, dtype=np.int16)
+        step = max(1, _CHUNK // self.n_features)
+        for start in range(0, len(given), step):
+            chunk = slice(start, start + step)
+            with np.errstate(over="ignore", under="ignore"):  # wide types may overflow here, tiny rows below
+                rounded[chunk] = self._round_chunk(given[chunk].astype(np.float64), name)
+        return rounded
+
+    def _round_chunk(self, rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
+        peaks = np.maximum(rows.max(axis=1, keepdims=True), -rows.min(axis=1, keepdims=True))
+        if not np.isfinite(peaks).all():
+            raise ValueError(f"{name} must be finite: they hold NaN or infinity")
+        peaks[peaks == 0] = 1
+        grid = np.rint(rows / peaks * _GRID)
+        # A sum of at most 2^20 integers of at most 2^32 each is exact in float64, in any order.
+        lengths = np.maximum(np.sqrt(np.vecdot(grid, grid)), 1)[:, None]
+        if self.feature_norm is not None:
+            lengths = np.maximum(lengths, self.feature_norm / peaks * _GRID)
+        radius = LONGEST - math.sqrt(self.n_features) / 2
+        rounded: NDArray[np.float64] = np.rint(grid * (radius / lengths))
+        return rounded
+
+
+def _check_rows(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
+    given = np.asarray(rows)
+    if given.ndim != 2 or given.shape[1] != n_features:
+        raise ValueError(f"{name} must have shape (n, {n_features}), one row each; got shape {given.shape}")
+    if not (np.issubdtype(given.dtype, np.floating) or np.issubdtype(given.dtype, np.integer) or given.dtype == bool):
+        raise ValueError(f"{name} must be real numbers; got {given.dtype}")
+    return given
+
+
+SearchEngine = Literal["auto", "numpy", "faiss", "torch", "cuda"]
+Ids = NDArray[np.int32]
+Floats = NDArray[np.float32]
+
+SCORE_BYTES: Final = 2**28
+"""No engine holds more scores at a time than fit into this."""
+_MOST_QUERIES: Final = 1024  # in a batch; more are not faster
+_HOST_BLOCK: Final = 128  # queries a worker multiplies at once: enough for a fast product, few enough for the cache
+_GROUP: Final = 16  # queries selected at once: their places fit into the cache, and threads seldom meet in Python
+_SAMPLE: Final = 2000  # scores that the threshold of a row is guessed from
+_BLAS: Final = ThreadpoolController().select(user_api="blas")
+_ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would restore each other's limits
+
+
+class NeighborSearch:
+    """Exact search among private rows, maybe none, in a total order. All engines give the same answer.
+
+    Rows longer than `feature_norm`, a public bound, are scaled down to it; None scales each to norm one. "auto" is
+    "cuda" where torch finds a device, else "numpy". Blocks of a Dask array are searched where they lie.
+    """
+
+    def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:
+        given: Any = rows if is_dask_array(rows) else np.asarray(rows)
+        if given.ndim != 2:
+            raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")
+        self.n_rows, self.n_features = given.shape
+        if self.n_rows >= 2**31:
+            raise ValueError("rows must be fewer than 2^31, so that a row number fits into 32 bits")
+        self._integers = IntegerRows(self.n_features, feature_norm)
+        self.engine = _choose_engine("numpy" if is_dask_array(rows) else engine)
+        self._engine: _Engine = (
+            _SpreadEngine(SpreadRows.of(given, private=True), self._integers)
+            if is_dask_array(rows)
+            else _ENGINES[self.engine](_make_table(np.asarray(given), self._integers))
+        )
+
+    def nearest(self, queries: ArrayLike, length: int) -> Ids:
+        """Find the nearest `length` records of every query, nearest first; of equal ones the smaller row number."""
+        batches = list(self.batches(queries, length))
+        if not batches:
+            return np.empty((0, min(length, self.n_rows)), dtype=np.int32)
+        return batches[0][1] if len(batches) == 1 else np.vstack([ids for _, ids in batches])
+
+    def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
+        """Yield which queries, and what `nearest` gives for them, a batch at a time in bounded memory."""
+        if length < 1:
+            raise ValueError("length must be at least 1")
+        return self._batches(self._integers.round(queries, name="queries"), min(length, self.n_rows))
+
+    def _batches(self, integers: NDArray[np.int16], length: int) -> Iterator[tuple[slice, Ids]]:
+        step = _find_batch_length(self.n_rows)
+        for start in range(0, len(integers), step):
+            batch = slice(start, min(start + step, len(integers)))
+            if length == 0:
+                yield batch, np.empty((batch.stop - start, 0), dtype=np.int32)
+                continue
+            doubled = np.ones((batch.stop - start, self.n_features + 1), dtype=np.float32)
+            np.multiply(integers[batch], 2, out=doubled[:, :-1], casting="unsafe", dtype=np.float32)
+            yield batch, self._engine.search(doubled, length)
+
+
+class _Engine(Protocol):
+    """Finds the rows of the largest scores, for a batch of queries."""
+
+    def search(self, queries: Floats, length: int) -> Ids: ...
+
+
+def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
+    """Return rounded rows with minus their squared lengths behind them."""
+    rounded = integers.round(rows)
+    table = np.empty((len(rounded), integers.n_features + 1), dtype=np.float32)
+    table[:, :-1] = rounded
+    table[:, -1] = -np.einsum("ij,ij->i", rounded, rounded, dtype=np.int64)
+    return table
+
+
+class _SpreadEngine:
+    """Searches blocks of a Dask array where they lie; the row numbers of the nearest of all blocks come back.
+
+    A block that has changed since the beginning is refused: labels belong to the rows as they were.
+    """
+
+    def __init__(self, rows: SpreadRows, integers: IntegerRows) -> None:
+        self._rows, self._integers = rows, integers
+        digests = rows.map(_check_block, integers, stage="checking private records")
+        self._digests = {some.start: digest for some, digest in zip(rows.cuts, digests, strict=True)}
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        shared = (queries, length, self._integers, self._digests)
+        found: Ids = self._rows.reduce(
+            _search_block, _join_nearest, *shared, finish=_drop_scores, stage="searching private records"
+        )
+        return found
+
+
+def _check_block(rows: NDArray[Any], integers: IntegerRows) -> bytes:
+    integers.round(rows)
+    return _hash_block(rows)
+
+
+def _hash_block(rows: NDArray[Any]) -> bytes:
+    small = np.ascontiguousarray(rows)
+    return hashlib.blake2b(small.tobytes(), key=f"{small.dtype.str}{small.shape}".encode()).digest()
+
+
+_Nearest: TypeAlias = tuple[Ids, NDArray[np.float32]]
+
+
+def _search_block(
+    rows: NDArray[Any], first: int, queries: Floats, length: int, integers: IntegerRows, digests: dict[int, bytes]
+) -> _Nearest:
+    """Return the nearest rows of a block, whose first row has the number `first`, and their scores, which are exact."""
+    if _hash_block(rows) != digests[first]:
+        raise ValueError("the rows of this block are not those that were fitted: call fit again with rows that stay")
+    table = _make_table(rows, integers)
+    if not len(table):
+        return np.empty((len(queries), 0), np.int32), np.empty((len(queries), 0), np.float32)
+    ids = _NumpyEngine(table).search(queries, min(length, len(table)))
+    scores = np.stack([table[its] @ query for its, query in zip(ids, queries, strict=True)])
+    none = np.full((len(ids), length - ids.shape[1]), -np.inf, np.float32)  # merged lists are of one length
+    places = np.pad(ids + np.int32(first), ((0, 0), (0, none.shape[1])), constant_values=-1)
+    return places, np.concatenate([scores, none], axis=1)
+
+
+def _join_nearest(one: _Nearest, other: _Nearest) -> _Nearest:
+    """Return the nearest of two blocks: by score, then by row number."""
+    ids, scores = (np.concatenate(both, axis=1) for both in zip(one, other, strict=True))
+    order = np.lexsort((ids, -scores), axis=1)[:, : max(one[0].shape[1], other[0].shape[1])]
+    return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
+
+def _drop_scores(found: _Nearest) -> Ids:
+    ids, _ = found
+    return ids
+
+
+class _NumpyEngine:
+    """Products by NumPy; of a row of scores only those above a guessed threshold are sorted."""
+
+    def __init__(self, table: Floats) -> None:
+        self._table = table
+        # Where the sample lies decides how long a search takes, never what it finds. A stride would not do: the
+        # digits of MNIST come in a rhythm.
+        self._sample = np.sort(np.random.default_rng(0).permutation(len(table))[:_SAMPLE])
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        ids = np.empty((len(queries), length), dtype=np.int32)
+
+        def work(first: int, last: int, block: int) -> None:
+            # Fresh memory costs as much as the selection, so that all blocks of a worker share one buffer.
+            buffer = np.empty((min(block, last - first), len(self._table)), dtype=np.float32)
+            for start in range(first, last, block):
+                part = slice(start, min(start + block, last))
+                scores = np.matmul(queries[part], self._table.T, out=buffer[: part.stop - start])
+                _assert_exact(scores[0, :8], queries[start], self._table[:8])
+                for group in range(0, len(scores), _GROUP):
+                    ids[part][group : group + _GROUP] = _find_largest(
+                        scores[group : group + _GROUP], length, self._sample
+                    )
+
+        with _ALONE:
+            # Who limits BLAS (OMP_NUM_THREADS, threadpoolctl) limits the search: as many workers as BLAS has threads.
+            threads = max((library["num_threads"] for library in _BLAS.info()), default=1)
+            workers = min(threads, len(queries))
+            block = max(1, min(_HOST_BLOCK, _find_batch_length(len(self._table)) // workers))
+            bounds = np.linspace(0, len(queries), workers + 1).astype(int).tolist()
+            with _BLAS.limit(limits=threads // workers), ThreadPoolExecutor(workers) as pool:
+                list(pool.map(work, bounds[:-1], bounds[1:], [block] * workers))
+        return ids
+
+
+class _FaissEngine:
+    """FAISS's own search; rows whose last place is tied are done again by the way that sees all scores."""
+
+    def __init__(self, table: Floats) -> None:
+        self._again = _NumpyEngine(table)
+        self._table = table
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        import faiss
+
+        wanted = min(length + 1, len(self._table))
+        scores, found = faiss.knn(queries, self._table, wanted, metric=faiss.METRIC_INNER_PRODUCT)
+        _assert_exact(scores[0, :8], queries[0], self._table[found[0, :8]])
+        order = np.lexsort((found, -scores), axis=1)[:, :length]
+        ids: Ids = np.take_along_axis(found, order, axis=1).astype(np.int32)
+        if wanted > length:
+            tied = np.flatnonzero(scores[:, length - 1] == scores[:, length])
+            if len(tied):
+                ids[tied] = self._again.search(queries[tied], length)
+        return ids
+
+
+class _TorchEngine:
+    """Products and selection by torch, on the host or on a CUDA device."""
+
+    def __init__(self, table: Floats, device: str) -> None:
+        import torch
+
+        self._device = device
+        self._table = torch.from_numpy(table).to(device)
+        self._numbers = torch.arange(len(table), device=device)
+
+    def search(self, queries: Floats, length: int) -> Ids:
+        import torch
+
+        n = len(self._table)
+        wanted = min(length + 1, n)
+        with torch.inference_mode():
+            asked = torch.from_numpy(queries).to(self._device)
+            with _keep_float32(self._device):
+                scores = asked @ self._table.T
+            _assert_exact(scores[0, :8].float().cpu().numpy(), queries[0], self._table[:8].cpu().numpy())
+            keys = torch.sort(self._keys(*torch.topk(scores, wanted, dim=1, sorted=False)), dim=1).values
+            ids = (keys[:, :length] % n).int()
+            if wanted > length:
+                tied = torch.nonzero(keys[:, length - 1] // n == keys[:, length] // n)[:, 0]
+                # Keys and what makes them take several times the memory of scores: eight parts keep the bound.
+                for part in torch.split(tied, max(1, _find_batch_length(n) // 8)):
+                    unique = self._keys(scores[part], self._numbers)
+                    ids[part] = (torch.topk(unique, length, dim=1, largest=False).values % n).int()
+            found: Ids = ids.cpu().numpy()
+        return found
+
+    def _keys(self, scores: Any, numbers: Any) -> Any:
+        """Return integers in the total order: no two records of a query have the same."""
+        return (LONGEST**2 - scores.long()) * len(self._table) + numbers
+
+
+_ENGINES: Final[dict[str, Callable[[Floats], _Engine]]] = {
+    "numpy": _NumpyEngine,
+    "faiss": _FaissEngine,
+    "torch": lambda table: _TorchEngine(table, "cpu"),
+    "cuda": lambda table: _TorchEngine(table, "cuda"),
+}
+
+
+def _choose_engine(engine: str) -> str:
+    """Return the engine to take, or say why it cannot be taken."""
+    if engine not in get_args(SearchEngine):
+        raise ValueError(f"engine must be one of {', '.join(get_args(SearchEngine))}")
+    if engine in {"numpy", "faiss"}:
+        return engine
+    has_torch = importlib.util.find_spec("torch") is not None
+    if not has_torch and engine != "auto":
+        raise ValueError(f'engine "{engine}" needs torch: install the extra nearveil[torch], or take engine="auto"')
+    if engine == "torch" or not has_torch:
+        return "torch" if has_torch else "numpy"
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if engine == "cuda":
+        raise ValueError('engine "cuda" finds no CUDA device here: take engine="auto"')
+    return "numpy"
+
+
+def _find_batch_length(n_rows: int) -> int:
+    """Return how many queries have their scores in memory at once."""
+    return max(1, min(_MOST_QUERIES, SCORE_BYTES // (4 * max(1, n_rows))))
+
+
+def _find_largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return where the `length` largest of each row of at most 128 rows are: by score, then by place.
+
+    All places at or above a guessed threshold are kept. Too low a guess costs time only; too high a one is corrected.
+    """
+    m, n = scores.shape
+    thresholds = _guess_thresholds(scores, length, sample)
+    places, bounds = _find_places(scores, thresholds)
+    short = np.diff(bounds) < length
+    if short.any():
+        thresholds[short] = np.partition(scores[short], n - length, axis=1)[:, n - length]
+        places, bounds = _find_places(scores, thresholds)
+    # A distance has 25 bits, a row 7: two stable passes over 16 bits each. NumPy sorts these by radix, four times
+    # as fast as whole numbers. Places rise, so that equal distances stay in their order.
+    distances = (LONGEST**2 - scores.ravel()[places].astype(np.int32)).astype(np.uint32)
+    rows = np.repeat(np.arange(m, dtype=np.uint32), np.diff(bounds))
+    order = np.lexsort((distances.astype(np.uint16), (rows << 9 | distances >> 16).astype(np.uint16)))
+    first = order[bounds[:-1, None] + np.arange(length)]
+    found: NDArray[np.int64] = places[first] - n * np.arange(m)[:, None]
+    return found
+
+
+def _guess_thresholds(scores: Floats, length: int, sample: NDArray[np.int64]) -> Floats:
+    """Return for each row what its `length` largest scores are probably not below."""
+    expected = length * len(sample) / scores.shape[1]
+    rank = len(sample) - int(expected + 4 * np.sqrt(expected) + 1)  # four standard deviations: one miss in 30,000
+    if rank < 0:
+        return np.full(len(scores), -np.inf, dtype=np.float32)
+    guessed: Floats = np.partition(scores[:, sample], rank, axis=1)[:, rank]
+    return guessed
+
+
+def _find_places(scores: Floats, thresholds: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the flat places of scores at or above the threshold of their row, and where each row begins."""
+    places = np.flatnonzero(scores >= thresholds[:, None])
+    return places, np.searchsorted(places, np.arange(len(scores) + 1) * scores.shape[1])
+
+
+def _assert_exact(scores: Floats, query: Floats, rows: Floats) -> None:
+    """Stop if a product was not made in true float32; its last column is too long for any shorter format."""
+    if not np.array_equal(scores, rows.astype(np.float64) @ query.astype(np.float64)):
+        raise RuntimeError("products on this machine are less exact than float32: switch off TF32 and bfloat16 modes")
+
+
+@contextmanager
+def _keep_float32(device: str) -> Iterator[None]:
+    """Keep torch from multiplying in fewer bits; its settings are as before afterwards."""
+    import torch
+
+    host: Any = torch.backends.mkldnn  # torch's own annotations do not know its `matmul`
+    backends = torch.backends.cuda.matmul, host.matmul
+    before = [backend.fp32_precision for backend in backends]
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(device, enabled=False))
+        for backend, precision in zip(backends, before, strict=True):
+            stack.callback(setattr, backend, "fp32_precision", precision)
+            backend.fp32_precision = "ieee"
+        yield
+
+
+Voters = NDArray[np.int32]
+
+NOBODY = -1
+"""Stands where a sample holds fewer records than may vote."""
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class SearchParameters:
+    """Parameters of estimators that search."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
+        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "bounds": ["array-like", None],
+        "engine": [StrOptions(set(get_args(SearchEngine)))],
+    }
+
+    n_neighbors: int | None = None
+    sampling_rate: float = 1.0
+    feature_norm: float | None = None
+    bounds: ArrayLike | None = None
+    engine: SearchEngine = "auto"
+
+    def _make_search(self, rows: Any) -> tuple[NeighborSearch, ColumnBounds | None]:
+        """Return a search of the rows, and the bounds that queries are scaled by as the rows are.
+
+        Rows within bounds are compared by distance: none is longer than the corner of the box.
+        """
+        if not is_dask_array(rows):
+            warn_of_scaled_rows(rows, stacklevel=5)
+        bounds, norm = None, self.feature_norm
+        if self.bounds is not None:
+            bounds = ColumnBounds.make(self.bounds, rows.shape[1])
+            rows, norm = bounds.scale(rows), math.sqrt(rows.shape[1]) if norm is None else norm
+        return NeighborSearch(rows, feature_norm=norm, engine=self.engine), bounds
+
+
+def draw_voters(
+    search: NeighborSearch,
+    queries: NDArray[np.float64],
+    sample: PoissonSample,
+    n_neighbors: int,
+    source: Source,
+    *,
+    draws: int,
+) -> Iterator[list[Voters]]:
+    """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NOBODY`.
+
+    The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the full
+    order (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_coins.py``).
+    Where a list is too short for its
+    coins it is lengthened; the coins stay.
+    """
+    most = min(n_neighbors, search.n_rows)  # no sample keeps more
+    for rows, ids in search.batches(queries, sample.list_length(most)):
+        coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]
+        voters = [_look_up(search, queries[rows], ids, ranks) for ranks in coins]
+        yield voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one look
+
+
+def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]) -> Voters:
+    listed, n_rows = ids.shape[1], search.n_rows
+    voters = np.full(ranks.shape, NOBODY, dtype=np.int32)
+    there = ranks < listed
+    voters[there] = np.take_along_axis(ids, np.where(there, ranks, 0), axis=1)[there] if listed else NOBODY
+    wanted = np.minimum(ranks[:, -1] + 1, n_rows)
+    short = np.flatnonzero(wanted > listed)
+    if len(short):
+        voters[short] = _look_up(
+            search, queries[short], search.nearest(queries[short], int(wanted[short].max())), ranks[short]
+        )
+    return voters

@@ -1,0 +1,538 @@
+"""Noise for votes, and plans: what may be asked, with how much noise, at what cost; fixed before the first query."""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from numpy.typing import NDArray
+from scipy.special import ndtr
+from scipy.stats import binom
+
+from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.checks import check_count, check_delta, check_finite, check_positive, check_rate
+from nearveil.privacy.events import ClippedVotes, LaplaceNoisyMax, NoisyScreening, split_event
+from nearveil.privacy.guarantee import count_events, find_epsilon
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    LaplaceNoise,
+    Source,
+    Table,
+    add_noise,
+    analytic_gaussian_scale,
+    look_up,
+    make_alias_table,
+)
+from nearveil.progress import show_spinner
+
+_BITS = 320  # of weights while a table is made
+_REACH = 4095  # a longer gap starts anew behind the table: coins have no memory
+_LEAST_RATE = 2.0**-20
+_FAILURE = 1e-12  # probability that a list of neighbours is too short
+_DELTA_PER_GAP = 2.0**-100  # tables are within 2^-240 of the truth, and epsilon is at most 64
+
+
+@dataclass(frozen=True)
+class PoissonSample:
+    """Keep every record with probability `rate`, independently: the sampler and its accounting event in one."""
+
+    rate: float  # from 2^-20 to 1. At 1 all records are kept, no coin is tossed and nothing is amplified
+
+    def __post_init__(self) -> None:
+        """Validate the rate."""
+        if check_rate(self.rate) < _LEAST_RATE:
+            raise ValueError(f"sampling_rate must be at least {_LEAST_RATE:.1e}")
+
+    def event(self, mechanism: DpEvent) -> DpEvent:
+        """Return what happens when a mechanism runs on one fresh sample."""
+        return mechanism if self.rate == 1 else PoissonSampledDpEvent(self.rate, mechanism)
+
+    def extra_delta(self, n_neighbors: int) -> float:
+        """Return what the finite table adds to delta for one sample."""
+        return 0.0 if self.rate == 1 else (n_neighbors + 1) * _DELTA_PER_GAP
+
+    def ranks(self, n_queries: int, n_neighbors: int, source: Source) -> NDArray[np.int64]:
+        """Draw, for each query afresh, the first `n_neighbors` ranks that its sample keeps; 0 is the nearest's."""
+        if self.rate == 1:
+            return np.broadcast_to(np.arange(n_neighbors), (n_queries, n_neighbors))
+        table, count = _make_gap_table(self.rate), n_queries * n_neighbors
+        gaps = look_up(table, source.words(count), source)
+        longer = np.flatnonzero(gaps == _REACH)
+        while len(longer):
+            more = look_up(table, source.words(len(longer)), source)
+            gaps[longer] += more
+            longer = longer[more == _REACH]
+        return np.cumsum(gaps.reshape(n_queries, n_neighbors) + 1, axis=1) - 1
+
+    def list_length(self, n_neighbors: int) -> int:
+        """Return how many neighbours to list, so that the sample wants more with a probability below `_FAILURE`.
+
+        That is no part of the guarantee: a list that runs out is lengthened, and its coins are kept.
+        """
+        if self.rate == 1:
+            return n_neighbors
+        log_odds = -math.log(_FAILURE)
+        # Chernoff's bound is long enough; the exact length lies below it.
+        low, high = (
+            n_neighbors - 1,
+            math.ceil((n_neighbors + log_odds + math.sqrt(log_odds**2 + 2 * n_neighbors * log_odds)) / self.rate),
+        )
+        while high - low > 1:
+            middle = (low + high) // 2
+            short = binom.cdf(n_neighbors - 1, middle, self.rate) >= _FAILURE
+            low, high = (middle, high) if short else (low, middle)
+        return high
+
+
+@lru_cache(maxsize=16)
+def _make_gap_table(rate: float) -> Table:
+    """Return the table of how many records are left out before the next that is kept; the last cell means "more"."""
+    keep = int(Fraction(rate) * (1 << _BITS))  # whole: a rate from 2^-20 has no bit below 2^-72
+    leave, weight = (1 << _BITS) - keep, keep
+    weights, rest = [], 1 << _BITS
+    for _ in range(_REACH):
+        weights.append(weight)
+        weight = weight * leave >> _BITS
+        rest = rest * leave >> _BITS
+    return make_alias_table([*weights, rest])
+
+
+UNIT = 2.0**-20
+"""What a vote that is not whole is rounded to, towards zero, so that sums of votes are exact."""
+
+_TOSS = 2.0**-51  # total variation between a toss and the coin that the accountant composes, generously
+_DELTA_PER_VALUE = 2.0**-100  # as nearveil.privacy.noise states for its tables
+_FINEST = 2.0**-16  # the noise's grid, as a share of its scale
+_ROUNDING_VARIANCE = 7  # in grid steps squared: what rounding takes of Gaussian noise (docs/theory/noise.md, Theorem 3)
+
+
+@dataclass(frozen=True)
+class Screening:
+    """Say whether the votes of a fresh sample agree: max-vote + N(0, noise^2) >= threshold.
+
+    A coin is tossed with the probability that the accountant composes, to the last bit of a double: there is no noise
+    whose low bits could leak more (``docs/theory/private-knn.md``;
+    attacked by ``tests/private_knn/test_mechanisms.py``).
+    Where votes are not `whole`, 0 or 1, the event is the Gaussian mechanism's.
+    """
+
+    sample: PoissonSample
+    noise: float  # standard deviation
+    threshold: float
+    n_neighbors: int  # the largest max-vote
+    whole: bool = True
+
+    @cached_property
+    def event(self) -> DpEvent:
+        """What one screening is charged as."""
+        screening = NoisyScreening(self.noise, self.threshold, self.n_neighbors)
+        return self.sample.event(screening if self.whole else screening.gaussian)
+
+    def extra_delta(self, epsilon: float) -> float:
+        """Return what finite precision adds to the delta of a guarantee of `epsilon`, for one screening."""
+        return (1 + math.exp(min(max(epsilon, 3.0), 64.0))) * _TOSS + self.sample.extra_delta(self.n_neighbors)
+
+    def toss(self, max_votes: NDArray[np.float64], source: Source) -> NDArray[np.bool_]:
+        """Return who passes."""
+        score = (max_votes - self.threshold) / self.noise
+        # The rarer outcome's probability has all its digits; 2^64 times it is a whole number of words, rounded down.
+        rare = np.ldexp(ndtr(-np.abs(score)), 64).astype(np.uint64)
+        return np.asarray((source.words(len(score)) < rare) == (score < 0))
+
+
+@dataclass(frozen=True)
+class NoisySums:
+    """Release sums over the voters of a fresh sample with noise on each."""
+
+    sample: PoissonSample
+    mechanism: DpEvent  # the event of one release, without the sampling; it knows the sensitivity
+    noise: float  # standard deviation of Gaussian noise, or the scale of Laplace noise
+    n_neighbors: int
+    unit: float = 1.0  # sums are whole multiples of it; a power of two
+
+    @cached_property
+    def event(self) -> DpEvent:
+        """What one release is charged as."""
+        return self.sample.event(self.mechanism)
+
+    def extra_delta(self, size: int) -> float:
+        """Return what finite tables add to delta for one release of `size` sums."""
+        return size * _DELTA_PER_VALUE + self.sample.extra_delta(self.n_neighbors)
+
+    def check(self) -> None:
+        """Raise where noise of this scale cannot be sampled."""
+        try:
+            self._noise(1)
+        except (ValueError, OverflowError):
+            raise ValueError("vote_noise cannot be sampled: it must lie between 1e-250 and 1e12") from None
+
+    def release(self, sums: NDArray[np.int64], source: Source) -> NDArray[np.float64]:
+        """Add noise to sums, which are in units, all at once."""
+        if sums.size == 0:
+            return np.zeros(sums.shape)
+        return add_noise(sums * self.unit, self._noise(sums.size), source=source)
+
+    def _noise(self, size: int) -> GaussianNoise | LaplaceNoise:
+        # Sums lie on the grid, so rounding moves nothing; only what it takes of Gaussian noise is made up for.
+        grid = min(self.unit, math.ldexp(1.0, math.floor(math.log2(check_positive(self.noise, "noise") * _FINEST))))
+        if isinstance(self.mechanism, LaplaceNoisyMax):
+            return LaplaceNoise(sensitivity=self.unit, scale=self.noise, size=size, grid=grid)
+        scale = math.hypot(self.noise, math.sqrt(_ROUNDING_VARIANCE) * grid) * (1 + 2.0**-45)
+        noise = GaussianNoise(sensitivity=self.unit, scale=scale, size=size, grid=grid)
+        if noise.effective_scale < self.noise:
+            raise ArithmeticError("vote_noise: the noise would be smaller than its guarantee states; release nothing")
+        return noise
+
+
+_THRESHOLD = 0.6  # of the voters, as published
+_SCREENING = 2.0  # screening noise for each unit of vote noise: a quarter of the voters, as published
+_SCREENED = 1.5  # screenings for each answer
+_LARGEST_EPSILON = 64.0  # up to which what samplers add to delta is proved
+_LARGEST_SCREENED = 12.0  # the same with screenings, whose coins are off by 2^-51
+_LEAST_DELTA = 1e-12
+_MOST_NEIGHBORS = 10**6  # that are chosen by themselves
+_MOST_SCREENED = 20_000  # whose exact composition is computed, step by step; more are charged as Gaussian mechanisms
+_GUESSES = 24
+_LOG = logging.getLogger(__name__)
+_CLOSE = 1e-3  # how near to its budget a calibrated plan comes
+
+
+Kind = Literal["binary", "nonnegative", "signed"]
+Part = Literal["screened", "answered"]
+
+
+@dataclass(frozen=True)
+class GaussianSums:
+    """Sums of a known L2 sensitivity."""
+
+    sensitivity: float
+
+    def __call__(self, noise: float) -> DpEvent:
+        """Return the event of a release with this noise."""
+        return GaussianDpEvent(noise / self.sensitivity)
+
+
+@dataclass(frozen=True)
+class ClippedSums:
+    """Votes on many labels, each voter's clipped to an L1 norm."""
+
+    clip: float
+    votes: Kind
+
+    def __call__(self, noise: float) -> DpEvent:
+        """Return the event of a release with this noise."""
+        return ClippedVotes(noise, self.clip, self.votes)
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """What is released when a query is voted on. Equal ballots have equal events, so that they share a calibration.
+
+    `neighbors` is the number of voters for each unit of vote noise, where it is calibrated: a vote of two thirds
+    against one third is then won by 1.9 standard deviations.
+    """
+
+    event: Callable[[float], DpEvent]
+    size: int  # how many values are released
+    unit: float = 1.0  # sums are whole multiples of it
+    whole: bool = True  # whether votes are 0 or 1
+    screened: bool = True  # whether there is a largest vote that a screening could ask about
+    neighbors: float = 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class VotePlan:
+    """Everything that may happen to a database, however the queries are chosen, and what it costs."""
+
+    n_neighbors: int  # how many of the sample vote
+    screening: Screening | None
+    max_screened: int  # at most so many queries are screened
+    votes: NoisySums
+    max_answered: int  # at most so many are voted on
+    size: int  # how many values a vote releases
+
+    @property
+    def sampling_rate(self) -> float:
+        """Chance of a record to be in a sample."""
+        return self.votes.sample.rate
+
+    @property
+    def screening_noise(self) -> float | None:
+        """Standard deviation of the noise on the max-vote; None without screening."""
+        return None if self.screening is None else self.screening.noise
+
+    @property
+    def threshold(self) -> float | None:
+        """What the noisy max-vote must reach; None without screening."""
+        return None if self.screening is None else self.screening.threshold
+
+    @property
+    def vote_noise(self) -> float:
+        """Noise on each sum of votes."""
+        return self.votes.noise
+
+    @cached_property
+    def parts(self) -> dict[Part, DpEvent]:
+        """What one query is charged as: when it is screened, and when it is answered."""
+        screened: dict[Part, DpEvent] = {} if self.screening is None else {"screened": self.screening.event}
+        return {**screened, "answered": self.votes.event}
+
+    @property
+    def caps(self) -> dict[Part, int]:
+        """How many queries may be screened and answered."""
+        caps: dict[Part, int] = {"screened": self.max_screened, "answered": self.max_answered}
+        return {part: caps[part] for part in self.parts}
+
+    @property
+    def events(self) -> tuple[tuple[DpEvent, int], ...]:
+        """Everything that may happen, and how often."""
+        return tuple((event, self.caps[part]) for part, event in self.parts.items())
+
+    @property
+    def _repeated(self) -> tuple[DpEvent, ...]:
+        return tuple(SelfComposedDpEvent(event, count) for event, count in self.events)
+
+    def extra_delta(self, epsilon: float) -> float:
+        """Return what samplers of finite precision add to the delta of a guarantee of `epsilon`."""
+        votes = self.max_answered * self.votes.extra_delta(self.size)
+        return votes if self.screening is None else votes + self.max_screened * self.screening.extra_delta(epsilon)
+
+    def epsilon(self, delta: float) -> float:
+        """Return what all of it costs: screenings by Bellman's equation, votes by PLD, convolved.
+
+        Holds for any order, any number of calls and queries chosen along the way, because the caps are fixed
+        (``docs/theory/accounting.md``, Theorem 5; attacked by ``tests/private_knn/test_plan.py``).
+
+        Returns: Infinity where nothing is guaranteed.
+
+        Examples
+        --------
+        >>> from nearveil.privacy.events import VoteHistogram
+        >>> sample = PoissonSample(0.15)
+        >>> mnist = VotePlan(
+        ...     n_neighbors=300, screening=Screening(sample, 75.0, 180.0, 300), max_screened=1000,
+        ...     votes=NoisySums(sample, VoteHistogram(25.0), 25.0, 300), max_answered=735, size=10,
+        ... )
+        >>> f"{mnist.epsilon(1e-5):.4f}"
+        '0.8711'
+        """
+        check_delta(delta)
+        spent, guess = count_events(self._repeated), 3.0
+        for _ in range(8):
+            extra = self.extra_delta(guess)
+            cost = find_epsilon(spent, delta - extra) if extra < delta else math.inf
+            if cost <= guess:
+                return cost
+            if cost > _LARGEST_EPSILON:
+                return math.inf
+            guess = 1.01 * cost
+        return math.inf
+
+    def guarantee(self, delta: float, *, unit: str, source: Source) -> Guarantee:
+        """Return the guarantee of everything that may happen.
+
+        `unit`: What one record is.
+        `source`: Where the coins come from.
+        """
+        epsilon = self.epsilon(delta)
+        name = "PLD of all votes" if self.screening is None else "Bellman's equation for screenings, PLD for votes"
+        return Guarantee(
+            epsilon=epsilon,
+            delta=delta,
+            protects="database",
+            unit=unit,
+            relation="add-remove",
+            basis=Basis(f"{name}, up to caps fixed beforehand", "docs/theory/private-knn.md"),
+            events=self._repeated,
+            extra_delta=min(self.extra_delta(epsilon), delta),
+        ).with_source(source)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a user asked for; None is calibrated."""
+
+    epsilon: float | None
+    delta: float
+    max_answered: int
+    n_neighbors: int | None = None
+    sampling_rate: float = 1.0
+    screening_noise: float | None = None
+    threshold: float | None = None
+    max_screened: int | None = None  # 0 for no screening
+    vote_noise: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate parameters, and that they do not contradict each other."""
+        if check_delta(self.delta) < _LEAST_DELTA:
+            raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: the coins of some screenings cost as much")
+        check_count(self.max_answered, "max_answered", least=1)
+        PoissonSample(self.sampling_rate)
+        for name in ("epsilon", "screening_noise", "vote_noise"):
+            if getattr(self, name) is not None:
+                check_positive(getattr(self, name), name)
+        if self.epsilon is not None and self.epsilon > _LARGEST_EPSILON:
+            raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}: beyond that nothing is guaranteed")
+        if self.n_neighbors is not None:
+            check_count(self.n_neighbors, "n_neighbors", least=1)
+        if self.threshold is not None:
+            check_finite(self.threshold, "threshold")
+        if self.max_screened is not None:
+            check_count(self.max_screened, "max_screened")
+
+    @property
+    def _about_screening(self) -> dict[str, float | None]:
+        return {"screening_noise": self.screening_noise, "threshold": self.threshold}
+
+    @property
+    def screened(self) -> int:
+        """How many queries may be screened, where any are."""
+        return math.ceil(_SCREENED * self.max_answered) if self.max_screened is None else self.max_screened
+
+    @property
+    def screens(self) -> bool:
+        """Whether queries are screened: unless `max_screened` is 0, or noise was given for the votes alone."""
+        given = [name for name, value in self._about_screening.items() if value is not None]
+        if self.max_screened == 0:
+            if given:
+                raise ValueError(f"{given[0]} must not be given where max_screened is 0: nothing is screened")
+            return False
+        if self.vote_noise is None:
+            return True
+        if not given and self.max_screened is None:
+            return False
+        missing = [name for name, value in self._about_screening.items() if value is None]
+        if missing:
+            raise ValueError(f"{missing[0]} must be given: vote_noise is, so nothing is calibrated")
+        return True
+
+
+_CLEAR_VOTES = 2.0  # voters that agree, for each unit of vote noise: fewer are noise
+
+
+class NoiseWarning(UserWarning):
+    """Answers are expected to be mostly noise. One that says "for you alone" depends on the records."""
+
+
+def find_needed_votes(plan: VotePlan, gain: float = 1.0) -> int:
+    """Return how many voters must agree before an answer is more than noise. It follows from public figures alone.
+
+    `gain` is how far one voter moves a released sum.
+    """
+    passes = plan.n_neighbors / 2 if plan.threshold is None else plan.threshold
+    return math.ceil(max(passes, _CLEAR_VOTES * plan.vote_noise / gain))
+
+
+def check_epsilon_given(epsilon: float | None, alternative: str = "") -> float:
+    """Return epsilon, or raise: nobody but the owner of the records can choose it."""
+    if epsilon is None:
+        raise ValueError(
+            f"epsilon must be given{alternative}: it says how much all answers together may tell about one record. "
+            "1 is strong, 8 is weak"
+        )
+    return epsilon
+
+
+def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
+    """Return the plan of a wish, at most ``wish.epsilon``, and at least 0.999 of it where it was calibrated."""
+    if not ballot.screened and (wish.max_screened or any(v is not None for v in wish._about_screening.values())):
+        raise ValueError("max_screened must be 0 or None here: these votes have no largest one to screen")
+    screens = ballot.screened and wish.screens
+    if wish.vote_noise is not None:
+        plan = _plan_at(wish, ballot, screens, wish.vote_noise)
+        plan.votes.check()  # noise that cannot be sampled is refused before anything is paid
+        if wish.epsilon is not None and (cost := plan.epsilon(wish.delta)) > wish.epsilon:
+            raise ValueError(
+                f"vote_noise is too small: the plan costs epsilon {cost:.4g} at delta {wish.delta:g}, more than the "
+                f"{wish.epsilon:g} that is allowed; leave it out to have it calibrated"
+            )
+        return plan
+    target = check_epsilon_given(wish.epsilon, " (or the noise itself, vote_noise)")
+    if screens and target > _LARGEST_SCREENED:
+        raise ValueError(
+            f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "
+            "and coins tossed in double precision do not bear it; max_screened=0 screens nothing"
+        )
+    plan = _plan_at(wish, ballot, screens, _calibrate(wish, ballot, target))
+    plan.votes.check()
+    return plan
+
+
+@lru_cache(maxsize=64)
+def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
+    """Return the least vote noise, up to a thousandth, at which the plan costs `target`."""
+    screens = ballot.screened and wish.screens
+    if not screens:
+        return _search_noise(wish, ballot, target, screens=False)
+    text = f"Calibrating the noise of {wish.screened:,} screenings and {wish.max_answered:,} votes, once"
+    _LOG.info(text)
+    with show_spinner(text):
+        return _search_noise(wish, ballot, target, screens=True)
+
+
+def _search_noise(wish: Wish, ballot: Ballot, target: float, *, screens: bool) -> float:
+    """Search the noise by the prices of a few guesses."""
+
+    def cost(noise: float) -> float:
+        return _plan_at(wish, ballot, screens, noise).epsilon(wish.delta)
+
+    noise, slope = _guess_noise(wish, ballot, screens, target), -1.0
+    fixed = _plan_at(wish, ballot, screens, noise).screening if wish.screening_noise is not None else None
+    screenings = [] if fixed is None else [SelfComposedDpEvent(fixed.event, wish.screened)]
+    if find_epsilon(count_events(screenings), wish.delta) > target:
+        raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
+    known: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
+    for _ in range(_GUESSES):
+        price = cost(noise)
+        if (1 - _CLOSE) * target <= price <= target:
+            return noise
+        known.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
+        if len(known) > 1 and known[-1][0] != known[-2][0]:
+            slope = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
+        # Cost falls about like 1 / noise. Aim at the middle of what is near enough, and never leap.
+        leap = (known[-1][1] + _CLOSE / 2) / -min(slope, -0.2)
+        noise *= math.exp(min(max(leap, -1.5), 1.5))
+    safe = [logarithm for logarithm, surplus in known if surplus <= 0]
+    if not safe:
+        raise ValueError("epsilon cannot be reached: raise it, or lower max_answered")
+    return math.exp(min(safe)) * (1 + 2.0**-40)
+
+
+def _guess_noise(wish: Wish, ballot: Ballot, screens: bool, target: float) -> float:
+    """Return the noise that a Gaussian mechanism without sampling would need, times the sampling rate."""
+    plan = _plan_at(wish, ballot, screens, 1.0)
+    leaf, times = split_event(plan.votes.mechanism)[0]
+    squares = plan.max_answered * times / leaf.noise_multiplier**2
+    if plan.screening is not None and wish.screening_noise is None:
+        squares += plan.max_screened / plan.screening.noise**2
+    multiplier = analytic_gaussian_scale(1.0, min(target, 60.0), max(wish.delta, 1e-15))
+    return float(multiplier * math.sqrt(squares) * wish.sampling_rate)
+
+
+def _plan_at(wish: Wish, ballot: Ballot, screens: bool, noise: float) -> VotePlan:
+    """Return the plan with this vote noise."""
+    sample = PoissonSample(wish.sampling_rate)
+    voters = wish.n_neighbors or min(math.ceil(ballot.neighbors * noise), _MOST_NEIGHBORS)
+    screening, screened = None, 0
+    if screens:
+        screening = Screening(
+            sample,
+            _SCREENING * noise if wish.screening_noise is None else wish.screening_noise,
+            _THRESHOLD * voters if wish.threshold is None else wish.threshold,
+            voters,
+            ballot.whole and wish.screened <= _MOST_SCREENED and voters <= _MOST_NEIGHBORS,
+        )
+        screened = wish.screened
+    return VotePlan(
+        n_neighbors=voters,
+        screening=screening,
+        max_screened=screened,
+        votes=NoisySums(sample, ballot.event(noise), noise, voters, ballot.unit),
+        max_answered=wish.max_answered,
+        size=ballot.size,
+    )

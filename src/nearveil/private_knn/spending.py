@@ -1,0 +1,293 @@
+"""Who counts: caps that no call passes, and the account that pays before anything is released."""
+
+import os
+import sys
+import threading
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, ClassVar, Self
+
+from dp_accounting import DpEvent
+from sklearn.base import BaseEstimator, _clone_parametrized
+from sklearn.utils._param_validation import HasMethods, Interval
+
+from nearveil.errors import NearveilError
+from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
+from nearveil.ledger.account import find_plan_cost, open_budget
+from nearveil.ledger.budget import UnpricedError, check_samplers
+from nearveil.privacy import Guarantee
+from nearveil.privacy.events import split_event
+from nearveil.privacy.noise import Source, secure_source
+from nearveil.private_knn.plan import Part, VotePlan
+from nearveil.storage import parse_url, without_secrets
+
+
+class ExhaustedError(NearveilError, RuntimeError):
+    """All queries of the plan are used up; nothing more is answered."""
+
+
+class Spending(ABC):
+    """What a fitted estimator may still do. All its copies share it, or may do nothing."""
+
+    @abstractmethod
+    def left(self) -> dict[Part, int]:
+        """Return how many queries may still be screened and answered."""
+
+    @abstractmethod
+    def take(self, part: Part, wanted: int) -> int:
+        """Pay for up to `wanted` queries and return for how many."""
+
+    @abstractmethod
+    def take_once(self, key: str, client: str | None) -> Debit:
+        """Pay for one vote under a key, also from a client's quota, or find what was stored under it before."""
+
+    def assert_open(self) -> None:
+        """Raise where no further query may be answered."""
+        spent = [part for part, left in self.left().items() if not left]
+        if spent:
+            raise ExhaustedError(
+                f"max_{spent[0]} is reached: the guarantee covers no further query. Fit again with a budget of its "
+                "own; what that tells about the records comes on top"
+            )
+
+    @abstractmethod
+    def assert_affordable(self, n_queries: int) -> None:
+        """Raise, before anything is spent, where nobody could pay if every query passed its screening."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
+
+
+class MemorySpending(Spending):
+    """Caps in the memory of one process; a pickle or a fork cannot know what others spend, so it may do nothing."""
+
+    def __init__(self, plan: VotePlan) -> None:
+        self._left, self._lock, self._process = plan.caps, threading.Lock(), os.getpid()
+
+    def left(self) -> dict[Part, int]:
+        if self._process != os.getpid():
+            raise ExhaustedError(
+                "this estimator was pickled or its process forked, and a copy must not spend what another has: give it "
+                "a ledger and an account before fit, then copies share one budget"
+            )
+        return dict(self._left)
+
+    def take(self, part: Part, wanted: int) -> int:
+        with self._lock:
+            granted = min(wanted, self.left()[part])
+            self._left[part] -= granted
+        return granted
+
+    def assert_affordable(self, n_queries: int) -> None:
+        pass  # nobody pays
+
+    def take_once(self, key: str, client: str | None) -> Debit:  # noqa: ARG002
+        raise ValueError("account must be given before fit: what was answered under a key is kept in its ledger")
+
+    def __reduce__(self) -> tuple[Callable[..., "MemorySpending"], tuple[()]]:
+        return _make_empty, ()
+
+
+def _make_empty() -> MemorySpending:
+    """Return what a pickle may spend."""
+    spending = MemorySpending.__new__(MemorySpending)
+    spending._left, spending._lock, spending._process = {}, threading.Lock(), -1
+    return spending
+
+
+@dataclass(frozen=True, eq=False)
+class AccountSpending(Spending):
+    """Caps that are counted in the ledger with the debits: copies, pickles, forks and processes share them."""
+
+    account: Account  # pays, durably, for everything
+    cap: str | None  # of the account; None where the account has the very plan of the estimator, and caps it
+    parts: Mapping[Part, Guarantee]  # what one query of each part is charged as
+
+    @classmethod
+    def open(cls, account: Account, plan: VotePlan, guarantee: Guarantee) -> Self:
+        """Open a cap for a plan, and settle what a query of each part is charged as."""
+        parts = {part: guarantee.part(event) for part, event in plan.parts.items()}
+        return cls(account, account.open_cap(plan.events), parts)
+
+    def left(self) -> dict[Part, int]:
+        caps = {self.cap, None} if self.account.kind == "plan" else {self.cap}  # a plan binds, too
+        found = [self.account.remaining(cap) for cap in caps]
+        return {part: min(_count(one, self.parts[part]) for one in found) for part in self.parts}
+
+    def assert_affordable(self, n_queries: int) -> None:
+        if self.account.kind != "plan":  # a plan declines what it cannot pay
+            left = self.left()
+            wanted = {part: min(n_queries, left[part]) for part in self.parts}
+            self.account.assert_affordable((self.parts[part], times) for part, times in wanted.items() if times)
+
+    def take(self, part: Part, wanted: int) -> int:
+        return self.account.take(self.parts[part], wanted, cap=self.cap)
+
+    def take_once(self, key: str, client: str | None) -> Debit:
+        try:
+            return self.account.spend(self.parts["answered"], key, client=client, cap=self.cap)
+        except OverBudgetError:
+            if self.left()["answered"]:
+                raise
+        raise ExhaustedError("max_answered is reached: only keys that were answered before are answered again")
+
+
+def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee) -> Spending:
+    """Open the caps of a plan where they are counted: in an account, or in memory."""
+    return MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
+
+
+def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
+    """Return how often a guarantee's events are among those that remain."""
+    (wanted, times), *_ = split_event(one.events[0])
+    return next((count // times for event, count in remaining if event == wanted), 0)
+
+
+def find_account(
+    ledger: Ledger | str | None, account: Account | str | None, plan: VotePlan, guarantee: Guarantee
+) -> Account | None:
+    """Return the account that pays, opened with the plan where there is none of that name."""
+    if account is not None and not guarantee.sound:
+        raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
+    if account is None or isinstance(account, Account):
+        if ledger is not None:
+            raise ValueError("account must be the name of an account in the ledger")
+        found = account
+    elif ledger is None:
+        raise ValueError("ledger must be given: account is only a name")
+    else:
+        found = _open_named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, guarantee)
+    if found is not None:
+        _check_account(found, guarantee)
+        # Coins of screenings cost more at a larger epsilon, and the account's may be larger than the plan's.
+        check_samplers(guarantee.events, plan.extra_delta(found.epsilon), found.delta)
+    return found
+
+
+def name_inferred_unit(unit: str) -> str:
+    """Return what is protected where the classes are read from the labels."""
+    return f"{unit} of a class that occurs anyway"
+
+
+def _check_account(account: Account, guarantee: Guarantee) -> None:
+    if (account.protects, account.relation) != ("database", "add-remove"):
+        raise ValueError('account must protect the "database", with relation "add-remove"')
+    if guarantee.unit == name_inferred_unit(account.unit):
+        raise ValueError(
+            f"classes must be given: without the public list, the account's {account.unit!r} is not protected"
+        )
+    if guarantee.unit != account.unit:
+        raise ValueError(
+            f"unit must be the account's, {account.unit!r}: it says what one row is. Give it only if no two rows are "
+            "of one such unit; else open another account"
+        )
+    try:
+        account._budget.price(account._charge(guarantee))
+    except UnpricedError as refused:
+        raise ValueError(f"account does not pay for what this estimator does: {refused}") from None
+
+
+def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee) -> Account:
+    try:
+        return ledger.account(name)
+    except AccountError:
+        # The ledger composes plans on a grid of its own, which may find a little more than the guarantee says.
+        cost = find_plan_cost(open_budget(guarantee.epsilon, guarantee.delta, plan.events, "add-remove"))
+        return ledger.open_account(
+            name,
+            owner="nearveil.votes",
+            protects="database",
+            unit=guarantee.unit,
+            relation="add-remove",
+            epsilon=max(guarantee.epsilon, cost or 0.0),
+            delta=guarantee.delta,
+            plan=plan.events,
+        )
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class PayingEstimator(BaseEstimator):  # type: ignore[misc]
+    """An estimator of private records, from whose account every release is paid."""
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
+        "delta": [Interval(Real, 0, 1, closed="neither")],
+        "unit": [str],
+        "ledger": [Ledger, str, None],
+        "account": [Account, str, None],
+        "source": [HasMethods(["words"]), None],
+    }
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    unit: str = "record"
+    ledger: Ledger | str | None = None
+    account: Account | str | None = None
+    source: Source | None = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse a ledger's password, since scikit-learn shows parameters."""
+        if name == "ledger" and isinstance(value, str) and "://" in value:
+            url = parse_url(value, "url")
+            if url != without_secrets(url):
+                raise ValueError(
+                    "ledger must be an address without a password, as an estimator shows its parameters: leave it "
+                    "to PGPASSWORD or ~/.pgpass, or give a Ledger"
+                )
+        super().__setattr__(name, value)
+
+    def __sklearn_clone__(self) -> Any:
+        """Return a copy that was not fitted. One that scikit-learn's searches make is marked, for `_warn_of_search`."""
+        copy = _clone_parametrized(self)
+        copy._in_search = _is_in_search()
+        return copy
+
+    def _warn_of_search(self) -> None:
+        """Warn before a copy is fitted that a grid search or a cross-validation has made."""
+        if self.__dict__.get("_in_search") and self.source is None:
+            account = "all draw on one account" if self.account is not None else "each has a budget of its own"
+            warnings.warn(
+                f"a search or cross-validation fits {type(self).__name__} many times, and {account}: together they "
+                "cost epsilon times the number of fits. Choose parameters on public records instead",
+                stacklevel=3,
+            )
+
+    def _snapshot(self) -> Self:
+        """Return a copy of the parameters, checked: what another thread sets meanwhile changes nothing in a fit."""
+        given = type(self)(**self.get_params(deep=False))
+        given._validate_params()
+        return given
+
+    def _columns(self) -> Self:
+        """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""
+        return type(self).__new__(type(self))
+
+    def _show(self, columns: Self, **learned: Any) -> Self:
+        """Take what was fitted, all at once, with the columns that `validate_data` has noted."""
+        self.__dict__.pop("feature_names_in_", None)
+        self.__dict__.update(vars(columns), **learned)
+        return self
+
+    @property
+    def _source(self) -> Source:
+        return secure_source() if self.source is None else self.source
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True
+        return tags
+
+
+def _is_in_search() -> bool:
+    """Return whether scikit-learn's model selection is among the callers."""
+    frame = sys._getframe()
+    while frame := frame.f_back:  # type: ignore[assignment]
+        if str(frame.f_globals.get("__name__")).startswith("sklearn.model_selection."):
+            return True
+    return False

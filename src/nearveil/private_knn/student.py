@@ -1,0 +1,619 @@
+"""From a few noisy answers to labels for all public rows. Nothing here sees a private label."""
+
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
+from numbers import Integral
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+from scipy.sparse import csr_array
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, clone
+from sklearn.cluster import MiniBatchKMeans
+from sklearn.decomposition import PCA
+from sklearn.dummy import DummyClassifier
+from sklearn.metrics import pairwise_distances_argmin
+from sklearn.metrics.pairwise import rbf_kernel
+from sklearn.neighbors import kneighbors_graph
+from sklearn.svm import SVC
+from sklearn.utils import check_random_state, get_tags
+from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.utils.validation import check_is_fitted
+
+from nearveil.features import Extractor
+from nearveil.features.extractor import hog
+from nearveil.privacy import Guarantee
+from nearveil.private_knn.estimator import Answers, Progress, VotingEstimator, check_public_rows
+from nearveil.private_knn.plan import VotePlan
+from nearveil.private_knn.scaling import warn_of_scaled_rows
+from nearveil.private_knn.student_model import StudentParts
+
+Rows = NDArray[np.float64]
+
+_EXACT = 53  # bits of a whole number that float64 holds
+_FRIENDS = 10  # neighbours of a row in the graph of the public rows
+_STEPS = 30  # of spreading; what is left of the start falls like _KEEP to this power
+_KEEP = 0.9  # share of a row's label that comes from its neighbours
+
+
+class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Principal components of the public rows, each scaled by its variance to the power of -1/4.
+
+    It may be used on private rows: a row's image depends on that row alone, bit for bit. Values beyond `reach_`, the
+    largest public magnitude, are cut off, and rows and components are rounded to multiples of a public step: products
+    and sums are whole numbers below 2^53, exact in any order (attacked by ``tests/private_knn/test_student.py``).
+    """
+
+    def __init__(self, n_components: int = 64, random_state: int = 0) -> None:
+        self.n_components = n_components
+        self.random_state = random_state
+
+    def fit(self, X: Rows, y: None = None) -> Self:  # noqa: ARG002
+        """Learn the components from public rows."""
+        n, d = X.shape
+        if not np.ptp(X, axis=0).any():
+            raise ValueError("public must hold rows whose features differ")
+        found = PCA(min(self.n_components, n - 1, d), random_state=self.random_state).fit(X)
+        varied = found.explained_variance_ > 1e-9 * found.explained_variance_[0]
+        self._bits = (_EXACT - math.ceil(math.log2(d + 1))) // 2
+        self.reach_ = float(np.abs(X).max()) or 1.0
+        self._components = np.rint(found.components_[varied].T * 2.0**self._bits)
+        self._mean = self._whole(found.mean_[None]) @ self._components
+        self._scale = found.explained_variance_[varied] ** -0.25 * self.reach_ * 4.0**-self._bits
+        return self
+
+    def transform(self, X: Rows) -> Rows:
+        """Map rows."""
+        n_features = len(self._components)
+        if X.shape[1] != n_features:
+            raise ValueError(f"X must have {n_features:,} features for each row, as in fit; it has {X.shape[1]:,}")
+        mapped: Rows = (self._whole(X) @ self._components - self._mean) * self._scale
+        return mapped
+
+    def get_numbers(self) -> dict[str, Any]:
+        """Return all that was learned, for a published student."""
+        learned = {"components": self._components, "mean": self._mean[0], "scale": self._scale}
+        return {**learned, "reach": self.reach_, "bits": self._bits}
+
+    @classmethod
+    def from_numbers(cls, numbers: dict[str, Any]) -> Self:
+        """Return the map with these numbers."""
+        space = cls(len(numbers["scale"]))
+        space._components, space._mean = numbers["components"], numbers["mean"][None]
+        space._scale, space.reach_, space._bits = numbers["scale"], numbers["reach"], numbers["bits"]
+        return space
+
+    def _whole(self, X: Rows) -> Rows:
+        return np.rint(np.clip(np.asarray(X, dtype=np.float64) / self.reach_, -1, 1) * 2.0**self._bits)
+
+
+def normalize_rows(rows: Rows) -> Rows:
+    """Return rows of norm 1; rows of zeros stay."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(norms > 0, norms, 1.0)
+
+
+def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
+    """Return the public rows nearest to the centres of `count` clusters, filled up at random where some share one."""
+    rng = np.random.default_rng(seed)
+    if count >= len(rows):
+        return rng.permutation(len(rows))
+    found = MiniBatchKMeans(count, random_state=seed, n_init=1, batch_size=2048, max_iter=20).fit(rows)
+    chosen = np.unique(pairwise_distances_argmin(found.cluster_centers_, rows))
+    others = rng.permutation(np.setdiff1d(np.arange(len(rows)), chosen))
+    return rng.permutation(np.concatenate([chosen, others[: count - len(chosen)]]))
+
+
+def build_graph(rows: Rows) -> sparse.csr_array:
+    """Return the normalised graph of the nearest public neighbours."""
+    links = sparse.csr_array(kneighbors_graph(rows, min(_FRIENDS, len(rows) - 1)))
+    links = links.maximum(links.T)
+    scale = sparse.diags_array(1 / np.sqrt(np.maximum(links.sum(axis=1), 1.0)))
+    return sparse.csr_array(scale @ links @ scale)
+
+
+def spread_labels(links: sparse.csr_array, scores: Rows) -> Rows:
+    """Let neighbours agree (Zhou et al. 2004): each row keeps a tenth of its own score."""
+    result = scores
+    for _ in range(_STEPS):
+        result = _KEEP * (links @ result) + (1 - _KEEP) * scores
+    return result
+
+
+def regress_votes(rows: Rows, asked: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
+    """Return what the noisy shares of votes say about every public row, scaled to a largest magnitude of 1.
+
+    Kernel ridge regression, in which alike queries average their noise away. The regularisation is known, as the noise
+    is public: its variance on a share over that of a class's share.
+    """
+    n_classes = shares.shape[1]
+    gamma = 1 / max(rows.shape[1] * float(rows.var()), 1e-300)
+    kernel = rbf_kernel(rows[asked], gamma=gamma)
+    kernel[np.diag_indices_from(kernel)] += max(noise**2 * n_classes**2 / max(n_classes - 1, 1), 1e-6)
+    weights = np.linalg.solve(kernel, shares - 1 / n_classes)
+    parts = range(0, len(rows), _AT_ONCE)
+    scores = np.concatenate([rbf_kernel(rows[i : i + _AT_ONCE], rows[asked], gamma=gamma) @ weights for i in parts])
+    scaled: Rows = scores / np.maximum(np.abs(scores).max(axis=1, keepdims=True), 1e-300)
+    return scaled
+
+
+Features = Callable[[NDArray[Any]], NDArray[Any]]
+
+_AT_ONCE = 4096  # rows that are mapped, or of a kernel matrix
+_FEATURE_METHODS = ("transform", "decision_function", "predict_proba")  # the first that a student has
+
+
+@dataclass(frozen=True)
+class StudentRound:
+    """One round: which public rows were asked about, and what came back. All of it is public."""
+
+    rows: NDArray[np.int64]  # numbers of public rows
+    answers: Answers  # in the same order
+    labels: NDArray[Any]  # what the student was told about every public row
+
+
+@dataclass(frozen=True, eq=False)
+class PublicStudent:
+    """A trained student, to be published: it predicts, and states its guarantee for the private records.
+
+    It holds no record, no voter and no account. Made by :meth:`Student.export`; publish :meth:`to_bytes`.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (n_classes,)
+    guarantee : Guarantee
+        What holds for the private records, whoever has the student.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from nearveil.private_knn import PrivateKNeighborsClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=20, max_screened=0, classes=range(10))
+    >>> public = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1100]).export()
+    >>> public.predict(X[1500:]).shape, f"{public.guarantee.epsilon:.2f}"
+    ((297,), '2.00')
+    >>> again = PublicStudent.from_bytes(public.to_bytes())
+    >>> bool((again.predict(X[1500:]) == public.predict(X[1500:])).all())
+    True
+    """
+
+    classes: NDArray[Any]
+    guarantee: Guarantee
+    _classifier: Any = field(repr=False)
+    _features: Features | None = field(repr=False)
+    _space: HalfWhitening | None = field(repr=False)  # None where the classifier takes images
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows or images. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        checked = _check_rows(X, "X")
+        if self._space is None:
+            lessons = checked
+        else:
+            rows = _map_rows(checked, self._features, self._space)
+            lessons = normalize_rows(rows)
+        predicted: NDArray[Any] = self._classifier.predict(lessons)
+        return predicted
+
+    def to_bytes(self) -> bytes:
+        """Return the student as bytes: numbers and JSON, no code. Whoever reads them needs nothing of yours.
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        ValueError
+            If the classifier is neither the default, a :class:`NetworkStudent` nor linear: others have no format
+            without code here.
+        """
+        own_features = self._space is not None and self._features is not None and self._features is not hog
+        whitening = None if self._space is None else self._space.get_numbers()
+        return StudentParts(self.classes, self.guarantee, self._classifier, own_features, whitening).to_bytes()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, features: Features | None = None) -> Self:
+        """Read a student. Nothing in the bytes is trusted, and nothing in them is run.
+
+        Parameters
+        ----------
+        data : bytes
+            As :meth:`to_bytes` made them.
+        features : callable, optional
+            The function that was given to the :class:`Student` as `features`; needed where there was one.
+
+        Returns
+        -------
+        PublicStudent
+
+        Raises
+        ------
+        MessageError
+            If they are not a student.
+        ValueError
+            If the student needs `features`.
+        """
+        parts = StudentParts.from_bytes(data)
+        if parts.own_features != (features is not None):
+            raise ValueError(
+                "features must be the function that the student was trained with"
+                if parts.own_features
+                else "features must be left out: the student was trained without a function"
+            )
+        space = None if parts.whitening is None else HalfWhitening.from_numbers(parts.whitening)
+        return cls(parts.classes, parts.guarantee, parts.classifier, features, space)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the student to a file, as :meth:`to_bytes` does.
+
+        Parameters
+        ----------
+        path : str or path-like
+        """
+        Path(path).write_bytes(self.to_bytes())
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, features: Features | None = None) -> Self:
+        """Read a student from a file, as :meth:`from_bytes` does.
+
+        Parameters
+        ----------
+        path : str or path-like
+        features : callable, optional
+
+        Returns
+        -------
+        PublicStudent
+        """
+        return cls.from_bytes(Path(path).read_bytes(), features=features)
+
+
+@dataclass(eq=False, repr=False)
+class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Learn from private records through their votes on public rows.
+
+    A round: the most typical public rows are asked about, once each; the noisy votes are spread over all public rows;
+    a student is trained on those. The next round looks for neighbours in the student's features. Only the votes touch
+    private records, so the trained student is public, and predicting costs nothing: :meth:`export` returns it, to be
+    published. A pickle of this object holds no record either, but the voter's parameters, with the ledger's address.
+
+    The voter's `epsilon` and caps are those of all rounds together. Noise is the same in all of them; `shares` divides
+    the caps. Which rows are asked, and how they are mapped, may follow from earlier answers: the guarantee is that of
+    the caps (``docs/theory/private-knn.md``).
+
+    Parameters
+    ----------
+    voter : PrivateKNeighborsClassifier or PateClassifier
+        Cloned for every round. It must be given: its epsilon is that of the student. An account is debited by every
+        round.
+    student : classifier, optional
+        Cloned for every round; by default a support vector machine. Gets the public features, or the images themselves
+        where its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
+    features : callable, optional
+        From images to rows; :func:`nearveil.features.extractor.hog` by default for images, none for rows. A row must
+        depend on its own image alone, bit for bit, and on nothing learned from private records. Of a network:
+        ``functools.partial(extractor.extract, row_exact=True)``.
+    rounds : int, default=1
+    shares : sequence of float, optional
+        Of the answers, for each round; equal by default. Must sum to 1.
+    n_components : int, optional
+        The first round searches in so many principal components of the public features, half whitened. By default one
+        for 40 public rows, from 8 to 64: more than that would be noise.
+    self_training : int, default=1
+        How often the student is trained again on what it says about the public rows, spread again.
+    random_state : int, RandomState or None, default=None
+        For the choice of public rows and for students that take one. The noise of the votes does not come from it.
+
+    Attributes
+    ----------
+    classes_ : ndarray of shape (n_classes,)
+    student_ : classifier
+        Of the last round.
+    rounds_ : tuple of StudentRound
+    answers_ : tuple of Answers
+        Of each round.
+    plan_ : VotePlan
+        Of all rounds together.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from nearveil.private_knn import PrivateKNeighborsClassifier
+    >>> X, y = load_digits(return_X_y=True)
+    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
+    >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
+    >>> student.predict(X[1500:]).shape
+    (297,)
+    >>> print(student.guarantee)
+    Seeing the answers makes any conclusion about whether any one record is in the database at most 7.4 times as
+    likely as it would be otherwise, plus 1.0e-5.
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "voter": [HasMethods(["fit", "answer"]), None],
+        "student": [HasMethods(["fit", "predict"]), None],
+        "features": [callable, None],
+        "rounds": [Interval(Integral, 1, None, closed="left")],
+        "shares": ["array-like", None],
+        "n_components": [Interval(Integral, 1, None, closed="left"), None],
+        "self_training": [Interval(Integral, 0, None, closed="left")],
+        "random_state": ["random_state"],
+    }
+
+    voter: VotingEstimator | None = None
+    student: Any = None
+    _: KW_ONLY
+    features: Features | None = None
+    rounds: int = 1
+    shares: Sequence[float] | None = None
+    n_components: int | None = None
+    self_training: int = 1
+    random_state: int | np.random.RandomState | None = None
+    plan_: VotePlan = field(init=False)
+    _public: PublicStudent = field(init=False)
+
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Progress | None = None) -> Self:
+        """Let the private records vote on public rows, and train the student.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d), (n, height, width) or (n, height, width, 3)
+            Private.
+        y : array-like of shape (n,)
+            Private.
+        public : array-like of shape (n_public, ...)
+            Public rows of the same shape as the private ones, without labels.
+        progress : callable, optional
+            Called with how many queries were finished since the last call.
+
+        Returns
+        -------
+        Student
+        """
+        parameters = self.get_params(deep=False)
+        # A twin learns, from a copy of the voter's parameters: what another thread sets between two rounds, or while it
+        # fits the same student, changes nothing.
+        twin = type(self)(**{**parameters, "voter": self.voter and _copy_voter(self.voter)})
+        twin._validate_params()
+        twin._learn_from(X, y, public, progress)
+        self.__dict__.update({name: value for name, value in vars(twin).items() if name not in parameters})
+        return self
+
+    def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Progress | None) -> None:
+        private, shown = _check_rows(X, "X"), _check_rows(public, "public")
+        check_public_rows(public, X)
+        if len(private) != len(np.asarray(y)):
+            raise ValueError("y must have one label for each row of X")
+        if private.shape[1:] != shown.shape[1:]:
+            raise ValueError("public must have rows of the same shape as X")
+        if len(shown) < 2:
+            raise ValueError("public must hold at least two rows: the student learns from them")
+        if private.ndim == 2:
+            warn_of_scaled_rows(private, stacklevel=4)
+        shares, rng = self._check_parameters(), check_random_state(self.random_state)
+        self._takes_images = bool(get_tags(self._make_student(0)).input_tags.three_d_array)
+        components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
+        self._space = HalfWhitening(components).fit(_extract_rows(shown, self.features))
+        first, space = self._rows(private), self._rows(shown)
+        lessons = shown if self._takes_images else normalize_rows(space)
+        voter = self._voter().fit(first, y)
+        self.plan_, guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
+        done: list[StudentRound] = []
+        for number, share in enumerate(shares):
+            caps = _find_caps(self.plan_, share, done, last=number == len(shares) - 1)
+            if not caps["max_answered"]:
+                break
+            if number:
+                rows, space = self._transform_rows(private if self._takes_images else first, lessons)
+                voter = self._voter(**_fix_parameters(self.plan_, caps)).fit(rows, y)
+            seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
+            asked = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
+            answers = voter.answer(space[asked], progress=progress)
+            known = [*((one.rows, one.answers) for one in done), (asked, answers)]
+            labels = self._learn(lessons, normalize_rows(space), known, seeds[1])
+            done.append(StudentRound(asked, answers, labels))
+        self.rounds_ = tuple(done)
+        whitening = None if self._takes_images else self._space
+        self._public = PublicStudent(self.classes_, guarantee, self.student_, self.features, whitening)
+
+    def export(self) -> PublicStudent:
+        """Return what may be published: the model and its guarantee, and nothing else.
+
+        Returns
+        -------
+        PublicStudent
+            Predicts as this one does. Publish its bytes: whoever reads them needs nearveil and nothing of yours.
+
+        Examples
+        --------
+        >>> from sklearn.datasets import load_digits
+        >>> from nearveil.private_knn import PrivateKNeighborsClassifier
+        >>> X, y = load_digits(return_X_y=True)
+        >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
+        >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
+        >>> published = PublicStudent.from_bytes(student.export().to_bytes())
+        >>> bool((published.predict(X[1500:]) == student.predict(X[1500:])).all())
+        True
+        """
+        check_is_fitted(self, "_public")
+        return self._public
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """The guarantee of all rounds together: of their caps, whatever was asked."""
+        return self.export().guarantee
+
+    @property
+    def answers_(self) -> tuple[Answers, ...]:
+        """What was answered in each round."""
+        return tuple(asked.answers for asked in self.rounds_)
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows or images. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        return self.export().predict(X)
+
+    def _check_parameters(self) -> NDArray[np.float64]:
+        """Return the shares; refuse what could only fail after something was spent."""
+        shares = np.full(self.rounds, 1 / self.rounds) if self.shares is None else np.asarray(self.shares, dtype=float)
+        if not (shares.shape == (self.rounds,) and np.all(shares > 0) and abs(shares.sum() - 1) < 1e-9):
+            raise ValueError("shares must hold a positive number for each round, and sum to 1")
+        if self.voter is None:
+            raise ValueError(
+                "voter must be given, with an epsilon: PrivateKNeighborsClassifier(epsilon=2.0, max_answered=500, "
+                "max_screened=0)"
+            )
+        if getattr(self.voter, "votes", "classes") not in ("classes", "soft"):
+            raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
+        if not _is_row_exact(self.features):
+            raise ValueError("features must be row-exact: functools.partial(extractor.extract, row_exact=True)")
+        if self.rounds > 1 and not any(hasattr(self._make_student(0), name) for name in _FEATURE_METHODS):
+            raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
+        return shares
+
+    def _voter(self, **fixed: Any) -> VotingEstimator:
+        assert self.voter is not None
+        return _copy_voter(self.voter, **fixed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is pickled: of the voter and the student that were given, parameters alone."""
+        state = dict(super().__getstate__())
+        return state | {name: None if state[name] is None else clone(state[name]) for name in ("voter", "student")}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.non_deterministic = True  # votes have noise of their own
+        return tags
+
+    def _rows(self, X: NDArray[Any]) -> Rows:
+        return _map_rows(X, self.features, self._space)
+
+    def _make_student(self, seed: int) -> Any:
+        # The scores of pairs of classes are features; those of single classes are rounded to places.
+        student = SVC(decision_function_shape="ovo") if self.student is None else clone(self.student)
+        if student.get_params().get("random_state", 0) is None:
+            student.set_params(random_state=seed)
+        return student
+
+    def _transform_rows(self, private: NDArray[Any], lessons: NDArray[Any]) -> tuple[Rows, Rows]:
+        """Return private and public rows in the student's features, centred by the public ones."""
+        # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
+        singles = (private[i : i + 1] for i in range(len(private)))
+        rows = np.concatenate(
+            [self._map_lessons(one if self._takes_images else normalize_rows(one)) for one in singles]
+        )
+        space = self._map_lessons(lessons)
+        middle = space.mean(axis=0)
+        return rows - middle, space - middle
+
+    def _map_lessons(self, lessons: NDArray[Any]) -> Rows:
+        method = next(name for name in _FEATURE_METHODS if hasattr(self.student_, name))
+        found = np.asarray(getattr(self.student_, method)(lessons), dtype=np.float64)
+        return found if found.ndim == 2 else np.column_stack([found, np.ones(len(found))])  # two classes, one score
+
+    def _learn(
+        self, lessons: NDArray[Any], space: Rows, known: Sequence[tuple[NDArray[np.int64], Answers]], seed: int
+    ) -> NDArray[Any]:
+        """Spread the answers of all rounds over the public rows, train a student on them, and return their labels."""
+        asked = np.concatenate([rows[answers.answered] for rows, answers in known])
+        if not len(asked):
+            raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
+        votes = np.concatenate([answers.votes[answers.answered] for _, answers in known])
+        links = build_graph(space)
+        voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
+        labels = self._agree_on(links, regress_votes(space, asked, votes / voters, noise / voters))
+        self.student_ = self._train_student(lessons, labels, seed)
+        for _ in range(self.self_training):
+            said = self.student_.predict(lessons)[:, None] == self.classes_
+            labels = self._agree_on(links, said.astype(np.float64))
+            self.student_ = self._train_student(lessons, labels, seed)
+        return labels
+
+    def _agree_on(self, links: csr_array, scores: Rows) -> NDArray[Any]:
+        agreed: NDArray[Any] = self.classes_[np.argmax(spread_labels(links, scores), axis=1)]
+        return agreed
+
+    def _train_student(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
+        student = self._make_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
+        return student.fit(lessons, labels)
+
+
+def _copy_voter(voter: VotingEstimator, **fixed: Any) -> VotingEstimator:
+    """Return a voter with the very source, ledger and account of another: a copied source would draw the same noise."""
+    return type(voter)(**{**voter.get_params(deep=False), **fixed})
+
+
+def _is_row_exact(features: Features | None) -> bool:
+    """Return False where features are an extractor's that sees rows in batches, however it is bound."""
+    inner: Any = features
+    keywords: dict[str, Any] = {}
+    while isinstance(inner, partial):  # the outermost keywords win
+        inner, keywords = inner.func, {**inner.keywords, **keywords}
+    maker = getattr(inner, "__self__", None)
+    return not isinstance(maker, Extractor) or maker.row_exact or keywords.get("row_exact") is True
+
+
+def _extract_rows(X: NDArray[Any], features: Features | None) -> Rows:
+    found = features if features is not None else hog if X.ndim > 2 else np.asarray
+    rows = np.asarray(found(X), dtype=np.float64)
+    if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
+        raise ValueError("features must return one row of finite numbers for each image")
+    return rows
+
+
+def _map_rows(X: NDArray[Any], features: Features | None, space: HalfWhitening) -> Rows:
+    parts = range(0, len(X), _AT_ONCE)
+    return np.concatenate([space.transform(_extract_rows(X[i : i + _AT_ONCE], features)) for i in parts])
+
+
+def _check_rows(X: ArrayLike, name: str) -> NDArray[Any]:
+    try:
+        array = np.asarray(X)
+    except ValueError:
+        raise ValueError(f"{name} must hold rows of one shape") from None
+    if array.ndim not in (2, 3, 4) or not len(array):
+        raise ValueError(f"{name} must hold at least one row, or one image, of one shape")
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise ValueError(f"{name} must hold finite numbers")
+    return array
+
+
+def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:
+    """Return what the next round may ask. What earlier rounds left over goes to the last."""
+    caps = {"max_answered": plan.max_answered - sum(int(asked.answers.answered.sum()) for asked in done)}
+    if plan.screening is not None:
+        caps["max_screened"] = plan.max_screened - sum(len(asked.rows) for asked in done)
+    if last:
+        return caps
+    return {name: min(left, math.ceil(share * getattr(plan, name))) for name, left in caps.items()}
+
+
+def _fix_parameters(plan: VotePlan, caps: dict[str, int]) -> dict[str, Any]:
+    """Return parameters of a voter that goes on with a plan."""
+    fixed: dict[str, Any] = {"vote_noise": plan.vote_noise, **caps}
+    if plan.screening is not None:
+        fixed |= {"screening_noise": plan.screening_noise, "threshold": plan.threshold}
+    return fixed

@@ -1,0 +1,462 @@
+"""What all graphs share: NumPy and torch behind one namespace, checks, linear operators, and polynomial kernels.
+
+Everything in this room is written against the array API standard. NumPy 2 follows it by itself, so
+``array_api_compat`` is imported only when something other than a NumPy array comes in.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from numbers import Real
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.polynomial import Polynomial
+from numpy.typing import NDArray
+
+Array: TypeAlias = Any  # a NumPy array or a torch tensor; the standard has no static type for "either"
+
+
+def find_namespace(*arrays: Array) -> Any:
+    """Return the array API namespace that all `arrays` share: NumPy, or array_api_compat's of another library."""
+    if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
+        return np
+    from array_api_compat import array_namespace
+
+    return array_namespace(*arrays)
+
+
+def as_array(values: Any) -> Array:
+    """Return an array of its own library, else of NumPy. Tensors lose their gradients: no operator has a derivative."""
+    if isinstance(values, np.ndarray):
+        return values
+    if hasattr(values, "detach"):
+        return values.detach()
+    return values if hasattr(values, "__dlpack__") else np.asarray(values)
+
+
+def is_host(array: Array) -> bool:
+    """Say whether the memory of `array` can be read by NumPy without a copy."""
+    return isinstance(array, np.ndarray) or getattr(array.device, "type", "cpu") == "cpu"
+
+
+def to_numpy(array: Array) -> Any:
+    """Return `array` as a NumPy array, sharing memory where it lies on the host."""
+    if isinstance(array, np.ndarray):
+        return array
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+
+
+def move_to_library(values: Array, model: Array) -> Array:
+    """Return `values` in the library and on the device of `model`, dtype kept."""
+    if isinstance(model, np.ndarray):
+        return to_numpy(values)
+    from array_api_compat import device
+
+    return find_namespace(model).asarray(values, device=device(model))
+
+
+def find_epsilon(array: Array) -> float:
+    """Return the distance from 1 to the next number in the dtype of `array`."""
+    return float(find_namespace(array).finfo(array.dtype).eps)
+
+
+def find_tiny(array: Array) -> float:
+    """Return the least positive normal number in the dtype of `array`."""
+    return float(find_namespace(array).finfo(array.dtype).smallest_normal)
+
+
+def make_ones(model: Array) -> Array:
+    """Return ones of shape (n, 1) with the dtype and device of `model`, an (n, k) array."""
+    return find_namespace(model).ones_like(model[:, :1])
+
+
+def sum_segments(values: Array, codes: Array, n_segments: int) -> Array:
+    """Sum the rows of `values` that share a code from 0 to ``n_segments - 1``; the array API has no such thing."""
+    if isinstance(values, np.ndarray):
+        sums = [np.bincount(codes, weights=column, minlength=n_segments) for column in values.T]
+        return np.stack(sums, axis=1).astype(values.dtype, copy=False)
+    doubles = values.double()
+    return doubles.new_zeros((n_segments, values.shape[1])).index_add_(0, codes, doubles).to(values.dtype)
+
+
+def check_unit_rows(X: Array, least: int = 2) -> Array:
+    """Return a copy of `X`, each row divided by its norm, or raise unless they are of norm one up to rounding.
+
+    What is made of one row depends on no other. Errors name the row, never its values.
+    """
+    X = as_array(X)
+    xp = find_namespace(X)
+    if X.ndim != 2 or X.shape[1] == 0:
+        raise ValueError(
+            f"X must be a 2-D array (rows, features) with at least one feature; got shape {tuple(X.shape)}"
+        )
+    if X.shape[0] < least:
+        raise ValueError(f"X has {X.shape[0]} row(s); it needs at least {least}")
+    if not xp.isdtype(X.dtype, "real floating"):
+        raise ValueError(f"X must hold floating-point numbers; got dtype {X.dtype}: convert it first")
+    if X.shape[0] == 0:
+        return X
+    wide = X if xp.finfo(X.dtype).bits >= 32 else xp.astype(X, xp.float32)
+    norms = xp.sqrt(xp.vecdot(wide, wide))
+    if not bool(xp.all(xp.isfinite(norms))):
+        row = int(xp.argmin(xp.astype(xp.isfinite(norms), xp.int8)))
+        raise ValueError(f"X holds NaN, infinity or a huge number (first in row {row}): remove or repair such rows")
+    if bool(xp.any(norms == 0)):
+        row = int(xp.argmin(norms))
+        raise ValueError(f"X holds a row of zeros (row {row}), which has no direction: remove it")
+    off = xp.abs(norms - 1)
+    if float(xp.max(off)) > max(1e-4, 8 * find_epsilon(X)):
+        row = int(xp.argmax(off))
+        raise ValueError(
+            f"X must have rows of norm 1 (row {row} has not): divide each row by its norm, "
+            "as sklearn.preprocessing.normalize does"
+        )
+    return xp.astype(wide / norms[:, None], X.dtype, copy=False)
+
+
+def check_columns(Z: Array, n: int, model: Array) -> Array:
+    """Check that `Z` is a finite (n, k) array of the library of `model`, and bring it to its dtype."""
+    Z = as_array(Z)
+    check_same_library(Z, model, "Z")
+    xp = find_namespace(Z)
+    if Z.ndim != 2 or Z.shape[0] != n:
+        raise ValueError(f"Z must have shape ({n}, k), a row for each row of the graph; got {tuple(Z.shape)}")
+    Z = xp.astype(check_real(Z, "Z"), model.dtype, copy=False)
+    if not bool(xp.all(xp.isfinite(Z))):
+        raise ValueError("Z holds NaN or infinity")
+    return Z
+
+
+def check_same_library(array: Array, model: Array, name: str) -> None:
+    """Raise unless `array` is of the library of `model`."""
+    if isinstance(array, np.ndarray) != isinstance(model, np.ndarray):
+        raise ValueError(
+            f"{name} is a {type(array).__name__} but the graph holds {type(model).__name__}: convert one of them"
+        )
+
+
+def check_real(array: Array, name: str) -> Array:
+    """Return `array` in floating point; complex numbers, text and objects raise."""
+    xp = find_namespace(array)
+    if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
+        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+    if xp.isdtype(array.dtype, "complex floating"):
+        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+    return array if xp.isdtype(array.dtype, "real floating") else xp.astype(array, xp.float64)
+
+
+def check_positive(value: Any, name: str) -> float:
+    """Return `value` as a float if it is finite and above zero, else raise with `name`."""
+    if not isinstance(value, Real):  # whatever it is, it may hold data: say its type alone
+        raise ValueError(f"{name} must be a number above 0; got {type(value).__name__}")
+    number = float(value)
+    if not (np.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be a finite number above 0; got {number!r}")
+    return number
+
+
+def check_bandwidth(value: float) -> float:
+    """Return a bandwidth as a float if its square neither overflows nor vanishes, else raise."""
+    bandwidth = check_positive(value, "bandwidth")
+    if not 1e-100 < bandwidth < 1e100:
+        raise ValueError(f"bandwidth {bandwidth:g} is out of range: use one between 1e-100 and 1e100")
+    return bandwidth
+
+
+class Graph(ABC):
+    """A weighted graph without self-loops, as a linear operator that never forms its matrix.
+
+    `error_bound` is the certified largest ``|w~ - w| / w`` of an edge, w~ being the weight used, rounding apart.
+    """
+
+    error_bound: float = 0.0
+
+    def __init__(self, model: Array, n: int, work_dtype: Any) -> None:
+        self._model = model  # an array whose library, device and dtype the results have
+        self._n = n
+        self._work_dtype = work_dtype  # of the arithmetic
+        self._degree: Array | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the weight matrix."""
+        return (self._n, self._n)
+
+    @property
+    def degree(self) -> Array:
+        """Sum of the weights of each row, shape (n,). Not to be written to."""
+        if self._degree is None:
+            self._product_and_degree(find_namespace(self._model).zeros_like(self._model[:, :0]))
+        return self._degree
+
+    def matmul(self, Z: Array) -> Array:
+        """Multiply the weight matrix, whose diagonal is zero, with `Z` of shape (n, k)."""
+        return self._apply(check_columns(Z, self._n, self._model))
+
+    def laplacian_matmul(self, Z: Array) -> Array:
+        """Multiply the Laplacian, degree minus weights, with `Z` of shape (n, k)."""
+        Z = check_columns(Z, self._n, self._model)
+        product, degree = self._product_and_degree(Z)
+        return degree[:, None] * Z - product
+
+    def _product_and_degree(self, Z: Array) -> tuple[Array, Array]:
+        """Return weights times `Z` and the degree, in one pass over the edges."""
+        if self._degree is not None:
+            return self._apply(Z), self._degree
+        xp = find_namespace(Z)
+        product = self._apply(xp.concat([make_ones(self._model), Z], axis=1))
+        self._degree = self._check_degree(xp.asarray(product[:, 0], copy=True))
+        if isinstance(self._degree, np.ndarray):
+            self._degree.setflags(write=False)
+        return product[:, 1:], self._degree
+
+    def _apply(self, Z: Array) -> Array:
+        """Multiply in the precision of the arithmetic and return that of the model."""
+        xp = find_namespace(Z)
+        if Z.shape[1] == 0:
+            return Z
+        return xp.astype(self._product(xp.astype(Z, self._work_dtype, copy=False)), self._model.dtype, copy=False)
+
+    def _check_degree(self, degree: Array) -> Array:
+        return degree
+
+    @abstractmethod
+    def _product(self, Z: Array) -> Array:
+        """Multiply the weights with a `Z` of the working dtype that was checked and has a column."""
+
+
+class GaussianGraph(Graph):
+    """Gaussian weights ``exp(-|x_i - x_j|^2 / (2 bandwidth^2))`` between unit rows.
+
+    Built by :func:`nearveil.privatemail.graph.gaussian_graph`; `method` is "exact", "series" or "neighbors".
+
+    Examples
+    --------
+    >>> from nearveil.privatemail.graph import gaussian_graph
+    >>> graph = gaussian_graph(np.eye(3), bandwidth=1.0, method="exact")
+    >>> graph.shape, graph.degree.round(3)
+    ((3, 3), array([0.736, 0.736, 0.736]))
+    """
+
+    method: str
+
+    def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
+        half = find_namespace(X).finfo(X.dtype).bits < 32  # rows of 16 bits are multiplied as they are, sums kept in 32
+        super().__init__(model, X.shape[0], model.dtype if half else X.dtype)
+        self._X = X
+        self.bandwidth = bandwidth
+
+    @property
+    def _sharpness(self) -> float:
+        """The u of ``w = exp(u (x_i.x_j - 1))``, which is the Gaussian weight on unit rows."""
+        return self.bandwidth**-2
+
+    def interpolate(self, X: Array, Z: Array) -> Array:
+        """Average the rows of `Z`, of shape (n, k), with the weights between new unit rows `X` and those of the graph.
+
+        This is the fixed point of the manifold's step for a new, unlabelled row: it rests where the kernel average of
+        all other rows lies.
+
+        Examples
+        --------
+        >>> from nearveil.privatemail.graph import gaussian_graph
+        >>> graph = gaussian_graph(np.eye(3), bandwidth=0.5)
+        >>> graph.interpolate(np.eye(3)[:1], np.array([[1.0], [0.0], [0.0]])).round(3)
+        array([[0.965]])
+        """
+        Z = check_columns(Z, self._n, self._model)
+        X = as_array(X)
+        check_same_library(X, self._model, "X")
+        X = check_unit_rows(find_namespace(X).astype(check_real(X, "X"), self._X.dtype, copy=False), least=0)
+        if X.shape[1] != self._X.shape[1]:
+            raise ValueError(f"X has {X.shape[1]} features, but the graph was built with {self._X.shape[1]}")
+        if X.shape[0] == 0:
+            return Z[:0, :]
+        xp = find_namespace(Z)
+        values = xp.astype(xp.concat([make_ones(self._model), Z], axis=1), self._work_dtype, copy=False)
+        sums = self._cross_product(X, values)
+        return xp.astype(sums[:, 1:] / self._check_degree(sums[:, 0])[:, None], self._model.dtype, copy=False)
+
+    def _check_degree(self, degree: Array) -> Array:
+        xp = find_namespace(degree)
+        lost = degree < find_tiny(degree) / find_epsilon(degree)
+        if bool(xp.any(lost)):
+            raise ValueError(
+                f"the degree of {int(xp.sum(xp.astype(lost, xp.int64)))} row(s) underflows: at bandwidth "
+                f"{self.bandwidth:g} they have no neighbour within reach. Use a larger bandwidth"
+            )
+        return degree
+
+    @abstractmethod
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        """Multiply the (m, n) weights between new rows and those of the graph with `Z`."""
+
+
+MAX_DEGREE = 3
+_MARGIN = 1e-6  # rows are of norm one up to rounding, so inner products may leave [-1, 1] by a little
+_HOPELESS = 5.0  # beyond this sharpness (bandwidth < 0.45) the best cubic is off by 80%
+
+
+@dataclass(frozen=True)
+class KernelPolynomial:
+    """A polynomial p(t) = c_0 + c_1 t + ... close to ``exp(u (t - 1))`` on [-1, 1]."""
+
+    coefficients: tuple[float, ...]  # from the constant upwards
+    error_bound: float  # certified largest ``|p(t) - w(t)| / w(t)``
+
+    @property
+    def degree(self) -> int:
+        """The degree of the polynomial."""
+        return len(self.coefficients) - 1
+
+
+def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
+    """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1], of degree 0 to 3.
+
+    By Remez' exchange. The error is evaluated at the roots of ``p' - u p`` (``docs/theory/graph.md``, Theorem 1).
+    """
+    if sharpness > _HOPELESS:
+        return KernelPolynomial((0.0,) * (degree + 1), math.inf)
+    end = 1 + _MARGIN
+    points = end * np.cos(np.pi * np.arange(degree + 2) / (degree + 1))[::-1]
+    best: tuple[float, Polynomial] | None = None
+    for _ in range(20):
+        # p(t_i) / w(t_i) + (-1)^i E = 1 at every point of the reference, linear in p and E.
+        powers = np.vander(points, degree + 1, increasing=True) * np.exp(-sharpness * (points - 1))[:, None]
+        signs = (-1.0) ** np.arange(degree + 2)[:, None]
+        *coefficients, _level = np.linalg.solve(np.hstack([powers, signs]), np.ones(degree + 2))
+        polynomial = Polynomial(coefficients)
+        extrema = _find_extrema(polynomial, sharpness, end)
+        error = float(np.max(np.abs(_compute_relative_error(polynomial, sharpness, extrema))))
+        if best is not None and error >= best[0] * (1 - 1e-9):
+            break
+        best = (error, polynomial)
+        if len(extrema) != degree + 2:
+            break  # fewer alternations than unknowns: the error has sunk into rounding
+        points = extrema
+    assert best is not None
+    rounding = 8 * np.finfo(float).eps * np.exp(2 * sharpness)
+    return KernelPolynomial(tuple(float(c) for c in best[1].coef), float(best[0] * (1 + 1e-6) + rounding))
+
+
+def _compute_relative_error(polynomial: Polynomial, sharpness: float, t: NDArray[np.float64]) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = polynomial(t) * np.exp(-sharpness * (t - 1)) - 1
+    return values
+
+
+def _find_extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np.float64]:
+    """Return the ends of the interval and, between them, all roots of p' - u p, in order."""
+    roots = np.asarray((polynomial.deriv() - sharpness * polynomial).roots(), dtype=np.complex128)
+    # A double root may come out as a pair just off the real line: its real part is the extremum.
+    inside = [root.real for root in roots if abs(root.imag) < 1e-3 and -end < root.real < end]
+    return np.array([-end, *sorted(inside), end])
+
+
+def find_least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
+    """Return the polynomial of least degree, up to 3, whose certified error is at most `tolerance`, or None."""
+    for degree in range(MAX_DEGREE + 1):
+        polynomial = find_best_polynomial(sharpness, degree)
+        if polynomial.error_bound <= tolerance:
+            return polynomial
+    return None
+
+
+HOST_BLOCK = 1 << 19  # numbers in a block of rows: 4 MiB of doubles, so that a block stays in cache
+DEVICE_BLOCK = 1 << 27
+MOMENTS_LIMIT = 1 << 27  # numbers in the moments of one column: 1 GiB of doubles
+
+
+def count_moments(degree: int, d: int) -> int:
+    """Return how many moments a series needs for each column of Z."""
+    return 1 + d + (d * _count_features(degree, d) if degree > 1 else 0)
+
+
+def _count_features(degree: int, d: int) -> int:
+    """Return the length of the features of one row that stand for ``c_2 t + c_3 t^2``."""
+    return d if degree == 2 else d + d * (d + 1) // 2
+
+
+class SeriesGraph(GaussianGraph):
+    """Weights ``p(x_i.x_j)`` for a polynomial p of certified relative error, in linear time.
+
+    One pass over the rows collects moments and a second one applies them (``docs/theory/graph.md``): O(n d^m k) time
+    for degree m, where the exact graph needs O(n^2 (d + k)).
+    """
+
+    method = "series"
+
+    def __init__(self, X: Array, bandwidth: float, model: Array, polynomial: KernelPolynomial) -> None:
+        super().__init__(X, bandwidth, model)
+        self.polynomial = polynomial
+        self.error_bound = polynomial.error_bound
+
+    def _product(self, Z: Array) -> Array:
+        return self.apply_sums(self._X, self.collect_sums(Z), Z.dtype) - self.weigh_own()[:, None] * Z
+
+    def weigh_own(self) -> Array:
+        """Return the weight that the polynomial gives each row with itself."""
+        own = find_namespace(self._X).vecdot(self._X, self._X)
+        weight = own * 0
+        for coefficient in reversed(self.polynomial.coefficients):
+            weight = weight * own + coefficient
+        return weight
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        return self.apply_sums(X, self.collect_sums(Z), Z.dtype)
+
+    def collect_sums(self, Z: Array) -> list[Array]:
+        """Return what a product needs of all rows, in double precision: sums of `Z`, slopes, and higher moments."""
+        xp = find_namespace(Z)
+        slopes = xp.zeros((self._X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
+        for rows in self._blocks(self._X, Z.shape[1]):
+            slopes += xp.matmul(self._X[rows].T, Z[rows])
+        higher = [self._moments(Z)] if self.polynomial.degree > 1 else []
+        return [xp.sum(Z, axis=0, dtype=xp.float64), slopes, *higher]
+
+    def apply_sums(self, X: Array, collected: list[Array], dtype: Any) -> Array:
+        """Return the product of the weights between rows `X` and those whose sums were collected."""
+        sums, slopes, *higher = collected
+        xp, k = find_namespace(sums), slopes.shape[1]
+        constant, linear = (*self.polynomial.coefficients, 0.0)[:2]
+        product = xp.matmul(X, xp.astype(linear * slopes, dtype)) + xp.astype(constant * sums, dtype)
+        if higher:
+            moments = xp.astype(higher[0], dtype)
+            for rows in self._blocks(X, k):
+                block = X[rows]
+                applied = xp.reshape(xp.matmul(self._left(block), moments), (-1, k, X.shape[1]))
+                product[rows] += xp.vecdot(applied, block[:, None, :])
+        return product
+
+    def _moments(self, Z: Array) -> Array:
+        """Collect ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``, in double precision."""
+        xp = find_namespace(Z)
+        d, k = self._X.shape[1], Z.shape[1]
+        total = xp.zeros((_count_features(self.polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)
+        for rows in self._blocks(self._X, k):
+            block = self._X[rows]
+            weighted = xp.reshape(block[:, None, :] * Z[rows][:, :, None], (-1, k * d))
+            total += xp.matmul(self._right(block).T, weighted)
+        return total
+
+    def _right(self, X: Array) -> Array:
+        """Return the features x and, for degree three, their pairs."""
+        if self.polynomial.degree == 2:
+            return X
+        return find_namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
+
+    def _left(self, X: Array) -> Array:
+        """Return the same features times their coefficients; a pair of two different ones counts twice."""
+        quadratic, *cubic = self.polynomial.coefficients[2:]
+        features = [quadratic * X]
+        for a in range(X.shape[1]) if cubic else ():
+            scaled = (2 * cubic[0]) * X[:, a : a + 1]
+            features += [0.5 * scaled * X[:, a : a + 1], scaled * X[:, a + 1 :]]
+        return find_namespace(X).concat(features, axis=1)
+
+    def _blocks(self, X: Array, k: int) -> list[slice]:
+        """Cut the rows so that the widest thing made of a block fits in cache, or on the device."""
+        d = X.shape[1]
+        width = max(k * d, _count_features(self.polynomial.degree, d))
+        step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)
+        return [slice(start, start + step) for start in range(0, X.shape[0], step)]

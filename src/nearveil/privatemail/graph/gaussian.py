@@ -1,0 +1,482 @@
+"""Gaussian graphs over unit rows: exact or of nearest neighbours, and the choice between them and a series."""
+
+import importlib.util
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from numbers import Integral
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.sparse import csr_array
+from sklearn.neighbors import NearestNeighbors
+from threadpoolctl import ThreadpoolController
+
+from nearveil.cluster import SpreadRows, is_dask_array
+from nearveil.privatemail.graph._base import (
+    MAX_DEGREE,
+    MOMENTS_LIMIT,
+    Array,
+    GaussianGraph,
+    Graph,
+    KernelPolynomial,
+    SeriesGraph,
+    as_array,
+    check_bandwidth,
+    check_positive,
+    check_unit_rows,
+    count_moments,
+    find_best_polynomial,
+    find_least_polynomial,
+    find_namespace,
+    find_tiny,
+    is_host,
+    move_to_library,
+    to_numpy,
+)
+
+HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache
+DEVICE_TILE = 8192
+FUSED_FEATURES = 128  # beyond these the tiles of the kernel no longer fit into shared memory
+_BLAS = ThreadpoolController()
+
+
+class ExactGraph(GaussianGraph):
+    """All weights, exact to rounding, in O(n) memory.
+
+    Each tile above the diagonal serves both its rows and its columns, which halves the work. The diagonal is masked in
+    the tile, so that nothing cancels at small bandwidths. On the host this beats PyTorch's fused attention
+    (``docs/results/graph.md``); on a GPU with Triton the tiles are those of :mod:`nearveil.privatemail.graph._fused`.
+    """
+
+    method = "exact"
+
+    def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
+        if find_namespace(X).finfo(X.dtype).bits < 32 and not _has_fused_kernel(X):
+            raise ValueError(f"X has dtype {X.dtype}, too coarse for this device and width: convert it to float32")
+        super().__init__(X, bandwidth, model)
+        if 2 * self._sharpness > -np.log(find_tiny(self._model)) / 2:
+            _ = self.degree  # weights may underflow: say so now, not at the first product
+
+    def _product(self, Z: Array) -> Array:
+        if _has_fused_kernel(self._X):
+            from nearveil.privatemail.graph import _fused
+
+            return _fused.product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
+        if is_host(self._X):
+            return move_to_library(_multiply_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
+        return _multiply_symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        if _has_fused_kernel(self._X):
+            from nearveil.privatemail.graph import _fused
+
+            return _fused.product(X, self._X, Z, self._sharpness, skip_diagonal=False)
+        tile = HOST_TILE if is_host(self._X) else DEVICE_TILE
+        return _multiply_rectangular(X, self._X, Z, self._sharpness, tile)
+
+
+def _has_fused_kernel(X: Array) -> bool:
+    """Say whether the Triton kernel multiplies with the weights between the rows of `X`."""
+    on_gpu = getattr(X, "is_cuda", False) and importlib.util.find_spec("triton") is not None
+    return on_gpu and find_namespace(X).finfo(X.dtype).bits <= 32 and X.shape[1] <= FUSED_FEATURES
+
+
+def _weights(A: Array, B: Array, sharpness: float) -> Array:
+    """Return the (a, b) Gaussian weights between unit rows."""
+    xp = find_namespace(A)
+    exponents = xp.matmul(A, B.T)
+    exponents -= 1
+    exponents *= sharpness
+    return xp.exp(exponents)
+
+
+def _make_accumulator(Z: Array) -> Array:
+    """Return zeros like `Z` in double precision, so that a million tiles do not lose digits."""
+    xp = find_namespace(Z)
+    return xp.zeros_like(Z, dtype=xp.float64)
+
+
+def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: int = 0, stride: int = 1) -> Array:
+    """Multiply the weights with `Z`, for the tiles of every `stride`-th strip of rows, in double."""
+    xp = find_namespace(X)
+    n = X.shape[0]
+    total = _make_accumulator(Z)
+    for i in range(first * tile, n, stride * tile):
+        rows, here = X[i : i + tile], Z[i : i + tile]
+        weights = _weights(rows, rows, sharpness)
+        weights *= 1 - xp.eye(weights.shape[0], dtype=weights.dtype, device=weights.device)
+        total[i : i + tile] += xp.matmul(weights, here)
+        for j in range(i + tile, n, tile):
+            weights = _weights(rows, X[j : j + tile], sharpness)
+            total[i : i + tile] += xp.matmul(weights, Z[j : j + tile])
+            total[j : j + tile] += xp.matmul(weights.T, here)
+    return total
+
+
+def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
+    """Deal the strips of :func:`_multiply_symmetric` out to one thread a core: NumPy's exponential runs on one.
+
+    The deal depends on the number of cores alone: the same machine gives the same bits.
+    """
+    n_strips = -(-X.shape[0] // HOST_TILE)
+    workers = min(_count_cores(), n_strips)
+    if workers == 1:
+        return _multiply_symmetric(X, Z, sharpness, HOST_TILE)
+    with _BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
+        parts = list(
+            pool.map(lambda first: _multiply_symmetric(X, Z, sharpness, HOST_TILE, first, workers), range(workers))
+        )
+    return np.sum(parts, axis=0)
+
+
+def _count_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _multiply_rectangular(
+    A: Array, B: Array, Z: Array, sharpness: float, tile: int = HOST_TILE, *, skip_diagonal: bool = False
+) -> Array:
+    """Multiply the (a, b) weights between the rows of `A` and `B` with `Z`, shape (b, k)."""
+    xp = find_namespace(A)
+    strips = []
+    for i in range(0, A.shape[0], tile):
+        rows = A[i : i + tile]
+        total = xp.zeros((rows.shape[0], Z.shape[1]), dtype=xp.float64, device=Z.device)
+        for j in range(0, B.shape[0], tile):
+            weights = _weights(rows, B[j : j + tile], sharpness)
+            if skip_diagonal and i == j:
+                weights *= 1 - xp.eye(weights.shape[0], dtype=weights.dtype, device=weights.device)
+            total += xp.matmul(weights, Z[j : j + tile])
+        strips.append(total)
+    return xp.concat(strips)
+
+
+_BLOCK = 1 << 22  # numbers in a block of differences
+
+
+class NeighborsGraph(GaussianGraph):
+    """Exact weights of edges to and from nearest rows; `error_bound` is 1 where an edge is missing, else 0."""
+
+    method = "neighbors"
+
+    def __init__(self, X: Array, bandwidth: float, model: Array, n_neighbors: int) -> None:
+        super().__init__(X, bandwidth, model)
+        self.n_neighbors = n_neighbors
+        host = to_numpy(X)
+        n = host.shape[0]
+        # One more than asked for: the nearest is usually the row itself, though not among duplicates.
+        found = nearest(host, host, min(n_neighbors + 1, n))
+        apart = found != np.arange(n)[:, None]
+        keep = apart & (np.cumsum(apart, axis=1) <= n_neighbors)
+        rows, others = np.nonzero(keep)[0], found[keep]
+        edges = np.unique(np.minimum(rows, others) * n + np.maximum(rows, others))
+        low, high = edges // n, edges % n
+        weights = self._weights(host, low, host, high)
+        both = (np.concatenate([weights, weights]), (np.concatenate([low, high]), np.concatenate([high, low])))
+        self._matrix = csr_array(both, shape=(n, n))
+        self.error_bound = float(len(edges) < n * (n - 1) // 2)
+        _ = self.degree
+
+    def _weights(self, A: Any, a: Any, B: Any, b: Any) -> Any:
+        """Return weights of rows `a` of A and `b` of B from differences, which keep the digits of near rows."""
+        step = max(1, _BLOCK // A.shape[1])
+        blocks = [slice(start, start + step) for start in range(0, len(a), step)]
+        squares = [np.vecdot(difference, difference) for difference in (A[a[i]] - B[b[i]] for i in blocks)]
+        return np.exp(-0.5 * self._sharpness * np.concatenate(squares))
+
+    def _product(self, Z: Array) -> Array:
+        return move_to_library(self._matrix @ to_numpy(Z), Z)
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        new, host = to_numpy(X), to_numpy(self._X)
+        found = nearest(new, host, self.n_neighbors)
+        rows = np.repeat(np.arange(len(new)), self.n_neighbors)
+        edges = (self._weights(new, rows, host, found.ravel()), (rows, found.ravel()))
+        return move_to_library(csr_array(edges, shape=(len(new), len(host))) @ to_numpy(Z), Z)
+
+
+def nearest(queries: Any, rows: Any, k: int) -> Any:
+    """Return the positions of the k nearest unit `rows` of each unit query, nearest first, by the inner product.
+
+    FAISS searches where it is installed and the rows are of single precision; scikit-learn elsewhere.
+    """
+    if rows.dtype == np.float32 and importlib.util.find_spec("faiss"):
+        import faiss
+
+        index = faiss.IndexFlatIP(rows.shape[1])
+        index.add(np.ascontiguousarray(rows))
+        return index.search(np.ascontiguousarray(queries), k)[1]
+    search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(rows)
+    return search.kneighbors(queries, return_distance=False)
+
+
+Method = Literal["auto", "exact", "series", "neighbors"]
+METHODS = ("auto", "exact", "series", "neighbors")
+
+_EXPONENTIAL = 16  # multiplications that an exponential is worth, measured on the host
+_COLUMNS = 2  # columns of Z that the choice of "auto" reckons with
+
+
+def gaussian_graph(
+    X: Array, bandwidth: float, method: Method = "auto", tolerance: float = 1e-6, n_neighbors: int = 15
+) -> GaussianGraph:
+    """Build the Gaussian graph over unit rows as a linear operator.
+
+    Parameters
+    ----------
+    X : array-like of shape (n, d)
+        Rows of norm one, as a NumPy array or a torch tensor on any device; they are copied. Blocks of a Dask array
+        are multiplied where they lie ("series" and "exact"), and need not fit into the memory. Results
+        have their dtype (float32 where it is shorter); the arithmetic is done in float64 where
+        float32 would miss the tolerance.
+    bandwidth : float
+        The s of ``w_ij = exp(-|x_i - x_j|^2 / (2 s^2))``.
+    method : {"auto", "exact", "series", "neighbors"}, default="auto"
+        "exact": every weight, O(n^2) time, O(n) memory. "series": a polynomial of degree at most 3
+        in the inner products, O(n d^degree) time; the least degree that meets `tolerance`.
+        "neighbors": the weights to the nearest neighbours alone. "auto": the cheaper of the first two
+        within `tolerance`, which a graph of neighbours never meets.
+    tolerance : float, default=1e-6
+        Largest ``|w~ - w| / w`` that an edge may have; see ``error_bound`` of the result. Rounding is
+        kept below it too, or an error says that it cannot be.
+    n_neighbors : int, default=15
+        Edges that each row asks for, for "neighbors"; the graph is symmetric, so it may get more.
+
+    Returns
+    -------
+    GaussianGraph
+        With ``degree``, ``matmul(Z)``, ``laplacian_matmul(Z)``, ``interpolate(X, Z)`` and
+        ``error_bound``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nearveil.privatemail.graph import gaussian_graph
+    >>> X = np.random.default_rng(0).normal(size=(1000, 8))
+    >>> X /= np.linalg.norm(X, axis=1, keepdims=True)
+    >>> graph = gaussian_graph(X, bandwidth=6.0)
+    >>> graph.method, graph.error_bound < 1e-6
+    ('series', True)
+    >>> exact = gaussian_graph(X, bandwidth=6.0, method="exact")
+    >>> bool(np.max(np.abs(graph.degree / exact.degree - 1)) <= graph.error_bound)
+    True
+    """
+    bandwidth = check_bandwidth(bandwidth)
+    tolerance = check_positive(tolerance, "tolerance")
+    if not (isinstance(method, str) and method in METHODS):
+        raise ValueError(f"method must be one of {', '.join(METHODS)}")
+    if is_dask_array(X):
+        return _make_spread_graph(SpreadRows.of(X), bandwidth, method, tolerance)
+    rows = check_unit_rows(_cast_precisely(X, bandwidth, tolerance))
+    model = _make_model_column(as_array(X))
+    if method == "neighbors":
+        return NeighborsGraph(
+            _cast_at_least_single(rows), bandwidth, model, _check_neighbors(n_neighbors, rows.shape[0])
+        )
+    if sys.float_info.epsilon * bandwidth**-2 > tolerance:
+        raise ValueError(
+            f"bandwidth {bandwidth:g} is too small: the rounding of inner products would move weights by more than "
+            f'tolerance {tolerance:g}. Use a larger bandwidth or tolerance, or method="neighbors"'
+        )
+    polynomial = None if method == "exact" else find_least_polynomial(bandwidth**-2, tolerance)
+    if method == "series":
+        return SeriesGraph(
+            _cast_at_least_single(rows), bandwidth, model, _check_polynomial(polynomial, rows, bandwidth, tolerance)
+        )
+    if method == "auto" and polynomial is not None and _does_series_pay(polynomial, rows):
+        return SeriesGraph(rows, bandwidth, model, polynomial)
+    return ExactGraph(rows, bandwidth, model)
+
+
+def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
+    """Build a graph over the blocks of a Dask array, in double precision."""
+    if method == "neighbors":
+        raise ValueError('method "neighbors" does not work on Dask arrays: take "series" or "exact"')
+    if rows.dtype not in (np.float32, np.float64):
+        raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
+    if sys.float_info.epsilon * bandwidth**-2 > tolerance:
+        raise ValueError(f"bandwidth {bandwidth:g} is too small for tolerance {tolerance:g}: use a larger one")
+    polynomial = None if method == "exact" else find_least_polynomial(bandwidth**-2, tolerance)
+    model = np.empty((0, rows.shape[1]), np.float64)
+    if method == "series" or (polynomial is not None and _do_moments_fit(polynomial, model)):
+        series = _check_polynomial(polynomial, model, bandwidth, tolerance)
+        return SpreadSeries(rows, bandwidth, np.dtype(np.float64), series)
+    return SpreadExact(rows, bandwidth, np.dtype(np.float64), _multiply_rectangular)
+
+
+def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
+    """Return the rows in a dtype whose rounding, multiplied by ``1 / bandwidth^2``, stays below `tolerance`."""
+    X = as_array(X)
+    xp = find_namespace(X)
+    single = float(xp.finfo(xp.float32).eps)  # rows of 16 bits are multiplied exactly, in 32 bits
+    if xp.isdtype(X.dtype, "real floating") and single * max(1.0, bandwidth**-2) > tolerance:
+        return xp.astype(X, xp.float64, copy=False)
+    return X
+
+
+def _make_model_column(X: Array) -> Array:
+    """Return a column of the dtype of the results: that of the rows, and float32 for rows of 16 bits."""
+    xp = find_namespace(X)
+    return xp.astype(X[:, :1], X.dtype if xp.finfo(X.dtype).bits >= 32 else xp.float32, copy=True)
+
+
+def _cast_at_least_single(X: Array) -> Array:
+    if find_namespace(X).finfo(X.dtype).bits < 32:
+        raise ValueError(f"X has dtype {X.dtype}, too coarse for this method: convert it to float32")
+    return X
+
+
+def _check_neighbors(n_neighbors: Any, n: int) -> int:
+    whole = isinstance(n_neighbors, Integral) and not isinstance(n_neighbors, bool)
+    if not (whole and 1 <= n_neighbors < n):
+        raise ValueError(f"n_neighbors must be a whole number from 1 to {n - 1}, one less than the rows")
+    return int(n_neighbors)
+
+
+def _check_polynomial(
+    polynomial: KernelPolynomial | None, X: Array, bandwidth: float, tolerance: float
+) -> KernelPolynomial:
+    if polynomial is None:
+        nearest = find_best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
+        raise ValueError(
+            f"no polynomial of degree {MAX_DEGREE} or less meets tolerance {tolerance:g} at bandwidth {bandwidth:g} "
+            f'(the best has error {nearest:.1e}): use method="exact", a larger tolerance or a larger bandwidth'
+        )
+    if not _do_moments_fit(polynomial, X):
+        raise ValueError(
+            f"a series of degree {polynomial.degree} in {X.shape[1]} features needs too many moments: use "
+            'method="exact", or a tolerance that a lower degree meets'
+        )
+    return polynomial
+
+
+def _do_moments_fit(polynomial: KernelPolynomial, X: Array) -> bool:
+    return count_moments(polynomial.degree, X.shape[1]) <= MOMENTS_LIMIT
+
+
+def _does_series_pay(polynomial: KernelPolynomial, X: Array) -> bool:
+    """Say whether the series takes fewer operations than all weights would."""
+    n, d = X.shape
+    series = 2 * count_moments(polynomial.degree, d) * _COLUMNS
+    exact = n * (d + _EXPONENTIAL) / 2
+    return _do_moments_fit(polynomial, X) and find_namespace(X).finfo(X.dtype).bits >= 32 and series < exact
+
+
+Rectangular = Any  # multiplies the weights between two blocks of rows with `Z`
+
+
+class SpreadGraph(GaussianGraph):
+    """A graph of the rows of a Dask array: blocks are multiplied where they lie, and `Z` is at home.
+
+    Sums are made in the order of the blocks, in doubles: how rows are cut moves a result by rounding alone.
+    """
+
+    def __init__(self, rows: SpreadRows, bandwidth: float, dtype: Any) -> None:
+        if rows.shape[0] < 2:
+            raise ValueError(f"X has {rows.shape[0]} row(s); it needs at least 2")
+        Graph.__init__(self, np.empty((rows.shape[0], 1), rows.dtype), rows.shape[0], dtype)
+        self._rows = rows
+        self._X = np.empty((0, rows.shape[1]), dtype)  # what new rows are compared with: dtype and features
+        self.bandwidth = bandwidth
+
+    def _pair(self, Z: Array) -> list[tuple[Any, Array]]:
+        """Return every block with its rows of `Z`."""
+        return [(part, Z[some]) for part, some in zip(self._rows.parts, self._rows.cuts, strict=True)]
+
+
+class SpreadSeries(SpreadGraph):
+    """Weights by a polynomial: one pass over the blocks collects sums, another applies them."""
+
+    method = "series"
+
+    def __init__(self, rows: SpreadRows, bandwidth: float, dtype: Any, polynomial: KernelPolynomial) -> None:
+        super().__init__(rows, bandwidth, dtype)
+        self.polynomial, self.error_bound = polynomial, polynomial.error_bound
+
+    def _terms(self) -> tuple[Any, ...]:
+        return self.bandwidth, self._work_dtype, self.polynomial
+
+    def _collect(self, Z: Array) -> list[Array]:
+        found = self._rows.cluster.map(_collect_block, self._pair(Z), *self._terms(), stage="collecting moments")
+        total: list[Array] = []
+        for sums in found:
+            total = [one + other for one, other in zip(total, sums, strict=True)] if total else sums
+        return total
+
+    def _product(self, Z: Array) -> Array:
+        found = self._rows.cluster.map(
+            _apply_block, self._pair(Z), self._collect(Z), *self._terms(), stage="applying moments"
+        )
+        return np.concatenate(list(found))
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        return SeriesGraph(X, self.bandwidth, X[:, :1], self.polynomial).apply_sums(X, self._collect(Z), Z.dtype)
+
+
+def _make_series(rows: NDArray[Any], bandwidth: float, dtype: Any, polynomial: KernelPolynomial) -> SeriesGraph:
+    unit = check_unit_rows(rows.astype(dtype, copy=False), least=0)
+    return SeriesGraph(unit, bandwidth, unit[:, :1], polynomial)
+
+
+def _collect_block(pair: tuple[NDArray[Any], Array], *terms: Any) -> list[Array]:
+    rows, Z = pair
+    return _make_series(rows, *terms).collect_sums(Z)
+
+
+def _apply_block(pair: tuple[NDArray[Any], Array], collected: list[Array], *terms: Any) -> Array:
+    rows, Z = pair
+    graph = _make_series(rows, *terms)
+    return graph.apply_sums(graph._X, collected, Z.dtype) - graph.weigh_own()[:, None] * Z
+
+
+class SpreadExact(SpreadGraph):
+    """All weights, for each pair of blocks a task."""
+
+    method = "exact"
+
+    def __init__(self, rows: SpreadRows, bandwidth: float, dtype: Any, rectangular: Rectangular) -> None:
+        super().__init__(rows, bandwidth, dtype)
+        self._rectangular = rectangular
+
+    def _product(self, Z: Array) -> Array:
+        pairs = self._pair(Z)
+        tasks = [(here, there, values, here is there) for here, _ in pairs for there, values in pairs]
+        found = self._rows.cluster.map(
+            _multiply_blocks, tasks, self._rectangular, self._sharpness, self._work_dtype, stage="multiplying weights"
+        )
+        product = np.zeros(Z.shape, np.float64)
+        for number, one in enumerate(found):
+            product[self._rows.cuts[number // len(pairs)]] += one
+        return product
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        found = self._rows.cluster.map(
+            _multiply_new,
+            self._pair(Z),
+            X,
+            self._rectangular,
+            self._sharpness,
+            self._work_dtype,
+            stage="multiplying weights",
+        )
+        return sum(found, np.zeros((len(X), Z.shape[1]), np.float64))
+
+
+def _multiply_blocks(
+    task: tuple[NDArray[Any], NDArray[Any], Array, bool], rectangular: Rectangular, sharpness: float, dtype: Any
+) -> Array:
+    here, there, Z, same = task
+    rows = check_unit_rows(here.astype(dtype, copy=False), least=0)
+    if not same:
+        return rectangular(rows, check_unit_rows(there.astype(dtype, copy=False), least=0), Z, sharpness)
+    return rectangular(rows, rows, Z, sharpness, skip_diagonal=True)
+
+
+def _multiply_new(
+    pair: tuple[NDArray[Any], Array], X: Array, rectangular: Rectangular, sharpness: float, dtype: Any
+) -> Array:
+    rows, Z = pair
+    return rectangular(X, check_unit_rows(rows.astype(dtype, copy=False), least=0), Z, sharpness)

@@ -1,0 +1,586 @@
+"""The supervised manifold learning query (its step, three solvers, a scikit-learn estimator), and Umeyama alignment.
+
+A solver takes the query and a start of shape (n, k) and returns the embedding and the objective
+``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` of every iterate, the start included where there is one.
+"""
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from numbers import Integral, Real
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, cg, eigsh
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
+from sklearn.utils import check_random_state
+from sklearn.utils._array_api import get_namespace
+from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from nearveil.cluster import is_dask_array
+from nearveil.privatemail.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
+from nearveil.privatemail.graph.gaussian import Method
+from nearveil.privatemail.graph.labels import Encoding
+
+__all__ = ["smlq_step", "umeyama"]
+
+Array = Any  # a NumPy array or a torch tensor, whichever the graph was built of
+
+
+@dataclass(frozen=True)
+class ManifoldQuery:
+    """The two graphs and the weight between them: all that the objective depends on."""
+
+    graph: GaussianGraph
+    labels: LabelGraph | None
+    label_weight: float
+
+    def gradient(self, Z: Array) -> Array:
+        """Return ``(L_X - alpha L_Y) Z``, half the gradient of the objective."""
+        attraction = self.graph.laplacian_matmul(Z)
+        if self.labels is None or self.label_weight == 0:
+            return attraction
+        return attraction - self.label_weight * self.labels.laplacian_matmul(Z)
+
+    def objective(self, Z: Array) -> float:
+        """Return ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)``."""
+        return float((Z * self.gradient(Z)).sum())
+
+    def step(self, Z: Array) -> tuple[Array, float]:
+        """Return where eq. 4 moves `Z`, and v(Z) before it."""
+        gradient = self.gradient(Z)
+        return Z - gradient / (2 * self.graph.degree[:, None]), float((Z * gradient).sum())
+
+    def mean(self, Z: Array) -> Array:
+        """Return the mean of the rows weighted by their degree, which a step leaves unchanged."""
+        degree = self.graph.degree
+        return (degree[:, None] * Z).sum(axis=0) / degree.sum()
+
+
+def smlq_step(
+    Z: Array, graph: GaussianGraph, labels: LabelGraph | None = None, label_weight: float = 1.0
+) -> tuple[Array, float]:
+    """Take one step of the supervised manifold learning query; return where the rows are then, and v(Z) before.
+
+    In matrices, eq. 4 of the 2022 paper: ``Z + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Z``. It never
+    raises ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)``, and it leaves the mean of the rows, weighted
+    by their degree, where it is (both proved in ``docs/theory/manifold.md``).
+
+    Parameters
+    ----------
+    Z : array of shape (n, k)
+        Where the rows are.
+    graph : GaussianGraph
+        Who attracts whom: the weights w.
+    labels : LabelGraph, optional
+        Who repels whom: the weights v. None means no labels.
+    label_weight : float, default=1.0
+        The alpha of the paper, at least 0.
+
+    Examples
+    --------
+    Two rows that attract each other meet half-way:
+
+    >>> from nearveil.privatemail.graph import gaussian_graph
+    >>> moved, objective = smlq_step(np.array([[0.0], [1.0]]), gaussian_graph(np.eye(2), bandwidth=1.0))
+    >>> moved.ravel(), round(objective, 4)
+    (array([0.5, 0.5]), 0.3679)
+    """
+    if not label_weight >= 0:
+        raise ValueError(f"label_weight must be at least 0; got {label_weight!r}")
+    return ManifoldQuery(graph, labels, label_weight).step(Z)
+
+
+Result = tuple[Array, list[float]]
+
+_TINY = 1e-35  # what divides by less would overflow float32
+
+_ROUNDING = 16  # epsilons of the mean size of a column: a mean below that is what rounding left of none
+
+
+def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
+    """Iterate eq. 4 of the 2022 paper.
+
+    A step keeps the degree-weighted mean of the rows up to rounding, and rescaling would feed that error until nothing
+    else is left. So the mean is put back.
+    """
+    Z = start * _find_norm_factor(start) if rescale else start
+    mean = query.mean(Z)
+    mean = mean * (abs(mean) > _ROUNDING * _find_limits(Z).eps * query.mean(abs(Z)))
+    history = []
+    for _ in range(n_iter):
+        moved, objective = query.step(Z)
+        if not math.isfinite(objective):
+            break
+        history.append(objective)
+        Z = moved - (query.mean(moved) - mean)
+        if rescale:
+            factor = _find_norm_factor(Z)
+            Z, mean = Z * factor, mean * factor
+    history.append(query.objective(Z))
+    if not math.isfinite(history[-1]):
+        raise ValueError("the embedding overflows: use rescale=True, a smaller label_weight or fewer n_iter")
+    return Z, history
+
+
+def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
+    """Iterate eq. 6 of the 2021 paper: ``Z <- alpha L_X^+ (L_Y Z - S Q)``, S Q = n (Q - mean of Q).
+
+    Conjugate gradients apply the pseudo-inverse to vectors of mean zero, where L_X is definite. The scale of Z matters
+    to this iteration: `rescale` acts on its result alone.
+    """
+    if query.labels is None or query.label_weight == 0:
+        raise ValueError('solver="cccp" needs labels and label_weight > 0: its eq. 6 is zero without them')
+    n, k = start.shape
+    pull = n * (start - start.mean(axis=0))
+    degree = _bring_to_host(query.graph.degree)[:, None]
+    laplacian = _make_operator(
+        n * k, lambda z: _bring_to_host(query.graph.laplacian_matmul(convert_like(z.reshape(n, k), start)))
+    )
+    jacobi = _make_operator(n * k, lambda z: z.reshape(n, k) / degree)
+    Z, history = start, [query.objective(start)]
+    rtol = max(1e-13, 100 * _find_limits(start).eps)
+    too_far = 1e-6 * math.sqrt(_find_limits(start).max)  # the squares of such numbers, summed, would overflow
+    for _ in range(n_iter):
+        right = _bring_to_host(query.label_weight * (query.labels.laplacian_matmul(Z) - pull))
+        if not np.isfinite(right).all():
+            raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
+        if not np.any(right):
+            raise ValueError("eq. 6 gives zero everywhere: init and labels leave nothing to embed")
+        solved, failed = cg(laplacian, (right - right.mean(axis=0)).ravel(), rtol=rtol, maxiter=10 * n, M=jacobi)
+        if failed:
+            raise ValueError(
+                "eq. 6 cannot be solved: the graph falls apart, or nearly; use a larger bandwidth or more neighbours"
+            )
+        solved = solved.reshape(n, k)
+        Z = convert_like(solved - solved.mean(axis=0), start)
+        if not np.isfinite(solved).all() or np.abs(solved).max() > too_far:
+            raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
+        history.append(query.objective(Z))
+    if rescale:
+        Z = Z * _find_norm_factor(Z)
+        history[-1] = query.objective(Z)
+    return Z, history
+
+
+def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
+    """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
+
+    The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is moved to the
+    other end of the spectrum. Neither `n_iter` nor the values of `start` play a part.
+    """
+    del n_iter
+    n, k = start.shape
+    if k >= n:
+        raise ValueError(f'n_components must be below the {n} rows for solver="spectral"; got {k}')
+    beyond = 2 * float(query.graph.degree.max()) + 1
+    matrix = _make_operator(
+        n, lambda z: _bring_to_host(query.gradient(convert_like(z.reshape(n, 1), start))).ravel() + beyond * z.mean()
+    )
+    try:
+        _, vectors = eigsh(matrix, k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n))
+    except ArpackNoConvergence:
+        raise ValueError("the eigenvectors did not converge: use a larger bandwidth or another solver") from None
+    peaks = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(k)]
+    Z = convert_like(vectors * np.sign(peaks), start)
+    Z = Z * _find_norm_factor(Z) if rescale else Z
+    return Z, [query.objective(Z)]
+
+
+SOLVERS = {"majorize": majorize, "cccp": cccp, "spectral": spectral}
+
+
+def _find_norm_factor(Z: Array) -> float:
+    """Return what brings `Z` to Frobenius norm sqrt(n)."""
+    largest = float(abs(Z).max())  # divide by it first, so that squares neither overflow nor vanish
+    if not _TINY < largest < math.inf:
+        raise ValueError(
+            "the embedding cannot be rescaled: its rows have met in one point, or overflowed. Start elsewhere (init), "
+            "give labels or more rows, or take fewer n_iter"
+        )
+    scaled = Z / largest
+    return math.sqrt(Z.shape[0] / float((scaled * scaled).sum())) / largest
+
+
+def _find_limits(array: Array) -> Any:
+    """Return the limits of the floating-point dtype of an array or tensor."""
+    return np.finfo(str(array.dtype).removeprefix("torch."))
+
+
+def _make_operator(size: int, product: Any) -> Any:
+    return LinearOperator((size, size), matvec=lambda z: product(z).ravel(), dtype=np.float64)
+
+
+def _bring_to_host(array: Array) -> Any:
+    """Bring an array of the graph's library to NumPy, in double precision."""
+    return np.asarray(array.cpu() if hasattr(array, "cpu") else array, dtype=np.float64)
+
+
+def convert_like(values: Any, model: Array) -> Array:
+    """Bring a NumPy result back to the library, device and dtype of `model`."""
+    if isinstance(model, np.ndarray):
+        return values.astype(model.dtype, copy=False)
+    return model.new_tensor(values)
+
+
+@dataclass(eq=False, repr=False)
+class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Embed rows by the supervised manifold learning query (SMLQ).
+
+    The query of Vepakomma, Balla and Raskar: rows attract each other with Gaussian weights of their
+    features and repel each other with Gaussian weights of their labels, which are largest within a
+    class. It lowers ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` without inverse or step size, and in
+    linear time where the bandwidth allows the series.
+
+    Nothing here is private: this is the query that :mod:`nearveil.mechanisms` protects.
+
+    In a pipeline, the step after it is fitted on `fit_transform`, which knows the labels, and predicts from
+    `transform`, which does not: rows of the fit lie better apart than new ones, and a score on the rows of the fit says
+    little. To treat both alike, fit the next step on ``manifold.transform(X)``.
+
+    Parameters
+    ----------
+    n_components : int, default=2
+        Columns of the embedding.
+    bandwidth : float, default=0.4
+        The s of ``exp(-|x_i - x_j|^2 / (2 s^2))``. Rows are brought to norm one first, so distances
+        go from 0 to 2. The papers take 5 or 6, where all rows attract each other about equally and the
+        features hardly matter, but a step is cheap.
+    label_weight : float, default=0.6
+        The alpha: how strongly labels repel. 0 ignores them.
+    n_iter : int, default=20
+        Steps to take ("spectral" takes none). More is not better: in the end all columns lie in the
+        space of one eigenvalue, and mostly are multiples of one vector.
+    init : "random" or array-like of shape (n, n_components), default="random"
+        Where to start. "random" draws from the standard normal distribution and takes out the mean
+        that the steps would keep, weighted by the degrees: such a start depends on the rows, so the
+        sensitivity bounds do not cover it. Give a public array where privacy is at stake.
+    rescale : bool, default=True
+        Scale the embedding to Frobenius norm sqrt(n) after each step; without it the rows collapse
+        to a point or run away.
+    graph : {"auto", "exact", "series", "neighbors"}, default="auto"
+        How the weights of the features are applied; see :func:`nearveil.privatemail.graph.gaussian_graph`.
+    tolerance : float, default=1e-6
+        Largest relative error of such a weight.
+    random_state : int, RandomState instance or None, default=None
+        Seeds the random start. Not a source of privacy.
+    solver : {"majorize", "cccp", "spectral"}, default="majorize"
+        "majorize" is the query, eq. 4 of the 2022 paper. "cccp" is the first pass of the 2021 paper
+        (its eq. 6), "spectral" the eigenvectors of ``L_X - alpha L_Y`` (its eq. 3), for comparison.
+    n_neighbors : int, default=15
+        For ``graph="neighbors"``.
+    label_encoding : {"integer", "one-hot"}, default="integer"
+        See :func:`nearveil.privatemail.graph.label_graph`. "integer" is the papers'; "one-hot" suits classes
+        whose order means nothing, and names.
+    label_bandwidth : float, optional
+        Bandwidth of the label weights; that of the features where it is not given, as in the papers.
+
+    Attributes
+    ----------
+    embedding_ : array of shape (n, n_components)
+        Where the rows of the fit lie.
+    objective_ : float
+        v of the embedding.
+    objective_history_ : list of float
+        v of the start and of each iterate. It never rises where ``rescale=False`` and the solver is
+        "majorize".
+    graph_ : GaussianGraph
+        The graph of the features.
+    n_iter_ : int
+        Steps taken.
+    n_features_in_ : int
+    feature_names_in_ : ndarray of shape (d,)
+        Where the features had names.
+
+    See Also
+    --------
+    nearveil.privatemail.manifold.smlq_step : One step, on graphs of your own.
+
+    Examples
+    --------
+    >>> from sklearn.datasets import load_digits
+    >>> from nearveil import SupervisedManifold
+    >>> X, y = load_digits(return_X_y=True)
+    >>> manifold = SupervisedManifold(random_state=0).fit(X[:1000], y[:1000])
+    >>> manifold.embedding_.shape
+    (1000, 2)
+    >>> manifold.transform(X[1000:]).shape
+    (797, 2)
+    """
+
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        "n_components": [Interval(Integral, 1, None, closed="left")],
+        "bandwidth": [Interval(Real, 0, None, closed="neither")],
+        "label_weight": [Interval(Real, 0, None, closed="left")],
+        "n_iter": [Interval(Integral, 1, None, closed="left")],
+        "init": [StrOptions({"random"}), "array-like"],
+        "rescale": ["boolean"],
+        "graph": [StrOptions({"auto", "exact", "series", "neighbors"})],
+        "tolerance": [Interval(Real, 0, None, closed="neither")],
+        "random_state": ["random_state"],
+        "solver": [StrOptions(set(SOLVERS))],
+        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
+        "label_encoding": [StrOptions({"integer", "one-hot"})],
+        "label_bandwidth": [Interval(Real, 0, None, closed="neither"), None],
+    }
+
+    n_components: int = 2
+    _: KW_ONLY
+    bandwidth: float = 0.4
+    label_weight: float = 0.6
+    n_iter: int = 20
+    init: Any = "random"
+    rescale: bool = True
+    graph: Method = "auto"
+    tolerance: float = 1e-6
+    random_state: Any = None
+    solver: str = "majorize"
+    n_neighbors: int = 15
+    label_encoding: Encoding = "integer"
+    label_bandwidth: float | None = None
+
+    @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
+    def fit(self, X: Array, y: Array | None = None) -> Self:
+        """Embed the rows of `X`.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, d)
+            Finite rows, none of them zero; they are brought to norm one. Blocks of a Dask array stay where they lie,
+            with a graph by "series" or "exact"; the embedding is an array of NumPy.
+        y : array-like of shape (n,), optional
+            Labels; -1 marks a row without. None means that no row has one.
+
+        Returns
+        -------
+        SupervisedManifold
+            The fitted estimator.
+        """
+        X = self._check_input(X, ensure_min_samples=2)
+        n = X.shape[0]
+        if self.n_components > n:
+            raise ValueError(f"n_components={self.n_components} must be at most the number of rows, {n}")
+        labels = self._label_graph(y, n)
+        graph = gaussian_graph(
+            _normalise_rows(X),
+            self.bandwidth,
+            method=self.graph,
+            tolerance=self.tolerance,
+            n_neighbors=self.n_neighbors,
+        )
+        query = ManifoldQuery(graph, labels, self.label_weight)
+        start = self._start(n, np.empty(0, X.dtype) if is_dask_array(X) else X, query)
+        with np.errstate(over="ignore", invalid="ignore"):  # the solvers look for it and say what to do
+            embedding, history = SOLVERS[self.solver](query, start, self.n_iter, self.rescale)
+        self.graph_ = graph
+        self.embedding_ = embedding
+        self.objective_history_ = history
+        self.objective_ = history[-1]
+        self.n_iter_ = max(len(history) - 1, 1)
+        return self
+
+    def fit_transform(self, X: Array, y: Array | None = None) -> Array:
+        """Embed the rows of `X` and return where they lie.
+
+        With labels this is not what ``transform`` returns for the same rows: `transform` treats
+        every row as new and unlabelled.
+        """
+        return self.fit(X, y).embedding_
+
+    def transform(self, X: Array) -> Array:
+        """Embed new rows without labels.
+
+        Each lands where the step would leave it at rest: on the average of the fitted rows, weighted
+        by the Gaussian kernel of the features.
+        """
+        check_is_fitted(self)
+        X = self._check_input(X, reset=False)
+        return self.graph_.interpolate(_normalise_rows(X), self.embedding_)
+
+    def _check_input(self, X: Array, **options: Any) -> Array:
+        """Let scikit-learn check the rows, and keep what it says free of their values."""
+        if is_dask_array(X) and options.get("reset", True):  # its blocks are checked where they lie
+            self.n_features_in_ = int(X.shape[1])
+            return X
+        xp, _ = get_namespace(X)
+        try:
+            return validate_data(self, X, dtype=[xp.float64, xp.float32], **options)
+        except ValueError as error:
+            first, *rest = str(error).splitlines()
+            if first.startswith("could not convert"):
+                first = "X holds text or objects where numbers are expected"
+            advice = [line for line in rest if line.startswith("Reshape your data")]
+            raise ValueError(" ".join([first, *advice])) from None
+
+    def _label_graph(self, y: Array | None, n: int) -> LabelGraph | None:
+        if y is None:
+            return None
+        labels = label_graph(y, self.label_bandwidth or self.bandwidth, self.label_encoding)
+        if labels.shape[0] != n:
+            raise ValueError(f"y must have a label for each row of X: it has {labels.shape[0]} for {n} rows")
+        if len(labels.classes) == 1:
+            raise ValueError("y has one class only, so its labels tell no rows apart: give at least 2, or y=None")
+        return labels
+
+    def _start(self, n: int, X: Array, query: ManifoldQuery) -> Array:
+        if not isinstance(self.init, str):
+            start = np.asarray(self.init, dtype=np.float64)
+            if start.shape != (n, self.n_components):
+                raise ValueError(f"init must have shape ({n}, {self.n_components}); got {start.shape}")
+            if not np.isfinite(start).all():
+                raise ValueError("init holds NaN or infinity")
+            return convert_like(start, X)
+        start = convert_like(check_random_state(self.random_state).normal(size=(n, self.n_components)), X)
+        return start - query.mean(start)
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.embedding_.shape[1])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        tags.array_api_support = True
+        return tags
+
+
+def _normalise_rows(X: Array) -> Array:
+    """Divide each row by its norm; a zero row has no direction and raises."""
+    largest = abs(X).max(axis=1)
+    largest = getattr(largest, "values", largest)  # torch returns where it is, too
+    if not bool((largest > 0).all()):
+        row = int(largest.argmin())
+        raise ValueError(f"X holds a row of zeros (row {row}), which has no direction: remove it")
+    X = X / largest[:, None]  # so that squares neither overflow nor vanish
+    return X / ((X * X).sum(axis=1) ** 0.5)[:, None]
+
+
+Floats = NDArray[np.float64]
+
+_FLAT = 1e-14  # singular values of clouds of size one below this are rounding
+
+
+@dataclass(frozen=True, eq=False)
+class SimilarityTransform:
+    """The map ``x -> scale * rotation @ x + translation``.
+
+    Attributes
+    ----------
+    scale : float
+    rotation : ndarray of shape (d, d)
+        Orthogonal; its determinant is 1 unless a reflection was allowed and fits better.
+    translation : ndarray of shape (d,)
+
+    Examples
+    --------
+    >>> SimilarityTransform(2.0, np.eye(2), np.array([1.0, 0.0])).apply([1.0, 1.0])
+    array([3., 2.])
+    """
+
+    scale: float
+    rotation: Floats
+    translation: Floats
+
+    def __post_init__(self) -> None:
+        for name in ("rotation", "translation"):
+            own = np.array(getattr(self, name), dtype=np.float64)
+            own.setflags(write=False)
+            object.__setattr__(self, name, own)
+
+    def apply(self, points: ArrayLike) -> Floats:
+        """Map `points` of shape (n, d), or one point of shape (d,)."""
+        given = _check_numbers(points, "points")
+        if given.ndim not in (1, 2) or given.shape[-1] != len(self.translation):
+            raise ValueError(f"points must have {len(self.translation)} columns; got shape {given.shape}")
+        moved: Floats = self.scale * given @ self.rotation.T + self.translation
+        return moved
+
+
+def umeyama(
+    source: ArrayLike, target: ArrayLike, *, scale: bool = True, reflection: bool = False
+) -> SimilarityTransform:
+    """Find the similarity transform that brings `source` closest to `target`.
+
+    Least squares over rotation, translation and (if asked for) scale and reflection, in closed form
+    by a singular value decomposition: Kabsch 1976, Umeyama 1991.
+
+    Parameters
+    ----------
+    source : array-like of shape (n, d)
+    target : array-like of shape (n, d)
+        Row i is where row i of `source` should go.
+    scale : bool, default=True
+        Whether the transform may stretch; False keeps lengths (Kabsch).
+    reflection : bool, default=False
+        Whether it may mirror.
+
+    Raises
+    ------
+    ValueError
+        Where the clouds do not determine a rotation: too few points, all on one spot, or all in a
+        subspace that leaves a turn free.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> corner = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+    >>> turned = 3 * corner @ np.array([[0.0, 1.0], [-1.0, 0.0]]) + [5, 6]
+    >>> transform = umeyama(corner, turned)
+    >>> round(transform.scale, 6), np.allclose(transform.apply(corner), turned)
+    (3.0, True)
+    """
+    source_, target_ = _check_cloud(source, "source"), _check_cloud(target, "target")
+    if source_.shape != target_.shape:
+        raise ValueError(f"source and target must have one shape; got {source_.shape} and {target_.shape}")
+    n, d = source_.shape
+    # Clouds of mean zero and size one: the singular values below are then free of the units.
+    source_, source_mean, source_size = _centre_cloud(source_, "source")
+    target_, target_mean, target_size = _centre_cloud(target_, "target")
+    left, spread, right = np.linalg.svd(target_.T @ source_)
+    needed = d if reflection else max(d - 1, 1)
+    if np.sum(spread > _FLAT) < needed:
+        raise ValueError(
+            f"source and target leave the rotation open: {n} points that together span fewer than {needed} "
+            f"of {d} dimensions; use more points, or points in general position"
+        )
+    signs = np.ones(d)
+    if not reflection and np.linalg.det(left) * np.linalg.det(right) < 0:
+        signs[-1] = -1
+        if np.sum(spread * signs) <= _FLAT or (d > 1 and spread[-2] - spread[-1] <= _FLAT):
+            raise ValueError(
+                "source and target leave the rotation open: one mirrors the other and no turn comes closest; "
+                "use reflection=True, or points in general position"
+            )
+    rotation = (left * signs) @ right
+    factor = float(np.sum(spread * signs)) * (target_size / source_size) if scale else 1.0
+    return SimilarityTransform(factor, rotation, target_mean - factor * rotation @ source_mean)
+
+
+def _check_numbers(points: ArrayLike, name: str) -> Floats:
+    array = np.asarray(points)
+    if array.dtype.kind not in "fiub":  # text or complex numbers; the values are nobody's business
+        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
+    return array.astype(np.float64)
+
+
+def _check_cloud(points: ArrayLike, name: str) -> Floats:
+    cloud = _check_numbers(points, name)
+    if cloud.ndim != 2 or 0 in cloud.shape:
+        raise ValueError(f"{name} must have shape (points, dimensions), neither of them 0; got {cloud.shape}")
+    if not np.all(np.isfinite(cloud)):
+        raise ValueError(f"{name} holds NaN or infinity")
+    return cloud
+
+
+def _centre_cloud(cloud: Floats, name: str) -> tuple[Floats, Floats, float]:
+    """Return the cloud shifted to mean zero and scaled to size one, its mean, and its size."""
+    shifted = cloud - cloud[0]  # points on one spot are then exactly zero
+    largest = float(np.max(np.abs(shifted)))
+    if largest <= 4 * np.finfo(float).eps * float(np.max(np.abs(cloud))):
+        raise ValueError(f"all points of {name} lie on one spot, which leaves rotation and scale open")
+    shifted = shifted / largest
+    mean = shifted.mean(axis=0)
+    centred = shifted - mean
+    size = float(np.linalg.norm(centred))
+    return centred / size, cloud[0] + largest * mean, largest * size

@@ -1,0 +1,434 @@
+"""How far one record can move the first step of the supervised manifold learning query.
+
+The step is eq. 4 of the 2022 paper, ``f(Q) = Q + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Q``, on unit rows,
+from a start Q that never depends on private data. A *sound* bound holds for every pair of neighbours;
+each function returns the smallest that is proved in ``docs/theory/sensitivity.md``. The published
+bounds are here for comparison and for audits: they are not sound.
+"""
+
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, Literal
+
+import numpy as np
+
+from nearveil.privacy.checks import check_choice, check_count, check_positive, check_range
+from nearveil.privatemail.graph.labels import Encoding
+from nearveil.privatemail.sensitivity import bounds
+from nearveil.privatemail.sensitivity.bounds import (
+    MARGIN,
+    Floats,
+    Norm,
+    check_error_bound,
+    check_matrix,
+    check_result,
+    check_start,
+    combine_norms,
+    label_floor,
+)
+
+__all__ = ["published_2021", "published_2022", "replace_one", "target_only"]
+
+Variant = Literal["printed", "derived"]
+
+_NORM_TOLERANCE = 1e-4  # single precision is off by 1e-7; anything beyond this is not a rounding
+
+
+def target_only(
+    anchors: Any,
+    anchor_labels: Any,
+    start: Any,
+    *,
+    bandwidth: float,
+    label_weight: float,
+    label_encoding: Encoding = "integer",
+    label_bandwidth: float | None = None,
+    released: Literal["all", "target"] = "all",
+    norm: Norm = "l2",
+    error_bound: float = 0.0,
+) -> float:
+    """Bound what replacing one private, unlabelled target changes, all else being public.
+
+    Theorems A and A' of ``docs/theory/sensitivity.md``: for the target's row and for the anchors' rows
+    the smaller of both. Attacked by ``test_no_target_passes_the_bound``. Anchors, their labels and the
+    start are public, so the bound may be computed from them and published.
+
+    Parameters
+    ----------
+    anchors : array-like of shape (m, d)
+        Public unit rows. Norms that are off by rounding are repaired; others are refused, because
+        the bound is false for them.
+    anchor_labels : array-like of shape (m,) or None
+        -1 means unlabelled, None that all are.
+    start : array-like of shape (m + 1, k)
+        Where the rows start; row 0 is the target's.
+    bandwidth : float
+        The s of ``w_ij = exp(-|x_i - x_j|^2 / (2 s^2))``.
+    label_weight : float
+        The alpha of the query, at least 0.
+    label_encoding : {"integer", "one-hot"}, default="integer"
+    label_bandwidth : float, optional
+        That of the features unless given.
+    released : {"all", "target"}, default="all"
+        Whether all rows of the step are released, or the target's alone.
+    norm : {"l2", "l1"}, default="l2"
+        L2 (Frobenius) for Gaussian noise, L1 for Laplace noise.
+    error_bound : float, default=0.0
+        That of the graph which computes the step; what it may add is added (Theorem E).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> rng = np.random.default_rng(0)
+    >>> anchors = rng.normal(size=(200, 16))
+    >>> anchors /= np.linalg.norm(anchors, axis=1, keepdims=True)
+    >>> start = rng.normal(size=(201, 2))
+    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6}
+    >>> round(target_only(anchors, None, start, released="target", **setting), 4)
+    0.0027
+    >>> round(target_only(anchors, None, start, **setting), 4)
+    0.0028
+    """
+    bandwidth, label_weight, label_bandwidth = _check_query(bandwidth, label_weight, label_bandwidth)
+    check_choice(label_encoding, "label_encoding", Encoding)
+    check_choice(released, "released", Literal["all", "target"])
+    check_choice(norm, "norm", Norm)
+    error_bound = check_error_bound(error_bound)
+    rows = _check_anchors(anchors)
+    if anchor_labels is not None and np.shape(anchor_labels) != (len(rows),):
+        raise ValueError(f"anchor_labels must have shape ({len(rows)},), one for each anchor; -1 means unlabelled")
+    starts = check_start(start, rows=len(rows) + 1)
+
+    public = bounds.collect_figures(
+        rows,
+        anchor_labels,
+        starts,
+        bandwidth=bandwidth,
+        label_weight=label_weight,
+        label_encoding=label_encoding,
+        label_bandwidth=label_bandwidth,
+        norm=norm,
+    )
+    own = min(bounds.bound_target_a(public), bounds.bound_target_a_prime(public))
+    own_error = bounds.bound_target_error(public, error_bound)
+    if released == "target":
+        return check_result(MARGIN * (own + 2 * own_error))
+    change = combine_norms(
+        np.array([own, min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_prime(public))]), norm
+    )
+    error = combine_norms(np.array([own_error, bounds.bound_anchors_error(public, error_bound)]), norm)
+    return check_result(MARGIN * (change + 2 * error))
+
+
+def replace_one(
+    start: Any,
+    *,
+    bandwidth: float,
+    label_weight: float,
+    n_classes: int,
+    labels: Literal["private", "public"] = "private",
+    label_encoding: Encoding = "integer",
+    label_bandwidth: float | None = None,
+    may_be_unlabelled: bool = False,
+    norm: Norm = "l2",
+    error_bound: float = 0.0,
+) -> float:
+    """Bound what replacing any one record changes, where every row is private.
+
+    The smaller of Theorems B and B' of ``docs/theory/sensitivity.md``. Attacked by
+    ``test_no_data_set_passes_the_bound``. Only the start, the number of classes and the parameters
+    enter, so the bound is the same for all data sets.
+
+    Parameters
+    ----------
+    start : array-like of shape (n, k)
+        Where the rows start; public.
+    bandwidth, label_weight, label_encoding, label_bandwidth, norm, error_bound
+        As for :func:`target_only`.
+    n_classes : int
+        Labels are 0 to ``n_classes - 1``.
+    labels : {"private", "public"}, default="private"
+        Whether the label is replaced with the record, or is public and stays.
+    may_be_unlabelled : bool, default=False
+        Whether a record may come without a label; for private labels it may then lose or gain it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> start = np.random.default_rng(0).normal(size=(1000, 2))
+    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98}
+    >>> round(replace_one(start, **setting), 2)
+    1.25
+    >>> round(replace_one(start, labels="public", **setting), 3)
+    0.067
+    """
+    bandwidth, label_weight, label_bandwidth = _check_query(bandwidth, label_weight, label_bandwidth)
+    n_classes = check_count(n_classes, "n_classes", least=1)
+    check_choice(labels, "labels", Literal["private", "public"])
+    check_choice(label_encoding, "label_encoding", Encoding)
+    check_choice(norm, "norm", Norm)
+    error_bound = check_error_bound(error_bound)
+    starts = check_start(start)
+    floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
+    box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
+    change = min(
+        bounds.bound_by_theorem_b(starts, box, bandwidth, norm),
+        bounds.bound_by_theorem_b_prime(starts, box, bandwidth, norm),
+    )
+    return check_result(MARGIN * (change + 2 * bounds.bound_replace_error(starts, box, error_bound, norm)))
+
+
+def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
+    """Return the bound of Theorem 2 of the 2022 paper, with M of its Lemma 1 as printed. Not sound.
+
+    ``M sqrt(n + 1) / 2 |Q|_F`` with n the rows of `start`. Lemma 1 bounds ``|M_i|^2`` and uses it as
+    ``|M_i|``: ``test_the_bound_of_2022_is_passed`` shows a pair of data sets that it does not cover.
+    Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> start = np.random.default_rng(0).normal(size=(1000, 2))
+    >>> round(published_2022(start, bandwidth=6.0, label_weight=0.6, n_classes=98))
+    572
+    """
+    bandwidth, label_weight, _ = _check_query(bandwidth, label_weight, None)
+    n_classes = check_count(n_classes, "n_classes", least=1)
+    check_start(start)
+    return bound_step(np.asarray(start, dtype=np.float64), bandwidth, label_weight, n_classes)
+
+
+def published_2021(
+    n_rows: int,
+    n_columns: int,
+    start_scale: float,
+    *,
+    bandwidth: float,
+    label_weight: float,
+    n_classes: int,
+    beta: float | Decimal,
+    label_encoding: Encoding = "one-hot",
+    variant: Variant = "printed",
+) -> float:
+    """Return the bound of Corollary 1.1 of the 2021 paper. Not sound.
+
+    It is about a start of independent normal entries and is said to hold "with probability 1 - sum
+    beta" over all pairs of neighbours, of which there are uncountably many. Its condition on beta
+    depends on the data; here beta has to meet it whatever the data, ``beta <= exp(-4 k n)``.
+
+    Parameters
+    ----------
+    n_rows, n_columns : int
+        The n and k of the paper.
+    start_scale : float
+        The standard deviation of the start, the paper's sigma_q.
+    bandwidth : float
+    label_weight : float
+    n_classes : int
+        Labels are 0 to ``n_classes - 1``; not used for one-hot labels.
+    beta : float or Decimal
+        No float is small enough where ``4 k n`` passes 744: use ``decimal.Decimal``.
+    label_encoding : {"one-hot", "integer"}, default="one-hot"
+    variant : {"printed", "derived"}, default="printed"
+        The constants of Appendix E, or those of the derivation in Appendix A.1.
+
+    Examples
+    --------
+    >>> from decimal import Decimal
+    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98, "beta": Decimal("1e-3500")}
+    >>> round(published_2021(1000, 2, 1.0, variant="derived", **setting))
+    166
+    """
+    n = check_count(n_rows, "n_rows", least=2)
+    columns = check_count(n_columns, "n_columns", least=1)
+    start_scale = check_positive(start_scale, "start_scale")
+    bandwidth, label_weight, _ = _check_query(bandwidth, label_weight, None)
+    n_classes = check_count(n_classes, "n_classes", least=1)
+    check_choice(label_encoding, "label_encoding", Encoding)
+    check_choice(variant, "variant", Variant)
+    entries = bound_entries(n, bandwidth, label_weight, n_classes, label_encoding, variant)
+    return bound_random_start(entries, n, columns, start_scale, check_beta(beta, n, columns))
+
+
+def _check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
+    """Return the parameters as floats, or raise where the weights, and with them the bound, would leave all range."""
+    bandwidth = check_range(bandwidth, "bandwidth", 0.06, 1e100)
+    label_weight = check_range(label_weight, "label_weight", 0, 1e50)
+    if label_bandwidth is None:
+        return bandwidth, label_weight, bandwidth
+    return bandwidth, label_weight, check_range(label_bandwidth, "label_bandwidth", 1e-50, 1e100)
+
+
+def _check_anchors(anchors: Any) -> Floats:
+    """Return the anchors as unit rows in double precision, or raise; names no value."""
+    rows = check_matrix(anchors, "anchors")
+    norms = np.linalg.norm(rows, axis=1)
+    if np.max(np.abs(norms - 1)) > _NORM_TOLERANCE:
+        row = int(np.argmax(np.abs(norms - 1)))
+        raise ValueError(
+            f"anchors must have rows of norm 1 (row {row} has not), or the bound is false: divide each row by its "
+            "norm, as sklearn.preprocessing.normalize does"
+        )
+    unit: Floats = rows / norms[:, None]
+    return unit
+
+
+# The papers' bounds as printed, for comparison and for audits: ``docs/theory/sensitivity.md`` says where each
+# derivation breaks, and ``tests/privatemail/test_sensitivity.py`` holds a counterexample to each.
+
+
+@dataclass(frozen=True)
+class Degrees:
+    """The papers' bounds on the diagonals of the Laplacians, padded (n rows and a zero row) and not.
+
+    `low, high`: ``n exp(-2/s^2) + exp(-1/(2 s^2)) - 1`` and ``n + exp(-1/(2 s^2)) - 1``: L_X with a row of zeros.
+    """
+
+    n: int
+    low: float
+    high: float
+    low_added: float  # ``(n + 1) exp(-2/s^2) - 1``: L_X of n + 1 rows, which is at most n
+
+
+def bound_degrees(n: int, bandwidth: float) -> Degrees:
+    """Return the bounds, or raise where the papers' lower ones are not positive."""
+    zero = math.expm1(-1 / (2 * bandwidth**2))
+    a = math.exp(-2 / bandwidth**2)
+    bounds = Degrees(n, n * a + zero, n + zero, (n + 1) * a - 1)
+    if min(bounds.low, bounds.low_added) <= 0:
+        raise ValueError(
+            f"the published bound needs n exp(-2 / bandwidth^2) > 1, which {n} rows at bandwidth {bandwidth:g} "
+            "do not meet: use a larger bandwidth or more rows"
+        )
+    return bounds
+
+
+def bound_step(
+    start: Any, bandwidth: float, label_weight: float, n_classes: int, *, as_programmed: bool = False
+) -> float:
+    """Return Theorem 2 of the 2022 paper, ``M sqrt(n + 1) / 2 |Q|_F``, with M of Lemma 1, ``n M_ij + M_ii``.
+
+    The authors' program has c where the paper has c^2, in one of its places.
+    """
+    n, s2, c, alpha = len(start), bandwidth**2, n_classes - 1, label_weight
+    at = bound_degrees(n, bandwidth)
+    label = math.exp(-(c if as_programmed else c**2) / (2 * s2))
+    diagonal = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * ((n + 1) * label - 1) ** 2 / (n * at.high))
+    mixed = math.exp(-(c**2 + 4) / (2 * s2))
+    off_diagonal = (
+        (alpha**2 + 1) / at.low**2
+        - 2 * alpha * mixed / at.high**2
+        + (alpha**2 + 1) / at.low_added**2
+        - 2 * alpha * mixed / n**2
+        - 2 * (alpha**2 * math.exp(-(c**2) / s2) + math.exp(-4 / s2)) / (n * at.high)
+        + 4 * alpha / (at.low * at.low_added)
+    )
+    return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * float(np.linalg.norm(start))
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Bounds on the summands z_ij of the 2021 paper, squared entries of the difference of two steps."""
+
+    off_least: float
+    off_most: float
+    diagonal_least: float
+    diagonal_most: float
+
+    def phi(self, n: int) -> tuple[float, float]:
+        """Return phi_min and phi_max, ``n z_ij + z_ii``."""
+        return n * self.off_least + self.diagonal_least, n * self.off_most + self.diagonal_most
+
+
+def bound_entries(
+    n: int, bandwidth: float, label_weight: float, n_classes: int, encoding: Encoding, variant: Variant
+) -> Entries:
+    """Return the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived")."""
+    at = bound_degrees(n, bandwidth)
+    s2, alpha = bandwidth**2, label_weight
+    printed = variant == "printed"
+    low_one = n * math.exp(-1 / s2) + math.expm1(-1 / (2 * s2))  # n e^(-1/s^2) + e^(-1/(2 s^2)) - 1
+    added_one = (n + 1) * math.exp(-1 / s2) - 1
+
+    # One-hot labels: eqs. 32, 33 and 38. Appendix E has n e^(-1/s^2) where eqs. 33 and 38 have n e^(-2/s^2).
+    slip = low_one if printed else at.low
+    one_hot_most = alpha**2 * (
+        (at.high / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * low_one * added_one / (n * at.high)
+    )
+    one_hot_least = alpha**2 * ((low_one / at.high) ** 2 + (added_one / n) ** 2 - 2 * n * at.high / (slip * added_one))
+    if encoding == "one-hot":
+        off = _bound_off_diagonal(at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
+        return Entries(*off, one_hot_least, one_hot_most)
+
+    # Integer labels: eqs. 35, 36, 39 and 40. Appendix E prints eqs. 35 and 36, which are about the
+    # diagonal, for the entries off it, and repeats the diagonal of one-hot labels.
+    c2 = (n_classes - 1) ** 2
+    label = (n + 1) * math.exp(-c2 / (2 * s2)) - 1
+    diagonal_most = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * label**2 / (n * at.high))
+    diagonal_least = alpha**2 * ((label / at.high) ** 2 + (label / n) ** 2 - 2 * n**2 / (at.low * added_one))
+    if printed:
+        return Entries(diagonal_least, diagonal_most, one_hot_least, one_hot_most)
+    mixed = math.exp(-(c2 + 4) / (2 * s2))
+    off = _bound_off_diagonal(at, alpha, math.exp(-c2 / s2), mixed, math.exp(-(c2 + 4) / s2), s2, at.low)
+    return Entries(*off, diagonal_least, diagonal_most)
+
+
+def _bound_off_diagonal(
+    at: Degrees, alpha: float, label: float, mixed_most: float, mixed_least: float, s2: float, slip: float
+) -> tuple[float, float]:
+    """Return the least and most of eqs. 38 (one-hot) and 39, 40 (integer); denominators are not squared there."""
+    n = at.n
+    squares = alpha**2 * label + math.exp(-4 / s2)
+    least = (
+        squares / at.high
+        - 2 * alpha / slip
+        + squares / n
+        - 2 * alpha / at.low_added
+        - 2 * (alpha**2 + 1) / (at.low * at.low_added)
+        + 4 * alpha * mixed_least / (n * at.high)
+    )
+    most = (
+        (alpha**2 + 1) / at.low
+        - 2 * alpha * mixed_most / at.high
+        + (alpha**2 + 1) / at.low_added
+        - 2 * alpha * mixed_most / n
+        - 2 * squares / (n * at.high)
+        + 4 * alpha / (at.low * at.low_added)
+    )
+    return least, most
+
+
+def check_beta(beta: float | Decimal, n: int, columns: int) -> float:
+    """Return ln(beta), or raise where the paper's condition on beta does not hold whatever the data."""
+    exact = Decimal(beta)
+    if not exact.is_finite() or not 0 < exact < 1:
+        raise ValueError("beta must be a number between 0 and 1, both excluded")
+    logarithm = float(exact.ln())
+    needed = -4.0 * columns * n
+    # The literal e^(-4kn) may be off by a rounding; one part in 10^9 of the exponent is no violation.
+    if logarithm > needed * (1 - 1e-9):
+        hint = (
+            f"; no float is that small, use decimal.Decimal, such as Decimal('1e{math.floor(needed / math.log(10))}')"
+            if needed < math.log(5e-324)
+            else ""
+        )
+        raise ValueError(
+            f"beta must be at most exp(-4 k n) = exp({needed:g}) for the condition of Theorem 1 to hold whatever the "
+            f"data (its (sum |z|^2)^2 / sum |z|^4 is at most n){hint}"
+        )
+    return logarithm
+
+
+def bound_random_start(entries: Entries, n: int, columns: int, start_scale: float, logarithm: float) -> float:
+    """Return the bound of Corollary 1.1 of the 2021 paper."""
+    phi_least, phi_most = entries.phi(n)
+    if phi_least == 0:
+        raise ValueError("phi_min is 0: Corollary 1.1 divides by it. Change bandwidth, label_weight or the rows")
+    inside = -logarithm * phi_most**4 / phi_least**2 - 2 * math.sqrt(-columns * n * logarithm * phi_least**4)
+    if inside < 0:
+        raise ValueError(
+            "Corollary 1.1 takes the root of a negative number here, because |phi_min| is above phi_max: "
+            "it gives no bound at this bandwidth and label_weight; a smaller beta may help"
+        )
+    return start_scale / 2 * math.sqrt(inside)

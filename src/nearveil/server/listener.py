@@ -1,0 +1,125 @@
+"""The server of uvicorn with our signals: it stops without resetting connections, and reloads certificates."""
+
+import asyncio
+import ctypes
+import signal
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from types import FrameType
+
+import uvicorn
+
+from nearveil.server.connections import Connection
+
+_LAST_REQUESTS = 0.5  # seconds for handshakes and first requests that were on the way when no more are let in
+_SO_ATTACH_FILTER = 26
+# Of BPF, for packets of a listening socket: drop those with the flag SYN (bit 2 of byte 13), pass all others.
+_DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFF_FFFF))
+
+
+class Server(uvicorn.Server):
+    """A server that stops on SIGTERM and SIGINT, however early they come.
+
+    Parameters
+    ----------
+    config : uvicorn.Config
+    ready : callable
+        Called when requests are answered.
+    stopping : callable, optional
+        Called at the first signal to stop.
+    reload : callable, optional
+        Called on the event loop after SIGHUP.
+    shutdown_delay : float, default=0.0
+        Seconds after SIGTERM in which requests are still answered. Then no connection is let in any more, those that
+        are open have half a second for a first request, and uvicorn finishes what is in flight.
+    management : tuple of socket and Connection type, optional
+        One more socket, without TLS, and the class of its connections.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        ready: Callable[[], None],
+        stopping: Callable[[], None] = lambda: None,
+        *,
+        reload: Callable[[], None] | None = None,
+        shutdown_delay: float = 0.0,
+        management: tuple[socket.socket, type[Connection]] | None = None,
+    ) -> None:
+        super().__init__(config)
+        self._ready, self._stopping, self._reload = ready, stopping, reload
+        self._shutdown_delay, self._management = shutdown_delay, management
+        self._must_reload = False
+
+    @contextmanager
+    def signals(self) -> Iterator[None]:
+        """Handle signals that come before uvicorn listens for them; when it has stopped, it raises them again."""
+        with ExitStack() as stack:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                stack.callback(signal.signal, number, signal.signal(number, self.handle_exit))
+            if self._reload is not None:
+                stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, self._request_reload))
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))  # a parent blocks it until now
+            yield
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; at once on a second Ctrl-C."""
+        if not self.should_exit:
+            if sig != signal.SIGTERM:
+                self._shutdown_delay = 0.0  # somebody at a terminal waits
+            self._stopping()
+        super().handle_exit(sig, frame)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Do ten times a second what signals asked for."""
+        if self._must_reload and self._reload is not None:
+            self._must_reload = False
+            self._reload()
+        return await super().on_tick(counter)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to answer."""
+        loop = asyncio.get_running_loop()
+        create_server = loop.create_server
+        if self.config.ssl is not None:
+            seconds = self.config.http.header_seconds  # type: ignore[union-attr]
+            timeouts = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
+            loop.create_server = partial(create_server, **timeouts)  # type: ignore[method-assign]
+        await super().startup(sockets=sockets)
+        if self._management is not None:
+            sock, protocol = self._management
+            make = partial(protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
+            self.servers.append(await create_server(make, sock=sock))
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Answer for a while, let nobody in any more, and finish what is in flight."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._shutdown_delay
+        while loop.time() < end and not self.force_exit:
+            await asyncio.sleep(0.1)
+        if self._shutdown_delay:
+            for sock in sockets or ():
+                refuse_connections(sock)
+            await asyncio.sleep(_LAST_REQUESTS)
+        await super().shutdown(sockets)
+
+    def _request_reload(self, *_: object) -> None:
+        self._must_reload = True
+
+
+def refuse_connections(sock: socket.socket) -> None:
+    """Let a listening socket begin no more handshakes, where the system can (Linux); those that began go on.
+
+    To close it would reset connections that nobody has accepted yet. Clients send SYN again after a second, and find
+    the socket closed.
+    """
+    program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _DROP_SYN))
+    with suppress(OSError):
+        sock.setsockopt(
+            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(_DROP_SYN), ctypes.addressof(program))
+        )

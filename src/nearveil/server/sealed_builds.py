@@ -1,0 +1,133 @@
+"""The sealed index that a gallery answers from: one build at a time, always of the newest map."""
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from nearveil.server.errors import BuildingError, UnknownError
+from nearveil.wire.server import ServedMap
+
+if TYPE_CHECKING:
+    from nearveil.sealed import SealedIndex
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class SealedAnswers:
+    """The sealed index of a map, and the bytes of it that all clients fetch."""
+
+    served: ServedMap
+    index: "SealedIndex"
+    layout: bytes
+    hints: list[bytes]
+
+    @classmethod
+    def open(cls, served: ServedMap, previous: "Self | None" = None) -> Self:
+        """Load the index of a map, change the previous one, or build it."""
+        from nearveil.wire.sealed import open_sealed_index
+
+        index = open_sealed_index(served, previous=None if previous is None else previous.index)
+        return cls(served, index, index.layout.to_bytes(), index.get_hints())
+
+    @property
+    def question_lengths(self) -> frozenset[int]:
+        """The lengths of the frames of questions, in bytes."""
+        from nearveil.sealed.wire import measure_questions
+
+        return frozenset(measure_questions(self.index.layout).values())
+
+    def make_hint(self, part: int, since: int) -> bytes:
+        """Return a part of the hints: whole, or what changed since a version."""
+        hints = self.index.get_hints(since) if since else self.hints
+        if part >= len(hints):
+            raise UnknownError("there is no such part of the hints")
+        return hints[part]
+
+    def is_within(self, served: ServedMap) -> bool:
+        """Return whether a map still has all items of the index: if so, it may answer while another is built."""
+        return self.served is served or bool(np.isin(self.index.get_items(), served.read_alive()[0]).all())
+
+
+class SealedBuilder:
+    """Builds sealed indexes in a thread, one at a time. Any thread may use it, and only `wait` waits.
+
+    Maps that come during a build replace each other, and the build of the newest follows. Until it ends, the previous
+    index answers, unless an item of it was deleted.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._newest: ServedMap | None = None  # the map to build for
+        self._built: SealedAnswers | None = None
+        self._current: SealedAnswers | None = None  # `_built`, if it may answer
+        self._error: Exception | None = None  # of the last build
+        self._is_building = False
+
+    @property
+    def is_used(self) -> bool:
+        """Whether a build was ever requested."""
+        return self._newest is not None
+
+    @property
+    def pass_bytes(self) -> int:
+        """Bytes of codes that a question reads; 0 before the first build."""
+        answers = self._current
+        return 0 if answers is None else answers.index.nbytes
+
+    def get(self) -> SealedAnswers:
+        """Return an index that may answer, without waiting; BuildingError where there is none."""
+        answers = self._current
+        if answers is None:
+            raise BuildingError(
+                "The sealed index is being built. Try again later; `nearveil index --sealed` builds it in advance."
+            )
+        return answers
+
+    def request(self, served: ServedMap) -> None:
+        """Build the index of a map, unless that is done or in progress; during a build only remember the newest map."""
+        with self._changed:
+            if served is self._newest and self._error is None:
+                return
+            self._newest, self._error = served, None
+            self._choose_current()
+            if not self._is_building:
+                self._is_building = True
+                threading.Thread(target=self._run, name="sealed", daemon=True).start()
+
+    def wait(self, seconds: float | None) -> SealedAnswers:
+        """Return the index of the newest map when it is built, or raise the error of its build."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_building, seconds)
+            if self._error is not None:
+                raise self._error
+        return self.get()
+
+    def _run(self) -> None:
+        while (served := self._next()) is not None:
+            built, error = self._built, None
+            try:
+                built = SealedAnswers.open(served, built)
+            except Exception as problem:  # its text may be private
+                _LOG.warning("the sealed index cannot be built: %s", type(problem).__name__)
+                error = problem
+            with self._changed:
+                self._built = built
+                self._error = error if served is self._newest else None
+                self._choose_current()
+
+    def _next(self) -> ServedMap | None:
+        """Return the map to build for; None, and end, where the newest is built or cannot be."""
+        with self._changed:
+            if self._error is None and (self._built is None or self._built.served is not self._newest):
+                return self._newest
+            self._is_building = False
+            self._changed.notify_all()
+            return None
+
+    def _choose_current(self) -> None:
+        assert self._newest is not None
+        self._current = self._built if self._built is not None and self._built.is_within(self._newest) else None

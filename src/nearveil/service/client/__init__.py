@@ -1,1 +1,0 @@
-"""Clients of galleries: one asynchronous core, and a blocking client over it."""

@@ -1,1 +1,0 @@
-"""The server of galleries: requests, limits, tokens, logs, and the processes that serve."""

@@ -1,0 +1,100 @@
+"""What the service says in JSON. Both sides read it; nothing in it is private."""
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
+
+GalleryKind = Literal["open", "protected"]
+Offer = Literal["names", "thumbnails", "originals", "codes", "metadata", "sealed"]
+GALLERY_NAME = r"^[a-z0-9](?:[a-z0-9_.-]{0,62}[a-z0-9])?$"
+KEY = r"^[A-Za-z0-9_.:-]{8,128}$"
+KEY_HEADER = "Nearveil-Key"
+BLOCKS = r"^(?:none|[0-9]{1,2}(?:,[0-9]{1,2}){0,63})$"  # of a group of codes
+FRAME = "application/vnd.nearveil.frame"
+MOST_GALLERIES = 1000  # of a server
+MOST_MAPS = 100  # of a gallery
+MOST_MODEL = 16 << 20  # bytes of a model
+Fraction = Annotated[float, Field(gt=0, le=1)]
+MetadataKey = Annotated[str, Field(max_length=LONGEST_KEY)]
+
+
+class Model(BaseModel):
+    """Frozen, and exact: what is not known is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Promise(Model):
+    """A guarantee, as it is told."""
+
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    delta: Annotated[float, Field(ge=0, le=1)]
+    protects: Literal["query", "database"]
+    unit: Annotated[str, Field(max_length=200)]
+    sound: bool
+    words: Annotated[str, Field(max_length=1000)]
+
+
+class GalleryInfo(Model):
+    """What a client may know of a gallery before it asks.
+
+    Attributes
+    ----------
+    name : str
+    kind : {"open", "protected"}
+    candidates : tuple of float
+        The fractions that there are maps for, the newest first.
+    offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
+        What an open gallery sends with all candidates; whether it hands out all of its codes; and whether it answers
+        sealed questions.
+    extractor, fingerprint : str
+        Of the features.
+    dimension : int
+    revision : int
+        Of the newest map; of a protected gallery: how many models it has published.
+    version : str
+        Of the model that a protected gallery has published: the SHA-256 of its bytes. Empty where there is none.
+    promise : Promise or None
+        What a protected gallery promises to its records.
+    metadata_keys : tuple of str or None
+        The keys of all metadata of an open gallery, where it offers metadata and they are few; None where that is not
+        known.
+    """
+
+    name: Annotated[str, Field(pattern=GALLERY_NAME)]
+    kind: GalleryKind
+    candidates: Annotated[tuple[Fraction, ...], Field(max_length=MOST_MAPS)]
+    offers: Annotated[tuple[Offer, ...], Field(max_length=8)]
+    extractor: Annotated[str, Field(max_length=1000)]
+    fingerprint: Annotated[str, Field(max_length=1000)]
+    dimension: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+    revision: Annotated[int, Field(ge=0, lt=1 << 64)]
+    version: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64})?$")] = ""
+    promise: Promise | None = None
+    metadata_keys: Annotated[tuple[MetadataKey, ...], Field(max_length=MOST_KEYS)] | None = None
+
+    @property
+    def is_published(self) -> bool:
+        """Whether there is something to ask: a map, or the model of a protected gallery."""
+        return bool(self.version if self.kind == "protected" else self.candidates)
+
+
+class Galleries(Model):
+    """All galleries that a token may use."""
+
+    galleries: Annotated[tuple[GalleryInfo, ...], Field(max_length=MOST_GALLERIES)]
+
+
+class Problem(Model):
+    """Why there is no answer, in words."""
+
+    code: Annotated[str, Field(max_length=60)]
+    message: Annotated[str, Field(max_length=1000)]
+
+
+class Health(Model):
+    """Whether the server lives, or is ready to answer."""
+
+    status: Literal["ok", "unavailable"]

@@ -1,0 +1,53 @@
+"""Count words that keep strangers out of the source: ``python -m tests.english [package ...]``.
+
+`make check` runs it on the whole library and fails above `LIMITS`. A reminder, not a straitjacket: where such a word
+is the right one, use it and add a comment if the reason is not plain.
+"""
+
+import ast
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+_SOURCES = Path(__file__).parents[1] / "src" / "nearveil"
+_NAMES = frozenset(
+    "found one held some kept place given known own told others those these taken asked wanted meant".split()
+)
+_PHRASES = re.compile(r"\b(what is|what was|what it|whoever|whose|anew|told|tells?|lies?)\b", re.IGNORECASE)
+LIMITS = {"names": 80, "phrases": 150}
+
+
+def find_names(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the name of every assignment to a pronoun or participle."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in _NAMES:
+            yield node.lineno, node.id
+
+
+def find_phrases(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the line and the text of every listed phrase."""
+    for match in _PHRASES.finditer(text):
+        yield text.count("\n", 0, match.start()) + 1, match.group().lower()
+
+
+def main(packages: list[str]) -> int:
+    """Print the places of the named packages, or the totals of all; return 1 if a total is above its limit."""
+    totals: Counter[str] = Counter()
+    for path in sorted(_SOURCES.rglob("*.py")):
+        package = path.relative_to(_SOURCES).parts[0]
+        if packages and package not in packages:
+            continue
+        text = path.read_text(encoding="utf-8")
+        for kind, places in (("names", find_names(text)), ("phrases", find_phrases(text))):
+            for line, word in places:
+                totals[kind] += 1
+                if packages:
+                    print(f"{path}:{line}: {word}")  # noqa: T201
+    print(", ".join(f"{totals[kind]} {kind} (limit {limit})" for kind, limit in LIMITS.items()))  # noqa: T201
+    return int(not packages and any(totals[kind] > limit for kind, limit in LIMITS.items()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,98 @@
+"""A small gallery, published, and a purse, to test the protocol with."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.gallery.answers import Extras, ItemDetails, encode_details, make_codes
+from nearveil.gallery.publishing import Published
+from nearveil.mechanisms import Covers, PublicMap
+from nearveil.mechanisms.base import candidate_count
+from nearveil.privacy import Guarantee
+from nearveil.wire.client import ClientProtocol, PublicPart
+from nearveil.wire.server import ServedMap
+from tests.search.standins import clustered
+
+DIMENSION, EPSILON, FRACTION = 6, 2.0, 0.2
+PUBLIC, _ = clustered(1, 60, DIMENSION)
+GALLERY, _ = clustered(2, 200, DIMENSION)
+QUERIES, _ = clustered(3, 30, DIMENSION)
+THUMBNAIL = b"RIFF\x04\0\0\0WEBP"
+
+
+@dataclass(frozen=True, eq=False)
+class Shelf(ServedMap):
+    """A map that is served without an index."""
+
+    def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:  # noqa: ARG002
+        if kind == "thumbnails":
+            return [THUMBNAIL + int(one).to_bytes(4, "little") for one in ids]
+        if kind == "names":
+            return [b"bird %d.png" % one for one in ids]
+        if kind == "metadata":
+            return [encode_details(ItemDetails(f"bird {one}.png", f"b-{one}")) for one in ids.tolist()]
+        return [b"original of %d" % one if one % 3 else b"" for one in ids]
+
+
+@lru_cache(maxsize=8)
+def published(code_bytes: int | None = None, n_sets: int = 6) -> Shelf:
+    """Return a gallery whose ids neither start at 0 nor stand in the order of its rows."""
+    release = Covers(EPSILON, FRACTION, n_sets=n_sets).fit(PUBLIC).index(GALLERY)
+    features = release.features(GALLERY).astype(np.float32)
+    table = make_codes(features, code_bytes)
+    ids = np.random.default_rng(4).permutation(1000)[: len(GALLERY)].astype(np.uint32) + np.uint32(50)
+    index: Any = SimpleNamespace(extractor="model-1", alive=lambda shown: np.ones(len(shown.ids), np.bool_))
+    return Shelf(
+        index,
+        Published(3, release, table, table.encode(features), ids),
+        "birds",
+        "a model",
+        ("thumbnails", "originals", "names", "metadata"),
+    )
+
+
+@lru_cache(maxsize=1)
+def part() -> PublicPart:
+    return published().make_public_part()
+
+
+def crafted(**changed: Any) -> PublicPart:
+    """Return a public part with some of its fields, or of its map's, replaced by a server of bad will."""
+    honest = part()
+    fields: dict[str, Any] = {
+        name: getattr(honest.map, name) for name in ("components", "prototypes", "coverage", "n_items")
+    }
+    fields |= {name: changed.pop(name) for name in [*fields, "set_size"] if name in changed}
+    fields.setdefault("set_size", candidate_count(changed.get("candidates", honest.candidates), fields["n_items"]))
+    return replace(honest, map=PublicMap(**fields), **changed)
+
+
+@dataclass
+class _Paid:
+    repeated: bool = False
+    message: bytes | None = None
+    stored: list[bytes] = field(default_factory=list)
+
+    def store(self, message: bytes, /) -> None:
+        self.stored.append(message)
+
+
+@dataclass
+class Purse:
+    """Counts what is paid."""
+
+    paid: list[Guarantee] = field(default_factory=list)
+
+    def __call__(self, promise: Guarantee) -> AbstractContextManager[_Paid]:
+        self.paid.append(promise)
+        return nullcontext(_Paid())
+
+
+def ready(epsilon: float = EPSILON, public: PublicPart | None = None) -> ClientProtocol:
+    return ClientProtocol(epsilon, public=part() if public is None else public)
