@@ -13,7 +13,25 @@ from pathlib import Path
 
 _SOURCES = Path(__file__).parents[1] / "src" / "nearveil"
 _NAMES = frozenset(
-    "found one held some kept place given known own told others those these taken asked wanted meant".split()
+    [
+        "found",
+        "one",
+        "held",
+        "some",
+        "kept",
+        "place",
+        "given",
+        "known",
+        "own",
+        "told",
+        "others",
+        "those",
+        "these",
+        "taken",
+        "asked",
+        "wanted",
+        "meant",
+    ]
 )
 _PHRASES = re.compile(r"\b(what is|what was|what it|whoever|whose|anew|told|tells?|lies?)\b", re.IGNORECASE)
 LIMITS = {"names": 80, "phrases": 150}
