@@ -15,7 +15,8 @@ ROOMS = (
     "nearveil", "nearveil.privatemail", "nearveil.privatemail.graph", "nearveil.privatemail.manifold",
     "nearveil.privatemail.sensitivity", "nearveil.privacy", "nearveil.privacy.accounting", "nearveil.privacy.events",
     "nearveil.privacy.noise", "nearveil.ledger", "nearveil.features", "nearveil.mechanisms", "nearveil.private_knn",
-    "nearveil.gallery", "nearveil.wire", "nearveil.sealed", "nearveil.search", "nearveil.search.ceiling", "nearveil.client", "nearveil.server",
+    "nearveil.gallery", "nearveil.wire", "nearveil.sealed", "nearveil.search", "nearveil.search.ceiling",
+    "nearveil.client", "nearveil.server",
     "nearveil.audit", "nearveil.ui", "nearveil.integrations.langchain",
 )  # fmt: skip
 _PLAIN = (int, float, str, bool, tuple, type(None))

@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-import nearveil.server
 import numpy as np
 import pytest
 
+import nearveil.server
 from nearveil.gallery import Index, Item
 from nearveil.server import Settings, TokenStore
 from nearveil.server.tokens import default_place

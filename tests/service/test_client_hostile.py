@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from nearveil.wire import schema
 
 from nearveil import AsyncClient, Client
 from nearveil import frames as _wire
@@ -24,6 +23,7 @@ from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import covers as _map
 from nearveil.private_knn import discriminant_model
+from nearveil.wire import schema
 from nearveil.wire.client import MapChanged, PublicRequest, Refusal, RefusalCode
 from nearveil.wire.frames import MOST_FEATURES, Kind, frame
 from nearveil.wire.schema import FRAME
