@@ -23,6 +23,7 @@ from nearveil.audit.attacks._scores import (
 from nearveil.audit.registry import AuditEntry, make_experiment
 from nearveil.audit.report import FALSE_ALARM, Attack, Check, Curve, Report, Verdict
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import is_integer
 from nearveil.privacy.noise import Source, secure_source
 
 Progress = Callable[[int], None]
@@ -110,7 +111,7 @@ def audit(
     if not 0 < confidence < 1:
         raise ValueError("confidence must lie between 0 and 1")
     runs = experiment.trials if trials is None else trials
-    if isinstance(runs, bool) or not isinstance(runs, int) or runs < _LEAST:
+    if not is_integer(runs, _LEAST):
         raise ValueError(f"trials must be a whole number of at least {_LEAST}")
     tick, mistake, stated = progress or (lambda _: None), 1 - confidence, experiment.guarantee
     alarm = min(mistake, FALSE_ALARM) / 2  # for attacks, and as much for checks

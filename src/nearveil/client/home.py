@@ -23,6 +23,7 @@ from nearveil.client.results import Match, Nearest
 from nearveil.client.timing import extraction_period
 from nearveil.client.transport import Request, Tally, make_refusal, read_frame
 from nearveil.gallery.answers import ID_BYTES, Answer
+from nearveil.privacy.checks import is_integer
 from nearveil.wire.client import FILTERING, TEXT, Found, scoring_period
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.wire.home import CodesGroup, CodesManifest, HomeCopy, HomeError
@@ -81,7 +82,7 @@ async def sync_codes(
     session: Session, copies: HomeCopies, gallery: str | None, most: int, progress: Progress | None
 ) -> HomeCopy:
     """Bring a copy of a gallery's codes to where the gallery is now. What is held already is not fetched again."""
-    if isinstance(most, bool) or not isinstance(most, int) or most < 1:
+    if not is_integer(most, 1):
         raise QuestionError("most", "it must be a whole number of bytes, at least 1")
     info = await session.look_up(gallery, "open")
     if "codes" not in info.offers:

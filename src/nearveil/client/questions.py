@@ -55,7 +55,7 @@ from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import MessageError
 from nearveil.mechanisms.covers.covers import checked_epsilon
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.checks import as_rows, check_text, normalize_rows
+from nearveil.privacy.checks import as_rows, check_text, is_integer, normalize_rows
 from nearveil.privacy.noise import Source
 from nearveil.wire.client import (
     OUT_OF_RANGE,
@@ -387,7 +387,7 @@ class Session:
 
     async def fetch_original(self, number: int, gallery: str | None) -> bytes:
         """Ask for one original: the request says which one."""
-        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < 1 << 32:
+        if not is_integer(number, 0, (1 << 32) - 1):
             raise QuestionError("id", "it must be the id of an item, a whole number of 32 bits")
         info = await self.find_gallery(gallery, "open")
         request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
@@ -525,7 +525,7 @@ class NearestQuestion:
         self._check_way()
         if self.epsilon != 0:
             checked_epsilon(self.epsilon)
-        if self.k is not None and (isinstance(self.k, bool) or not isinstance(self.k, int) or self.k < 1):
+        if self.k is not None and not is_integer(self.k, 1):
             raise QuestionError("k", "it must be a whole number of at least 1")
         fraction = self.candidates
         if fraction is not None and not (isinstance(fraction, (int, float)) and 0 < fraction <= 1):

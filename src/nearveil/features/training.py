@@ -23,6 +23,7 @@ from nearveil.features.backbones import EfficientNetLite0, MobileNetV2
 from nearveil.features.extractor import FeatureError, Floats, Progress, unit_rows
 from nearveil.features.images import Pixels, resize
 from nearveil.features.networks import TorchExtractor, need_torch, scale_pixels
+from nearveil.privacy.checks import is_integer
 
 Maps = NDArray[np.float16]
 
@@ -47,7 +48,7 @@ def check_descriptors(descriptors: str) -> str:
 
 def divide_dimension(dimension: int, branches: int) -> list[int]:
     """Divide a dimension among branches as evenly as possible."""
-    if isinstance(dimension, bool) or not isinstance(dimension, int) or not branches <= dimension <= 65_536:
+    if not is_integer(dimension, branches, 65_536):
         raise ValueError("dimension must be a whole number, at least one for each descriptor and at most 65,536")
     return [dimension // branches + (number < dimension % branches) for number in range(branches)]
 
@@ -484,7 +485,7 @@ def _encode_labels(labels: ArrayLike, count: int) -> NDArray[np.int64]:
 
 
 def _check_numbers(epochs: int, learning_rate: float) -> None:
-    if isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1:
+    if not is_integer(epochs, 1):
         raise ValueError("epochs must be a whole number of at least 1")
     if not 0 < learning_rate <= 1:
         raise ValueError("learning_rate must be above 0 and at most 1")

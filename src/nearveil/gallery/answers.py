@@ -18,6 +18,7 @@ from threadpoolctl import threadpool_limits
 from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import CODE_BYTES, fingerprint
+from nearveil.privacy.checks import is_integer
 from nearveil.wire.frames import (
     DEFAULT_LIMITS,
     HEADER_BYTES,
@@ -323,7 +324,7 @@ def make_codes(features: Singles | SpreadRows, code_bytes: int | Literal["auto"]
         code_bytes = CODE_BYTES if features.shape[1] <= _COMPACT_DIMENSIONS else None
     if code_bytes is None:
         return WholeCodes(features.shape[1])
-    if isinstance(code_bytes, bool) or not isinstance(code_bytes, (int, np.integer)):
+    if not is_integer(code_bytes):
         raise ValueError('code_bytes must be a whole number, "auto", or None for whole features')
     width = int(code_bytes) - ID_BYTES
     if width <= _FACTOR_BYTES:

@@ -41,7 +41,7 @@ from nearveil.gallery.errors import (
     PrivateIndexError,
 )
 from nearveil.mechanisms.covers.covers import MOST_ITEMS
-from nearveil.privacy.checks import as_rows, normalize_rows
+from nearveil.privacy.checks import as_rows, is_integer, normalize_rows
 from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
 _FLAGS = {name: getattr(os, name, 0) for name in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")}
@@ -513,7 +513,7 @@ def check_ids(ids: ArrayLike) -> NDArray[np.int64] | list[str]:
 
 def check_k(k: int, held: int) -> int:
     """Return how many neighbours to find, at most as many as there are."""
-    if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or k < 1:
+    if not is_integer(k, 1):
         raise ValueError("k must be a whole number of at least 1")
     if k > held:
         raise ValueError(f"k must be at most {held}, the number of items in the index")
@@ -522,7 +522,7 @@ def check_k(k: int, held: int) -> int:
 
 def check_dimension(dimension: int) -> int:
     """Return a number of dimensions that both stores can hold."""
-    if isinstance(dimension, bool) or not isinstance(dimension, (int, np.integer)):
+    if not is_integer(dimension):
         raise ValueError("dimension must be a whole number")
     if not 1 <= dimension <= MOST_FEATURES:
         raise ValueError(f"dimension must be from 1 to {MOST_FEATURES}")

@@ -37,9 +37,10 @@ from nearveil.gallery.items import (
     published,
 )
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
-from nearveil.mechanisms.base import check_rows, fingerprint
+from nearveil.mechanisms.base import fingerprint
 from nearveil.mechanisms.covers.covers import DUE, spread_features
 from nearveil.mechanisms.covers.learning import Progress
+from nearveil.privacy.checks import check_rows, is_integer
 from nearveil.storage import Database, FileWatch, Mark
 
 
@@ -293,7 +294,7 @@ class Published:
 
 
 def _check_keep(keep: int) -> None:
-    if isinstance(keep, bool) or not isinstance(keep, int) or keep < 1:
+    if not is_integer(keep, 1):
         raise ValueError("keep must be a whole number of at least 1")
 
 

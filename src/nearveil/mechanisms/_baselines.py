@@ -23,17 +23,9 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import threadpool_limits
 
 from nearveil.mechanisms._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED, bound_computed_norm
-from nearveil.mechanisms.base import (
-    Floats,
-    Message,
-    Release,
-    check_rows,
-    check_source,
-    make_guarantee,
-    read_vector,
-    scale_to_unit,
-)
+from nearveil.mechanisms.base import Floats, Message, Release, check_source, make_guarantee, read_vector, scale_to_unit
 from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy.checks import check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import (
     GaussianNoise,

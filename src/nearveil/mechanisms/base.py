@@ -20,7 +20,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.errors import NearveilError
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.checks import check_integer
+from nearveil.privacy.checks import check_integer, check_numbers, check_rows
 from nearveil.privacy.noise import Source, secure_source
 
 _MAGIC = b"NVM"
@@ -560,29 +560,6 @@ def check_number(value: float, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError(f"{name} must be a number")
     return float(value)
-
-
-def check_rows(X: ArrayLike, name: str) -> Floats:
-    """Return rows as floats, or say what is wrong with them without showing a value."""
-    rows = check_numbers(X, name)
-    if rows.ndim != 2:
-        raise ValueError(f"{name} must have rows and columns; it has {rows.ndim} dimensions")
-    if 0 in rows.shape:
-        raise ValueError(f"{name} must have at least one row and one column")
-    if not np.isfinite(rows).all():
-        raise ValueError(f"{name} must be finite: it holds NaN or infinity")
-    return rows
-
-
-def check_numbers(X: ArrayLike, name: str) -> Floats:
-    """Return an array of floats of any shape, or say that it is none."""
-    try:
-        given = np.asarray(X)
-        if given.dtype.kind in "biuf":
-            return np.asarray(given, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    raise ValueError(f"{name} must be an array of real numbers with rows of one length")
 
 
 def check_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:

@@ -6,7 +6,7 @@ from numbers import Integral
 from typing import Any, get_args
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 MAX_EPSILON = 500.0
 """Beyond this a guarantee says nothing (odds may change by a factor of 1e217); such a loss counts as infinite."""
@@ -85,9 +85,14 @@ def check_count(value: int, name: str, least: int = 0) -> int:
     return int(value)
 
 
+def is_integer(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
+    """Return whether `value` is an integer from `least` to `most`. Floats and booleans are not."""
+    return not isinstance(value, bool) and isinstance(value, Integral) and least <= int(value) <= most
+
+
 def check_integer(value: Any, name: str, least: int = 0, most: float = math.inf) -> int:
-    """Return an integer from `least` to `most` as an int, or raise; no float is one, and no boolean."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= int(value) <= most:
+    """Return an integer from `least` to `most` as an int, or raise. Floats and booleans are refused."""
+    if not is_integer(value, least, most):
         bounds = f"of at least {least}" if math.isinf(most) else f"from {least} to {most}"
         raise ValueError(f"{name} must be an integer {bounds}")
     return int(value)
@@ -105,6 +110,29 @@ def check_text(value: object, name: str) -> str:
     if not (isinstance(value, str) and 0 < len(value) <= LONGEST_TEXT and value.isprintable() and value.strip()):
         raise ValueError(f"{name} must be a text of 1 to {LONGEST_TEXT} printable characters")
     return value
+
+
+def check_numbers(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Return an array of real numbers, of any shape, as float64, or raise."""
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "biuf":
+            return np.asarray(array, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise ValueError(f"{name} must be an array of real numbers with rows of one length")
+
+
+def check_rows(values: ArrayLike, name: str) -> NDArray[np.float64]:
+    """Return finite rows of shape (n, d) as float64, or raise an error that shows no value."""
+    rows = check_numbers(values, name)
+    if rows.ndim != 2:
+        raise ValueError(f"{name} must have rows and columns; it has {rows.ndim} dimensions")
+    if 0 in rows.shape:
+        raise ValueError(f"{name} must have at least one row and one column")
+    if not np.isfinite(rows).all():
+        raise ValueError(f"{name} must be finite: it holds NaN or infinity")
+    return rows
 
 
 def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:

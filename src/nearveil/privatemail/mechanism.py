@@ -9,17 +9,9 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from nearveil.mechanisms.base import (
-    Floats,
-    Message,
-    MessageError,
-    Release,
-    check_labels,
-    check_numbers,
-    check_source,
-)
+from nearveil.mechanisms.base import Floats, Message, MessageError, Release, check_labels, check_source
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_integer
+from nearveil.privacy.checks import check_integer, check_numbers
 from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
 from nearveil.privatemail.engines import (
     EXPERIMENTS,

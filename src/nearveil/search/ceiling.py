@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, linprog
 
 from nearveil.mechanisms.base import candidate_count, check_fraction
+from nearveil.privacy.checks import is_integer
 
 __all__ = ["answer_ceiling", "class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]
 
@@ -46,7 +47,7 @@ def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) ->
     """
     _check_guarantee(epsilon, delta)
     for name, value in (("n_classes", n_classes), ("k", k)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        if not is_integer(value, 1):
             raise ValueError(f"{name} must be a whole number of at least 1")
     if k > n_classes:
         raise ValueError("k must be at most n_classes")

@@ -10,6 +10,7 @@ from scipy.stats import norm
 from nearveil.cluster import LOCAL, Cluster, connect
 from nearveil.gallery.answers import Answer, Singles
 from nearveil.mechanisms.base import candidate_count, check_labels
+from nearveil.privacy.checks import is_integer
 from nearveil.privacy.noise import Source
 from nearveil.search.ceiling import best_channel, neighbor_ceiling
 from nearveil.search.retriever import Retriever
@@ -213,7 +214,7 @@ def evaluate(
     """
     if not 0 < confidence < 1:
         raise ValueError("confidence must be between 0 and 1")
-    if isinstance(repeats, bool) or not isinstance(repeats, (int, np.integer)) or repeats < 1:
+    if not is_integer(repeats, 1):
         raise ValueError("repeats must be a whole number of at least 1")
     gallery = retriever.features
     wanted = retriever.mechanism.features(queries, "queries").astype(np.float32)

@@ -16,6 +16,7 @@ from nearveil.mechanisms.covers.covers import (
     count_prototypes,
 )
 from nearveil.mechanisms.covers.learning import usual_number
+from nearveil.privacy.checks import is_integer
 from nearveil.sealed.sizes import SealedSizes, estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
 
@@ -204,7 +205,7 @@ def plan(
     """
     answered = ("answer_bytes", 1 if answer_bytes is None else answer_bytes)
     for name, value in (("items", items), answered, ("dimension", dimension), ("storage", storage)):
-        if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
+        if not is_integer(value, 1):
             raise ValueError(f"{name} must be a whole number of at least 1")
     if epsilon != 0:
         checked_epsilon(epsilon)

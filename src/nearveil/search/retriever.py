@@ -10,8 +10,9 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.gallery.answers import Answer, Bytes, Codes, Singles, make_codes
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels, check_numbers
+from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_numbers, is_integer
 from nearveil.privacy.noise import Source
 from nearveil.wire.client import rank_candidates
 
@@ -220,7 +221,7 @@ class Retriever:
         """
         ranker = self._indexed()
         # Before anything is spent: a message that brings no answer costs as much as one that does.
-        if isinstance(k, bool) or not isinstance(k, (int, np.integer)) or not 1 <= k <= self._count:
+        if not is_integer(k, 1, self._count):
             raise ValueError(f"k must be a whole number from 1 to {self._count}, the candidates of an answer")
         messages = self.mechanism.release(X, rng=rng)
         answers = ranker.answers(messages)

@@ -18,6 +18,7 @@ from nearveil.gallery import Index
 from nearveil.ledger import Account, AccountError, Ledger
 from nearveil.ledger.budget import PlanBudget
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import is_integer
 from nearveil.privacy.noise import secure_source
 from nearveil.private_knn.discriminant import plan_publications
 from nearveil.private_knn.discriminant_model import MOST_CLASSES
@@ -188,8 +189,7 @@ class Terms:
     unit: str  # what one record is
 
     def __post_init__(self) -> None:
-        count = self.publications
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        if not is_integer(self.publications, 1):
             raise ValueError("publications must be a whole number of at least 1")
 
     def check(self, account: Account) -> None:

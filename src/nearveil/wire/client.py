@@ -25,9 +25,10 @@ from nearveil.gallery.answers import (
     count_columns,
 )
 from nearveil.mechanisms import Covers, Message, PublicMap, Release
-from nearveil.mechanisms.base import candidate_count, check_numbers
+from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.covers import NEIGHBORS, MappedRelease, checked_epsilon, set_guarantee
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_numbers, is_integer
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.wire.frames import (
     DEFAULT_LIMITS,
@@ -768,7 +769,7 @@ class ClientProtocol:
             )
 
     def _check_count(self, k: int) -> None:
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.n_candidates:
+        if not is_integer(k, 1, self.n_candidates):
             raise ValueError(f"k must be a whole number from 1 to {self.n_candidates}, the candidates of an answer")
 
     def _end(self) -> None:

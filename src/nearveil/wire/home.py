@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import LARGEST_DETAILS, Bytes, ItemDetails, Rows, Singles, encode_name, read_details
 from nearveil.mechanisms import Covers
+from nearveil.privacy.checks import is_integer
 from nearveil.storage import flush_folder, make_private_folder
 from nearveil.wire.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range, leave_mean
 from nearveil.wire.frames import (
@@ -405,7 +406,7 @@ class HomeCopy:
         """
         held = self._load()
         queries = center_rows(held.public, rows)
-        if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(held.ids):
+        if not is_integer(k, 1, len(held.ids)):
             raise ValueError(f"k must be a whole number from 1 to {len(held.ids)}, the items of the copy")
         return held.search(queries, k)
 

@@ -26,7 +26,6 @@ from nearveil.mechanisms.base import (
     candidate_count,
     check_fraction,
     check_number,
-    check_numbers,
     check_shape,
     fingerprint,
     make_guarantee,
@@ -58,6 +57,7 @@ from nearveil.mechanisms.covers.members import (
     reach_items,
 )
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_numbers
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.wire.frames import MOST_FEATURES

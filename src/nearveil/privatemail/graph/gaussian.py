@@ -4,7 +4,6 @@ import importlib.util
 import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
+from nearveil.privacy.checks import is_integer
 from nearveil.privatemail.graph._base import (
     MAX_DEGREE,
     MOMENTS_LIMIT,
@@ -330,8 +330,7 @@ def _cast_at_least_single(X: Array) -> Array:
 
 
 def _check_neighbors(n_neighbors: Any, n: int) -> int:
-    whole = isinstance(n_neighbors, Integral) and not isinstance(n_neighbors, bool)
-    if not (whole and 1 <= n_neighbors < n):
+    if not is_integer(n_neighbors, 1, n - 1):
         raise ValueError(f"n_neighbors must be a whole number from 1 to {n - 1}, one less than the rows")
     return int(n_neighbors)
 
