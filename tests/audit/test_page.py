@@ -170,7 +170,7 @@ def test_what_can_be_audited_and_what_cannot() -> None:
     assert done.exit_code == 0
     for words in (
         "caps that are ignored",
-        "nearveil.private_knn.Student",
+        "private_knn.Student",
         "nearveil.private_knn.NetworkStudent",
         "Not auditable",
     ):

@@ -16,13 +16,13 @@ import numpy as np
 import pytest
 
 from nearveil import AsyncClient, Client
-from nearveil import frames as _wire
 from nearveil.client.errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.client.transport import Request
 from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import covers as _map
 from nearveil.private_knn import discriminant_model
+from nearveil.wire import frames as _wire
 from nearveil.wire import schema
 from nearveil.wire.client import MapChanged, PublicRequest, Refusal, RefusalCode
 from nearveil.wire.frames import MOST_FEATURES, Kind, frame

@@ -391,7 +391,7 @@ from nearveil.wire import ClientProtocol
 assert ClientProtocol is nearveil.wire.client.ClientProtocol
 assert "sqlalchemy" not in sys.modules
 inside = [name.split(".")[1:] for name in sys.modules if name.startswith("nearveil.")]
-print(*sorted(name[1] for name in inside if name[0] in ("gallery", "protocol") and len(name) > 1))
+print(*sorted(name[1] for name in inside if name[0] in ("gallery", "wire") and len(name) > 1))
 print(*sorted({name[0] for name in inside}))
 """
 
@@ -399,8 +399,8 @@ print(*sorted({name[0] for name in inside}))
 def test_the_clients_half_imports_nothing_of_the_servers_or_of_an_index() -> None:
     shown = subprocess.run([sys.executable, "-c", _FRESH], capture_output=True, text=True, check=True).stdout  # noqa: S603
     own, rooms = (line.split() for line in shown.splitlines())
-    assert set(own) == {"answers", "client"}
-    assert not {"ledger", "votes", "service", "cli", "features"} & set(rooms)
+    assert set(own) == {"answers", "client", "frames"}
+    assert not {"ledger", "private_knn", "client", "server", "cli", "features"} & set(rooms)
 
 
 @pytest.mark.parametrize("room", [nearveil.gallery, nearveil.wire])

@@ -22,6 +22,7 @@ from nearveil.private_knn import (
     PrivateKNeighborsRegressor,
     Student,
 )
+from nearveil.privatemail import PrivateMail
 
 EPSILON = 4.0
 DELTA = 1e-4  # rare enough to matter, and seen often enough in the runs that an audit can afford
@@ -92,7 +93,7 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
             entry.name,
             partial(entry.make, epsilon, **_CHANGED.get(entry.name, {})),
             _EXPECTED.get(entry.name, "kept"),
-            f"nearveil.mechanisms.{entry.kind.__name__}",
+            f"nearveil.{'privatemail' if entry.kind is PrivateMail else 'mechanisms'}.{entry.kind.__name__}",
         )
         for entry in REGISTRY
     ]
@@ -126,7 +127,7 @@ def _list_voters(epsilon: float) -> dict[str, dict[str, Make]]:
         )
 
     return {
-        "votes.PrivateKNeighborsClassifier": {
+        "private_knn.PrivateKNeighborsClassifier": {
             "private-knn (votes)": neighbors(),
             "private-knn (screened votes)": neighbors(screened=1),
             "private-knn (votes, rate 0.25)": neighbors(_SLOW_DELTA, sampling_rate=0.25),
@@ -137,19 +138,19 @@ def _list_voters(epsilon: float) -> dict[str, dict[str, Make]]:
             "private-knn (nonnegative votes)": neighbors(votes="nonnegative", clip=2.0),
             "private-knn (signed votes)": neighbors(votes="signed", clip=2.0),
         },
-        "votes.PrivateKNeighborsRegressor": {
+        "private_knn.PrivateKNeighborsRegressor": {
             "private-knn (mean)": numbers("mean"),
             "private-knn (median)": numbers("median"),
         },
-        "votes.PateClassifier": {
+        "private_knn.PateClassifier": {
             "pate (gnmax)": teachers("gnmax"),
             "pate (lnmax)": teachers("lnmax"),
             "pate (confident-gnmax)": teachers("confident-gnmax", 1),
         },
-        "votes.PrivateDiscriminant": {
+        "private_knn.PrivateDiscriminant": {
             "discriminant": lambda: PrivateDiscriminant(epsilon, _FEW_DELTA, classes=("in", "out"), publications=2)
         },
-        "votes.Student": {
+        "private_knn.Student": {
             "student": lambda: Student(PrivateKNeighborsClassifier(epsilon, _FEW_DELTA, 8, max_screened=0), rounds=2)
         },
     }
@@ -166,7 +167,7 @@ def _list_surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
 
         sealed = {"sealed.SealedClient": {"sealed: question": make_sealed_experiment}}
     return {
-        "protocol.ClientProtocol": {"covers: on the wire": make_wire_experiment},
+        "wire.ClientProtocol": {"covers: on the wire": make_wire_experiment},
         "mechanisms.PublicMap": {
             "covers: choice": lambda: make_clock_experiment(time_choice, name="covers: choice", at_once=1),
         },
@@ -237,8 +238,12 @@ def list_not_audited() -> dict[str, str]:
     data = "holds values, releases nothing"
     return {
         "nearveil.AsyncClient": "does what nearveil.Client does, whose clock and conversation are audited",
+        "nearveil.Index": "stores items, releases nothing",
+        "nearveil.Ledger": "opens accounts, releases nothing",
+        "nearveil.Retriever": "ranks the answers of a mechanism, which is audited",
         "nearveil.SupervisedManifold": "promises nothing: it is fitted on public rows",
         "nearveil.__version__": "text",
+        "nearveil.evaluate": "measures on public rows",
         "nearveil.mechanisms.Message": data,
         "nearveil.mechanisms.MessageError": "an error",
         "nearveil.mechanisms.PrivatePCARelease": "a release without noise by a private PCA, which is audited",
