@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from nearveil.features import ImageError
 from nearveil.ledger import Ledger
 from nearveil.private_knn import PrivateKNeighborsClassifier, labelling
 from tests.cli.labelling import HIDDEN, RARE, Plain, fine, refused, rows_of, run, small, write_png
@@ -202,13 +203,13 @@ def test_labels_that_cannot_be_written_are_printed(
 
 
 def test_a_file_that_appears_meanwhile_is_kept(private: Path, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ask = labelling._ask
+    ask = labelling._collect_labels
 
     def slow(*words: Any) -> Any:
         Path("labels.csv").write_text("another's")
         return ask(*words)
 
-    monkeypatch.setattr(labelling, "_ask", slow)
+    monkeypatch.setattr(labelling, "_collect_labels", slow)
     result = run(private, public, *ONE)
     assert result.exit_code == 1
     assert Path("labels.csv").read_text() == "another's"
@@ -220,7 +221,7 @@ def test_answers_before_a_stop_are_kept(
     private: Path, here: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
     many = small(here / "many.npz", X=np.repeat([[-1.0, 0.0]], 30, axis=0))
-    monkeypatch.setattr(labelling, "_AT_ONCE", 10)
+    monkeypatch.setattr(labelling, "_BATCH", 10)
     answer, calls = Plain.answer, []
 
     def stopping(self: Any, queries: Any, **more: Any) -> Any:
@@ -309,7 +310,7 @@ def test_public_tables_are_told_of_more_openly(private: Path, here: Path) -> Non
     (here / "public.csv").write_text(_line("x", "y") + _line(1, 2) + _line(1, "much"))
     assert "PUBLIC, record 2: a cell is missing" in refused(private, "public.csv", *ONE)
     (here / "public.csv").write_bytes(b"x,y\n1,\xff\n")
-    assert "PUBLIC is no text in UTF-8" in refused(private, "public.csv", *ONE)
+    assert "PUBLIC is not UTF-8 text" in refused(private, "public.csv", *ONE)
     (here / "public.csv").write_text(_line("x", "y") + _line("one", "two"))
     assert "PUBLIC has no features" in refused(private, "public.csv", *ONE)
 
@@ -335,7 +336,7 @@ def test_files_of_other_kinds(private: Path, here: Path) -> None:
     (here / "public.parquet").write_text("PAR1")
     assert "PUBLIC must be a .npz" in refused(private, "public.parquet", *ONE)
     (here / "public.npz").write_text("no archive")
-    assert "PUBLIC is no .npz file" in refused(private, "public.npz", *ONE)
+    assert "PUBLIC is not a .npz file" in refused(private, "public.npz", *ONE)
 
 
 @pytest.mark.parametrize(
@@ -393,13 +394,14 @@ def test_pixels_instead_of_histograms(pictures: Path) -> None:
 
 def test_pictures_that_could_be_misread_are_left_out(here: Path) -> None:
     Image.fromarray(np.linspace(0, 65535, 64).reshape(8, 8).astype(np.uint16)).save(here / "deep.png")
-    assert "16-bit" in str(labelling._open_image(here / "deep.png", 8))
+    with pytest.raises(ImageError, match="16-bit"):
+        labelling._load_gray(here / "deep.png", 8)
 
 
 def test_folders_without_pictures(pictures: Path, here: Path) -> None:
     (here / "empty").mkdir()
     assert "PUBLIC holds no image" in refused("held", "empty", *ONE)
-    assert "a folder of its name" in refused("asked", "asked", *ONE)
+    assert "a folder with its name" in refused("asked", "asked", *ONE)
 
 
 @pytest.mark.parametrize(("module", "library"), [("PIL", "Pillow"), ("skimage.feature", "scikit-image")])

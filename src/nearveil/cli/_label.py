@@ -190,9 +190,9 @@ def train(
     """
     with report_errors(**_TRAIN_OPTIONS), show_bars() as bars:
         from nearveil.features.class_folders import train_on_folder
-        from nearveil.private_knn.labelling import check_free
+        from nearveil.private_knn.labelling import check_writable
 
-        check_free(out, force=force)
+        check_writable(out, force=force)
         found = train_on_folder(
             directory,
             out,
