@@ -84,17 +84,17 @@ def test_what_is_released_is_the_count_with_the_noise_of_the_plan(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = voter(ledger)
-    (tally,) = asked._poll.count_votes(QUERY[None])
+    ((sums, _),) = asked._poll.count_votes(QUERY[None])
     seen, release = [], Poll.release
 
-    def released(self: Any, sums: Any) -> Any:
-        seen.append(sums)
-        return release(self, sums)
+    def released(self: Any, counts: Any) -> Any:
+        seen.append(counts)
+        return release(self, counts)
 
     monkeypatch.setattr(Poll, "release", released)
     votes = asked.answer_once(QUERY, "one").votes
-    np.testing.assert_array_equal(seen[0], tally.sums)
-    assert 0 < np.abs(votes - tally.sums).max() < 7 * asked.plan_.vote_noise  # more once in 10^10 runs
+    np.testing.assert_array_equal(seen[0], sums)
+    assert 0 < np.abs(votes - sums).max() < 7 * asked.plan_.vote_noise  # more once in 10^10 runs
 
 
 def test_a_crash_after_the_payment_leaves_a_key_that_is_never_counted_again(

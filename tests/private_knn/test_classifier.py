@@ -349,7 +349,7 @@ def test_probabilities_are_shares_of_the_noisy_votes() -> None:
     assert np.isnan(shares[60:]).all()  # declined
     clear = quiet().fit(DIGITS[:400], LABELS[:400])
     np.testing.assert_array_equal(clear.predict_proba(DIGITS[:50]).argmax(axis=1), clear.predict(DIGITS[:50]))
-    assert clear._poll.terms.spending.left()["answered"] == clear.max_answered - 100  # both were paid for
+    assert clear._poll.spending.left()["answered"] == clear.max_answered - 100  # both were paid for
     many = PrivateKNeighborsClassifier(votes="binary", clip=1.0, max_screened=0)
     assert not hasattr(many, "predict_proba")
 
@@ -387,8 +387,8 @@ def test_screening_and_vote_have_samples_of_their_own() -> None:
     assert 420 < answers.answered.sum() < 580
     assert 0.4 < np.rint(answers.votes[answers.answered, 0]).mean() < 0.6
     poll, queries = voter._poll, np.ones((1000, 2))
-    votes = np.rint(poll.release(np.concatenate([tally.sums for tally in poll.count_votes(queries)])))
-    largest = np.concatenate([tally.largest for tally in poll.count_votes(queries) if tally.largest is not None])
+    votes = np.rint(poll.release(np.concatenate([sums for sums, _ in poll.count_votes(queries)])))
+    largest = np.concatenate([maxima for _, maxima in poll.count_votes(queries) if maxima is not None])
     assert 0.4 < votes.mean() < 0.6
     assert 0.4 < largest.mean() < 0.6
 

@@ -22,8 +22,8 @@ from nearveil.private_knn import (
     PrivateKNeighborsRegressor,
     Student,
 )
-from nearveil.private_knn.estimator import Poll, PollTerms, VotingEstimator
-from nearveil.private_knn.spending import AccountSpending
+from nearveil.private_knn.estimator import Poll, VotingEstimator
+from nearveil.private_knn.spending import AccountSpending, Spending
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y, QUERIES = DIGITS[:300], LABELS[:300], DIGITS[400:440]
@@ -349,18 +349,18 @@ class Late:
     ],
 )
 def test_what_another_thread_sets_during_a_fit_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, model: VotingEstimator
+    monkeypatch: pytest.MonkeyPatch, model: VotingEstimator[Any]
 ) -> None:
     """The guarantee was made for one source of noise, and the noise was drawn from another."""
-    terms = VotingEstimator._terms
+    open_spending = VotingEstimator._open_spending
 
-    def swapped(self: VotingEstimator, *arguments: Any) -> PollTerms:
+    def swapped(self: VotingEstimator[Any], *arguments: Any) -> Spending:
         model.set_params(source=unsafe_seeded(0))
-        return terms(self, *arguments)
+        return open_spending(self, *arguments)
 
-    monkeypatch.setattr(VotingEstimator, "_terms", swapped)
+    monkeypatch.setattr(VotingEstimator, "_open_spending", swapped)
     assert model.fit(X, Y).guarantee.sound
-    assert model._poll.terms.source.sound
+    assert model._poll.source.sound
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_key_keeps_the_weight_and_an_answer_without_it_is_refused(tmp_path: Pa
         np.testing.assert_array_equal(first.votes, again.votes)
         np.testing.assert_array_equal(first.weight, again.weight)
         assert first.labels.tolist() == [[1, 1]]
-        with voter._poll.terms.spending.take_once("old", None) as debit:
+        with voter._poll.spending.take_once("old", None) as debit:
             debit.store(encode_votes(np.arange(2), np.array([[200.0, 200.0]])))
         with pytest.raises(ValueError, match="without the sum of the weights: use a new key"):
             voter.answer_once(make_rows()[0], "old")

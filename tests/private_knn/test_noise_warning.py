@@ -25,7 +25,7 @@ FEW: dict[str, Any] = {"epsilon": 1.0, "max_answered": 50}
 NOISY = {
     "classifier": (PrivateKNeighborsClassifier(**FEW), "at most 50 records of one class"),
     "unscreened": (PrivateKNeighborsClassifier(**FEW, max_screened=0), "at most 50 records of one class"),
-    "few neighbours": (PrivateKNeighborsClassifier(**FEW, max_screened=0, n_neighbors=9), "9 voters are wanted"),
+    "few neighbours": (PrivateKNeighborsClassifier(**FEW, max_screened=0, n_neighbors=9), "9 voters take part"),
     "sampled": (PrivateKNeighborsClassifier(vote_noise=1.0, n_neighbors=20, sampling_rate=0.1), "at most 50 records"),
     "mean": (PrivateKNeighborsRegressor(0, 2, **FEW), "at most 150 records in all"),
     "median": (PrivateKNeighborsRegressor(0, 2, **FEW, method="median"), "at most 150 records in all"),

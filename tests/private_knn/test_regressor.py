@@ -11,7 +11,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import ExhaustedError, PrivateKNeighborsRegressor
-from nearveil.private_knn._knn import ValueQuestion, count_balance
+from nearveil.private_knn._knn import ValueStatistic, count_balance
 from nearveil.private_knn.neighbors import NOBODY
 from tests.estimators import run_check
 
@@ -84,7 +84,7 @@ def test_what_is_charged() -> None:
 def test_one_record_in_and_one_out_changes_the_sum_by_the_range() -> None:
     rng = np.random.default_rng(0)
     for low, high in [(-1.3, 2.9), *np.sort(rng.normal(size=(200, 2)) * 10.0 ** rng.integers(-3, 4, (200, 1)))]:
-        asked = ValueQuestion.make(low, high, "mean", 8)
+        asked = ValueStatistic.make(low, high, "mean", 8)
         units = asked.votes(np.array([low - 5, low, high, high + 5])).units[:-1, 0] * asked.unit
         assert units.max() - units.min() <= high - low
         assert units.max() - units.min() > (high - low) - 3 * asked.unit
@@ -139,7 +139,7 @@ def test_parameters_that_change_after_fit_change_no_release() -> None:
     voter.set_params(depth=20, method="mean", low=-100, high=100, source=unsafe_seeded(0))
     assert set(voter.predict(X[:5])) <= {2.0, 6.0}  # one step of the bisection, as was paid
     assert voter.guarantee.sound
-    assert voter._poll.terms.source.sound
+    assert voter._poll.source.sound
 
 
 def test_private_values_are_not_shown() -> None:

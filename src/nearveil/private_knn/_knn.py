@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self
 
@@ -11,7 +11,6 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils._param_validation import Interval, StrOptions
-from sklearn.utils.validation import check_is_fitted
 
 from nearveil.private_knn.estimator import (
     MULTILABEL,
@@ -19,9 +18,8 @@ from nearveil.private_knn.estimator import (
     ClassPoll,
     Labels,
     Poll,
-    Progress,
+    Tally,
     Votes,
-    VoteTally,
     VotingClassifier,
     VotingEstimator,
     Weights,
@@ -40,24 +38,24 @@ def count_agreeing_records(plan: VotePlan, n_records: int, which: str) -> tuple[
     return min(plan.n_neighbors, sampled), f"at most {n_records:,} records {which} can (this figure is for you alone)"
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NeighborPoll(ClassPoll):
     """The nearest records vote."""
 
-    ballots: Labels | Weights  # what each record votes for
+    ballots: Labels | Weights  # the vote of each record
     search: NeighborSearch
     votes: Votes
 
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
-        plan, source = self.terms.plan, self.terms.source
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        plan = self.plan
         draws = 1 if plan.screening is None else 2
-        for drawn in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=draws):
+        for drawn in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, self.source, draws=draws):
             largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if draws == 2 else None
-            yield VoteTally(self.ballots.count(drawn[0]), largest)
+            yield self.ballots.count(drawn[0]), largest
 
     def count_agreeing(self) -> tuple[float, str]:
         which = "of one class" if isinstance(self.ballots, Labels) else "in all"
-        return count_agreeing_records(self.terms.plan, self.ballots.most_agreeing, which)
+        return count_agreeing_records(self.plan, self.ballots.most_agreeing, which)
 
     def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
         if self.votes not in MULTILABEL:
@@ -187,10 +185,21 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         classes, ballots, ballot = self._votes(y)
         declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
         inferred = self.votes == "classes" and self.classes is None
-        plan, guarantee = self._plan(ballot, self._make_wish(), inferred=inferred)
+        plan, guarantee = self._make_plan(ballot, inferred=inferred)
         search, bounds = self._make_search(X)
-        terms = self._terms(columns, plan, guarantee, bounds)
-        return NeighborPoll(terms, classes, declined, ballots, search, self.votes)
+        return NeighborPoll(
+            columns=columns,
+            plan=plan,
+            guarantee=guarantee,
+            source=self._source,
+            spending=self._open_spending(plan, guarantee),
+            bounds=bounds,
+            classes=classes,
+            abstain_label=declined,
+            ballots=ballots,
+            search=search,
+            votes=self.votes,
+        )
 
     def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
         if self.votes == "classes":
@@ -207,8 +216,8 @@ _MEDIAN_NEIGHBORS = 8.0  # the bisection's noise is an eighth of the voters
 
 
 @dataclass(frozen=True)
-class ValueQuestion:
-    """What is asked of the voters' values: settled when the plan is, whatever becomes of the parameters later."""
+class ValueStatistic:
+    """The statistic of the voters' values that is released: their mean or median within bounds."""
 
     low: float
     high: float
@@ -224,30 +233,30 @@ class ValueQuestion:
 
     @property
     def width(self) -> float:
-        """How far apart two values can be."""
+        """Largest difference of two values."""
         return self.high - self.low
 
     @property
     def middle(self) -> float:
-        """What values are counted from."""
+        """Origin of the rounded values."""
         return (self.low + self.high) / 2
 
     @property
     def unit(self) -> float:
-        """Values are whole multiples of it."""
+        """Values are rounded to multiples of it."""
         return math.ldexp(1.0, math.floor(math.log2(self.width / _STEPS)))
 
     @property
     def ballot(self) -> Ballot:
-        """What is released."""
+        """The release of one query."""
         if self.method == "mean":
             neighbors = _MEAN_NEIGHBORS / self.width
-            return Ballot(GaussianSums(self.width), 1, self.unit, screened=False, neighbors=neighbors)
+            return Ballot(GaussianSums(self.width), 1, self.unit, can_screen=False, neighbors=neighbors)
         event = GaussianSums(math.sqrt(self.depth))
-        return Ballot(event, self.depth, unit=0.5, screened=False, neighbors=_MEDIAN_NEIGHBORS)
+        return Ballot(event, self.depth, unit=0.5, can_screen=False, neighbors=_MEDIAN_NEIGHBORS)
 
     def votes(self, y: NDArray[np.float64]) -> Weights:
-        """Return the values as whole numbers: of units from the middle, or of a cell of the bisection."""
+        """Return the values as integers: units from the middle, or cells of the bisection."""
         y = np.clip(y, self.low, self.high)
         if self.method == "mean":
             most = math.floor(self.width / 2 / self.unit)
@@ -259,56 +268,56 @@ class ValueQuestion:
 
 
 def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, in half votes, how many voters lie below a point less how many do not; `NOBODY` is neither.
+    """Return, in half votes, how many voters are below a point minus how many are not; `NOBODY` is neither.
 
     One voter more changes it by one half, one in and one out by at most two: the sensitivity is one vote.
     """
-    there = cells != NOBODY
-    below = np.sum((cells < points[:, None]) & there, axis=1)
-    return np.asarray(2 * below - np.sum(there, axis=1))
+    present = cells != NOBODY
+    below = np.sum((cells < points[:, None]) & present, axis=1)
+    return np.asarray(2 * below - np.sum(present, axis=1))
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ValuePoll(Poll):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ValuePoll(Poll[NDArray[np.float64]]):
     """The nearest records give their values."""
 
-    asked: ValueQuestion
+    statistic: ValueStatistic
     values: Weights  # of each record
     search: NeighborSearch
 
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
-        plan, source, mean = self.terms.plan, self.terms.source, self.asked.method == "mean"
-        for (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, source, draws=1):
-            yield VoteTally(self.values.count(voters) if mean else self.values.units[voters, 0], None)
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        plan, mean = self.plan, self.statistic.method == "mean"
+        for (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, self.source, draws=1):
+            yield self.values.count(voters) if mean else self.values.units[voters, 0], None
 
     @property
     def gain(self) -> float:  # type: ignore[override]
-        return self.asked.width / 2 if self.asked.method == "mean" else 0.5
+        return self.statistic.width / 2 if self.statistic.method == "mean" else 0.5
 
     def count_agreeing(self) -> tuple[float, str]:
-        return count_agreeing_records(self.terms.plan, self.values.most_agreeing, "in all")
+        return count_agreeing_records(self.plan, self.values.most_agreeing, "in all")
 
     def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        if self.asked.method == "mean":
+        if self.statistic.method == "mean":
             return super().release(sums)
         low = np.zeros(len(sums), dtype=np.int64)
-        for step in reversed(range(self.asked.depth)):
+        for step in reversed(range(self.statistic.depth)):
             point = low + (1 << step)
             low = np.where(super().release(count_balance(sums, point)) < 0, point, low)
         return low[:, None].astype(np.float64)
 
-    def predict(self, released: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what was released as numbers within the bounds."""
-        asked = self.asked
-        if asked.method == "mean":
-            found = asked.middle + released[:, 0] / self.terms.plan.n_neighbors
+    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[np.float64]:
+        statistic, values = self.statistic, np.full(len(answered), np.nan)
+        if statistic.method == "mean":
+            estimates = statistic.middle + released[:, 0] / self.plan.n_neighbors
         else:
-            found = asked.low + asked.width * (released[:, 0] + 0.5) / 2**asked.depth
-        return np.asarray(np.clip(found, asked.low, asked.high))
+            estimates = statistic.low + statistic.width * (released[:, 0] + 0.5) / 2**statistic.depth
+        values[answered] = np.clip(estimates, statistic.low, statistic.high)
+        return values
 
 
 @dataclass(eq=False, repr=False)
-class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimator):  # type: ignore[misc]
+class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimator[NDArray[np.float64]]):  # type: ignore[misc]
     """Predict numbers for public queries from their nearest private records.
 
     "mean" releases the sum of the voters' values, clipped to [low, high], with noise. "median" finds the middle value
@@ -380,16 +389,25 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     _: KW_ONLY
     method: Literal["mean", "median"] = "mean"
     depth: int = 8
-    _poll: ValuePoll = field(init=False)
 
     def _make_poll(self, X: ArrayLike, y: ArrayLike) -> ValuePoll:
         columns = self._columns()
         X, y = check_records(columns, X, y, y_numeric=True)
-        asked = ValueQuestion.make(float(self.low), float(self.high), self.method, self.depth)
-        plan, guarantee = self._plan(asked.ballot, self._make_wish(max_screened=0))
-        values = asked.votes(np.asarray(y, dtype=np.float64))
+        statistic = ValueStatistic.make(float(self.low), float(self.high), self.method, self.depth)
+        plan, guarantee = self._make_plan(statistic.ballot, max_screened=0)
+        values = statistic.votes(np.asarray(y, dtype=np.float64))
         search, bounds = self._make_search(X)
-        return ValuePoll(self._terms(columns, plan, guarantee, bounds), asked, values, search)
+        return ValuePoll(
+            columns=columns,
+            plan=plan,
+            guarantee=guarantee,
+            source=self._source,
+            spending=self._open_spending(plan, guarantee),
+            bounds=bounds,
+            statistic=statistic,
+            values=values,
+            search=search,
+        )
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries. The call is paid for before anything is released.
@@ -420,27 +438,6 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
 
     def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
         return float(r2_score(truth, values, sample_weight=weights))
-
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> NDArray[np.float64]:
-        """Answer public queries, as `predict` does.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-        progress : callable, optional
-            Called with how many queries were counted since the last call.
-
-        Returns
-        -------
-        ndarray of shape (n_queries,)
-        """
-        check_is_fitted(self)
-        poll = self._poll
-        queries = poll.check_queries(X)
-        rows, released = poll.ask(queries, progress)
-        found = np.full(len(queries), np.nan)
-        found[rows] = poll.predict(released)
-        return found
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

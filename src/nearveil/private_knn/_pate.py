@@ -15,8 +15,8 @@ from sklearn.utils.validation import validate_data
 
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
-from nearveil.private_knn.estimator import ClassPoll, VoteTally, VotingClassifier, make_hard_votes, run_shielded
-from nearveil.private_knn.plan import Ballot, Wish
+from nearveil.private_knn.estimator import ClassPoll, Tally, VotingClassifier, make_hard_votes, run_shielded
+from nearveil.private_knn.plan import Ballot
 from nearveil.private_knn.scaling import warn_of_scaled_rows
 
 _SEEDS = np.uint64(2**31 - 1)
@@ -100,10 +100,10 @@ def _train_teacher(estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int6
 
 
 Mechanism = Literal["lnmax", "gnmax", "confident-gnmax"]
-_AT_ONCE = 1024  # queries
+_BATCH = 1024  # queries
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TeacherPoll(ClassPoll):
     """Teachers vote."""
 
@@ -113,11 +113,10 @@ class TeacherPoll(ClassPoll):
         n_teachers = len(self.teachers.members)
         return n_teachers, f"there are {n_teachers:,} teachers"
 
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
-        for start in range(0, len(queries), _AT_ONCE):
-            counts = self.teachers.count_votes(queries[start : start + _AT_ONCE])
-            largest = None if self.terms.plan.screening is None else counts.max(axis=1).astype(np.float64)
-            yield VoteTally(counts, largest)
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        for start in range(0, len(queries), _BATCH):
+            counts = self.teachers.count_votes(queries[start : start + _BATCH])
+            yield counts, None if self.plan.screening is None else counts.max(axis=1).astype(np.float64)
 
 
 @dataclass(eq=False, repr=False)
@@ -210,8 +209,9 @@ class PateClassifier(VotingClassifier):
         classes, labels, _ = make_hard_votes(y, self.classes)
         declined = self._find_abstain_label(classes)
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
-        ballot = Ballot(event, len(classes), screened=self.mechanism == "confident-gnmax")
-        plan, guarantee = self._plan(ballot, self._make_wish(), inferred=self.classes is None)
+        ballot = Ballot(event, len(classes), can_screen=self.mechanism == "confident-gnmax")
+        fixed = {"n_neighbors": self.n_teachers} | self._check_screening()
+        plan, guarantee = self._make_plan(ballot, inferred=self.classes is None, **fixed)
         teachers = train_teachers(
             RidgeClassifier() if self.estimator is None else self.estimator,
             rows,
@@ -220,14 +220,24 @@ class PateClassifier(VotingClassifier):
             n_classes=len(classes),
             source=self._source,
         )
-        return TeacherPoll(self._terms(columns, plan, guarantee), classes, declined, teachers)
+        return TeacherPoll(
+            columns=columns,
+            plan=plan,
+            guarantee=guarantee,
+            source=self._source,
+            spending=self._open_spending(plan, guarantee),
+            classes=classes,
+            abstain_label=declined,
+            teachers=teachers,
+        )
 
-    def _make_wish(self, **settled: Any) -> Wish:
+    def _check_screening(self) -> dict[str, int]:
+        """Refuse screening options that the mechanism does not use; return the cap that follows from it."""
         if self.mechanism != "confident-gnmax":
             for name in ("screening_noise", "threshold", "max_screened"):
                 if getattr(self, name) is not None:
                     raise ValueError(f'{name} must not be given for mechanism="{self.mechanism}": nothing is screened')
-            settled["max_screened"] = 0
-        elif self.vote_noise is not None and None in (self.screening_noise, self.threshold):
+            return {"max_screened": 0}
+        if self.vote_noise is not None and None in (self.screening_noise, self.threshold):
             raise ValueError("screening_noise and threshold must be given: vote_noise is, so nothing is calibrated")
-        return super()._make_wish(n_neighbors=self.n_teachers, **settled)
+        return {}

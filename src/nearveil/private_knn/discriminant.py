@@ -40,7 +40,15 @@ from nearveil.private_knn.discriminant_model import (
 )
 from nearveil.private_knn.estimator import check_public_rows, make_hard_votes, run_shielded
 from nearveil.private_knn.neighbors import LONGEST, IntegerRows
-from nearveil.private_knn.plan import Ballot, GaussianSums, NoiseWarning, VotePlan, Wish, check_epsilon_given, make_plan
+from nearveil.private_knn.plan import (
+    Ballot,
+    GaussianSums,
+    NoiseWarning,
+    PlanRequest,
+    VotePlan,
+    check_epsilon_given,
+    make_plan,
+)
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.private_knn.spending import (
     ExhaustedError,
@@ -81,9 +89,9 @@ def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1
     >>> f"{one.epsilon(1e-5):.2f} {four.epsilon(1e-5):.2f} {four.vote_noise / one.vote_noise:.1f}"
     '2.00 2.00 2.0'
     """
-    wish = Wish(epsilon=epsilon, delta=delta, max_answered=publications, max_screened=0, n_neighbors=1)
-    ballot = Ballot(GaussianSums(SENSITIVITY), _MOST_VALUES, screened=False)
-    return make_plan(replace(wish, vote_noise=_round_up(make_plan(wish, ballot).vote_noise)), ballot)
+    request = PlanRequest(epsilon=epsilon, delta=delta, max_answered=publications, max_screened=0, n_neighbors=1)
+    ballot = Ballot(GaussianSums(SENSITIVITY), _MOST_VALUES, can_screen=False)
+    return make_plan(replace(request, vote_noise=_round_up(make_plan(request, ballot).vote_noise)), ballot)
 
 
 def _round_up(noise: float) -> float:
@@ -262,7 +270,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
         model = problem.model(statistics, guarantee)
         _warn_of_noise(model)
-        return self._show(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
+        return self._set_fitted(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
         """Say what accuracy to expect, before anything is paid. For the owner of the records alone: never publish it.

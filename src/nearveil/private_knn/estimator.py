@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,8 +32,8 @@ from nearveil.private_knn.plan import (
     ClippedSums,
     Kind,
     NoiseWarning,
+    PlanRequest,
     VotePlan,
-    Wish,
     find_needed_votes,
     make_plan,
 )
@@ -187,7 +187,7 @@ def make_label_votes(
     else:
         votes = _weigh_labels(rows, float(clip), kind)
     event = ClippedSums(float(clip), kind)
-    return known, votes, Ballot(event, votes.units.shape[1], unit=UNIT, whole=False, screened=False)
+    return known, votes, Ballot(event, votes.units.shape[1], unit=UNIT, whole=False, can_screen=False)
 
 
 def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights:
@@ -265,100 +265,63 @@ Progress = Callable[[int], None]
 """Called with how many queries were finished since the last call."""
 
 
-@dataclass(frozen=True)
-class VoteTally:
-    """What the private records say about a batch of queries. Never leaves the estimator."""
-
-    sums: NDArray[np.int64]  # of the votes of one sample; the first axis is the queries'
-    largest: NDArray[np.float64] | None  # the max-vote of another sample, where there is a screening
-
-    def __repr__(self) -> str:
-        return "VoteTally(private)"
+Tally = tuple[NDArray[np.int64], NDArray[np.float64] | None]
+"""Votes on a batch of queries: sums of one sample, and the max-votes of another if there is a screening. Private."""
+A = TypeVar("A")
 
 
-@dataclass(frozen=True)
-class PollTerms:
-    """What a fit settles before it looks at who votes."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Poll(ABC, Generic[A]):
+    """Everything that a fit settles: the records, the plan for asking them, and the account that pays. Immutable.
 
-    columns: "VotingEstimator"  # empty but for the number, and perhaps the names, of the columns of queries
+    A new fit replaces it as a whole, and answers read it once: rows, labels, noise and caps of two fits never meet.
+    """
+
+    columns: "VotingEstimator[A]"  # empty but for the number, and perhaps the names, of the columns of queries
     plan: VotePlan
     guarantee: Guarantee
     source: Source
     spending: Spending
     bounds: ColumnBounds | None = None  # queries are scaled by them, as the records were
-
-
-@dataclass(frozen=True, eq=False)
-class Poll(ABC):
-    """Everything that a fit made: the records, what may be asked of them, and who pays. It never changes.
-
-    A new fit replaces it as a whole, and answers read it once: rows, labels, noise and caps of two fits never meet.
-    """
-
-    terms: PollTerms
-
-    @abstractmethod
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[VoteTally]:
-        """Count the votes on each query, a batch at a time."""
-
-    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Release the votes on queries that were paid for."""
-        return self.terms.plan.votes.release(sums, self.terms.source)
-
     gain: ClassVar[float] = 1.0  # how far one voter moves a released sum
 
     @abstractmethod
+    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        """Find the voters of each query and count their votes, a batch at a time."""
+
+    @abstractmethod
     def count_agreeing(self) -> tuple[float, str]:
-        """Return how many voters can agree at most, and what they are called. Private where these are records."""
+        """Return how many voters can agree at most, and a description of them. Private if these are records."""
+
+    @abstractmethod
+    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> A:
+        """Return the answers to all queries from the noisy sums of those that were answered."""
+
+    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Add noise to the votes on queries that were paid for."""
+        return self.plan.votes.release(sums, self.source)
 
     @property
-    def shown(self) -> dict[str, Any]:
-        """The public attributes of an estimator that holds this poll, besides its columns."""
-        return {"plan_": self.terms.plan}
+    def public_attributes(self) -> dict[str, Any]:
+        """The fitted attributes of the estimator, besides its columns."""
+        return {"plan_": self.plan}
 
     def check_queries(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return queries that have the columns of the records, scaled as these are."""
-        queries: NDArray[np.float64] = validate_data(self.terms.columns, X, dtype=np.float64, reset=False)
-        return queries if self.terms.bounds is None else self.terms.bounds.scale(queries)
-
-    def ask(
-        self, queries: NDArray[np.float64], progress: Progress | None
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Return which queries are answered, and the noisy sums of their votes."""
-        plan, spending = self.terms.plan, self.terms.spending
-        spending.assert_open()
-        spending.assert_affordable(len(queries))
-        if plan.screening is None:
-            paid = spending.take("answered", len(queries))
-            released = [self.release(tally.sums) for tally in self._count(queries[:paid], progress)]
-            return np.arange(paid), np.concatenate(released) if released else np.zeros((0, plan.size))
-        paid = spending.take("screened", len(queries))
-        if not paid:  # somebody else has taken the last
-            return np.arange(0), np.zeros((0, plan.size))
-        tallies = list(self._count(queries[:paid], progress))
-        largest = np.concatenate([tally.largest for tally in tallies if tally.largest is not None])
-        passed = np.flatnonzero(plan.screening.toss(largest, self.terms.source))
-        # Whether a query passed is public from here on; so is how many votes are paid for.
-        chosen = passed[: spending.take("answered", len(passed))]
-        return chosen, self.release(np.concatenate([tally.sums for tally in tallies])[chosen])
-
-    def _count(self, queries: NDArray[np.float64], progress: Progress | None) -> Iterator[VoteTally]:
-        for tally in self.count_votes(queries):
-            yield tally
-            if progress is not None:
-                progress(len(tally.sums))
+        queries: NDArray[np.float64] = validate_data(self.columns, X, dtype=np.float64, reset=False)
+        return queries if self.bounds is None else self.bounds.scale(queries)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(private)"
 
 
-def _warn_of_noise(poll: Poll) -> None:
-    """Warn the owner of the records, before anything is paid, that answers can only be noise. Nothing stores it."""
-    plan, (agreeing, voters) = poll.terms.plan, poll.count_agreeing()
+def _warn_of_noise(poll: Poll[Any]) -> None:
+    """Warn the owner of the records, before anything is paid, that answers can only be noise."""
+    plan, (agreeing, voters) = poll.plan, poll.count_agreeing()
     needed = find_needed_votes(plan, poll.gain)
     if agreeing < needed:
         warnings.warn(
-            f"only noise is to be expected: {plan.n_neighbors:,} voters are wanted, an answer needs {needed:,} of them "
+            f"only noise is to be expected: {plan.n_neighbors:,} voters take part, an answer needs {needed:,} of them "
             f"that agree (noise {plan.vote_noise:.3g}), and {voters}. Give a larger epsilon, a smaller max_answered, "
             "or more records or teachers",
             NoiseWarning,
@@ -388,10 +351,10 @@ class AnsweredScore(NamedTuple):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class VotingEstimator(PayingEstimator, ABC):
-    """Queries answered by votes of private records, up to caps fixed beforehand in `plan_`.
+class VotingEstimator(PayingEstimator, ABC, Generic[A]):
+    """Answer queries by votes of private records, up to caps fixed beforehand in `plan_`.
 
-    Subclasses say what is voted on (`Ballot`) and how votes are counted (`Poll`).
+    Subclasses define the votes (`Ballot`) and how they are counted (`Poll`).
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
@@ -403,10 +366,10 @@ class VotingEstimator(PayingEstimator, ABC):
     max_answered: int = 1000
     vote_noise: float | None = None
     plan_: VotePlan = field(init=False)
-    _poll: Poll = field(init=False)
+    _poll: Poll[A] = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Keep the private records, and fix what may be asked about them.
+        """Store the private records, and fix the plan for asking them.
 
         Parameters
         ----------
@@ -425,28 +388,62 @@ class VotingEstimator(PayingEstimator, ABC):
         poll = self._snapshot()._make_poll(X, y)
         self._poll = poll
         _warn_of_noise(poll)
-        return self._show(poll.terms.columns, **poll.shown)
+        return self._set_fitted(poll.columns, **poll.public_attributes)
 
     @abstractmethod
-    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> Poll:
-        """Return a poll of these records. Called on a copy of the parameters that nobody else has."""
+    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> Poll[A]:
+        """Return a poll of these records. Called on a private copy of the parameters."""
 
-    def _make_wish(self, **settled: Any) -> Wish:
-        """Return what the parameters ask for; what is `settled` is no parameter, or another than the user's."""
-        names = {known.name for known in fields(Wish)} & set(self.get_params(deep=False))
-        return Wish(**{**{name: getattr(self, name) for name in names}, **settled})
+    def _make_plan(self, ballot: Ballot, *, inferred: bool = False, **fixed: Any) -> tuple[VotePlan, Guarantee]:
+        """Return the plan and its guarantee. `fixed` replaces parameters; `inferred` classes come from the labels."""
+        names = {option.name for option in fields(PlanRequest)} & set(self.get_params(deep=False))
+        request = PlanRequest(**{**{name: getattr(self, name) for name in names}, **fixed})
+        plan, unit = make_plan(request, ballot), name_inferred_unit(self.unit) if inferred else self.unit
+        return plan, plan.guarantee(request.delta, unit=unit, source=self._source)
 
-    def _plan(self, ballot: Ballot, wish: Wish, *, inferred: bool = False) -> tuple[VotePlan, Guarantee]:
-        """Return the plan and its guarantee; `inferred` says whether the classes are read from the labels."""
-        plan, unit = make_plan(wish, ballot), name_inferred_unit(self.unit) if inferred else self.unit
-        return plan, plan.guarantee(wish.delta, unit=unit, source=self._source)
+    def _open_spending(self, plan: VotePlan, guarantee: Guarantee) -> Spending:
+        """Find the account that pays, and open the caps there: the last step of a fit that may fail."""
+        return open_spending(find_account(self.ledger, self.account, plan, guarantee), plan, guarantee)
 
-    def _terms(
-        self, columns: Self, plan: VotePlan, guarantee: Guarantee, bounds: ColumnBounds | None = None
-    ) -> PollTerms:
-        """Find who pays, and open the caps there: the last thing of a fit that may fail."""
-        account = find_account(self.ledger, self.account, plan, guarantee)
-        return PollTerms(columns, plan, guarantee, self._source, open_spending(account, plan, guarantee), bounds)
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> A:
+        """Answer public queries, as `predict` does, and show the noisy votes that decided.
+
+        The order is the guarantee: pay, search, vote, screen, pay for the votes, add noise, answer. A payment is
+        durable before anything is computed from the records (``docs/theory/private-knn.md``).
+
+        Parameters
+        ----------
+        X : array-like of shape (n_queries, d)
+        progress : callable, optional
+            Called with how many queries were counted since the last call.
+
+        Returns
+        -------
+        Answers, or ndarray of shape (n_queries,) from a regressor
+        """
+        check_is_fitted(self)
+        poll = self._poll  # read once: another thread may fit meanwhile
+        plan, spending = poll.plan, poll.spending
+        queries = poll.check_queries(X)
+        spending.assert_open()
+        spending.assert_affordable(len(queries))
+        if plan.screening is None:
+            paid = spending.take("answered", len(queries))
+            chosen = np.arange(paid)
+            batches = [poll.release(sums) for sums, _ in _report(poll.count_votes(queries[:paid]), progress)]
+            released = np.concatenate(batches) if batches else np.zeros((0, plan.size))
+        else:
+            paid = spending.take("screened", len(queries))
+            tallies = list(_report(poll.count_votes(queries[:paid]), progress))
+            largest = np.concatenate([np.zeros(0), *(maxima for _, maxima in tallies if maxima is not None)])
+            passed = np.flatnonzero(plan.screening.toss(largest, poll.source))
+            # Which queries passed is public from here on, and so is the number of votes to pay for.
+            chosen = passed[: spending.take("answered", len(passed))]
+            sums = np.concatenate([np.zeros((0, plan.size), np.int64), *(sums for sums, _ in tallies)])
+            released = poll.release(sums[chosen])
+        answered = np.zeros(len(queries), dtype=np.bool_)
+        answered[chosen] = True
+        return poll.make_answers(released, answered)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Score the answered queries alone; see :meth:`score_answered`, which says how many they are.
@@ -504,7 +501,14 @@ class VotingEstimator(PayingEstimator, ABC):
         in its ledger, so all copies of the estimator together keep this one guarantee.
         """
         check_is_fitted(self)
-        return self._poll.terms.guarantee
+        return self._poll.guarantee
+
+
+def _report(tallies: Iterator[Tally], progress: Progress | None) -> Iterator[Tally]:
+    for tally in tallies:
+        yield tally
+        if progress is not None:
+            progress(len(tally[0]))
 
 
 @dataclass(frozen=True)
@@ -534,20 +538,19 @@ class Answers:
     weight: NDArray[np.float64] | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class ClassPoll(Poll):
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class ClassPoll(Poll["Answers"]):
     """A poll about classes."""
 
     classes: NDArray[Any]
     abstain_label: int | str
 
     @property
-    def shown(self) -> dict[str, Any]:
-        return {**super().shown, "classes_": self.classes}
+    def public_attributes(self) -> dict[str, Any]:
+        return {**super().public_attributes, "classes_": self.classes}
 
     def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
-        """Return the answers from noisy sums, shape (n_answered, plan.size)."""
-        votes = np.full((len(answered), self.terms.plan.size), np.nan)
+        votes = np.full((len(answered), self.plan.size), np.nan)
         votes[answered] = released
         return Answers(self.labels(votes, answered), answered, votes)
 
@@ -563,8 +566,8 @@ class ClassPoll(Poll):
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
-    """Queries answered by the class that wins a vote."""
+class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: ignore[misc]
+    """Answer queries with the class that wins a vote."""
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **VotingEstimator._parameter_constraints,
@@ -635,27 +638,6 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
             shares: NDArray[np.float64] = np.where(sums == 0, 1 / votes.shape[1], votes / sums)
         return shares
 
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
-        """Answer public queries, as `predict` does, and show the noisy votes that decided.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-        progress : callable, optional
-            Called with how many queries were counted since the last call.
-
-        Returns
-        -------
-        Answers
-        """
-        check_is_fitted(self)
-        poll = self._poll
-        queries = poll.check_queries(X)
-        rows, released = poll.ask(queries, progress)
-        answered = np.zeros(len(queries), dtype=np.bool_)
-        answered[rows] = True
-        return poll.make_answers(released, answered)
-
     def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
         """Answer one public query under a key, for good: the same key gives the same votes again, for nothing.
 
@@ -703,16 +685,16 @@ class VotingClassifier(ClassifierMixin, VotingEstimator):  # type: ignore[misc]
         """
         check_is_fitted(self)
         poll = self._poll
-        if poll.terms.plan.screening is not None:
+        if poll.plan.screening is not None:
             raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
         if np.ndim(x) != 1:
             raise ValueError("x must be one row")
         query = poll.check_queries(np.asarray(x)[None])
-        with poll.terms.spending.take_once(key, client) as debit:
+        with poll.spending.take_once(key, client) as debit:
             if debit.message is None:
-                (tally,) = poll.count_votes(query)
-                debit.store(encode_votes(poll.classes, poll.release(tally.sums)))
-            released = decode_votes(debit.message or b"", poll.classes, poll.terms.plan.size)
+                ((sums, _),) = poll.count_votes(query)
+                debit.store(encode_votes(poll.classes, poll.release(sums)))
+            released = decode_votes(debit.message or b"", poll.classes, poll.plan.size)
         return poll.make_answers(released, np.ones(1, dtype=np.bool_))
 
     def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:

@@ -241,7 +241,7 @@ class Ballot:
     size: int  # how many values are released
     unit: float = 1.0  # sums are whole multiples of it
     whole: bool = True  # whether votes are 0 or 1
-    screened: bool = True  # whether there is a largest vote that a screening could ask about
+    can_screen: bool = True  # whether there is a largest vote to screen
     neighbors: float = 8.0
 
 
@@ -354,8 +354,8 @@ class VotePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
-    """What a user asked for; None is calibrated."""
+class PlanRequest:
+    """Parameters of a plan, as the user gave them; None is calibrated."""
 
     epsilon: float | None
     delta: float
@@ -386,29 +386,31 @@ class Wish:
             check_count(self.max_screened, "max_screened")
 
     @property
-    def _about_screening(self) -> dict[str, float | None]:
-        return {"screening_noise": self.screening_noise, "threshold": self.threshold}
+    def screening_options(self) -> dict[str, float]:
+        """The options of screenings that were given."""
+        options = {"screening_noise": self.screening_noise, "threshold": self.threshold}
+        return {name: value for name, value in options.items() if value is not None}
 
     @property
-    def screened(self) -> int:
-        """How many queries may be screened, where any are."""
+    def screening_cap(self) -> int:
+        """Maximum number of screenings, if there are any."""
         return math.ceil(_SCREENED * self.max_answered) if self.max_screened is None else self.max_screened
 
     @property
-    def screens(self) -> bool:
+    def uses_screening(self) -> bool:
         """Whether queries are screened: unless `max_screened` is 0, or noise was given for the votes alone."""
-        given = [name for name, value in self._about_screening.items() if value is not None]
+        options = self.screening_options
         if self.max_screened == 0:
-            if given:
-                raise ValueError(f"{given[0]} must not be given where max_screened is 0: nothing is screened")
+            for name in options:
+                raise ValueError(f"{name} must not be given where max_screened is 0: nothing is screened")
             return False
         if self.vote_noise is None:
             return True
-        if not given and self.max_screened is None:
+        if not options and self.max_screened is None:
             return False
-        missing = [name for name, value in self._about_screening.items() if value is None]
-        if missing:
-            raise ValueError(f"{missing[0]} must be given: vote_noise is, so nothing is calibrated")
+        for name in ("screening_noise", "threshold"):
+            if name not in options:
+                raise ValueError(f"{name} must be given: vote_noise is, so nothing is calibrated")
         return True
 
 
@@ -438,53 +440,53 @@ def check_epsilon_given(epsilon: float | None, alternative: str = "") -> float:
     return epsilon
 
 
-def make_plan(wish: Wish, ballot: Ballot) -> VotePlan:
-    """Return the plan of a wish, at most ``wish.epsilon``, and at least 0.999 of it where it was calibrated."""
-    if not ballot.screened and (wish.max_screened or any(v is not None for v in wish._about_screening.values())):
+def make_plan(request: PlanRequest, ballot: Ballot) -> VotePlan:
+    """Return a plan that costs at most ``request.epsilon``, and at least 0.999 of it if it is calibrated."""
+    if not ballot.can_screen and (request.max_screened or request.screening_options):
         raise ValueError("max_screened must be 0 or None here: these votes have no largest one to screen")
-    screens = ballot.screened and wish.screens
-    if wish.vote_noise is not None:
-        plan = _plan_at(wish, ballot, screens, wish.vote_noise)
+    screens = ballot.can_screen and request.uses_screening
+    if request.vote_noise is not None:
+        plan = _plan_at(request, ballot, screens, request.vote_noise)
         plan.votes.check()  # noise that cannot be sampled is refused before anything is paid
-        if wish.epsilon is not None and (cost := plan.epsilon(wish.delta)) > wish.epsilon:
+        if request.epsilon is not None and (cost := plan.epsilon(request.delta)) > request.epsilon:
             raise ValueError(
-                f"vote_noise is too small: the plan costs epsilon {cost:.4g} at delta {wish.delta:g}, more than the "
-                f"{wish.epsilon:g} that is allowed; leave it out to have it calibrated"
+                f"vote_noise is too small: the plan costs epsilon {cost:.4g} at delta {request.delta:g}, more than the "
+                f"{request.epsilon:g} that is allowed; leave it out to have it calibrated"
             )
         return plan
-    target = check_epsilon_given(wish.epsilon, " (or the noise itself, vote_noise)")
+    target = check_epsilon_given(request.epsilon, " (or the noise itself, vote_noise)")
     if screens and target > _LARGEST_SCREENED:
         raise ValueError(
             f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "
             "and coins tossed in double precision do not bear it; max_screened=0 screens nothing"
         )
-    plan = _plan_at(wish, ballot, screens, _calibrate(wish, ballot, target))
+    plan = _plan_at(request, ballot, screens, _calibrate(request, ballot, target))
     plan.votes.check()
     return plan
 
 
 @lru_cache(maxsize=64)
-def _calibrate(wish: Wish, ballot: Ballot, target: float) -> float:
+def _calibrate(request: PlanRequest, ballot: Ballot, target: float) -> float:
     """Return the least vote noise, up to a thousandth, at which the plan costs `target`."""
-    screens = ballot.screened and wish.screens
+    screens = ballot.can_screen and request.uses_screening
     if not screens:
-        return _search_noise(wish, ballot, target, screens=False)
-    text = f"Calibrating the noise of {wish.screened:,} screenings and {wish.max_answered:,} votes, once"
+        return _search_noise(request, ballot, target, screens=False)
+    text = f"Calibrating the noise of {request.screening_cap:,} screenings and {request.max_answered:,} votes, once"
     _LOG.info(text)
     with show_spinner(text):
-        return _search_noise(wish, ballot, target, screens=True)
+        return _search_noise(request, ballot, target, screens=True)
 
 
-def _search_noise(wish: Wish, ballot: Ballot, target: float, *, screens: bool) -> float:
+def _search_noise(request: PlanRequest, ballot: Ballot, target: float, *, screens: bool) -> float:
     """Search the noise by the prices of a few guesses."""
 
     def cost(noise: float) -> float:
-        return _plan_at(wish, ballot, screens, noise).epsilon(wish.delta)
+        return _plan_at(request, ballot, screens, noise).epsilon(request.delta)
 
-    noise, slope = _guess_noise(wish, ballot, screens, target), -1.0
-    fixed = _plan_at(wish, ballot, screens, noise).screening if wish.screening_noise is not None else None
-    screenings = [] if fixed is None else [SelfComposedDpEvent(fixed.event, wish.screened)]
-    if find_epsilon(count_events(screenings), wish.delta) > target:
+    noise, slope = _guess_noise(request, ballot, screens, target), -1.0
+    fixed = _plan_at(request, ballot, screens, noise).screening if request.screening_noise is not None else None
+    screenings = [] if fixed is None else [SelfComposedDpEvent(fixed.event, request.screening_cap)]
+    if find_epsilon(count_events(screenings), request.delta) > target:
         raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
     known: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
     for _ in range(_GUESSES):
@@ -503,36 +505,36 @@ def _search_noise(wish: Wish, ballot: Ballot, target: float, *, screens: bool) -
     return math.exp(min(safe)) * (1 + 2.0**-40)
 
 
-def _guess_noise(wish: Wish, ballot: Ballot, screens: bool, target: float) -> float:
+def _guess_noise(request: PlanRequest, ballot: Ballot, screens: bool, target: float) -> float:
     """Return the noise that a Gaussian mechanism without sampling would need, times the sampling rate."""
-    plan = _plan_at(wish, ballot, screens, 1.0)
+    plan = _plan_at(request, ballot, screens, 1.0)
     leaf, times = split_event(plan.votes.mechanism)[0]
     squares = plan.max_answered * times / leaf.noise_multiplier**2
-    if plan.screening is not None and wish.screening_noise is None:
+    if plan.screening is not None and request.screening_noise is None:
         squares += plan.max_screened / plan.screening.noise**2
-    multiplier = analytic_gaussian_scale(1.0, min(target, 60.0), max(wish.delta, 1e-15))
-    return float(multiplier * math.sqrt(squares) * wish.sampling_rate)
+    multiplier = analytic_gaussian_scale(1.0, min(target, 60.0), max(request.delta, 1e-15))
+    return float(multiplier * math.sqrt(squares) * request.sampling_rate)
 
 
-def _plan_at(wish: Wish, ballot: Ballot, screens: bool, noise: float) -> VotePlan:
+def _plan_at(request: PlanRequest, ballot: Ballot, screens: bool, noise: float) -> VotePlan:
     """Return the plan with this vote noise."""
-    sample = PoissonSample(wish.sampling_rate)
-    voters = wish.n_neighbors or min(math.ceil(ballot.neighbors * noise), _MOST_NEIGHBORS)
+    sample = PoissonSample(request.sampling_rate)
+    voters = request.n_neighbors or min(math.ceil(ballot.neighbors * noise), _MOST_NEIGHBORS)
     screening, screened = None, 0
     if screens:
         screening = Screening(
             sample,
-            _SCREENING * noise if wish.screening_noise is None else wish.screening_noise,
-            _THRESHOLD * voters if wish.threshold is None else wish.threshold,
+            _SCREENING * noise if request.screening_noise is None else request.screening_noise,
+            _THRESHOLD * voters if request.threshold is None else request.threshold,
             voters,
-            ballot.whole and wish.screened <= _MOST_SCREENED and voters <= _MOST_NEIGHBORS,
+            ballot.whole and request.screening_cap <= _MOST_SCREENED and voters <= _MOST_NEIGHBORS,
         )
-        screened = wish.screened
+        screened = request.screening_cap
     return VotePlan(
         n_neighbors=voters,
         screening=screening,
         max_screened=screened,
         votes=NoisySums(sample, ballot.event(noise), noise, voters, ballot.unit),
-        max_answered=wish.max_answered,
+        max_answered=request.max_answered,
         size=ballot.size,
     )

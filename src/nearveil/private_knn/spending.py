@@ -268,8 +268,8 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
         """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""
         return type(self).__new__(type(self))
 
-    def _show(self, columns: Self, **learned: Any) -> Self:
-        """Take what was fitted, all at once, with the columns that `validate_data` has noted."""
+    def _set_fitted(self, columns: Self, **learned: Any) -> Self:
+        """Set all fitted attributes at once, with the columns that `validate_data` recorded."""
         self.__dict__.pop("feature_names_in_", None)
         self.__dict__.update(vars(columns), **learned)
         return self

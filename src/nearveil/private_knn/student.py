@@ -28,7 +28,7 @@ from sklearn.utils.validation import check_is_fitted
 from nearveil.features import Extractor
 from nearveil.features.extractor import hog
 from nearveil.privacy import Guarantee
-from nearveil.private_knn.estimator import Answers, Progress, VotingEstimator, check_public_rows
+from nearveil.private_knn.estimator import Answers, Progress, VotingClassifier, check_public_rows
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.scaling import warn_of_scaled_rows
 from nearveil.private_knn.student_model import StudentParts
@@ -355,7 +355,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         "random_state": ["random_state"],
     }
 
-    voter: VotingEstimator | None = None
+    voter: VotingClassifier | None = None
     student: Any = None
     _: KW_ONLY
     features: Features | None = None
@@ -494,7 +494,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
         return shares
 
-    def _voter(self, **fixed: Any) -> VotingEstimator:
+    def _voter(self, **fixed: Any) -> VotingClassifier:
         assert self.voter is not None
         return _copy_voter(self.voter, **fixed)
 
@@ -561,7 +561,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student.fit(lessons, labels)
 
 
-def _copy_voter(voter: VotingEstimator, **fixed: Any) -> VotingEstimator:
+def _copy_voter(voter: VotingClassifier, **fixed: Any) -> VotingClassifier:
     """Return a voter with the very source, ledger and account of another: a copied source would draw the same noise."""
     return type(voter)(**{**voter.get_params(deep=False), **fixed})
 
