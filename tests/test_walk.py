@@ -1,12 +1,21 @@
-"""How many files of this library a question walks through: few enough to be read in an afternoon."""
+"""How much of this library one warm question runs through: little enough to be read in an afternoon."""
 
+from dataclasses import astuple
 from pathlib import Path
 
-from tests.walk import walks
+from tests.walk import Cost, walks
 
-MOST = {"served": 26, "local": 21}  # private steps have a file of their own
+MAX_COSTS = {
+    "served": Cost(functions=336, file_changes=313, depth=17),
+    "local": Cost(functions=262, file_changes=274, depth=17),
+}
 
 
-def test_a_question_walks_through_few_files(tmp_path: Path) -> None:
-    found = walks(tmp_path)
-    assert {name: len(files) for name, files in found.items() if len(files) > MOST[name]} == {}, found
+def test_a_question_runs_through_few_functions_and_files(tmp_path: Path) -> None:
+    for name, (cost, functions) in walks(tmp_path).items():
+        limits = astuple(MAX_COSTS[name])
+        assert all(figure <= limit for figure, limit in zip(astuple(cost), limits, strict=True)), (
+            name,
+            cost,
+            functions,
+        )

@@ -1,19 +1,21 @@
-"""Count the files of this library that one question walks through: ``python -m tests.walk``.
+"""Measure how much of this library one warm question runs through: ``python -m tests.walk``.
 
 A served question runs a real server in a thread of this process; a local one asks the same index without a server.
-The first question, which opens everything and fetches the map, does not count. Then questions are asked until one
-has an answer that was kept and one an answer that is made anew: what is counted are the files of both together.
+The first question, which opens everything and fetches the map, does not count. Then two questions are measured: one
+with an answer that the gallery has cached, and one with an answer that it must make. The worse figure counts.
 """
 
 import asyncio
 import sys
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import astuple, dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import numpy as np
 import uvicorn
@@ -27,37 +29,76 @@ from nearveil.server import OpenGallery, Settings, TokenStore, create_app
 from tests.gallery.index_places import unit_rows
 from tests.service.serving import index_of
 
-_ROOT = Path(nearveil.__file__).parent
+T = TypeVar("T")
+_ROOT = str(Path(nearveil.__file__).parent)
+_LAST_START = 8  # bytes: a frame whose last instruction is further on is a coroutine that resumes, and no call
+_ANONYMOUS = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>"}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a reader of one question pays."""
+
+    functions: int  # distinct functions of the library
+    file_changes: int  # consecutive calls in one thread whose functions are in different files
+    depth: int  # frames of the library on one stack
+
+    @staticmethod
+    def worst(costs: "list[Cost]") -> "Cost":
+        """Return the largest of each figure."""
+        return Cost(*(max(figures) for figures in zip(*map(astuple, costs), strict=True)))
 
 
 class Walk:
-    """Notes the files of the library whose functions run, in every thread that begins inside its context."""
+    """Record the calls of the library's functions, in every thread that begins inside its context."""
 
     def __init__(self) -> None:
-        self._seen: set[str] = set()
-        self._is_noting = False
+        self.calls: Counter[CodeType] = Counter()
+        self.file_changes: Counter[tuple[str, str]] = Counter()
+        self._depth, self._is_recording = 0, False
+        self._last_file: dict[int, str] = {}
 
     def __enter__(self) -> "Walk":
-        threading.setprofile(self._note)
-        sys.setprofile(self._note)
+        threading.setprofile(self._record)
+        sys.setprofile(self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.setprofile(None)
         threading.setprofile(None)
 
-    def _note(self, frame: FrameType, event: str, _: Any) -> None:
-        if self._is_noting and event == "call":
-            self._seen.add(frame.f_code.co_filename)
+    def _record(self, frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if not self._is_recording or event != "call" or not code.co_filename.startswith(_ROOT):
+            return
+        if code.co_name in _ANONYMOUS or frame.f_lasti > _LAST_START:
+            return
+        self.calls[code] += 1
+        thread = threading.get_ident()
+        last = self._last_file.get(thread, code.co_filename)
+        if last != code.co_filename:
+            self.file_changes[last, code.co_filename] += 1
+        self._last_file[thread] = code.co_filename
+        depth, caller = 0, frame.f_back
+        while caller is not None:
+            depth += caller.f_code.co_filename.startswith(_ROOT) and caller.f_code.co_name not in _ANONYMOUS
+            caller = caller.f_back
+        self._depth = max(self._depth, depth + 1)
 
-    def files(self, work: Callable[[], object]) -> list[str]:
-        """Return the files that one piece of work walks through."""
-        self._seen.clear()
-        self._is_noting = True
-        work()
-        self._is_noting = False
-        inside = (Path(one) for one in self._seen if one.startswith(str(_ROOT)))
-        return sorted(str(path.relative_to(_ROOT)) for path in inside)
+    def measure(self, work: Callable[[], T]) -> tuple[Cost, T]:
+        """Return the cost and the result of one piece of work."""
+        self.calls.clear()
+        self.file_changes.clear()
+        self._last_file.clear()
+        self._depth, self._is_recording = 0, True
+        result = work()
+        self._is_recording = False
+        return Cost(len(self.calls), self.file_changes.total(), self._depth), result
+
+    def list_functions(self) -> list[str]:
+        """Return the functions of the last piece of work, by file, with how often each was called."""
+        lines = [(code.co_filename[len(_ROOT) + 1 :], code.co_qualname, n) for code, n in self.calls.items()]
+        return [f"{path}: {name} x{n}" for path, name, n in sorted(lines)]
 
 
 @contextmanager
@@ -78,40 +119,39 @@ def _server(index: Index, folder: Path) -> Iterator[tuple[str, str]]:
         thread.join()
 
 
-def _walk(walk: Walk, client: Client, row: NDArray[np.float32]) -> list[str]:
-    asked = {client.nearest(row, epsilon=0.1).set}
+def _walk(walk: Walk, client: Client, row: NDArray[np.float32]) -> tuple[Cost, list[str]]:
+    """Ask until an answer was cached and another was not; return the worst cost, and the functions of the last."""
+    cached = {client.nearest(row, epsilon=0.1).set}
+    costs: dict[bool, Cost] = {}
+    functions: set[str] = set()
+    while len(costs) < 2:
+        cost, result = walk.measure(lambda: client.nearest(row, epsilon=0.1))
+        costs[result.set in cached] = cost
+        cached.add(result.set)
+        functions.update(walk.list_functions())
+    return Cost.worst(list(costs.values())), sorted(functions)
 
-    def ask() -> None:
-        kinds: set[bool] = set()
-        while len(kinds) < 2:
-            named = client.nearest(row, epsilon=0.1).set
-            kinds.add(named in asked)
-            asked.add(named)
 
-    return walk.files(ask)
-
-
-def walks(folder: Path) -> dict[str, list[str]]:
-    """Return the files of a served and of a local question."""
+def walks(folder: Path) -> dict[str, tuple[Cost, list[str]]]:
+    """Return the costs of a served and of a local question, with their functions."""
     index, row = index_of(folder / "birds"), unit_rows(1)[0]
-    found: dict[str, list[str]] = {}
+    costs: dict[str, tuple[Cost, list[str]]] = {}
     with Ledger(folder / "budget.db") as ledger:
         account = ledger.open_account(
             "mine", owner="me", protects="query", unit="image", relation="replace", epsilon=99.0, delta=0.0
         )
-
         with Walk() as walk:
             with Client(index, account=account, extractor=None) as client:
-                found["local"] = _walk(walk, client, row)
+                costs["local"] = _walk(walk, client, row)
             with (
                 _server(index, folder) as (url, secret),
                 Client(url, secret, account=account, extractor=None) as client,
             ):
-                found["served"] = _walk(walk, client, row)
-    return found
+                costs["served"] = _walk(walk, client, row)
+    return costs
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as where:
-        for name, files in walks(Path(where)).items():
-            print(f"a {name} question: {len(files)} files", *files, sep="\n  ")  # noqa: T201
+    with tempfile.TemporaryDirectory() as root:
+        for name, (cost, functions) in walks(Path(root)).items():
+            print(f"a {name} question: {cost}", *functions, sep="\n  ")  # noqa: T201
