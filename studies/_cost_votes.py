@@ -95,11 +95,7 @@ CPU = (
     Contender("published loop, float64", use_published("float64"), 64),
     Contender("floor: one product, NumPy", use_product, grows=True),
     Contender("rate 0.15, k 300 (ours, numpy)", use_sampled("numpy"), grows=True),
-    Contender("rate 0.15, k 300 (ours, torch)", use_sampled("torch"), 1024),
-    Contender("rate 0.15, k 300 (ours, faiss)", use_sampled("faiss"), 256),
     Contender("rate 1, k 2000 (ours, numpy)", use_listed("numpy"), grows=True),
-    Contender("rate 1, k 2000 (ours, torch)", use_listed("torch"), 1024),
-    Contender("rate 1, k 2000 (ours, faiss)", use_listed("faiss"), 256),
 )
 
 

@@ -138,8 +138,8 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         Pays for every query before it is answered, and counts the caps: all copies, pickles and processes share them.
         Without one, caps are counted in the memory of one process: fitting again starts anew, and a pickle refuses to
         answer.
-    engine : {"auto", "numpy", "faiss", "torch", "cuda"}, default="auto"
-        What searches. The answer does not depend on it.
+    engine : {"auto", "numpy", "cuda"}, default="auto"
+        Search on the CPU or on a CUDA device. The answer does not depend on it.
     source : Source, optional
         Of the coins: the operating system's cryptographic generator by default.
 
@@ -354,7 +354,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     ledger : Ledger or str, optional
     account : Account or str, optional
         Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
-    engine : {"auto", "numpy", "faiss", "torch", "cuda"}, default="auto"
+    engine : {"auto", "numpy", "cuda"}, default="auto"
     source : Source, optional
         Of the coins: the operating system's cryptographic generator by default.
 

@@ -1,17 +1,17 @@
-"""The nearest private records of a query, in an order that query and record alone decide, and who of them votes.
+"""Find the nearest private records of a query, in a total order, and draw the voters among them.
 
 The order is by integer squared distance, then by row number: see :class:`IntegerRows`. Since
 ``|x - y|^2 = |x|^2 - (2 x.y - |y|^2)``, the nearest records of x are those of the largest score ``2 x.y - |y|^2``,
 and with one more column a score is one entry of a matrix product. All its partial sums are exact in float32, so
-the engines cannot differ, whatever their blocks, threads and devices. What differs is their speed
-(``docs/results/votes-speed.md``).
+the order does not depend on blocks, threads or devices. NumPy finds voters 1.1 to 8 times as fast as FAISS and torch
+on the same cores, and a CUDA device 9 times as fast as NumPy on 16 (``docs/results/votes-speed.md``).
 """
 
 import hashlib
 import importlib.util
 import math
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -60,13 +60,13 @@ class IntegerRows:
 
     def round(self, rows: ArrayLike, *, name: str = "rows") -> NDArray[np.int16]:
         """Round rows, which errors call `name`: finite numbers of any real type and any magnitude."""
-        given = _check_rows(rows, self.n_features, name)
-        rounded = np.empty(given.shape, dtype=np.int16)
+        table = _check_shape(rows, self.n_features, name)
+        rounded = np.empty(table.shape, dtype=np.int16)
         step = max(1, _CHUNK // self.n_features)
-        for start in range(0, len(given), step):
+        for start in range(0, len(table), step):
             chunk = slice(start, start + step)
             with np.errstate(over="ignore", under="ignore"):  # wide types may overflow here, tiny rows below
-                rounded[chunk] = self._round_chunk(given[chunk].astype(np.float64), name)
+                rounded[chunk] = self._round_chunk(table[chunk].astype(np.float64), name)
         return rounded
 
     def _round_chunk(self, rows: NDArray[np.float64], name: str) -> NDArray[np.float64]:
@@ -84,16 +84,16 @@ class IntegerRows:
         return rounded
 
 
-def _check_rows(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
-    given = np.asarray(rows)
-    if given.ndim != 2 or given.shape[1] != n_features:
-        raise ValueError(f"{name} must have shape (n, {n_features}), one row each; got shape {given.shape}")
-    if not (np.issubdtype(given.dtype, np.floating) or np.issubdtype(given.dtype, np.integer) or given.dtype == bool):
-        raise ValueError(f"{name} must be real numbers; got {given.dtype}")
-    return given
+def _check_shape(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
+    table = np.asarray(rows)
+    if table.ndim != 2 or table.shape[1] != n_features:
+        raise ValueError(f"{name} must have shape (n, {n_features}), one row each; got shape {table.shape}")
+    if table.dtype.kind not in "biuf":
+        raise ValueError(f"{name} must be real numbers; got {table.dtype}")
+    return table
 
 
-SearchEngine = Literal["auto", "numpy", "faiss", "torch", "cuda"]
+SearchEngine = Literal["auto", "numpy", "cuda"]
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
@@ -101,43 +101,44 @@ SCORE_BYTES: Final = 2**28
 """No engine holds more scores at a time than fit into this."""
 _MOST_QUERIES: Final = 1024  # in a batch; more are not faster
 _HOST_BLOCK: Final = 128  # queries a worker multiplies at once: enough for a fast product, few enough for the cache
-_GROUP: Final = 16  # queries selected at once: their places fit into the cache, and threads seldom meet in Python
+_GROUP: Final = 16  # queries selected at once: their positions fit into the cache, and threads seldom meet in Python
 _SAMPLE: Final = 2000  # scores that the threshold of a row is guessed from
 _BLAS: Final = ThreadpoolController().select(user_api="blas")
 _ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would restore each other's limits
 
 
 class NeighborSearch:
-    """Exact search among private rows, maybe none, in a total order. All engines give the same answer.
+    """Exact search among private rows, in a total order that is the same for all engines.
 
     Rows longer than `feature_norm`, a public bound, are scaled down to it; None scales each to norm one. "auto" is
-    "cuda" where torch finds a device, else "numpy". Blocks of a Dask array are searched where they lie.
+    "cuda" if torch finds a device, else "numpy". Blocks of a Dask array are searched on their workers.
     """
 
     def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:
-        given: Any = rows if is_dask_array(rows) else np.asarray(rows)
-        if given.ndim != 2:
-            raise ValueError(f"rows must have shape (n, d), one record each; got {given.ndim} dimensions")
-        self.n_rows, self.n_features = given.shape
+        table: Any = rows if is_dask_array(rows) else np.asarray(rows)
+        if table.ndim != 2:
+            raise ValueError(f"rows must have shape (n, d), one record each; got {table.ndim} dimensions")
+        self.n_rows, self.n_features = table.shape
         if self.n_rows >= 2**31:
             raise ValueError("rows must be fewer than 2^31, so that a row number fits into 32 bits")
         self._integers = IntegerRows(self.n_features, feature_norm)
         self.engine = _choose_engine("numpy" if is_dask_array(rows) else engine)
-        self._engine: _Engine = (
-            _SpreadEngine(SpreadRows.of(given, private=True), self._integers)
-            if is_dask_array(rows)
-            else _ENGINES[self.engine](_make_table(np.asarray(given), self._integers))
-        )
+        self._engine: _Engine
+        if is_dask_array(rows):
+            self._engine = _DaskEngine(SpreadRows.of(table, private=True), self._integers)
+        else:
+            scores = _make_table(table, self._integers)
+            self._engine = _NumpyEngine(scores) if self.engine == "numpy" else _TorchEngine(scores, "cuda")
 
     def nearest(self, queries: ArrayLike, length: int) -> Ids:
-        """Find the nearest `length` records of every query, nearest first; of equal ones the smaller row number."""
+        """Return the `length` nearest records of every query, nearest first, ties by row number."""
         batches = list(self.batches(queries, length))
         if not batches:
             return np.empty((0, min(length, self.n_rows)), dtype=np.int32)
         return batches[0][1] if len(batches) == 1 else np.vstack([ids for _, ids in batches])
 
     def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
-        """Yield which queries, and what `nearest` gives for them, a batch at a time in bounded memory."""
+        """Yield slices of the queries and their nearest records, a batch at a time in bounded memory."""
         if length < 1:
             raise ValueError("length must be at least 1")
         return self._batches(self._integers.round(queries, name="queries"), min(length, self.n_rows))
@@ -169,23 +170,23 @@ def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
     return table
 
 
-class _SpreadEngine:
-    """Searches blocks of a Dask array where they lie; the row numbers of the nearest of all blocks come back.
+class _DaskEngine:
+    """Searches the blocks of a Dask array on their workers, which return row numbers alone.
 
-    A block that has changed since the beginning is refused: labels belong to the rows as they were.
+    A block that has changed since the fit is refused: the labels belong to the old rows.
     """
 
     def __init__(self, rows: SpreadRows, integers: IntegerRows) -> None:
         self._rows, self._integers = rows, integers
         digests = rows.map(_check_block, integers, stage="checking private records")
-        self._digests = {some.start: digest for some, digest in zip(rows.cuts, digests, strict=True)}
+        self._digests = {block.start: digest for block, digest in zip(rows.cuts, digests, strict=True)}
 
     def search(self, queries: Floats, length: int) -> Ids:
         shared = (queries, length, self._integers, self._digests)
-        found: Ids = self._rows.reduce(
+        ids: Ids = self._rows.reduce(
             _search_block, _join_nearest, *shared, finish=_drop_scores, stage="searching private records"
         )
-        return found
+        return ids
 
 
 def _check_block(rows: NDArray[Any], integers: IntegerRows) -> bytes:
@@ -194,8 +195,8 @@ def _check_block(rows: NDArray[Any], integers: IntegerRows) -> bytes:
 
 
 def _hash_block(rows: NDArray[Any]) -> bytes:
-    small = np.ascontiguousarray(rows)
-    return hashlib.blake2b(small.tobytes(), key=f"{small.dtype.str}{small.shape}".encode()).digest()
+    block = np.ascontiguousarray(rows)
+    return hashlib.blake2b(block.tobytes(), key=f"{block.dtype.str}{block.shape}".encode()).digest()
 
 
 _Nearest: TypeAlias = tuple[Ids, NDArray[np.float32]]
@@ -204,28 +205,28 @@ _Nearest: TypeAlias = tuple[Ids, NDArray[np.float32]]
 def _search_block(
     rows: NDArray[Any], first: int, queries: Floats, length: int, integers: IntegerRows, digests: dict[int, bytes]
 ) -> _Nearest:
-    """Return the nearest rows of a block, whose first row has the number `first`, and their scores, which are exact."""
+    """Return the nearest rows of the block that starts at row `first`, and their exact scores."""
     if _hash_block(rows) != digests[first]:
         raise ValueError("the rows of this block are not those that were fitted: call fit again with rows that stay")
     table = _make_table(rows, integers)
     if not len(table):
         return np.empty((len(queries), 0), np.int32), np.empty((len(queries), 0), np.float32)
     ids = _NumpyEngine(table).search(queries, min(length, len(table)))
-    scores = np.stack([table[its] @ query for its, query in zip(ids, queries, strict=True)])
-    none = np.full((len(ids), length - ids.shape[1]), -np.inf, np.float32)  # merged lists are of one length
-    places = np.pad(ids + np.int32(first), ((0, 0), (0, none.shape[1])), constant_values=-1)
-    return places, np.concatenate([scores, none], axis=1)
+    scores = np.stack([table[nearest] @ query for nearest, query in zip(ids, queries, strict=True)])
+    padding = ((0, 0), (0, length - ids.shape[1]))  # merged lists are of one length
+    numbers = np.pad(ids + np.int32(first), padding, constant_values=-1)
+    return numbers, np.pad(scores, padding, constant_values=-np.inf)
 
 
-def _join_nearest(one: _Nearest, other: _Nearest) -> _Nearest:
+def _join_nearest(left: _Nearest, right: _Nearest) -> _Nearest:
     """Return the nearest of two blocks: by score, then by row number."""
-    ids, scores = (np.concatenate(both, axis=1) for both in zip(one, other, strict=True))
-    order = np.lexsort((ids, -scores), axis=1)[:, : max(one[0].shape[1], other[0].shape[1])]
+    ids, scores = (np.concatenate(both, axis=1) for both in zip(left, right, strict=True))
+    order = np.lexsort((ids, -scores), axis=1)[:, : max(left[0].shape[1], right[0].shape[1])]
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
 
-def _drop_scores(found: _Nearest) -> Ids:
-    ids, _ = found
+def _drop_scores(nearest: _Nearest) -> Ids:
+    ids, _ = nearest
     return ids
 
 
@@ -234,8 +235,7 @@ class _NumpyEngine:
 
     def __init__(self, table: Floats) -> None:
         self._table = table
-        # Where the sample lies decides how long a search takes, never what it finds. A stride would not do: the
-        # digits of MNIST come in a rhythm.
+        # The sample affects the time of a search, never its result. A stride is a bad sample of sorted rows.
         self._sample = np.sort(np.random.default_rng(0).permutation(len(table))[:_SAMPLE])
 
     def search(self, queries: Floats, length: int) -> Ids:
@@ -254,7 +254,7 @@ class _NumpyEngine:
                     )
 
         with _ALONE:
-            # Who limits BLAS (OMP_NUM_THREADS, threadpoolctl) limits the search: as many workers as BLAS has threads.
+            # As many workers as BLAS has threads: OMP_NUM_THREADS and threadpoolctl limit the search, too.
             threads = max((library["num_threads"] for library in _BLAS.info()), default=1)
             workers = min(threads, len(queries))
             block = max(1, min(_HOST_BLOCK, _find_batch_length(len(self._table)) // workers))
@@ -264,30 +264,8 @@ class _NumpyEngine:
         return ids
 
 
-class _FaissEngine:
-    """FAISS's own search; rows whose last place is tied are done again by the way that sees all scores."""
-
-    def __init__(self, table: Floats) -> None:
-        self._again = _NumpyEngine(table)
-        self._table = table
-
-    def search(self, queries: Floats, length: int) -> Ids:
-        import faiss
-
-        wanted = min(length + 1, len(self._table))
-        scores, found = faiss.knn(queries, self._table, wanted, metric=faiss.METRIC_INNER_PRODUCT)
-        _assert_exact(scores[0, :8], queries[0], self._table[found[0, :8]])
-        order = np.lexsort((found, -scores), axis=1)[:, :length]
-        ids: Ids = np.take_along_axis(found, order, axis=1).astype(np.int32)
-        if wanted > length:
-            tied = np.flatnonzero(scores[:, length - 1] == scores[:, length])
-            if len(tied):
-                ids[tied] = self._again.search(queries[tied], length)
-        return ids
-
-
 class _TorchEngine:
-    """Products and selection by torch, on the host or on a CUDA device."""
+    """Products and selection by torch on a CUDA device (8.7 times 16 cores); tests use the CPU."""
 
     def __init__(self, table: Floats, device: str) -> None:
         import torch
@@ -300,85 +278,76 @@ class _TorchEngine:
         import torch
 
         n = len(self._table)
-        wanted = min(length + 1, n)
+        n_listed = min(length + 1, n)
         with torch.inference_mode():
-            asked = torch.from_numpy(queries).to(self._device)
+            batch = torch.from_numpy(queries).to(self._device)
             with _keep_float32(self._device):
-                scores = asked @ self._table.T
+                scores = batch @ self._table.T
             _assert_exact(scores[0, :8].float().cpu().numpy(), queries[0], self._table[:8].cpu().numpy())
-            keys = torch.sort(self._keys(*torch.topk(scores, wanted, dim=1, sorted=False)), dim=1).values
+            keys = torch.sort(self._keys(*torch.topk(scores, n_listed, dim=1, sorted=False)), dim=1).values
             ids = (keys[:, :length] % n).int()
-            if wanted > length:
+            if n_listed > length:
                 tied = torch.nonzero(keys[:, length - 1] // n == keys[:, length] // n)[:, 0]
                 # Keys and what makes them take several times the memory of scores: eight parts keep the bound.
                 for part in torch.split(tied, max(1, _find_batch_length(n) // 8)):
                     unique = self._keys(scores[part], self._numbers)
                     ids[part] = (torch.topk(unique, length, dim=1, largest=False).values % n).int()
-            found: Ids = ids.cpu().numpy()
-        return found
+            result: Ids = ids.cpu().numpy()
+        return result
 
     def _keys(self, scores: Any, numbers: Any) -> Any:
-        """Return integers in the total order: no two records of a query have the same."""
+        """Return integers in the total order, different for any two records of a query."""
         return (LONGEST**2 - scores.long()) * len(self._table) + numbers
 
 
-_ENGINES: Final[dict[str, Callable[[Floats], _Engine]]] = {
-    "numpy": _NumpyEngine,
-    "faiss": _FaissEngine,
-    "torch": lambda table: _TorchEngine(table, "cpu"),
-    "cuda": lambda table: _TorchEngine(table, "cuda"),
-}
-
-
 def _choose_engine(engine: str) -> str:
-    """Return the engine to take, or say why it cannot be taken."""
+    """Return "cuda" or "numpy", or raise if the engine cannot be used here."""
     if engine not in get_args(SearchEngine):
         raise ValueError(f"engine must be one of {', '.join(get_args(SearchEngine))}")
-    if engine in {"numpy", "faiss"}:
+    if engine == "numpy":
         return engine
-    has_torch = importlib.util.find_spec("torch") is not None
-    if not has_torch and engine != "auto":
-        raise ValueError(f'engine "{engine}" needs torch: install the extra nearveil[torch], or take engine="auto"')
-    if engine == "torch" or not has_torch:
-        return "torch" if has_torch else "numpy"
+    if importlib.util.find_spec("torch") is None:
+        if engine == "cuda":
+            raise ValueError('engine "cuda" needs torch: install the extra nearveil[torch], or take engine="auto"')
+        return "numpy"
     import torch
 
-    if torch.cuda.is_available():
-        return "cuda"
-    if engine == "cuda":
-        raise ValueError('engine "cuda" finds no CUDA device here: take engine="auto"')
-    return "numpy"
+    if not torch.cuda.is_available():
+        if engine == "cuda":
+            raise ValueError('engine "cuda" finds no CUDA device here: take engine="auto"')
+        return "numpy"
+    return "cuda"
 
 
 def _find_batch_length(n_rows: int) -> int:
-    """Return how many queries have their scores in memory at once."""
+    """Return how many queries are scored at once."""
     return max(1, min(_MOST_QUERIES, SCORE_BYTES // (4 * max(1, n_rows))))
 
 
 def _find_largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return where the `length` largest of each row of at most 128 rows are: by score, then by place.
+    """Return the columns of the `length` largest scores of each row, for at most 128 rows: by score, then by column.
 
-    All places at or above a guessed threshold are kept. Too low a guess costs time only; too high a one is corrected.
+    Scores at or above a guessed threshold are sorted. Too low a guess costs time; too high a one is corrected.
     """
     m, n = scores.shape
     thresholds = _guess_thresholds(scores, length, sample)
-    places, bounds = _find_places(scores, thresholds)
+    positions, bounds = _find_candidates(scores, thresholds)
     short = np.diff(bounds) < length
     if short.any():
         thresholds[short] = np.partition(scores[short], n - length, axis=1)[:, n - length]
-        places, bounds = _find_places(scores, thresholds)
+        positions, bounds = _find_candidates(scores, thresholds)
     # A distance has 25 bits, a row 7: two stable passes over 16 bits each. NumPy sorts these by radix, four times
-    # as fast as whole numbers. Places rise, so that equal distances stay in their order.
-    distances = (LONGEST**2 - scores.ravel()[places].astype(np.int32)).astype(np.uint32)
+    # as fast as whole numbers. Positions rise, so that equal distances stay in their order.
+    distances = (LONGEST**2 - scores.ravel()[positions].astype(np.int32)).astype(np.uint32)
     rows = np.repeat(np.arange(m, dtype=np.uint32), np.diff(bounds))
     order = np.lexsort((distances.astype(np.uint16), (rows << 9 | distances >> 16).astype(np.uint16)))
     first = order[bounds[:-1, None] + np.arange(length)]
-    found: NDArray[np.int64] = places[first] - n * np.arange(m)[:, None]
-    return found
+    columns: NDArray[np.int64] = positions[first] - n * np.arange(m)[:, None]
+    return columns
 
 
 def _guess_thresholds(scores: Floats, length: int, sample: NDArray[np.int64]) -> Floats:
-    """Return for each row what its `length` largest scores are probably not below."""
+    """Return for each row a threshold that its `length` largest scores probably reach."""
     expected = length * len(sample) / scores.shape[1]
     rank = len(sample) - int(expected + 4 * np.sqrt(expected) + 1)  # four standard deviations: one miss in 30,000
     if rank < 0:
@@ -387,21 +356,21 @@ def _guess_thresholds(scores: Floats, length: int, sample: NDArray[np.int64]) ->
     return guessed
 
 
-def _find_places(scores: Floats, thresholds: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the flat places of scores at or above the threshold of their row, and where each row begins."""
-    places = np.flatnonzero(scores >= thresholds[:, None])
-    return places, np.searchsorted(places, np.arange(len(scores) + 1) * scores.shape[1])
+def _find_candidates(scores: Floats, thresholds: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the flat positions of scores at or above the threshold of their row, and where each row begins."""
+    positions = np.flatnonzero(scores >= thresholds[:, None])
+    return positions, np.searchsorted(positions, np.arange(len(scores) + 1) * scores.shape[1])
 
 
 def _assert_exact(scores: Floats, query: Floats, rows: Floats) -> None:
-    """Stop if a product was not made in true float32; its last column is too long for any shorter format."""
+    """Raise if a product was not computed in true float32; the last column needs all its bits."""
     if not np.array_equal(scores, rows.astype(np.float64) @ query.astype(np.float64)):
         raise RuntimeError("products on this machine are less exact than float32: switch off TF32 and bfloat16 modes")
 
 
 @contextmanager
 def _keep_float32(device: str) -> Iterator[None]:
-    """Keep torch from multiplying in fewer bits; its settings are as before afterwards."""
+    """Make torch multiply in full float32, and restore its settings."""
     import torch
 
     host: Any = torch.backends.mkldnn  # torch's own annotations do not know its `matmul`
@@ -418,7 +387,7 @@ def _keep_float32(device: str) -> Iterator[None]:
 Voters = NDArray[np.int32]
 
 NOBODY = -1
-"""Stands where a sample holds fewer records than may vote."""
+"""Fills the list of voters if a sample has fewer records than may vote."""
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -465,26 +434,25 @@ def draw_voters(
     """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NOBODY`.
 
     The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the full
-    order (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_coins.py``).
-    Where a list is too short for its
-    coins it is lengthened; the coins stay.
+    order (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_coins.py``). A list that is too short
+    for its coins is lengthened; the coins stay.
     """
     most = min(n_neighbors, search.n_rows)  # no sample keeps more
     for rows, ids in search.batches(queries, sample.list_length(most)):
         coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]
         voters = [_look_up(search, queries[rows], ids, ranks) for ranks in coins]
-        yield voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one look
+        yield voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one search
 
 
 def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]) -> Voters:
     listed, n_rows = ids.shape[1], search.n_rows
     voters = np.full(ranks.shape, NOBODY, dtype=np.int32)
-    there = ranks < listed
-    voters[there] = np.take_along_axis(ids, np.where(there, ranks, 0), axis=1)[there] if listed else NOBODY
-    wanted = np.minimum(ranks[:, -1] + 1, n_rows)
-    short = np.flatnonzero(wanted > listed)
+    present = ranks < listed
+    voters[present] = np.take_along_axis(ids, np.where(present, ranks, 0), axis=1)[present] if listed else NOBODY
+    needed = np.minimum(ranks[:, -1] + 1, n_rows)
+    short = np.flatnonzero(needed > listed)
     if len(short):
         voters[short] = _look_up(
-            search, queries[short], search.nearest(queries[short], int(wanted[short].max())), ranks[short]
+            search, queries[short], search.nearest(queries[short], int(needed[short].max())), ranks[short]
         )
     return voters
