@@ -281,7 +281,7 @@ def test_what_cannot_be_indexed_changes_nothing(folder: Path, here: Path) -> Non
 
 def test_an_index_of_other_features_is_refused(folder: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Index.create(here / "theirs", dimension=436, extractor="f00d" * 16).close()
-    assert "not installed here" in refused("index", folder, "--into", "theirs")
+    assert "not installed" in refused("index", folder, "--into", "theirs")
     assert "another extractor than HOG" in refused("index", folder, "--into", "theirs", *HOG)
     (here / "full").mkdir()
     (here / "full" / "file").write_text("mine")
@@ -317,7 +317,7 @@ def colours(here: Path) -> Path:
 def test_a_model_file_makes_the_features(folder: Path, here: Path) -> None:
     colours(here)
     assert told("index", folder, "--extractor", "colours.onnx", "--candidates", 0.5)["dimension"] == 3
-    assert "name its model file" in refused("index", folder)
+    assert "pass its model file" in refused("index", folder)
     assert "model file that exists" in refused("index", folder, "--extractor", "gone.nvm")
 
 

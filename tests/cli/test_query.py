@@ -187,7 +187,7 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
         ("nowhere.png",): "image: there is no file at nowhere.png",
         (image, "--index", "nowhere"): "`nearveil index DIR` makes one",
         (image, "--index", "bare"): "has no map yet",
-        (image, "--index", "theirs"): "not installed here",
+        (image, "--index", "theirs"): "not installed",
         (image, "--index", "theirs", "--extractor", "hog"): "another extractor than HOG",
         (image, "-k", "9"): "-k: at most 8",
         (image, "--epsilon", "1e-7"): "epsilon must be",

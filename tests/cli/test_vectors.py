@@ -138,7 +138,7 @@ def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:
         ("zeros", np.zeros(8), "all zeros"),
         ("nan", np.full(8, np.nan), "finite"),
         ("short", ROWS[7][:5], "8"),
-        ("many", ROWS, "holds 60 rows, and a question is about one"),
+        ("many", ROWS, "holds 60 rows, and a query needs one"),
     ):
         np.save(f"{name}.npy", row)
         assert said in refused("query", f"{name}.npy", *words[2:])

@@ -70,8 +70,8 @@ def test_bad_anchors_are_refused() -> None:
         (here, there[:20], "one row for each anchor"),
         (here[:5], there[:5], "at least 8"),
         (here * 2, there, "source must have rows of norm one"),
-        (here, np.full_like(there, np.nan), "target must not hold NaN"),
-        (here[0], there, "source must be an array"),
+        (here, np.full_like(there, np.nan), "target must be finite"),
+        (here[0], there, "source must have rows and columns"),
     ):
         with pytest.raises(ValueError, match=text):
             fit_bridge(source, target)

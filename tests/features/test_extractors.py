@@ -297,7 +297,7 @@ def test_onnx_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="side must be 16"):
         OnnxExtractor(path, side=32, output="y")
     (tmp_path / "text.onnx").write_text("no network")
-    with pytest.raises(ValueError, match="one whole ONNX network"):
+    with pytest.raises(ValueError, match="complete ONNX network"):
         OnnxExtractor(tmp_path / "text.onnx")
     import onnx
 
@@ -446,5 +446,5 @@ def test_a_fingerprint_names_its_extractor(name: str) -> None:
 
 
 def test_vectors_without_an_extractor_do_not_advise_to_install_one() -> None:
-    with pytest.raises(ValueError, match=r"^no extractor is recorded for these features: give vectors, not images$"):
+    with pytest.raises(ValueError, match=r"^no extractor is recorded for these features: use vectors, not images$"):
         find_extractor("")

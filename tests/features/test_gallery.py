@@ -115,7 +115,7 @@ def test_large_images_go_in_small_batches(folder: Path, monkeypatch: pytest.Monk
     extractor = Counting()
     whole = gallery_features(sorted(folder.iterdir()), extractor).features
     assert extractor.seen == [5]
-    monkeypatch.setattr(gallery, "_PIXELS_AT_ONCE", 40 * 60 + 1)
+    monkeypatch.setattr(gallery, "_BATCH_PIXELS", 40 * 60 + 1)
     split = gallery_features(sorted(folder.iterdir()), extractor).features
     assert extractor.seen == [5, 2, 2, 1]
     np.testing.assert_array_equal(split, whole)

@@ -172,7 +172,7 @@ def test_no_code_out_of_a_file_is_run(tmp_path: Path) -> None:
     path = tmp_path / "model.nvm"
     for content in (pickle.dumps(_Trap()), _stored({"about": "{}", "head": _Trap(), "body": {}})):
         path.write_bytes(content)
-        with pytest.raises(ExtractorFileError, match="not a file that nearveil train has written"):
+        with pytest.raises(ExtractorFileError, match="not a file written by nearveil train"):
             load_extractor(path, _backbone())
 
 
@@ -200,20 +200,20 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     stored = _changed(path)
     stored["head"]["log_p"] += 1e-3
     path.write_bytes(_stored(stored))
-    with pytest.raises(ExtractorFileError, match="it is damaged"):
+    with pytest.raises(ExtractorFileError, match="corrupted"):
         load_extractor(path, _backbone())
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"format": "nearveil model 2"}, "does not know"),
+        ({"format": "nearveil model 2"}, "unknown format"),
         ({"dimension": 60_000}, "smaller than the head"),
-        ({"dimension": "6"}, "does not know"),
-        ({"dimension": 5}, "not those of the network"),
-        ({"dimension": -1}, "not those of the network"),
-        ({"descriptors": "SM"}, "not those of the network"),
-        ({"descriptors": "XY"}, "not a file that"),
+        ({"dimension": "6"}, "unknown format"),
+        ({"dimension": 5}, "do not fit the network"),
+        ({"dimension": -1}, "do not fit the network"),
+        ({"descriptors": "SM"}, "do not fit the network"),
+        ({"descriptors": "XY"}, "not a file written"),
         ({"backbone_fingerprint": "00"}, "trained on another one"),
     ],
 )
@@ -237,7 +237,7 @@ def test_a_model_that_unpacks_to_more_than_itself(tmp_path: Path) -> None:
             assert load_extractor(bomb, _backbone()).dimension == 6
             continue
         tracemalloc.start()
-        with pytest.raises(ExtractorFileError, match="not a file that"):
+        with pytest.raises(ExtractorFileError, match="not a file written"):
             load_extractor(bomb, _backbone())
         assert tracemalloc.get_traced_memory()[1] < 10_000_000
         tracemalloc.stop()

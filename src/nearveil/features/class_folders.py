@@ -1,4 +1,4 @@
-"""Images in one folder for each class: training on them, and how well features tell the classes apart."""
+"""Train features on a folder with one subfolder of images for each class, and measure them on unseen classes."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -14,21 +14,22 @@ from nearveil.features.extractor import unit_rows
 from nearveil.features.images import ImageError, Pixels, load_image, resize
 from nearveil.features.networks import TorchExtractor
 from nearveil.features.training import TrainedExtractor, check_descriptors, compute_backbone_maps, train_head
+from nearveil.privacy.checks import check_integer
 
 Bars = Callable[[str, int | None], Callable[[int], object]]
-"""From what is done, and how many times, to what is called with how many were finished since the last call."""
+"""Takes a task and its number of steps, and returns a callable that advances its progress bar."""
 
-_AT = (1, 8)  # the k of recall@k
-_AT_ONCE = 64  # images read before their maps are computed
-_BLOCK = 1024  # rows that are compared at once
-_LEAST = 2  # classes, and images of a class: with fewer there is nothing to tell apart
+_RECALL_AT = (1, 8)
+_BATCH = 64  # images read before their maps are computed
+_BLOCK = 1024  # rows compared at a time
+_MIN = 2  # classes, and images of a class
 _NO_CLASS = "not in the folder of a class"
 _ALONE = "the only image of its class"
 
 
 @dataclass(frozen=True)
 class ClassPhotos:
-    """What was read: maps of shape (n, c, h, w), the class of each, and what was left out with the reason."""
+    """Maps of shape (n, c, h, w), their classes, and the skipped files with reasons."""
 
     maps: NDArray[np.float16]
     labels: NDArray[np.str_]
@@ -37,18 +38,17 @@ class ClassPhotos:
 
 @dataclass(frozen=True)
 class FolderTraining:
-    """What came of training on a folder.
+    """The result of :func:`train_on_folder`.
 
     Attributes
     ----------
     model : TrainedExtractor
     trained, held_out : tuple of (int, int)
-        Classes and images that it learned from, and that it was measured on.
+        Numbers of classes and images for training and for measuring.
     recalls : dict of int to (float, float)
-        For each k, how often one of the k nearest is of the same class, without the head and with it; on classes that
-        were held out, and empty where none were.
+        Recall@k by class on held-out classes, without the head and with it; empty if no class was held out.
     skipped : tuple of (str, str)
-        Files that were left out, each with the reason.
+        Skipped files with reasons.
     """
 
     model: TrainedExtractor
@@ -68,46 +68,43 @@ def train_on_folder(
     epochs: int = 20,
     held_out: float = 0.5,
     seed: int = 0,
-    progress: Bars = lambda _what, _count: lambda _done: None,
+    progress: Bars = lambda _task, _count: lambda _done: None,
 ) -> FolderTraining:
-    """Train features for images in one folder a class, write the model, and measure it on classes that were held out.
+    """Train features on class folders, save the model, and measure it on held-out classes.
 
-    Nothing protects the images that it learns from: the model tells of them.
+    The model reveals its training images: nothing protects them.
 
     Parameters
     ----------
     directory : Path
-        One folder of images for each class.
+        One subfolder of images for each class.
     out : Path
-        Where the model goes; a file that is there is replaced.
+        The model file; an existing file is replaced.
     backbone : str, default="efficientnet-lite0"
-        A name in :data:`nearveil.features.backbones.EXTRACTORS`. It stays as it is.
+        A name in :data:`nearveil.features.backbones.EXTRACTORS`. The backbone is frozen.
     descriptors : str, default="SG"
-        As of :func:`nearveil.features.train_head`.
+        As in :func:`nearveil.features.train_head`.
     dimension : int, default=512
         Of the features.
     epochs : int, default=20
-        How often all images are shown.
     held_out : float, default=0.5
-        Part of the classes, the last by name, kept to measure; 0 for none.
+        Fraction of the classes, the last by name, used for measuring; 0 for none.
     seed : int, default=0
         The same seed trains the same model.
     progress : callable, optional
-        Called with what is done, and how many times; what it returns is called as that goes on.
+        Called with each task and its number of steps; returns a callable that advances the task.
 
     Returns
     -------
     FolderTraining
     """
-    check_descriptors(descriptors)
-    if dimension < len(descriptors):
-        raise ValueError("dimension: it must be at least one for each descriptor")
+    check_integer(dimension, "dimension", len(check_descriptors(descriptors)))
     network: Any = EXTRACTORS[backbone]()
     photos = read_class_folders(directory, network, progress)
-    learned, measured = split_classes(photos.labels, held_out)
+    training, measuring = split_classes(photos.labels, held_out)
     model = train_head(
-        photos.maps[learned],
-        photos.labels[learned],
+        photos.maps[training],
+        photos.labels[training],
         backbone=network,
         descriptors=descriptors,
         dimension=dimension,
@@ -116,8 +113,8 @@ def train_on_folder(
         random_state=seed,
     )
     model.save(out)
-    recalls = _measure_recalls(model, photos.maps[measured], photos.labels[measured])
-    sizes = [(len(set(photos.labels[part])), int(part.sum())) for part in (learned, measured)]
+    recalls = _measure_recalls(model, photos.maps[measuring], photos.labels[measuring])
+    sizes = [(len(set(photos.labels[part])), int(part.sum())) for part in (training, measuring)]
     return FolderTraining(model, sizes[0], sizes[1], recalls, photos.skipped)
 
 
@@ -126,60 +123,59 @@ def _measure_recalls(
 ) -> dict[int, tuple[float, float]]:
     """Return recalls without the head and with it."""
     before, after = unit_rows(maps.mean(axis=(2, 3), dtype=np.float32))[0], model.describe(maps)
-    return {k: (measure_recall(before, labels, k), measure_recall(after, labels, k)) for k in _AT if len(maps)}
+    return {k: (measure_recall(before, labels, k), measure_recall(after, labels, k)) for k in _RECALL_AT if len(maps)}
 
 
 def read_class_folders(directory: Path, backbone: TorchExtractor, progress: Bars) -> ClassPhotos:
-    """Read a folder, and compute the maps as it goes: images in full are never in memory together."""
+    """Read a folder and compute the maps in batches, so that memory holds few full images at a time."""
     if not directory.is_dir():
         raise ValueError(f"folder: there is no folder at {directory}")
     files = sorted(path for path in directory.rglob("*") if path.is_file() and not path.name.startswith("."))
-    tick = progress("reading", len(files))
-    maps: list[NDArray[np.float16]] = []
-    kept: list[tuple[str, str]] = []  # name and class
+    advance = progress("reading", len(files))
+    maps = [np.empty((0, backbone.dimension, 1, 1), np.float16)]
+    read: list[tuple[str, str]] = []  # name and class
     skipped: list[tuple[str, str]] = []
-    images: list[Pixels] = []
+    batch: list[Pixels] = []
     for number, file in enumerate(files, start=1):
-        place = file.relative_to(directory)
+        path = file.relative_to(directory)
         try:
-            if len(place.parts) < 2:
+            if len(path.parts) < 2:
                 raise ImageError(_NO_CLASS)
-            images.append(resize(load_image(file), backbone.side))
-            kept.append((str(place), place.parts[0]))
+            batch.append(resize(load_image(file), backbone.side))
+            read.append((str(path), path.parts[0]))
         except ImageError as error:
-            skipped.append((str(place), error.reason))
-        if len(images) == _AT_ONCE or (images and number == len(files)):
-            maps.append(compute_backbone_maps(images, backbone))
-            images.clear()
-        tick(1)
-    labels = np.array([label for _, label in kept], dtype=np.str_)
+            skipped.append((str(path), error.reason))
+        if len(batch) == _BATCH or (batch and number == len(files)):
+            maps.append(compute_backbone_maps(batch, backbone))
+            batch.clear()
+        advance(1)
+    labels = np.array([label for _, label in read], dtype=np.str_)
     sizes = Counter(labels.tolist())
-    enough = np.array([sizes[label] >= _LEAST for _, label in kept], dtype=bool)
-    skipped += [(name, _ALONE) for (name, _), many in zip(kept, enough, strict=True) if not many]
-    whole = np.concatenate(maps) if maps else np.empty((0, backbone.dimension, 1, 1), np.float16)
-    return ClassPhotos(whole[enough], labels[enough], tuple(skipped))
+    usable = np.array([sizes[label] >= _MIN for _, label in read], dtype=bool)
+    skipped += [(name, _ALONE) for name, label in read if sizes[label] < _MIN]
+    return ClassPhotos(np.concatenate(maps[1:] or maps)[usable], labels[usable], tuple(skipped))
 
 
 def split_classes(labels: NDArray[np.str_], held_out: float) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Say which images are learned from and which are measured on: whole classes, the last by name."""
+    """Return masks of the images for training and for measuring: whole classes, the last by name for measuring."""
     names = sorted(set(labels))
-    kept = max(_LEAST, round(held_out * len(names))) if held_out else 0
-    if len(names) - kept < _LEAST:
+    count = max(_MIN, round(held_out * len(names))) if held_out else 0
+    if len(names) - count < _MIN:
         raise ValueError(
-            f"folder: there are {len(names)} classes of two images or more; two are needed to learn from, and two "
-            "to measure on: add some, or lower `held_out` (0 measures nothing)"
+            f"folder: there are {len(names)} classes of two images or more; training needs two, and measuring needs "
+            "two: add classes, or lower `held_out` (0 measures nothing)"
         )
-    learned = np.isin(labels, names[: len(names) - kept])
-    return learned, ~learned
+    training = np.isin(labels, names[: len(names) - count])
+    return training, ~training
 
 
 def measure_recall(features: NDArray[np.float32], labels: NDArray[np.str_], k: int) -> float:
-    """Return how often one of the k nearest others has the same label."""
-    found = 0
+    """Return how often one of the k nearest other images has the same label."""
+    hits = 0
     for start in range(0, len(features), _BLOCK):
         scores = features[start : start + _BLOCK] @ features.T
         rows = np.arange(len(scores))
         scores[rows, start + rows] = -np.inf
-        near = np.argsort(-scores, axis=1, kind="stable")[:, : min(k, len(features) - 1)]
-        found += int((labels[near] == labels[start + rows, None]).any(axis=1).sum())
-    return found / len(features)
+        nearest = np.argsort(-scores, axis=1, kind="stable")[:, : min(k, len(features) - 1)]
+        hits += int((labels[nearest] == labels[start + rows, None]).any(axis=1).sum())
+    return hits / len(features)

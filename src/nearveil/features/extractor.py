@@ -1,4 +1,4 @@
-"""Extractors turn images into unit features. HOG and colour need no network."""
+"""Extractors map images to unit features. HOG and colour need no network."""
 
 import hashlib
 import json
@@ -18,37 +18,37 @@ Progress = Callable[[int], object]
 
 
 class FeatureError(NearveilError, ValueError):
-    """Some images have no feature: the extractor gave zeros, NaN or infinity for those at `positions`."""
+    """The extractor gave zeros, NaN or infinity for the images at `positions`."""
 
     def __init__(self, name: str, positions: tuple[int, ...]) -> None:
         super().__init__(
             f"images: the extractor {name!r} gave zeros, NaN or infinity for {len(positions)} of them: "
-            "leave them out, or use another extractor"
+            "omit them, or use another extractor"
         )
         self.positions = positions
 
 
 class Extractor(ABC):
-    """Images to rows of norm one; every row is a function of its own image, up to rounding.
+    """Maps images to rows of norm one; every row depends on its own image only, up to rounding.
 
-    A subclass says what it is (the parameters below) and defines ``_rows``; and ``_exact_row``, if it is not row-exact
-    but can be. Its `fingerprint` is the SHA-256 of its identity.
+    A subclass passes the parameters below and defines ``_rows``; and ``_exact_row``, if ``_rows`` is not row-exact. Its
+    `fingerprint` is the SHA-256 of its identity.
 
     Parameters
     ----------
     name : str
-        For people.
+        A display name.
     identity : dict
-        All that decides what a row is: two extractors of one identity give one image one row. Of what JSON can write.
+        JSON values that determine the rows: extractors of equal identity give an image the same row.
     dimension : int
         Length of a row.
     side : int
-        An image is resized to ``side`` x ``side`` pixels first: bicubic, without regard for its shape.
+        Images are resized to ``side`` x ``side`` pixels first: bicubic, ignoring the aspect ratio.
     batch : int, default=8
-        How many images ``_rows`` is given at most.
+        The most images that ``_rows`` receives at a time.
     row_exact : bool, default=False
-        Whether a row of ``_rows`` is a function of its own image alone, to the last bit: whatever else is in the batch,
-        and however many threads there are. If not, ``extract(images, row_exact=True)`` makes such rows.
+        Whether a row of ``_rows`` depends on its own image only, to the last bit: for any batch and any number of
+        threads. If not, ``extract(images, row_exact=True)`` computes such rows.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Extractor(ABC):
         self.side = side
         self.row_exact = row_exact
         self._batch = batch
-        whole = {"features": 1, "resize": "bicubic", "side": side, **identity}
-        self.fingerprint = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+        full = {"features": 1, "resize": "bicubic", "side": side, **identity}
+        self.fingerprint = hashlib.sha256(json.dumps(full, sort_keys=True).encode()).hexdigest()
 
     def __repr__(self) -> str:
-        """Name the kind and its sizes."""
+        """Return the class and its sizes."""
         return f"{type(self).__name__}(dimension={self.dimension}, side={self.side})"
 
     @abstractmethod
@@ -78,54 +78,53 @@ class Extractor(ABC):
         """Map images of shape (n, side, side, 3) to rows of shape (n, dimension)."""
 
     def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
-        """Map one image, shape (1, side, side, 3), to its row, which nothing else may change by a single bit."""
+        """Map one image, shape (1, side, side, 3), to its row; nothing else may change a bit of it."""
         del image
         raise ValueError(f"row_exact: {self.name!r} has no row-exact way: use another extractor for private records")
 
     def extract(self, images: Sequence[Pixels], *, row_exact: bool = False, progress: Progress | None = None) -> Floats:
-        """Return the features of images. Nothing is written to disk.
+        """Compute the features of images. Nothing is written to disk.
 
         Parameters
         ----------
         images : sequence of ndarray of shape (height, width, 3), uint8
-            Of any sizes, as :func:`load_image` gives them.
+            Of any size, as :func:`load_image` returns them.
         row_exact : bool, default=False
-            Whether each row must be a function of its own image alone, to the last bit. Private records that vote need
-            that (``docs/theory/private-knn.md``). Networks then get one image at a time, on one thread of the CPU.
+            Whether each row must depend on its own image only, to the last bit, as private records that vote need it
+            (``docs/theory/private-knn.md``). Networks then process one image at a time, on one CPU thread.
         progress : callable, optional
-            Called with the number of images finished since it was called last.
+            Called with the number of images finished since the last call.
 
         Returns
         -------
         ndarray of shape (n, dimension), float32
-            Rows of norm one. Images without a feature raise a ValueError whose `positions` says which.
+            Rows of norm one. Images without a feature raise a `FeatureError`, which holds their `positions`.
         """
         for image in images:
             _check(image)
-        alone = row_exact and not self.row_exact
-        step, rows_of = (1, self._exact_row) if alone else (self._batch, self._rows)
-        found = np.empty((len(images), self.dimension), dtype=np.float32)
-        lost: list[int] = []
+        single = row_exact and not self.row_exact
+        step, rows_of = (1, self._exact_row) if single else (self._batch, self._rows)
+        features = np.empty((len(images), self.dimension), dtype=np.float32)
+        missing: list[int] = []
         for start in range(0, len(images), step):
-            some = np.stack([resize(image, self.side) for image in images[start : start + step]])
-            rows, sound = unit_rows(rows_of(some))
-            found[start : start + len(some)] = rows
-            lost += [start + int(position) for position in np.flatnonzero(~sound)]
+            batch = np.stack([resize(image, self.side) for image in images[start : start + step]])
+            features[start : start + len(batch)], valid = unit_rows(rows_of(batch))
+            missing += [start + int(position) for position in np.flatnonzero(~valid)]
             if progress is not None:
-                progress(len(some))
-        if alone and len(images):
-            self._check_repeats(images[0], found[0])
-        if lost:
-            raise FeatureError(self.name, tuple(lost))
-        return found
+                progress(len(batch))
+        if single and len(images):
+            self._check_repeats(images[0], features[0])
+        if missing:
+            raise FeatureError(self.name, tuple(missing))
+        return features
 
     def _check_repeats(self, image: Pixels, row: Floats) -> None:
-        """Raise if an image has another row after others were extracted: the network draws numbers, or remembers."""
+        """Raise if extracting an image again gives another row: the network is random, or has state."""
         again, _ = unit_rows(self._exact_row(resize(image, self.side)[None]))
         if again[0].tobytes() != row.tobytes():
             raise ValueError(
-                f"row_exact: the extractor {self.name!r} gives one image different rows: it draws random numbers, or "
-                "remembers earlier images; use another for private records"
+                f"row_exact: the extractor {self.name!r} gives one image different rows: it is random, or depends on "
+                "earlier images; use another extractor for private records"
             )
 
 
@@ -141,37 +140,35 @@ def _check(image: object) -> None:
 
 
 def unit_rows(rows: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
-    """Return rows of norm one, and which of them are sound; the others are zero."""
-    wide = rows.astype(np.float64)
-    sound = np.isfinite(wide).all(axis=1)
-    wide[~sound] = 0
-    largest = np.abs(wide).max(axis=1, initial=0)
-    sound &= largest > 0
-    wide /= np.where(sound, largest, 1)[:, None]  # so that no square is too large or too small
-    norms = np.where(sound, np.linalg.norm(wide, axis=1), 1)
-    return (wide / norms[:, None]).astype(np.float32), sound
+    """Return rows of norm one, and a mask of the valid rows; invalid rows are zero."""
+    doubles = rows.astype(np.float64)
+    valid = np.isfinite(doubles).all(axis=1)
+    doubles[~valid] = 0
+    maxima = np.abs(doubles).max(axis=1, initial=0)
+    valid &= maxima > 0
+    doubles /= np.where(valid, maxima, 1)[:, None]  # so that no square overflows or underflows
+    norms = np.where(valid, np.linalg.norm(doubles, axis=1), 1)
+    return (doubles / norms[:, None]).astype(np.float32), valid
 
 
 _ORIENTATIONS = 9
 _CELLS = 4  # along each side
 _BLOCK = 2  # cells along each side of a block
-_LEAST_SIDE = 8  # below, a cell is a single pixel
-_CHUNK = 512  # images between two steps of progress; large beside the cost of handing a chunk to a process
+_MIN_SIDE = 8  # smaller images have cells of a single pixel
+_CHUNK = 512  # images between progress calls; large compared with the cost of sending a chunk to a process
 
 
-def hog(
-    images: ArrayLike, *, n_jobs: int | None = None, progress: Callable[[int], object] | None = None
-) -> NDArray[np.float32]:
-    """Return the histograms of oriented gradients of images, by scikit-image (the extra `images`): shape (n, 324).
+def hog(images: ArrayLike, *, n_jobs: int | None = None, progress: Progress | None = None) -> Floats:
+    """Compute the histograms of oriented gradients with scikit-image (the extra `images`): shape (n, 324).
 
     Nine orientations, 4 x 4 cells, blocks of 2 x 2 cells, normalised by L2-Hys. In colour, the channel with the
-    strongest gradient counts at each pixel. A row depends on its own image alone, bit for bit; it is between 0 and 1,
-    and zero for an image of one colour. Images are uint8, or floats from 0 to 1, with at least 8 pixels a side.
+    strongest gradient counts at each pixel. A row depends on its own image only, bit for bit; values are between 0 and
+    1, and zero for an image of one colour. Images are uint8, or floats from 0 to 1, with at least 8 pixels a side.
     """
-    checked = _check_images(images)
-    _need_skimage()
-    parts = (checked[start : start + _CHUNK] for start in range(0, len(checked), _CHUNK))
-    rows = np.empty((len(checked), (_CELLS - _BLOCK + 1) ** 2 * _BLOCK**2 * _ORIENTATIONS), dtype=np.float32)
+    pixels = _check_images(images)
+    _require_skimage()
+    parts = (pixels[start : start + _CHUNK] for start in range(0, len(pixels), _CHUNK))
+    rows = np.empty((len(pixels), (_CELLS - _BLOCK + 1) ** 2 * _BLOCK**2 * _ORIENTATIONS), dtype=np.float32)
     done = 0
     for part in Parallel(n_jobs=n_jobs, return_as="generator")(delayed(_make_histograms)(part) for part in parts):
         rows[done : done + len(part)] = part
@@ -190,11 +187,11 @@ def _check_images(images: ArrayLike) -> NDArray[np.uint8] | NDArray[np.floating]
         raise ValueError("images must have shape (n, height, width) or (n, height, width, 3)")
     if not len(array):
         raise ValueError("images must hold at least one image")
-    if min(array.shape[1:3]) < _LEAST_SIDE:
-        raise ValueError(f"images must have at least {_LEAST_SIDE} pixels a side, not {array.shape[1:3]}")
+    if min(array.shape[1:3]) < _MIN_SIDE:
+        raise ValueError(f"images must have at least {_MIN_SIDE} pixels a side, not {array.shape[1:3]}")
     if array.dtype == np.uint8:
         return array
-    # Written so that NaN fails, too.
+    # NaN fails these comparisons as well.
     if not (np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1):
         raise ValueError(
             "images must be uint8, or floats from 0 to 1 without NaN: divide by the largest value possible"
@@ -202,7 +199,7 @@ def _check_images(images: ArrayLike) -> NDArray[np.uint8] | NDArray[np.floating]
     return array
 
 
-def _need_skimage() -> None:
+def _require_skimage() -> None:
     try:
         import skimage.feature  # noqa: F401
     except ModuleNotFoundError as missing:
@@ -210,38 +207,38 @@ def _need_skimage() -> None:
 
 
 def _make_histograms(images: NDArray[np.uint8] | NDArray[np.floating]) -> Floats:
-    from skimage.feature import hog as of_one
+    from skimage.feature import hog as compute_hog
 
-    # In the images' own precision k / 255 * 255 is exactly k, so that both forms of an image agree.
+    # In the precision of the images, k / 255 * 255 is exactly k, so that both forms of an image agree.
     grey_levels = images if images.dtype == np.uint8 else images * 255
     size = images.shape[1] // _CELLS, images.shape[2] // _CELLS
-    blocks = _CELLS - _BLOCK + 1  # of a side such as 15 scikit-image makes a fifth cell
+    blocks = _CELLS - _BLOCK + 1  # for a side such as 15, scikit-image adds a fifth cell
     rows = [
-        of_one(
-            one.astype(np.float64, order="C"),
+        compute_hog(
+            image.astype(np.float64, order="C"),
             orientations=_ORIENTATIONS,
             pixels_per_cell=size,
             cells_per_block=(_BLOCK, _BLOCK),
             feature_vector=False,
-            channel_axis=-1 if one.ndim == 3 else None,
+            channel_axis=-1 if image.ndim == 3 else None,
         )[:blocks, :blocks].ravel()
-        for one in grey_levels
+        for image in grey_levels
     ]
     return np.asarray(rows, dtype=np.float32)
 
 
 _HOG_SIDE = 128
 _LEVELS = 4  # of a channel in the histogram: 64 colours
-_PLACES = 4  # along each side of the layout
+_TILES = 4  # along each side of the layout
 _EDGES = 324
 
 
 class HogColor(Extractor):
-    """Histograms of oriented gradients beside colours: needs scikit-image and Pillow, no network and no weights.
+    """Histograms of oriented gradients and colours: needs scikit-image and Pillow, no network and no weights.
 
-    Three parts of equal weight: the edges (:func:`hog` at 128 x 128 pixels, 324 numbers); how often each of 64 colours
-    occurs (square roots of the shares); and the mean colour at 4 x 4 places, less the middle grey (48 numbers).
-    A row depends on its image alone, bit for bit. Much weaker than a network, but it learnt from nobody's images.
+    Three parts of equal weight: the edges (:func:`hog` at 128 x 128 pixels, 324 numbers); the frequency of each of 64
+    colours (square roots of the shares); and the mean colour of 4 x 4 tiles, less the middle grey (48 numbers).
+    A row depends on its image only, bit for bit. Much weaker than a network, but trained on no images.
 
     Examples
     --------
@@ -256,27 +253,27 @@ class HogColor(Extractor):
     def __init__(self) -> None:
         super().__init__(
             name="HOG and colour",
-            identity={"parts": ["hog 9 4 2", f"colours {_LEVELS}", f"layout {_PLACES}"]},
-            dimension=_EDGES + _LEVELS**3 + 3 * _PLACES**2,
+            identity={"parts": ["hog 9 4 2", f"colours {_LEVELS}", f"layout {_TILES}"]},
+            dimension=_EDGES + _LEVELS**3 + 3 * _TILES**2,
             side=_HOG_SIDE,
             batch=64,
             row_exact=True,
         )
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        parts = (hog(images), _count_colours(images), _choose_layout(images))
-        # A part may be zero (no edges, middle grey everywhere); the histogram never is.
+        parts = (hog(images), _count_colours(images), _average_tiles(images))
+        # A part may be zero (no edges, or only middle grey); the histogram never is.
         return np.hstack([unit_rows(part)[0] for part in parts])
 
 
 def _count_colours(images: NDArray[np.uint8]) -> Floats:
     levels = (images // (256 // _LEVELS)).astype(np.intp)
     bins = (levels[..., 0] * _LEVELS + levels[..., 1]) * _LEVELS + levels[..., 2]
-    counts = [np.bincount(one.ravel(), minlength=_LEVELS**3) for one in bins]
+    counts = [np.bincount(image.ravel(), minlength=_LEVELS**3) for image in bins]
     return np.asarray(np.sqrt(np.asarray(counts) / bins[0].size), dtype=np.float32)
 
 
-def _choose_layout(images: NDArray[np.uint8]) -> Floats:
-    block = _HOG_SIDE // _PLACES
-    places = images.reshape(len(images), _PLACES, block, _PLACES, block, 3).mean(axis=(2, 4), dtype=np.float64)
-    return np.asarray(places.reshape(len(images), -1) / 255 - 0.5, dtype=np.float32)
+def _average_tiles(images: NDArray[np.uint8]) -> Floats:
+    side = _HOG_SIDE // _TILES
+    tiles = images.reshape(len(images), _TILES, side, _TILES, side, 3).mean(axis=(2, 4), dtype=np.float64)
+    return np.asarray(tiles.reshape(len(images), -1) / 255 - 0.5, dtype=np.float32)

@@ -1,4 +1,4 @@
-"""Features of a whole gallery, computed once: kept by what a file holds and by what computed them."""
+"""Compute the features of a gallery's files once, with a cache keyed by file content and extractor."""
 
 import hashlib
 import importlib.metadata
@@ -16,20 +16,20 @@ import numpy as np
 
 from nearveil.cluster import Cluster, connect, cut_rows
 from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
-from nearveil.features.images import ImageError, Pixels, hash_content, load_image, read_file
+from nearveil.features.images import ImageError, Pixels, load_image, read_file
 from nearveil.storage import make_private_folder
 
 NO_FEATURE = "without a feature: the extractor gave zeros, NaN or infinity"
 
-_MOST_AT_ONCE = 64  # images
-_PIXELS_AT_ONCE = 32_000_000  # of one batch, so that large images do not fill the memory
+_BATCH_IMAGES = 64
+_BATCH_PIXELS = 32_000_000  # bounds the memory of a batch of large images
 _LIBRARIES = ("numpy", "pillow", "scikit-image", "torch", "onnxruntime")
 _PROCESSOR = ("model name", "flags", "CPU part", "Features")  # lines of /proc/cpuinfo
 
 
 @dataclass(frozen=True)
 class GalleryFeatures:
-    """Rows of norm one, the image of each, what was skipped and why, and whether rows are row-exact."""
+    """Unit rows with their paths, the skipped files with reasons, and whether rows are row-exact."""
 
     features: Floats = field(repr=False)
     paths: tuple[Path, ...] = field(repr=False)
@@ -38,62 +38,62 @@ class GalleryFeatures:
 
 
 class FeatureCache:
-    """Features of a gallery's images on disk, by the content of a file and the fingerprint of the extractor.
+    """Feature rows on disk, keyed by the SHA-256 of a file and the fingerprint of the extractor.
 
-    For galleries only: it tells of the images. A row is 4 bytes for each dimension and 32 more, in a file of its own
-    that appears whole or not at all; a damaged row is computed anew. Several processes may share a cache. It never
-    shrinks; to empty it, delete the folder.
+    Use it for galleries only: it reveals the images. Each row has its own file, of 4 bytes for each dimension and a
+    digest of 32 bytes, written atomically. Corrupted rows are recomputed. Processes may share a cache. It never
+    shrinks; delete the folder to empty it.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
         make_private_folder(self.directory)
 
-    def _place(self, content: str, fingerprint: str) -> Path:
-        return self.directory / fingerprint / content[:2] / content
+    def _path(self, content_hash: str, fingerprint: str) -> Path:
+        return self.directory / fingerprint / content_hash[:2] / content_hash
 
-    def get(self, content: str, fingerprint: str, dimension: int) -> Floats | None:
-        """Return the row of an image by the SHA-256 of its file, or None if there is none that is whole."""
+    def get(self, content_hash: str, fingerprint: str, dimension: int) -> Floats | None:
+        """Return the row of an image, or None if it is missing or corrupted."""
         try:
-            stored = self._place(content, fingerprint).read_bytes()
+            stored = self._path(content_hash, fingerprint).read_bytes()
         except OSError:
             return None
-        check, row = stored[:32], stored[32:]
-        if len(row) != 4 * dimension or hashlib.sha256(row).digest() != check:
+        digest, row = stored[:32], stored[32:]
+        if len(row) != 4 * dimension or hashlib.sha256(row).digest() != digest:
             return None
         return np.frombuffer(row, dtype="<f4").astype(np.float32)
 
-    def put(self, content: str, fingerprint: str, row: Floats) -> None:
-        """Keep the row of one image, in place of any before."""
-        place = self._place(content, fingerprint)
-        make_private_folder(place.parent)
-        written = row.astype("<f4").tobytes()
-        handle, beside = tempfile.mkstemp(dir=place.parent, prefix=".")
+    def put(self, content_hash: str, fingerprint: str, row: Floats) -> None:
+        """Store the row of an image and replace any earlier one."""
+        path = self._path(content_hash, fingerprint)
+        make_private_folder(path.parent)
+        payload = row.astype("<f4").tobytes()
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(written).digest() + written)
-            Path(beside).replace(place)
+                file.write(hashlib.sha256(payload).digest() + payload)
+            Path(draft).replace(path)
         except BaseException:
-            Path(beside).unlink(missing_ok=True)
+            Path(draft).unlink(missing_ok=True)
             raise
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all files in it."""
+        """The total size of all cached files."""
         return sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
 
 
 @dataclass(frozen=True)
-class _Waiting:
-    """An image that has no feature yet."""
+class _PendingImage:
+    """A decoded image that still needs a feature."""
 
     position: int
-    content: str
-    image: Pixels
+    content_hash: str
+    pixels: Pixels
 
 
-class _Collection:
-    """What is known of some files of a gallery so far, by position."""
+class _PartialGallery:
+    """Rows and skip reasons of some files, by position."""
 
     def __init__(self, extractor: Extractor, cache: FeatureCache | None, *, row_exact: bool) -> None:
         self.extractor, self.cache, self.row_exact = extractor, cache, row_exact
@@ -101,49 +101,46 @@ class _Collection:
         self.rows: dict[int, Floats] = {}
         self.skipped: dict[int, str] = {}
 
-    def _kept(self, content: str) -> Floats | None:
-        if self.cache is None:
-            return None
-        return self.cache.get(content, self.key, self.extractor.dimension)
-
-    def look(self, position: int, path: Path) -> _Waiting | None:
-        """Return an image that has to be extracted; None if its row is in the cache or it is left out."""
+    def load(self, position: int, path: Path) -> _PendingImage | None:
+        """Decode an image, unless its row is cached or the file is not an image."""
         try:
             content = read_file(path)
-            name = hash_content(content)
-            if (row := self._kept(name)) is None:
-                return _Waiting(position, name, load_image(content))
+            content_hash = hashlib.sha256(content).hexdigest()
+            row = None if self.cache is None else self.cache.get(content_hash, self.key, self.extractor.dimension)
+            if row is None:
+                return _PendingImage(position, content_hash, load_image(content))
             self.rows[position] = row
-        except ImageError as refused:
-            self.skipped[position] = refused.reason
+        except ImageError as error:
+            self.skipped[position] = error.reason
         return None
 
-    def extract(self, batch: list[_Waiting]) -> None:
+    def extract(self, batch: list[_PendingImage]) -> None:
+        """Compute the rows of a batch; images without a feature are skipped."""
         try:
-            found = self.extractor.extract([one.image for one in batch], row_exact=self.row_exact)
+            rows = self.extractor.extract([image.pixels for image in batch], row_exact=self.row_exact)
         except FeatureError as error:
             self.skipped.update((batch[number].position, NO_FEATURE) for number in error.positions)
-            self.extract([one for number, one in enumerate(batch) if number not in error.positions])
+            self.extract([image for number, image in enumerate(batch) if number not in error.positions])
             return
-        for one, row in zip(batch, found, strict=True):
-            self.rows[one.position] = row
+        for image, row in zip(batch, rows, strict=True):
+            self.rows[image.position] = row
             if self.cache is not None:
-                self.cache.put(one.content, self.key, row)
+                self.cache.put(image.content_hash, self.key, row)
 
 
 def _extract_part(
     files: Sequence[Path], extractor: Extractor, cache: FeatureCache | None, row_exact: bool
 ) -> tuple[Floats, list[int], dict[int, str]]:
-    """Return the rows of some files, which of them have one, and why the others have none."""
-    known = _Collection(extractor, cache, row_exact=row_exact)
-    waiting = (one for number, path in enumerate(files) if (one := known.look(number, path)) is not None)
-    for batch in _cut_batches(waiting):
-        known.extract(batch)
-    order = sorted(known.rows)
-    features = np.empty((len(order), extractor.dimension), dtype=np.float32)
-    for place, position in enumerate(order):
-        features[place] = known.rows[position]
-    return features, order, dict(sorted(known.skipped.items()))
+    """Return the rows of some files, the positions of these rows, and the reasons of skipped positions."""
+    part = _PartialGallery(extractor, cache, row_exact=row_exact)
+    pending = (image for number, path in enumerate(files) if (image := part.load(number, path)) is not None)
+    for batch in _cut_batches(pending):
+        part.extract(batch)
+    positions = sorted(part.rows)
+    features = np.empty((len(positions), extractor.dimension), dtype=np.float32)
+    for number, position in enumerate(positions):
+        features[number] = part.rows[position]
+    return features, positions, dict(sorted(part.skipped.items()))
 
 
 def gallery_features(
@@ -155,23 +152,23 @@ def gallery_features(
     progress: Progress | None = None,
     cluster: Any = None,
 ) -> GalleryFeatures:
-    """Return the features of a gallery's files; what is no sound image is left out with a reason.
+    """Compute the features of a gallery's files; files that cannot be used are skipped with a reason.
 
-    A few images are in memory at a time. With a cache, a file that was seen before is read and hashed, not decoded.
+    Only a few images are in memory at a time. With a cache, known files are hashed and not decoded.
 
     Parameters
     ----------
     paths : iterable of paths
     extractor : Extractor
     row_exact : bool, default=False
-        Whether each row must be a function of its own file alone, as of :meth:`Extractor.extract`. Such rows are cached
-        apart from the others, and from those of other libraries or another processor.
+        Whether each row must depend on its own file only, as in :meth:`Extractor.extract`. The cache keeps such rows
+        apart from other rows, and from rows of other library versions or processors.
     cache : FeatureCache, optional
     progress : callable, optional
-        Called with the number of files finished since it was called last.
+        Called with the number of files finished since the last call.
     cluster : str or dask.distributed.Client, optional
-        Whose workers read the files, under the same paths; see :func:`nearveil.cluster.connect`. Row-exact rows are
-        made by this process or by workers of ``"local"`` or ``"local:N"``.
+        Workers that read the files, under the same paths; see :func:`nearveil.cluster.connect`. Row-exact rows need
+        this process, ``"local"`` or ``"local:N"``.
 
     Returns
     -------
@@ -180,68 +177,68 @@ def gallery_features(
 
     Examples
     --------
-    >>> found = gallery_features(["a.jpg", "b.jpg"], HogColor())  # doctest: +SKIP
-    >>> found.features.shape  # doctest: +SKIP
+    >>> gallery = gallery_features(["a.jpg", "b.jpg"], HogColor())  # doctest: +SKIP
+    >>> gallery.features.shape  # doctest: +SKIP
     (2, 436)
     """
     files = [Path(path) for path in paths]
-    cuts = cut_rows(len(files), _MOST_AT_ONCE)
-    parts = [files[some] for some in cuts]
-    names = [f"files {some.start:,} to {some.stop - 1:,}, from {files[some.start]}" for some in cuts]
-    rows: list[Floats] = [np.empty((0, extractor.dimension), np.float32)]
-    kept: list[Path] = []
+    cuts = cut_rows(len(files), _BATCH_IMAGES)
+    parts = [files[cut] for cut in cuts]
+    names = [f"files {cut.start:,} to {cut.stop - 1:,}, from {files[cut.start]}" for cut in cuts]
+    features: list[Floats] = [np.empty((0, extractor.dimension), np.float32)]
+    used: list[Path] = []
     skipped: list[tuple[Path, str]] = []
     with connect(cluster) as workers:
         if row_exact:
             assert_here(workers)
-        found = workers.map(_extract_part, parts, extractor, cache, row_exact, stage="making features", names=names)
-        for part, (some, order, refused) in zip(parts, found, strict=True):
-            rows.append(some)
-            kept += [part[position] for position in order]
-            skipped += [(part[position], reason) for position, reason in refused.items()]
+        results = workers.map(_extract_part, parts, extractor, cache, row_exact, stage="making features", names=names)
+        for part, (rows, positions, reasons) in zip(parts, results, strict=True):
+            features.append(rows)
+            used += [part[position] for position in positions]
+            skipped += [(part[position], reason) for position, reason in reasons.items()]
             if progress is not None:
                 progress(len(part))
-    return GalleryFeatures(np.concatenate(rows), tuple(kept), tuple(skipped), row_exact or extractor.row_exact)
+    return GalleryFeatures(np.concatenate(features), tuple(used), tuple(skipped), row_exact or extractor.row_exact)
 
 
 def assert_here(workers: Cluster) -> None:
-    """Raise unless workers are processes of this machine."""
+    """Raise unless all workers are processes on this machine."""
     if not workers.is_here:
         raise ValueError(
-            "cluster: features of private images (row-exact ones) are made on this machine alone: others would see "
-            "the images and keep their features, and may compute another last bit. Use local or local:N, or leave it "
-            "out"
+            "cluster: features of private images (row-exact features) are computed on this machine only: other "
+            "machines would see the images, keep their features, and may round differently. Use local or local:N, or "
+            "omit it"
         )
 
 
 def make_exact_key(fingerprint: str) -> str:
-    """Return the key of row-exact rows in a cache: they must be the rows that this process would make.
+    """Return the cache key of row-exact rows, which covers library versions and the processor.
 
-    Otherwise a row would depend on whether other libraries made one of the same file before, as another record.
+    Otherwise a row would depend on whether another version had seen the same file as another record.
     """
     return hashlib.sha256(f"row-exact {fingerprint} {_describe_machinery()}".encode()).hexdigest()
 
 
 @cache
 def _describe_machinery() -> str:
-    """Return what decides the last bit of a row besides image and extractor: libraries and processor."""
-    told = [platform.machine(), platform.processor()]
+    """Return the libraries and the processor, which decide the last bit of a row."""
+    lines = [platform.machine(), platform.processor()]
     for name in _LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
-            told.append(f"{name} {importlib.metadata.version(name)}")
+            lines.append(f"{name} {importlib.metadata.version(name)}")
     with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-        told += sorted({line for line in lines if line.startswith(_PROCESSOR)})
-    return "\n".join(told)
+        processors = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines += sorted({line for line in processors if line.startswith(_PROCESSOR)})
+    return "\n".join(lines)
 
 
-def _cut_batches(waiting: Iterable[_Waiting]) -> Iterator[list[_Waiting]]:
-    batch: list[_Waiting] = []
+def _cut_batches(images: Iterable[_PendingImage]) -> Iterator[list[_PendingImage]]:
+    batch: list[_PendingImage] = []
     pixels = 0
-    for one in waiting:
-        batch.append(one)
-        pixels += one.image.size // 3
-        if len(batch) == _MOST_AT_ONCE or pixels >= _PIXELS_AT_ONCE:
+    for image in images:
+        batch.append(image)
+        pixels += image.pixels.size // 3
+        if len(batch) == _BATCH_IMAGES or pixels >= _BATCH_PIXELS:
             yield batch
             batch, pixels = [], 0
     if batch:

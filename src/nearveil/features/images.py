@@ -1,7 +1,7 @@
-"""Image files to pixels. A file may be broken or hostile: it is refused with a reason, never guessed at."""
+"""Decode image files. A file may be broken or hostile; it is then refused with a reason."""
 
 import contextlib
-import hashlib
+import math
 import os
 import re
 import struct
@@ -19,7 +19,7 @@ from nearveil.errors import NearveilError
 
 MOST_SCANS = 100
 _MOST_SEGMENTS = 10_000
-# Markers that something follows: in the data of a scan a byte of 255 has a zero or a restart behind it.
+# Markers of segments: within the data of a scan, a byte of 255 is followed by a zero or a restart marker.
 _MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
 _END, _SCAN = 0xD9, 0xDA
 _TILE_SIDES, _SAMPLES = (322, 323), 277
@@ -27,33 +27,35 @@ _BIG = 43  # the version of a BigTIFF
 
 
 def has_many_scans(content: bytes) -> bool:
-    """Return whether a JPEG has more than 100 scans before its end: each is a pass over all of its pixels."""
-    place = scans = segments = 0
-    while (found := _MARKER.search(content, place)) and found[0][1] != _END:
-        scans += found[0][1] == _SCAN
+    """Return whether a JPEG has more than 100 scans; each scan is a pass over all pixels."""
+    offset = scans = segments = 0
+    while (marker := _MARKER.search(content, offset)) and marker[0][1] != _END:
+        scans += marker[0][1] == _SCAN
         segments += 1
         if scans > MOST_SCANS or segments > _MOST_SEGMENTS:
             return True
-        place = found.end() + int.from_bytes(content[found.end() : found.end() + 2], "big")
+        offset = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
     return False
 
 
 def find_tile_size(image: Any, content: bytes) -> int:
-    """Return how many numbers a tile of a TIFF holds, or 0; raise if a tag is there twice, as readers differ on it."""
+    """Return the number of samples in a tile of a TIFF, or 0; raise if a tag occurs twice.
+
+    Pillow and libtiff may read different ones of two equal tags, and Pillow drops the second silently.
+    """
     tags = _read_tiff_tags(content)
     if len(set(tags)) < len(tags):
         raise ValueError
     if not set(_TILE_SIDES) & set(tags):
         return 0
-    sides = [image.tag_v2.get(tag) for tag in _TILE_SIDES]
-    samples = image.tag_v2.get(_SAMPLES, 1)
-    if not all(isinstance(one, int) and one > 0 for one in (*sides, samples)):
+    sizes = [*(image.tag_v2.get(tag) for tag in _TILE_SIDES), image.tag_v2.get(_SAMPLES, 1)]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
         raise ValueError
-    return int(sides[0]) * int(sides[1]) * int(samples)
+    return math.prod(sizes)
 
 
 def _read_tiff_tags(content: bytes) -> list[int]:
-    """Return the tags of the first picture in a TIFF, in their order."""
+    """Return the tags of the first image in a TIFF, in file order."""
     order = "<" if content[:2] == b"II" else ">"
     big = _BIG in content[2:4]
     (start,) = struct.unpack_from(order + ("Q" if big else "I"), content, 8 if big else 4)
@@ -77,7 +79,7 @@ NO_IMAGE = "not an image: only JPEG, PNG, WebP, GIF, BMP, TIFF and HEIC are read
 BROKEN = "broken or truncated: it begins like an image, but cannot be decoded to its end"
 TOO_LARGE = "too large: more than 64 megapixels or 64 MiB"
 SCANS = f"too many scans: a JPEG of more than {MOST_SCANS} passes over its pixels"
-ANIMATED = "animated, or of several pages: save the one picture that is meant"
+ANIMATED = "animated, or with several pages: save a single image"
 NO_HEIC = 'HEIC: pip install "nearveil[heic]" to read it, or convert it to JPEG'
 DEEP = "16-bit: more than 8 bits a channel; convert it to 8"
 COLOURS = "neither RGB nor grey: convert it to RGB"
@@ -86,22 +88,22 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _HEIC = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _PLAIN = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
-_PNG_DEPTH = 24  # where the header of a PNG holds the bits of a channel
-_TIFF_DEPTHS = 258  # the tag that holds them in a TIFF
+_PNG_DEPTH = 24  # offset of the bits per channel in a PNG header
+_TIFF_DEPTHS = 258  # tag of the bits per channel in a TIFF
 _MOST_CHANNELS = 4
-_BAND = 2**20  # pixels that are converted at once
+_BAND = 2**20  # pixels converted at a time
 
-# Filters of warnings belong to the process: two threads that set and restore them at once would leave the wrong ones.
+# Warning filters are global to the process: two threads must not set and restore them at the same time.
 _FILTERS = threading.Lock()
 
 
 class ImageError(NearveilError, ValueError):
-    """A file is not used as an image. The text never holds anything of its content.
+    """A file cannot be used as an image. The message contains nothing of its content.
 
     Attributes
     ----------
     reason : str
-        Without the name of the file, which may be private.
+        Without the file name, which may be private.
     """
 
     def __init__(self, reason: str, text: str = "") -> None:
@@ -110,15 +112,15 @@ class ImageError(NearveilError, ValueError):
 
 
 def load_image(source: Source) -> Pixels:
-    """Decode an image file: JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC, told by its bytes and not by its name.
+    """Decode an image file: JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC, identified by its content.
 
-    The rotation that a camera noted is applied. Palettes, grey and CMYK become RGB, CMYK without regard for its colour
-    profile; transparent parts become white. HEIC needs the extra `heic`.
+    EXIF rotation is applied. Palettes, grey and CMYK become RGB; the colour profile of CMYK is ignored; transparent
+    pixels become white. HEIC needs the extra `heic`.
 
     Parameters
     ----------
     source : path or bytes
-        A file, or its content.
+        A path, or the content of a file.
 
     Returns
     -------
@@ -128,9 +130,9 @@ def load_image(source: Source) -> Pixels:
     Raises
     ------
     ImageError
-        If there is no such file; if it is not an image, broken, truncated, animated or of several pages, of more than 8
-        bits a channel, or larger than 64 megapixels or 64 MiB; if it has tiles larger than that, or more than 100
-        scans. What Pillow warns of in a header is an error, too.
+        If the file is missing, not an image, broken, truncated or animated, or has several pages, more than 8 bits per
+        channel, more than 64 megapixels or 64 MiB, larger tiles, or more than 100 scans. Pillow's warnings about a
+        header are errors as well.
     ModuleNotFoundError
         If Pillow is not installed (the extra `images`).
 
@@ -146,15 +148,15 @@ def load_image(source: Source) -> Pixels:
         raise ImageError(EMPTY)
     if len(content) > MOST_BYTES:
         raise ImageError(TOO_LARGE)
-    found = _decode(content)
-    # Raised here, with no other error behind it: the texts of decoders may hold what is private.
-    if isinstance(found, str):
-        raise ImageError(found)
-    return found
+    pixels = _decode(content)
+    # Raised here, without a chained error: messages of decoders may hold private values.
+    if isinstance(pixels, str):
+        raise ImageError(pixels)
+    return pixels
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Return the content of a file, at most one byte more than an image may have."""
+    """Read a file, up to one byte more than the limit of an image."""
     missing = False
     with contextlib.suppress(OSError, ValueError):  # ValueError: a path with a zero byte
         if Path(path).is_file():  # a pipe would block
@@ -164,13 +166,8 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     raise ImageError(MISSING, f"there is no file at {os.fspath(path)}") if missing else ImageError(UNREADABLE)
 
 
-def hash_content(content: bytes) -> str:
-    """Return the SHA-256 of a file's content."""
-    return hashlib.sha256(content).hexdigest()
-
-
 def resize(image: Pixels, side: int) -> Pixels:
-    """Return an image of `side` x `side` pixels, bicubic, without regard for its shape."""
+    """Resize an image to `side` x `side` pixels: bicubic, ignoring the aspect ratio."""
     pillow = _import_pillow()
     return np.asarray(pillow.fromarray(image).resize((side, side), pillow.Resampling.BICUBIC), dtype=np.uint8)
 
@@ -184,13 +181,13 @@ def _import_pillow() -> Any:
 
 
 def _decode(content: bytes) -> Pixels | str:
-    """Return the pixels, or the reason why there are none."""
+    """Return the pixels, or the reason for refusing the file."""
     pillow = _import_pillow()
     from PIL import UnidentifiedImageError
 
     try:
         with _raise_warnings(), _open(content) as image:
-            image.verify()  # decoding alone would not look at lengths and checksums of a PNG; needs a fresh start
+            image.verify()  # checks lengths and checksums of a PNG; the file must be opened again afterwards
         with _raise_warnings():
             image = _open(content)
         with image:
@@ -203,46 +200,46 @@ def _decode(content: bytes) -> Pixels | str:
         return NO_HEIC
     except MemoryError:
         raise
-    except Exception:  # decoders raise whatever a damaged file makes them, and warnings arrive here, too
+    except Exception:  # decoders raise many types for a broken file; warnings arrive here as well
         return BROKEN
 
 
 def _open(content: bytes) -> Any:
-    """Return Pillow's image, of which only the header is read."""
+    """Open an image with Pillow, which reads the header only."""
     if _HEIC.match(content) is None:
         return _import_pillow().open(BytesIO(content), formats=_FORMATS)
-    from pillow_heif import HeifImageFile  # not registered with Pillow, which belongs to the whole process
+    from pillow_heif import HeifImageFile  # not registered with Pillow: registration is global to the process
 
     return HeifImageFile(BytesIO(content))  # type: ignore[no-untyped-call, unused-ignore]
 
 
 @contextlib.contextmanager
 def _raise_warnings() -> Iterator[None]:
-    """Make Pillow's warnings errors, and nobody else's; for headers only, as other threads wait for it."""
+    """Turn Pillow's warnings into errors; for headers only, because other threads wait for the lock."""
     with _FILTERS, warnings.catch_warnings():
         warnings.filterwarnings("error", module=r"PIL\.")
-        # Cameras append a second picture, and other programs then cut it off: the first one is whole.
+        # Cameras append a second image, and other programs cut it off; the first image is complete.
         warnings.filterwarnings("ignore", message="Image appears to be a malformed MPO", module=r"PIL\.")
         yield
 
 
 def _find_fault(image: Any, content: bytes) -> str:
-    """Say why an image is not wanted, before it is decoded; empty if it is."""
+    """Return the reason for refusing an image before decoding it, or an empty string."""
     if image.format in ("JPEG", "MPO") and has_many_scans(content):
         return SCANS
     with _raise_warnings():
         reason = _find_header_fault(image, content)
-        if not reason and image.format != "PNG":  # a PNG may have it at its end, and would be decoded here
+        if not reason and image.format != "PNG":  # a PNG may store EXIF at its end, and would be decoded here
             image.getexif()
     return reason
 
 
 def _find_header_fault(image: Any, content: bytes) -> str:
-    """Say why an image is not wanted, from its header alone; empty if it is."""
+    """Return the reason for refusing an image by its header, or an empty string."""
     tile = find_tile_size(image, content) if image.format == "TIFF" else 0
     if image.width * image.height > MOST_PIXELS or tile > _MOST_CHANNELS * MOST_PIXELS:
         return TOO_LARGE
-    # MPO and HEIC are photographs of cameras, with others behind them that are not shown.
+    # MPO and HEIC files of cameras hold more images, which are not shown.
     if image.format not in ("MPO", "HEIF") and getattr(image, "is_animated", False):
         return ANIMATED
     if image.mode.startswith(("I", "F")) or _find_depth(image, content) > 8:
@@ -251,7 +248,7 @@ def _find_header_fault(image: Any, content: bytes) -> str:
 
 
 def _find_depth(image: Any, content: bytes) -> int:
-    """Return the bits of a channel, which Pillow cuts down silently to 8 where there are several channels."""
+    """Return the bits per channel; Pillow silently reduces several channels to 8 bits."""
     if image.format == "PNG":
         return content[_PNG_DEPTH]
     if image.format == "TIFF":
@@ -260,11 +257,11 @@ def _find_depth(image: Any, content: bytes) -> int:
 
 
 def _decode_pixels(image: Any) -> Pixels:
-    """Decode, and convert band by band: beside the image there is room for what comes out, and little more."""
+    """Decode an image and convert it to RGB in bands, which limits the memory."""
     from PIL import ImageOps
 
     image.load()
-    if image.width * image.height > MOST_PIXELS:  # a HEIC may hold more than its header says
+    if image.width * image.height > MOST_PIXELS:  # a HEIC may be larger than its header says
         raise ValueError
     with _raise_warnings():
         image.getexif()
@@ -290,7 +287,7 @@ _QUALITY = 80
 
 
 def thumbnail(image: Pixels, side: int = SIDE) -> bytes:
-    """Return an image as WebP, its longer side at most `side` pixels; small ones are not enlarged."""
+    """Return an image as WebP with at most `side` pixels along its longer side; small images are not enlarged."""
     pillow = _import_pillow()
     small = pillow.fromarray(image)
     small.thumbnail((side, side), pillow.Resampling.LANCZOS)

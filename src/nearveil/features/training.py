@@ -1,4 +1,4 @@
-"""Train a head of global descriptors on a backbone, and keep it in a file.
+"""Train a head of global descriptors on a backbone, save it, and load it.
 
 After Jun, Ko, Kim, Kim and Kim (2019), "Combination of Multiple Global Descriptors for Image Retrieval" (CGD).
 """
@@ -22,62 +22,58 @@ from nearveil.errors import NearveilError
 from nearveil.features.backbones import EfficientNetLite0, MobileNetV2
 from nearveil.features.extractor import FeatureError, Floats, Progress, unit_rows
 from nearveil.features.images import Pixels, resize
-from nearveil.features.networks import TorchExtractor, need_torch, scale_pixels
-from nearveil.privacy.checks import is_integer
+from nearveil.features.networks import TorchExtractor, import_torch, to_channels_first
+from nearveil.privacy.checks import check_integer, check_range
 
 Maps = NDArray[np.float16]
 
 _LETTERS = "SMG"
 _MARGIN, _TEMPERATURE, _SMOOTHING = 0.1, 0.5, 0.1
-_LEAST = 1e-6  # GeM takes what is below as this
-_FIRST_P = 3.0  # where the exponent of GeM starts
+_GEM_MIN = 1e-6  # GeM clamps smaller values to this
+_GEM_P = 3.0  # initial exponent of GeM
 _FORMAT = "nearveil model 1"
-_KNOWN = {"EfficientNet-Lite0": EfficientNetLite0, "MobileNetV2": MobileNetV2}
-_CLASSES, _EACH = 8, 4  # of a batch
+_BACKBONES = {"EfficientNet-Lite0": EfficientNetLite0, "MobileNetV2": MobileNetV2}
+_CLASSES, _PER_CLASS = 8, 4  # of a batch
 _CLASSIFIER_RATE, _BACKBONE_RATE = 100.0, 0.1  # in learning rates of the head
-_AT_ONCE = 256  # images whose maps are pooled together
+_BATCH = 256  # images pooled together
 
 
 def check_descriptors(descriptors: str) -> str:
-    """Return the letters of a combination if they are valid."""
-    known = isinstance(descriptors, str) and set(descriptors) <= set(_LETTERS)
-    if not known or not descriptors or len(set(descriptors)) < len(descriptors):
+    """Return a combination of descriptor letters, or raise if it is invalid."""
+    valid = isinstance(descriptors, str) and set(descriptors) <= set(_LETTERS)
+    if not valid or not descriptors or len(set(descriptors)) < len(descriptors):
         raise ValueError("descriptors must be some of the letters S (SPoC), M (MAC) and G (GeM), each once, as SG")
     return descriptors
 
 
 def divide_dimension(dimension: int, branches: int) -> list[int]:
     """Divide a dimension among branches as evenly as possible."""
-    if not is_integer(dimension, branches, 65_536):
-        raise ValueError("dimension must be a whole number, at least one for each descriptor and at most 65,536")
+    dimension = check_integer(dimension, "dimension", branches, 65_536)
     return [dimension // branches + (number < dimension % branches) for number in range(branches)]
 
 
-def pool_mean(maps: Any) -> Any:
-    """Return the mean over the places of maps of shape (n, c, h, w): shape (n, c)."""
-    return maps.mean(dim=(2, 3))
+def pool_maps(letter: str, maps: Any, p: Any = None) -> Any:
+    """Pool maps of shape (n, c, h, w) to (n, c): S the mean, M the maximum, G the generalised mean of exponent `p`.
 
-
-def pool_largest(maps: Any) -> Any:
-    """Return the largest value over the places of maps of shape (n, c, h, w): shape (n, c)."""
-    return maps.amax(dim=(2, 3))
-
-
-def pool_generalised_mean(maps: Any, p: Any) -> Any:
-    """Return the generalised mean over the places of maps, ``(mean of x^p)^(1/p)``; x below 1e-6 counts as 1e-6."""
-    positive = maps.clamp(min=_LEAST)
-    # The mean of x / s, times s, is that of x for every s: powers of at most 1 cannot overflow.
-    largest = positive.detach().amax(dim=(2, 3), keepdim=True)
-    return (positive / largest).pow(p).mean(dim=(2, 3)).pow(1 / p) * largest[:, :, 0, 0]
+    The generalised mean is ``(mean of x^p)^(1/p)``; x below 1e-6 counts as 1e-6.
+    """
+    if letter == "S":
+        return maps.mean(dim=(2, 3))
+    if letter == "M":
+        return maps.amax(dim=(2, 3))
+    positive = maps.clamp(min=_GEM_MIN)
+    # Divided by the maximum, and multiplied by it afterwards: powers of at most 1 cannot overflow.
+    maximum = positive.detach().amax(dim=(2, 3), keepdim=True)
+    return (positive / maximum).pow(p).mean(dim=(2, 3)).pow(1 / p) * maximum[:, :, 0, 0]
 
 
 def compute_triplet_loss(rows: Any, labels: Any, margin: float = _MARGIN) -> Any:
-    """Return the batch-hard triplet loss, the mean of ``max(0, margin + a - b)``; there must be two labels.
+    """Return the batch-hard triplet loss, the mean of ``max(0, margin + a - b)``; needs two labels.
 
-    a is the distance to the farthest row of the same label, b that to the nearest row of another.
+    a is the distance to the farthest row of the same label, b to the nearest row of another label.
     """
-    torch = need_torch()
-    # The faster way by products loses the digits of small distances, which are those that matter.
+    torch = import_torch()
+    # The faster product form loses digits of small distances, which matter most.
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
     same = labels[:, None] == labels[None, :]
     farthest = distances.masked_fill(~same, -torch.inf).amax(dim=1)
@@ -87,7 +83,7 @@ def compute_triplet_loss(rows: Any, labels: Any, margin: float = _MARGIN) -> Any
 
 def compute_classification_loss(scores: Any, labels: Any) -> Any:
     """Return the cross-entropy of softmax(scores / 0.5) and labels smoothed by 0.1."""
-    return need_torch().nn.functional.cross_entropy(scores / _TEMPERATURE, labels, label_smoothing=_SMOOTHING)
+    return import_torch().nn.functional.cross_entropy(scores / _TEMPERATURE, labels, label_smoothing=_SMOOTHING)
 
 
 def make_descriptor_head(channels: int, descriptors: str, dimension: int) -> Any:
@@ -97,8 +93,8 @@ def make_descriptor_head(channels: int, descriptors: str, dimension: int) -> Any
 
 @functools.cache
 def _make_head_class() -> Any:
-    """Return the class of heads; made here, so that the room loads without torch."""
-    torch = need_torch()
+    """Define the class of heads, only when torch is needed."""
+    torch = import_torch()
     from torch import nn
 
     class DescriptorHead(nn.Module):
@@ -106,31 +102,26 @@ def _make_head_class() -> Any:
             super().__init__()
             self.descriptors, self.dimension = descriptors, dimension
             shares = divide_dimension(dimension, len(descriptors))
-            # Not drawn at random and then set: the random numbers of torch belong to the user.
+            # No random initialisation: torch's global generator belongs to the user.
             layers = [torch.nn.utils.skip_init(nn.Linear, channels, share) for share in shares]
             self.reductions: Any = nn.ModuleList(layers)
             for parameter in self.parameters():
                 nn.init.zeros_(parameter)
-            if "G" in descriptors:  # by its logarithm, so that no step of training makes it negative
-                self.log_p = nn.Parameter(torch.tensor(_FIRST_P).log())
+            if "G" in descriptors:  # the logarithm keeps the exponent positive during training
+                self.log_p = nn.Parameter(torch.tensor(_GEM_P).log())
 
         def pool(self, letter: str, maps: Any) -> Any:
-            return (
-                pool_generalised_mean(maps, self.log_p.exp())
-                if letter == "G"
-                else {"S": pool_mean, "M": pool_largest}[letter](maps)
-            )
+            return pool_maps(letter, maps, self.log_p.exp() if letter == "G" else None)
 
         def branches(self, maps: Any) -> list[Any]:
             pairs = zip(self.reductions, self.descriptors, strict=True)
-            reduced = [reduce(self.pool(letter, maps)) for reduce, letter in pairs]
-            return [nn.functional.normalize(rows, dim=1) for rows in reduced]
+            return [nn.functional.normalize(reduce(self.pool(letter, maps)), dim=1) for reduce, letter in pairs]
 
         def forward(self, maps: Any) -> Any:
             return nn.functional.normalize(torch.cat(self.branches(maps), dim=1), dim=1)
 
         def start(self, means: list[Any], generator: Any) -> None:
-            """Set random orthogonal directions, and take off the mean of what each descriptor gives."""
+            """Set random orthogonal weights, and biases that subtract the mean of each descriptor."""
             with torch.no_grad():
                 for layer, mean in zip(self.reductions, means, strict=True):
                     nn.init.orthogonal_(layer.weight, generator=generator)
@@ -140,14 +131,14 @@ def _make_head_class() -> Any:
 
 
 class ExtractorFileError(NearveilError, ValueError):
-    """A model file cannot be used here; the text says why."""
+    """A model file cannot be used; the message gives the reason."""
 
 
 class TrainedExtractor(TorchExtractor):
-    """A backbone with a trained head; `body` is the backbone's module if it was trained, too."""
+    """A backbone with a trained head; `body` is the backbone's module if it was trained as well."""
 
     def __init__(self, backbone: TorchExtractor, head: Any, body: Any = None) -> None:
-        torch = need_torch()
+        torch = import_torch()
         self.backbone, self.descriptors = backbone.name, head.descriptors
         self._origin, self._frozen = backbone.fingerprint, body is None
         super().__init__(
@@ -160,25 +151,24 @@ class TrainedExtractor(TorchExtractor):
         )
 
     def describe(self, maps: NDArray[np.floating[Any]]) -> Floats:
-        """Return the features of images from their maps, shape (n, c, h, w). They are not row-exact."""
+        """Return features computed from maps of shape (n, c, h, w). They are not row-exact."""
         if not self._frozen:
-            raise ValueError("maps are of no use: the backbone was trained, too; use extract")
-        torch = need_torch()
+            raise ValueError("maps cannot be used, because the backbone was trained as well; use extract")
+        torch = import_torch()
         head = self._module[1]
         with torch.inference_mode():
             parts = [
-                head(torch.from_numpy(maps[start : start + _AT_ONCE]).to(self.device).float()).cpu().numpy()
-                for start in range(0, len(maps), _AT_ONCE)
+                head(torch.from_numpy(maps[start : start + _BATCH]).to(self.device).float()).cpu().numpy()
+                for start in range(0, len(maps), _BATCH)
             ]
-        rows, sound = unit_rows(np.concatenate([np.empty((0, self.dimension), np.float32), *parts]))
-        if not sound.all():
-            raise FeatureError(self.name, tuple(map(int, np.flatnonzero(~sound))))
+        rows, valid = unit_rows(np.concatenate([np.empty((0, self.dimension), np.float32), *parts]))
+        if not valid.all():
+            raise FeatureError(self.name, tuple(map(int, np.flatnonzero(~valid))))
         return rows
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write head and trained backbone to a file, whole or not at all: numbers and JSON, no code."""
-        torch = need_torch()
-        about = {
+        """Write head and trained backbone to a file atomically: numbers and JSON, no code."""
+        header = {
             "format": _FORMAT,
             "backbone": self.backbone,
             "backbone_fingerprint": self._origin,
@@ -189,79 +179,79 @@ class TrainedExtractor(TorchExtractor):
         body, head = self._module
         content = io.BytesIO()
         weights = {"head": head.state_dict(), "body": {} if self._frozen else body.state_dict()}
-        torch.save({"about": json.dumps(about), **weights}, content)
+        import_torch().save({"about": json.dumps(header), **weights}, content)
         _replace(Path(path), content.getvalue())
 
 
 def load_extractor(path: str | os.PathLike[str], backbone: TorchExtractor | None = None) -> TrainedExtractor:
-    """Read a trained extractor from its file. No code from the file is run.
+    """Load a trained extractor from its file. No code from the file is run.
 
     Parameters
     ----------
     path : path
     backbone : TorchExtractor, optional
-        What the head was trained on; needed unless it was EfficientNet-Lite0 or MobileNetV2.
+        The backbone of the head; required unless it is EfficientNet-Lite0 or MobileNetV2.
 
     Returns
     -------
     Extractor
-        With the fingerprint that it had.
+        With the fingerprint that was saved.
 
     Raises
     ------
     ValueError
-        If the file is no such model, is damaged, or was made for another backbone.
+        If the file is not a model, is corrupted, or was made for another backbone.
 
     Examples
     --------
     >>> extractor = load_extractor("birds.nvm")  # doctest: +SKIP
     """
     content = Path(path).read_bytes()
-    about, head_weights, body_weights = _parse(content)
-    chosen = _find_backbone(about, backbone)
-    # The weights lie in the file: what says that they are larger does not speak the truth, and gets no memory.
-    if about["dimension"] * chosen.dimension * 4 > len(content):
-        raise ExtractorFileError("model: it is smaller than the head that it tells of")
+    header, head_weights, body_weights = _parse(content)
+    network = _find_backbone(header, backbone)
+    # The file holds all weights: a header that claims more is false, and must not allocate memory.
+    if header["dimension"] * network.dimension * 4 > len(content):
+        raise ExtractorFileError("model: the file is smaller than the head that its header describes")
     try:
-        head = make_descriptor_head(chosen.dimension, about["descriptors"], about["dimension"])
+        head = make_descriptor_head(network.dimension, header["descriptors"], header["dimension"])
         head.load_state_dict(head_weights)
-        body = copy.deepcopy(chosen._module) if body_weights else None
+        body = copy.deepcopy(network._module) if body_weights else None
         if body is not None:
             body.load_state_dict(body_weights)
-        found = TrainedExtractor(chosen, head, body)
+        extractor = TrainedExtractor(network, head, body)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
-        raise ExtractorFileError("model: its weights are not those of the network that it tells of") from error
-    if found.fingerprint != about["fingerprint"]:
-        raise ExtractorFileError("model: its weights are not those that were saved: it is damaged")
-    return found
+        raise ExtractorFileError("model: its weights do not fit the network that its header describes") from error
+    if extractor.fingerprint != header["fingerprint"]:
+        raise ExtractorFileError("model: its weights are not those that were saved; the file is corrupted")
+    return extractor
 
 
 def _parse(content: bytes) -> tuple[dict[str, Any], Any, Any]:
-    """Return what a file says of itself, and its weights."""
-    torch = need_torch()
+    """Return the header of a model file, and the weights of its head and body."""
+    torch = import_torch()
     try:
-        stored = torch.load(_unpack(content), map_location="cpu", weights_only=True)
-        about = json.loads(stored["about"])
+        stored = torch.load(_repack(content), map_location="cpu", weights_only=True)
+        header = json.loads(stored["about"])
         head, body = stored["head"], stored["body"]
-        known = about["format"] == _FORMAT
-        sound = type(about["dimension"]) is int and isinstance(about["fingerprint"], str)
-        check_descriptors(about["descriptors"])
-    except Exception as error:  # torch raises whatever a damaged file makes it
-        raise ExtractorFileError("model: not a file that nearveil train has written, or damaged") from error
-    if not known or not sound:
-        raise ExtractorFileError("model: of a format that this version does not know")
-    return about, head, body
+        valid = type(header["dimension"]) is int and isinstance(header["fingerprint"], str)
+        check_descriptors(header["descriptors"])
+        supported = valid and header["format"] == _FORMAT
+    except Exception as error:  # torch raises many types for a corrupted file
+        raise ExtractorFileError("model: not a file written by nearveil train, or corrupted") from error
+    if not supported:
+        raise ExtractorFileError("model: unknown format; use a newer version of nearveil")
+    return header, head, body
 
 
-def _unpack(content: bytes) -> io.BytesIO:
-    """Return the archive of a model, written anew, so that torch reads what was checked here and no more.
+def _repack(content: bytes) -> io.BytesIO:
+    """Copy the archive of a model, so that torch reads only the entries that were checked here.
 
-    Models are not compressed: a file that says it unpacks to more than itself is refused before it takes memory.
+    Models are not compressed: a file with entries larger than itself is refused before it allocates memory.
     """
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         entries = archive.infolist()
-        packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-        if packed or sum(entry.file_size for entry in entries) > len(content):
+        compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+        if compressed or sum(entry.file_size for entry in entries) > len(content):
             raise ValueError
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w") as copied:
@@ -271,49 +261,49 @@ def _unpack(content: bytes) -> io.BytesIO:
     return out
 
 
-def _find_backbone(about: dict[str, Any], given: TorchExtractor | None) -> TorchExtractor:
-    name = about.get("backbone")
-    if given is None and name not in _KNOWN:
-        raise ExtractorFileError("backbone must be given: the model was trained on one that is not built in")
-    chosen = _KNOWN[str(name)]() if given is None else given
-    if chosen.fingerprint != about.get("backbone_fingerprint"):
+def _find_backbone(header: dict[str, Any], backbone: TorchExtractor | None) -> TorchExtractor:
+    if backbone is None:
+        if header.get("backbone") not in _BACKBONES:
+            raise ExtractorFileError("backbone must be given: the model was trained on one that is not built in")
+        backbone = _BACKBONES[str(header["backbone"])]()
+    if backbone.fingerprint != header.get("backbone_fingerprint"):
         raise ExtractorFileError("backbone: the model was trained on another one, or on other weights")
-    return chosen
+    return backbone
 
 
 def _replace(path: Path, content: bytes) -> None:
-    part = path.absolute().with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    draft = path.absolute().with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
-        with part.open("xb") as file:
+        with draft.open("xb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        part.replace(path)
+        draft.replace(path)
     finally:
-        part.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def compute_backbone_maps(
     images: Sequence[Pixels], backbone: TorchExtractor, *, progress: Progress | None = None
 ) -> Maps:
     """Return the last maps of a backbone, shape (n, c, h, w), for training a head: 123 kB for each image."""
-    torch = need_torch()
-    found: list[Maps] = []
+    torch = import_torch()
+    parts: list[Maps] = []
     for start in range(0, len(images), backbone._batch):
-        some = _scale_images(images[start : start + backbone._batch], backbone)
+        batch = _scale_images(images[start : start + backbone._batch], backbone)
         with torch.inference_mode():
-            maps = backbone._module(some)
+            maps = backbone._module(batch)
         if maps.ndim != 4:
-            raise ValueError("backbone must give maps of shape (n, c, h, w): its last pooling must be taken off")
+            raise ValueError("backbone must give maps of shape (n, c, h, w): remove its last pooling")
         halves = maps.half()
         if not halves.isfinite().all():
             raise ValueError("backbone gives NaN, or numbers beyond those of float16")
-        found.append(halves.cpu().numpy())
+        parts.append(halves.cpu().numpy())
         if progress is not None:
-            progress(len(some))
-    if not found:
+            progress(len(batch))
+    if not parts:
         raise ValueError("images must hold at least one")
-    return np.concatenate(found)
+    return np.concatenate(parts)
 
 
 def train_head(
@@ -334,30 +324,30 @@ def train_head(
     Adam minimises the batch-hard triplet loss of the rows (margin 0.1) plus a classification loss of the first branch
     (temperature 0.5, label smoothing 0.1). A batch holds 4 images of each of 8 classes.
 
-    Nothing protects the images: the trained model tells of them.
+    The model reveals its training images: nothing protects them.
 
     Parameters
     ----------
     images : sequence of ndarray of shape (height, width, 3), uint8; or ndarray of shape (n, c, h, w), floats
         Images, or maps of a frozen backbone.
     labels : array-like of shape (n,)
-        The class of each image. There must be two, and one of them must have two images.
+        The class of each image; at least two classes, one of them with two images.
     backbone : TorchExtractor
-        Of a module that gives maps, as :class:`EfficientNetLite0` does.
+        With a module that gives maps, such as :class:`EfficientNetLite0`.
     descriptors : str, default="SG"
-        Letters out of S (SPoC), M (MAC) and G (GeM with a trained exponent), each once.
+        Letters of S (SPoC), M (MAC) and G (GeM with a trained exponent), each at most once.
     dimension : int, default=512
         Of the features; divided among the descriptors.
     epochs : int, default=20
     freeze_backbone : bool, default=True
-        If true, maps are computed once and kept in memory. If false, the backbone is trained, too, at a tenth of the
+        If true, maps are computed once and stay in memory. If false, the backbone is trained as well, at a tenth of the
         learning rate; its batch norms keep their statistics.
     learning_rate : float, default=1e-4
-        Of the head; the classifier, which is dropped in the end, learns a hundred times as fast.
+        Of the head; the classifier, which is dropped at the end, learns a hundred times as fast.
     progress : callable, optional
         Called with 1 after each epoch.
     random_state : int, optional
-        With the same number, the same machine with as many threads trains the same head.
+        The same number trains the same head on the same machine with as many threads.
 
     Returns
     -------
@@ -375,59 +365,75 @@ def train_head(
     """
     check_descriptors(descriptors)
     codes = _encode_labels(labels, len(images))
-    _check_numbers(epochs, learning_rate)
+    check_integer(epochs, "epochs", 1)
+    check_range(learning_rate, "learning_rate", 1e-12, 1)
     rng = np.random.default_rng(random_state)
     maps = _check_maps(images, backbone)
     if maps is None:
         maps = compute_backbone_maps(cast("Sequence[Pixels]", images), backbone)
     elif not freeze_backbone:
-        raise ValueError("images must be images, not maps, where the backbone is trained, too")
-    head = _start(backbone, descriptors, dimension, maps, rng)
+        raise ValueError("images must be images, not maps, if the backbone is trained as well")
+    head = _initialise_head(backbone, descriptors, dimension, maps, rng)
     body = None if freeze_backbone else copy.deepcopy(backbone._module).requires_grad_(True)
 
-    def inputs(batch: NDArray[np.int64]) -> Any:
+    def compute_maps(batch: NDArray[np.int64]) -> Any:
         if body is None:
-            return need_torch().from_numpy(maps[batch]).to(backbone.device).float()
-        return body(_scale_images([images[place] for place in batch], backbone))
+            return import_torch().from_numpy(maps[batch]).to(backbone.device).float()
+        return body(_scale_images([images[row] for row in batch], backbone))
 
     step = _make_stepper(head, body, int(codes.max()) + 1, learning_rate)
     batches = draw_balanced_batches(codes, rng)
     for _ in range(epochs):
-        for batch in islice(batches, -(-len(codes) // (_CLASSES * _EACH))):
-            step(inputs(batch), codes[batch])
+        for batch in islice(batches, -(-len(codes) // (_CLASSES * _PER_CLASS))):
+            step(compute_maps(batch), codes[batch])
         if progress is not None:
             progress(1)
     return TrainedExtractor(backbone, head, body)
 
 
 def draw_balanced_batches(codes: NDArray[np.int64], rng: np.random.Generator) -> Iterator[NDArray[np.int64]]:
-    """Yield batches without end: 4 rows of each of 8 classes, or of all. All are shown equally often."""
-    turns = [_draw_turns(np.flatnonzero(codes == code), rng) for code in range(int(codes.max()) + 1)]
+    """Yield endless batches: 4 rows of each of 8 classes, or of all classes. Classes appear equally often."""
+    cycles = [_cycle_rows(np.flatnonzero(codes == code), rng) for code in range(int(codes.max()) + 1)]
+    width = min(_CLASSES, len(cycles))
     while True:
-        order = rng.permutation(len(turns))
-        # The last group is filled up with the first classes of this order: none is twice in a batch.
-        width = min(_CLASSES, len(turns))
-        for start in range(0, len(turns), width):
-            some = np.roll(order, -start)[:width]
-            yield np.array([next(turns[code]) for code in some for _ in range(_EACH)])
+        order = rng.permutation(len(cycles))
+        # The last group wraps around to the first classes of this order: none is twice in a batch.
+        for start in range(0, len(cycles), width):
+            chosen = np.roll(order, -start)[:width]
+            yield np.array([next(cycles[code]) for code in chosen for _ in range(_PER_CLASS)])
 
 
-def _start(backbone: TorchExtractor, descriptors: str, dimension: int, maps: Maps, rng: np.random.Generator) -> Any:
-    """Return a head that is not trained yet: it centres what the descriptors pool, and projects it at random."""
+def _cycle_rows(rows: NDArray[np.int64], rng: np.random.Generator) -> Iterator[int]:
+    while True:
+        yield from rng.permutation(rows).tolist()
+
+
+def _initialise_head(
+    backbone: TorchExtractor, descriptors: str, dimension: int, maps: Maps, rng: np.random.Generator
+) -> Any:
+    """Return an untrained head, which centres the pooled maps and projects them at random."""
+    torch = import_torch()
     device = backbone.device
     head = make_descriptor_head(backbone.dimension, descriptors, dimension).to(device)
-    head.start(_compute_means(head, maps, device), need_torch().Generator(device).manual_seed(int(rng.integers(2**62))))
+    sums: list[Any] = [0] * len(descriptors)
+    with torch.no_grad():
+        for start in range(0, len(maps), _BATCH):
+            batch = torch.from_numpy(maps[start : start + _BATCH]).to(device).float()
+            pairs = zip(sums, descriptors, strict=True)
+            sums = [total + head.pool(letter, batch).sum(dim=0) for total, letter in pairs]
+    generator = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
+    head.start([total / len(maps) for total in sums], generator)
     return head
 
 
 def _make_stepper(head: Any, body: Any, classes: int, learning_rate: float) -> Callable[[Any, NDArray[np.int64]], None]:
-    """Return what makes one step of training, given maps and the classes of a batch."""
-    torch = need_torch()
+    """Return a function that makes one training step from the maps and classes of a batch."""
+    torch = import_torch()
     device = head.reductions[0].weight.device
     classifier = torch.nn.utils.skip_init(torch.nn.Linear, head.reductions[0].out_features, classes, device=device)
     for parameter in classifier.parameters():
         torch.nn.init.zeros_(parameter)
-    # A classifier that lags behind bends the rows to its will: held-out classes suffer. So it runs ahead.
+    # A slow classifier distorts the rows, at the expense of held-out classes; so it learns faster.
     groups = [
         {"params": list(head.parameters()), "lr": learning_rate},
         {"params": list(classifier.parameters()), "lr": _CLASSIFIER_RATE * learning_rate},
@@ -442,7 +448,7 @@ def _make_stepper(head: Any, body: Any, classes: int, learning_rate: float) -> C
         rows = torch.nn.functional.normalize(torch.cat(branches, dim=1), dim=1)
         loss = compute_triplet_loss(rows, targets) + compute_classification_loss(classifier(branches[0]), targets)
         if not loss.isfinite():
-            raise ValueError("learning_rate is too large: the loss is no longer a number")
+            raise ValueError("learning_rate is too large: the loss is not a finite number")
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -450,28 +456,10 @@ def _make_stepper(head: Any, body: Any, classes: int, learning_rate: float) -> C
     return step
 
 
-def _draw_turns(rows: NDArray[np.int64], rng: np.random.Generator) -> Iterator[int]:
-    while True:
-        yield from rng.permutation(rows).tolist()
-
-
 def _scale_images(images: Sequence[Pixels], backbone: TorchExtractor) -> Any:
-    some = np.stack([resize(image, backbone.side) for image in images])
-    scaled = np.ascontiguousarray(scale_pixels(some, backbone._scale).transpose(0, 3, 1, 2))
-    return need_torch().from_numpy(scaled).to(backbone.device)
-
-
-def _compute_means(head: Any, maps: Maps, device: Any) -> list[Any]:
-    """Return the mean over all images of what each descriptor pools."""
-    torch = need_torch()
-    sums: list[Any] = [0] * len(head.descriptors)
-    with torch.no_grad():
-        for start in range(0, len(maps), _AT_ONCE):
-            some = torch.from_numpy(maps[start : start + _AT_ONCE]).to(device).float()
-            sums = [
-                total + head.pool(letter, some).sum(dim=0) for total, letter in zip(sums, head.descriptors, strict=True)
-            ]
-    return [total / len(maps) for total in sums]
+    pixels = np.stack([resize(image, backbone.side) for image in images])
+    scaled = np.ascontiguousarray(to_channels_first(pixels, backbone._scale))
+    return import_torch().from_numpy(scaled).to(backbone.device)
 
 
 def _encode_labels(labels: ArrayLike, count: int) -> NDArray[np.int64]:
@@ -484,20 +472,13 @@ def _encode_labels(labels: ArrayLike, count: int) -> NDArray[np.int64]:
     return codes.astype(np.int64)
 
 
-def _check_numbers(epochs: int, learning_rate: float) -> None:
-    if not is_integer(epochs, 1):
-        raise ValueError("epochs must be a whole number of at least 1")
-    if not 0 < learning_rate <= 1:
-        raise ValueError("learning_rate must be above 0 and at most 1")
-
-
 def _check_maps(images: object, backbone: TorchExtractor) -> Maps | None:
-    """Return maps if these are maps, checked; None if they are images."""
+    """Return checked maps, or None if `images` are images."""
     if not (isinstance(images, np.ndarray) and np.issubdtype(images.dtype, np.floating)):
         return None
     if images.ndim != 4 or images.shape[1] != backbone.dimension or not images.size:
-        raise ValueError(f"images: maps must have the shape (n, {backbone.dimension}, h, w), as backbone_maps gives")
-    with np.errstate(over="ignore"):  # it is told in words
+        raise ValueError(f"images: maps must have the shape (n, {backbone.dimension}, h, w)")
+    with np.errstate(over="ignore"):  # the next check reports overflow
         halves = images.astype(np.float16)
     if not np.isfinite(halves).all():
         raise ValueError("images: maps must be finite numbers of float16")

@@ -1,4 +1,4 @@
-"""Tables of vectors that users bring, in files."""
+"""Read tables of vectors from files."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -27,20 +27,20 @@ def as_list(values: Any, name: str, count: int) -> list[Any]:
     """
     for reader in ("to_pylist", "tolist"):
         if hasattr(values, reader):
-            found = getattr(values, reader)()
+            items = getattr(values, reader)()
             break
     else:
-        if hasattr(values, "to_dict") and hasattr(values, "columns"):  # a frame of pandas: a mapping for each row
-            found = values.astype(object).where(values.notna(), None).to_dict("records")
+        if hasattr(values, "to_dict") and hasattr(values, "columns"):  # a pandas frame: a mapping for each row
+            items = values.astype(object).where(values.notna(), None).to_dict("records")
         else:
-            found = None if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__") else list(values)
-    if not isinstance(found, list) or len(found) != count:
+            items = None if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__") else list(values)
+    if not isinstance(items, list) or len(items) != count:
         raise ValueError(f"{name} must be a list of {count:,}, one for each row")
-    return found
+    return items
 
 
 class VectorTable(NamedTuple):
-    """Vectors of a file, with what stands beside them; a column is None where it was not asked for."""
+    """Vectors of a file and their columns; a column that was not requested is None."""
 
     rows: Singles
     ids: list[Any] | None = None
@@ -49,7 +49,7 @@ class VectorTable(NamedTuple):
 
 
 class TablePart(NamedTuple):
-    """A partition of a file: its rows, and the row groups or chunks that hold them."""
+    """A partition of a file: its range of rows, and its range of row groups or chunks."""
 
     start: int
     stop: int
@@ -59,16 +59,16 @@ class TablePart(NamedTuple):
 
 @dataclass(frozen=True)
 class VectorFile:
-    """Vectors in a file, read as a whole or by partitions, in any process that reaches the file.
+    """Vectors in a file, read at once or by partitions, in any process that can open the file.
 
     Parameters
     ----------
     path : path
         A ``.npy``, ``.npz``, ``.parquet`` or ``.csv`` file, or a ``.zarr`` folder. Row groups of Parquet, chunks of
-        Zarr and rows of ``.npy`` are read as they are needed; the others are read as a whole.
+        Zarr and rows of ``.npy`` are loaded on demand; other files are loaded at once.
     vectors : str, optional
-        The array or column that holds the vectors. By default the only array of two dimensions, the only column of
-        lists, or all columns of numbers that are not named otherwise.
+        The array or column of the vectors. By default the only array of two dimensions, the only column of lists, or
+        all numeric columns without another role.
     ids, names : str, optional
         Arrays or columns.
     metadata : tuple of str, default=()
@@ -94,30 +94,30 @@ class VectorFile:
         return parts
 
     def describe(self, part: TablePart) -> str:
-        """Return what errors call a partition."""
+        """Return the name of a partition for error messages."""
         return f"rows {part.start:,} to {part.stop - 1:,} of {self.path.name}"
 
     def read(self, part: TablePart | None = None) -> VectorTable:
         """Read the file, or a partition of it."""
         source = self._open()
-        with _explain_damage(self.path):
+        with _explain_errors(self.path):
             columns = source.read(0, len(source.sizes)) if part is None else source.read(part.first, part.last)
-        wanted = {"vectors": (self.vectors,), "ids": (self.ids,), "names": (self.names,), "metadata": self.metadata}
-        for option, those in wanted.items():
-            for name in those:
+        roles = {"vectors": (self.vectors,), "ids": (self.ids,), "names": (self.names,), "metadata": self.metadata}
+        for option, names in roles.items():
+            for name in names:
                 if name is not None and name not in columns:
                     raise ValueError(
                         f"{option}: there is no {name!r} in {self.path.name}; there are {', '.join(columns)}"
                     )
-        others = {self.ids, self.names, *self.metadata}
-        rows = as_rows(_choose_vectors(columns, self.vectors, others, self.path.name), "vectors")
-        told = {name: as_list(columns[name], name, len(rows)) for name in others if name is not None}
-        listed = zip(*(told[name] for name in self.metadata), strict=True)
+        details = {self.ids, self.names, *self.metadata} - {None}
+        rows = as_rows(_choose_vectors(columns, self.vectors, details, self.path.name), "vectors")
+        lists = {name: as_list(columns[name], name, len(rows)) for name in details if name is not None}
+        records = zip(*(lists[name] for name in self.metadata), strict=True)
         return VectorTable(
             rows,
-            None if self.ids is None else told[self.ids],
-            None if self.names is None else told[self.names],
-            [dict(zip(self.metadata, row, strict=True)) for row in listed] if self.metadata else None,
+            None if self.ids is None else lists[self.ids],
+            None if self.names is None else lists[self.names],
+            [dict(zip(self.metadata, record, strict=True)) for record in records] if self.metadata else None,
         )
 
     def _open(self) -> "_Source":
@@ -126,19 +126,19 @@ class VectorFile:
         opener = _SOURCES.get(self.path.suffix.lower())
         if opener is None:
             raise ValueError(f"vectors: {self.path.name} must end in {', '.join(_SOURCES)}")
-        with _explain_damage(self.path):
+        with _explain_errors(self.path):
             return opener(self.path)
 
 
 @contextmanager
-def _explain_damage(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError:
         extra, needed = ("cluster", "zarr") if path.suffix.lower() == ".zarr" else ("tables", "pyarrow")
         raise ModuleNotFoundError(f'tables in files need {needed}: pip install "nearveil[{extra}]"') from None
     except (OSError, ValueError, EOFError, KeyError, BadZipFile):
-        raise ValueError(f"vectors: {path.name} cannot be read: it is damaged, or not what its name says") from None
+        raise ValueError(f"vectors: {path.name} cannot be read: it is corrupted, or its suffix is wrong") from None
 
 
 def read_table(
@@ -149,7 +149,7 @@ def read_table(
     names: str | None = None,
     metadata: Sequence[str] = (),
 ) -> VectorTable:
-    """Read all vectors of a file; the parameters are those of :class:`VectorFile`."""
+    """Read all vectors of a file; see :class:`VectorFile` for the parameters."""
     return VectorFile(Path(path), vectors, ids, names, tuple(metadata)).read()
 
 
@@ -158,26 +158,26 @@ def read_vector(path: str | os.PathLike[str]) -> Singles:
     rows = read_table(path).rows
     if len(rows) != 1:
         raise ValueError(
-            f"vectors: {Path(path).name} holds {len(rows):,} rows, and a question is about one: nearest_many of a "
-            "client in Python asks about many"
+            f"vectors: {Path(path).name} holds {len(rows):,} rows, and a query needs one; use nearest_many of a "
+            "client in Python for many"
         )
     row: Singles = rows[0]
     return row
 
 
-def _choose_vectors(columns: dict[str, Any], name: str | None, others: set[str | None], file: str) -> Any:
-    """Return the rows of a file: the array or column of that name, or what can only be them."""
+def _choose_vectors(columns: dict[str, Any], name: str | None, details: set[str | None], file: str) -> Any:
+    """Return the array or column with the vectors, by name or by its type."""
     if name is not None:
         return columns[name]
-    left = {key: column for key, column in columns.items() if key not in others}
-    wide = [column for column in left.values() if _is_wide(column)]
+    rest = {key: column for key, column in columns.items() if key not in details}
+    wide = [column for column in rest.values() if _is_wide(column)]
     if len(wide) == 1:
         return wide[0]
-    if not wide and left and all(hasattr(column, "to_numpy") and _is_number(column) for column in left.values()):
-        return np.stack([column.to_numpy() for column in left.values()], axis=1)
+    if not wide and rest and all(hasattr(column, "to_numpy") and _is_number(column) for column in rest.values()):
+        return np.stack([column.to_numpy() for column in rest.values()], axis=1)
     raise ValueError(
-        f"vectors: {file} does not say which of {', '.join(left) or 'its columns'} are the vectors: name one, and name "
-        "ids, names and metadata"
+        f"vectors: it is unclear which of {', '.join(rest) or 'its columns'} in {file} are the vectors: name the "
+        "columns of vectors, ids, names and metadata"
     )
 
 
@@ -192,7 +192,7 @@ def _is_number(column: Any) -> bool:
 
 @dataclass(frozen=True)
 class _Source:
-    """Columns of a file: rows of each row group or chunk, and what reads some of these."""
+    """The sizes of a file's row groups or chunks, and a function that reads a range of them."""
 
     sizes: list[int]
     read: Callable[[int, int], dict[str, Any]]
@@ -233,8 +233,8 @@ def _open_csv(path: Path) -> _Source:
 def _open_zarr(path: Path) -> _Source:
     import zarr
 
-    found = zarr.open(path, mode="r")
-    columns = {"rows": found} if isinstance(found, zarr.Array) else dict(found.arrays())
+    root = zarr.open(path, mode="r")
+    columns = {"rows": root} if isinstance(root, zarr.Array) else dict(root.arrays())
     counts = {column.shape[0] for column in columns.values() if column.ndim}
     if len(counts) != 1 or not all(column.ndim for column in columns.values()):
         raise ValueError
@@ -242,12 +242,12 @@ def _open_zarr(path: Path) -> _Source:
 
 
 def _make_source(columns: dict[str, Any], count: int, step: int) -> _Source:
-    """Return what reads rows of arrays that are not in memory."""
+    """Return a source that loads rows of arrays on demand."""
 
     def read(first: int, last: int) -> dict[str, Any]:
         return {name: np.asarray(column[first * step : last * step]) for name, column in columns.items()}
 
-    return _Source([some.stop - some.start for some in cluster.cut_rows(count, step)], read)
+    return _Source([cut.stop - cut.start for cut in cluster.cut_rows(count, step)], read)
 
 
 def _open_whole(columns: dict[str, Any]) -> _Source:
