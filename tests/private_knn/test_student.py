@@ -291,7 +291,7 @@ def test_half_whitening_is_principal_components() -> None:
 
 
 def test_public_rows_that_are_all_alike_teach_nothing() -> None:
-    with pytest.raises(ValueError, match="public must hold rows whose features differ"):
+    with pytest.raises(ValueError, match="public must hold rows that differ"):
         HalfWhitening(3).fit(np.ones((5, 4)))
 
 

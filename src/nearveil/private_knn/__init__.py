@@ -1,11 +1,11 @@
-"""The database's side: private records vote on public queries.
+"""Private-kNN and related models: private records vote on public queries.
 
 * :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
 * :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
 * :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
-* :class:`PrivateDiscriminant`: a linear model of the records, with noise that is added once; what it exports, a
-  :class:`PublicDiscriminant`, is public;
-* :class:`Student`: learns from the answers; what it exports, a :class:`PublicStudent`, is public.
+* :class:`PrivateDiscriminant`: a linear model of the records with noise that is added once; it exports a public
+  :class:`PublicDiscriminant`;
+* :class:`Student`: learns from the answers, and exports a public :class:`PublicStudent`.
   :class:`NetworkStudent` is a network for it.
 """
 

@@ -33,7 +33,7 @@ from nearveil.private_knn.plan import Ballot, GaussianSums, VotePlan
 
 
 def count_agreeing_records(plan: VotePlan, n_records: int, which: str) -> tuple[float, str]:
-    """Return how many records can agree on a query, and a sentence that is for their owner alone."""
+    """Return how many records can agree on a query, and a sentence for their owner alone."""
     sampled = n_records * plan.sampling_rate
     return min(plan.n_neighbors, sampled), f"at most {n_records:,} records {which} can (this figure is for you alone)"
 
@@ -74,12 +74,12 @@ class NeighborPoll(ClassPoll):
 class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     """Classify public queries by the votes of their nearest private records.
 
-    Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with what its parameters really cost. The guarantee is about the
-    private records: whoever sees all answers learns almost nothing about whether one record, features and label, was
+    Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with the exact cost of its parameters. The guarantee is about the
+    private records: all answers together reveal almost nothing about whether one record, features and label, is
     among them. Queries and answers are public.
 
     Give ``epsilon``, ``delta`` and ``max_answered``, and the rest is calibrated. Or give the noise yourself, and the
-    guarantee says what it costs.
+    guarantee states its cost.
 
     A fitted estimator holds the private records; so does its pickle. Treat both as private data.
 
@@ -90,9 +90,9 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     delta : float, default=1e-5
         Choose it well below one over the number of records.
     max_answered : int, default=1000
-        At most so many queries are answered; later ones are declined.
+        Maximum number of answered queries; later ones are declined.
     n_neighbors : int, optional
-        How many records vote. By default 8 for each unit of vote noise. It must not be chosen by looking at the
+        Number of records that vote. By default 8 for each unit of vote noise. It must not be chosen by looking at the
         private records.
     sampling_rate : float, default=1.0
         Chance of a record to take part in a vote. Less than 1 saves nothing: at equal cost, a rate of 0.15 with 300
@@ -104,7 +104,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     vote_noise : float, optional
         Standard deviation of the noise on every count.
     max_screened : int, optional
-        At most so many queries are screened; 1.5 times `max_answered` by default. 0 for no screening: every query is
+        Maximum number of screened queries; 1.5 times `max_answered` by default. 0 for no screening: every query is
         answered, up to `max_answered`.
     votes : {"classes", "soft", "binary", "nonnegative", "signed"}, default="classes"
         "classes": y has one label a record. "soft": y has a row of weights a record, of at least 0, that sum to at
@@ -125,18 +125,18 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         [-1, 1], values beyond are clipped, and distances are compared. They must come from public knowledge, never from
         the private rows.
     abstain_label : int or str, optional
-        Given where a query was declined. Must be of the classes' kind, and no class. By default -1, or "" where the
-        classes are names; where that is a class, the number below all classes, or "declined".
+        The label of declined queries, of the type of the classes and not one of them. By default -1, or "" if the
+        classes are names; if that is a class, the number below all classes, or "declined".
     unit : str, default="record"
-        What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
-        where each person has one row.
+        The meaning of one row, which is protected; it must be the account's unit. Give "person with all images" only
+        if each person has one row.
     ledger : Ledger or str, optional
-        Where spending is kept, with the name of an account; the account is opened where there is none. An
-        address that holds a password is refused, as estimators show their parameters: leave it to PGPASSWORD or
+        The ledger that records spending, with the name of an account, which is opened if it is missing. A URL
+        with a password is refused, as estimators show their parameters: leave it to PGPASSWORD or
         ~/.pgpass, or give a Ledger.
     account : Account or str, optional
         Pays for every query before it is answered, and counts the caps: all copies, pickles and processes share them.
-        Without one, caps are counted in the memory of one process: fitting again starts anew, and a pickle refuses to
+        Without one, caps are counted in the memory of one process: fitting again resets them, and a pickle refuses to
         answer.
     engine : {"auto", "numpy", "cuda"}, default="auto"
         Search on the CPU or on a CUDA device. The answer does not depend on it.
@@ -147,7 +147,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     ----------
     classes_ : ndarray of shape (n_classes,)
     plan_ : VotePlan
-        What may be asked and with how much noise.
+        The caps on queries, and the noise.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (d,)
         Where the features had names.
@@ -321,7 +321,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     """Predict numbers for public queries from their nearest private records.
 
     "mean" releases the sum of the voters' values, clipped to [low, high], with noise. "median" finds the middle value
-    by bisection: each step asks how many voters lie below a point, with noise, so a few records far away move it
+    by bisection: each step asks how many voters are below a point, with noise, so a few records far away move it
     little. Both are the supplement's suggestions; the sensitivities are proved in ``docs/theory/private-knn.md`` and
     attacked by ``tests/private_knn/test_regressor.py``. A fitted estimator and its pickle hold the private records.
 
@@ -333,7 +333,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
         Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
     delta : float, default=1e-5
     max_answered : int, default=1000
-        At most so many queries are answered; later ones are declined.
+        Maximum number of answered queries; later ones are declined.
     method : {"mean", "median"}, default="mean"
     n_neighbors : int, optional
         How many records vote. By default so many that the noise is a 32nd of the range (mean) or an eighth of the
@@ -349,8 +349,8 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     bounds : tuple (low, high), optional
         Public bounds of the columns. See :class:`PrivateKNeighborsClassifier`.
     unit : str, default="record"
-        What one row is, and so what is protected; it must be the account's unit. Give "person with all images" only
-        where each person has one row.
+        The meaning of one row, which is protected; it must be the account's unit. Give "person with all images" only
+        if each person has one row.
     ledger : Ledger or str, optional
     account : Account or str, optional
         Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.

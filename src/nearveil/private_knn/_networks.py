@@ -24,7 +24,7 @@ _TURN, _SCALE, _SHEAR, _SHIFT = 0.26, 0.1, 0.2, 0.14  # at augmentation 1: 15 de
 
 @dataclass(frozen=True)
 class _Torch:
-    """The library, where it is there."""
+    """The torch library."""
 
     torch: Any
 
@@ -99,7 +99,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
     """A convolutional network for images, trained on few or doubtful labels and on images without any.
 
     Every image is seen in a new variation each time. The network keeps a running opinion of each image, from its label
-    and from what it said about earlier variations, and is trained towards that: a wrong label among many right ones is
+    and from its predictions for earlier variations, and is trained towards that: a wrong label among many right ones is
     outvoted, and an image without a label counts once the opinion is sure.
 
     Parameters
@@ -173,12 +173,12 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
             raise ValueError("y must hold at least two classes")
         opinions = np.eye(len(self.classes_), dtype=np.float32)[codes]
         if unlabeled is not None:
-            others = _move_channels_first(unlabeled)
-            if others.shape[1:] != images.shape[1:]:
+            unlabeled_images = _move_channels_first(unlabeled)
+            if unlabeled_images.shape[1:] != images.shape[1:]:
                 raise ValueError("unlabeled must hold images of the same shape as X")
-            images = np.concatenate([images, others])
-            nothing = np.full((len(others), len(self.classes_)), 1 / len(self.classes_), dtype=np.float32)
-            opinions = np.concatenate([opinions, nothing])
+            images = np.concatenate([images, unlabeled_images])
+            uniform = np.full((len(unlabeled_images), len(self.classes_)), 1 / len(self.classes_), dtype=np.float32)
+            opinions = np.concatenate([opinions, uniform])
         self.n_features_in_ = images.shape[3]
         self._shape = images.shape[1:]
         self._train(images, opinions, len(labels), int(check_random_state(self.random_state).randint(2**31)))

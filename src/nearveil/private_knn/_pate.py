@@ -24,7 +24,7 @@ _SEEDS = np.uint64(2**31 - 1)
 
 @dataclass(frozen=True)
 class Teachers:
-    """Trained teachers, or the class that one always names. Private: whoever holds them can ask without noise."""
+    """Trained teachers, or the class that one always names. Private: they answer without noise."""
 
     members: tuple[BaseEstimator | int, ...] = field(repr=False)
     n_classes: int
@@ -38,7 +38,7 @@ class Teachers:
 
     def _ask_member(self, member: BaseEstimator, queries: NDArray[Any]) -> NDArray[np.int64]:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a teacher warns of is private
+            warnings.simplefilter("ignore")  # warnings of a teacher are private
             named = np.asarray(member.predict(queries))
         if named.shape != (len(queries),) or not np.isin(named, np.arange(self.n_classes)).all():
             raise ValueError(
@@ -54,7 +54,7 @@ def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDAr
     change. Coins need not be fair.
     """
     teacher = source.words(n_records) % np.uint64(n_teachers)
-    parts = [np.flatnonzero(teacher == np.uint64(one)) for one in range(n_teachers)]
+    parts = [np.flatnonzero(teacher == np.uint64(number)) for number in range(n_teachers)]
     if np.bincount(np.concatenate(parts), minlength=n_records).tolist() != [1] * n_records:
         raise RuntimeError("every record must have one teacher: the coins do not fit the records")
     return parts
@@ -88,7 +88,7 @@ def _train_teacher(estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int6
     unset = [name for name, value in teacher.get_params().items() if name.endswith("random_state") and value is None]
     teacher.set_params(**dict.fromkeys(unset, seed))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a teacher warns of is private
+        warnings.simplefilter("ignore")  # warnings of a teacher are private
         try:
             return teacher.fit(X, y)
         except Exception as error:
@@ -146,22 +146,22 @@ class PateClassifier(VotingClassifier):
         Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
     delta : float, default=1e-5
     max_answered : int, default=1000
-        At most so many queries are answered; later ones are declined.
+        Maximum number of answered queries; later ones are declined.
     screening_noise, threshold : float, optional
         Of "confident-gnmax": standard deviation of the noise on the largest count, twice the vote noise by default,
-        and what it must reach, 0.6 of the teachers by default.
+        and the threshold for it, 0.6 of the teachers by default.
     vote_noise : float, optional
         On every count: the standard deviation of Gaussian noise, or the scale of Laplace noise (1 / gamma).
     max_screened : int, optional
-        Of "confident-gnmax": at most so many queries are screened; 1.5 times `max_answered` by default.
+        Of "confident-gnmax": maximum number of screened queries; 1.5 times `max_answered` by default.
     classes : array-like, optional
         The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
     abstain_label : int or str, optional
-        Given where a query was declined. Must be of the classes' kind, and no class. By default -1, or "" where the
-        classes are names; where that is a class, the number below all classes, or "declined".
+        The label of declined queries, of the type of the classes and not one of them. By default -1, or "" if the
+        classes are names; if that is a class, the number below all classes, or "declined".
     unit : str, default="record"
-        What one row is; see :class:`PrivateKNeighborsClassifier`.
+        The meaning of one row; see :class:`PrivateKNeighborsClassifier`.
     ledger : Ledger or str, optional
     account : Account or str, optional
         Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
@@ -172,7 +172,7 @@ class PateClassifier(VotingClassifier):
     ----------
     classes_ : ndarray of shape (n_classes,)
     plan_ : VotePlan
-        What may be asked and with how much noise. Its neighbours are the teachers.
+        The caps on queries, and the noise. Its neighbours are the teachers.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (d,)
         Where the features had names.

@@ -1,4 +1,4 @@
-"""What all voting estimators share: ballots, and how to pay, screen, pay and vote."""
+"""The base of all voting estimators: votes of records, and answering queries (pay, screen, pay, vote)."""
 
 import json
 import math
@@ -42,7 +42,7 @@ from nearveil.private_knn.spending import PayingEstimator, Spending, find_accoun
 
 T = TypeVar("T")
 
-# What scikit-learn says without quoting data. Of the others only the part before the first colon or line end, if known.
+# Messages of scikit-learn that quote no data. Others are cut at a known prefix, or replaced.
 _SAFE = re.compile(
     r"Input [Xy] contains |Found array with (0|\d+) (sample|feature)|Found array with dim|Found input variables with "
     r"inconsistent|X has \d+ features|Sparse data was passed|The feature names should match|y should be a 1d array|"
@@ -53,26 +53,26 @@ _TRIMMED = ("Complex data not supported", "Expected 2D array, got 1D array inste
 
 
 def run_shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Run a check on private input; where it fails, say why without a value.
+    """Run a check on private input; if it fails, raise an error without values.
 
     Examples
     --------
     >>> run_shielded(float, "a private word")
     Traceback (most recent call last):
     ...
-    ValueError: X and y must hold real numbers of the right shape: what was found is not shown, since it is private
+    ValueError: X and y must hold real numbers of the right shape; private values are not shown
     """
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The number of unique classes")  # tells of the labels
+        warnings.filterwarnings("ignore", message="The number of unique classes")  # depends on the labels
         try:
             return check(*arguments, **options)
         except (TypeError, ValueError) as error:
             kind, words = (TypeError if isinstance(error, TypeError) else ValueError), _clean(str(error))
-    raise kind(words)  # outside of the handler: the first error's context holds what must not be shown
+    raise kind(words)  # outside of the handler: the context of the first error is private
 
 
 def check_records(columns: Any, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
-    """Let scikit-learn check private records; rows of a Dask array are checked where they lie, not here."""
+    """Let scikit-learn check private records. Workers check the rows of a Dask array."""
     if not is_dask_array(X):
         X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, **options)
         return X, y
@@ -84,15 +84,15 @@ def check_records(columns: Any, X: Any, y: Any, **options: Any) -> tuple[Any, An
 def _clean(words: str) -> str:
     if _SAFE.match(words.partition("\n")[0]):
         return words
-    for known in _TRIMMED:
-        if words.startswith(known):
-            return f"{known}: X must have a row for each record"
-    return "X and y must hold real numbers of the right shape: what was found is not shown, since it is private"
+    for prefix in _TRIMMED:
+        if words.startswith(prefix):
+            return f"{prefix}: X must have a row for each record"
+    return "X and y must hold real numbers of the right shape; private values are not shown"
 
 
 Votes = Literal["classes", "soft", "binary", "nonnegative", "signed"]
 MULTILABEL = get_args(Kind)
-_AT_ONCE = 2**22  # votes that are gathered at a time
+_BATCH = 2**22  # votes gathered at a time
 _LEAST_CLIP = 0.001  # below which rounding to units would distort the weights
 
 
@@ -132,28 +132,28 @@ class Weights:
         """Sum the votes on each query, shape (n_queries, size)."""
         size = self.units.shape[1]
         sums = np.zeros((len(voters), size), dtype=np.int64)
-        step = max(1, _AT_ONCE // max(1, voters.shape[1] * size))
+        step = max(1, _BATCH // max(1, voters.shape[1] * size))
         for start in range(0, len(voters), step):
             sums[start : start + step] = self.units[voters[start : start + step]].sum(axis=1)
         return sums
 
 
 def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
-    """Return the classes, the votes of all records and what is released of them.
+    """Return the classes, the votes of all records, and the ballot of a query.
 
-    `y` must be as it was given: an array made of it hides that labels are of several types.
+    `y` must be the original: an array made of it hides that labels are of several types.
     """
     y = run_shielded(column_or_1d, _check_types(y), warn=True)
     run_shielded(check_classification_targets, y)
-    known = np.unique(y) if classes is None else check_classes(classes)
+    labels = np.unique(y) if classes is None else check_classes(classes)
     try:
-        codes = np.searchsorted(known, y)
-        inside = known[np.minimum(codes, len(known) - 1)] == y
+        codes = np.searchsorted(labels, y)
+        inside = labels[np.minimum(codes, len(labels) - 1)] == y
     except TypeError:
         inside = np.array([False])
     if not np.all(inside):
         raise ValueError("y holds a label that is not in classes: the list must be complete, and public")
-    return known, Labels(np.append(codes, len(known)), len(known)), Ballot(VoteHistogram, len(known))
+    return labels, Labels(np.append(codes, len(labels)), len(labels)), Ballot(VoteHistogram, len(labels))
 
 
 def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:
@@ -161,10 +161,10 @@ def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[An
     rows = _check_rows(y)
     if np.any(rows < 0) or np.any(rows.sum(axis=1) > 1 + 1e-6):
         raise ValueError("y must hold weights of at least 0 that sum to at most 1 in each row")
-    known = _check_columns(rows, classes)
+    names = _check_columns(rows, classes)
     # A sum that rounding lifted above 1 is scaled back; rounding towards zero never lengthens.
     rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1.0)
-    return known, _make_weights(rows), Ballot(VoteHistogram, len(known), unit=UNIT, whole=False)
+    return names, _make_weights(rows), Ballot(VoteHistogram, len(names), unit=UNIT, whole=False)
 
 
 def make_label_votes(
@@ -180,14 +180,14 @@ def make_label_votes(
         raise ValueError('y must hold 0 and 1 alone for votes="binary"')
     if kind == "nonnegative" and np.any(rows < 0):
         raise ValueError('y must not be negative for votes="nonnegative"')
-    known = _check_columns(rows, classes)
+    names = _check_columns(rows, classes)
     if kind == "signed":
         norms = np.abs(rows).sum(axis=1, keepdims=True)
         votes = _make_weights(rows * (clip / np.maximum(norms, clip)))
     else:
         votes = _weigh_labels(rows, float(clip), kind)
     event = ClippedSums(float(clip), kind)
-    return known, votes, Ballot(event, votes.units.shape[1], unit=UNIT, whole=False, can_screen=False)
+    return names, votes, Ballot(event, votes.units.shape[1], unit=UNIT, whole=False, can_screen=False)
 
 
 def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights:
@@ -211,18 +211,18 @@ def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights
 
 def check_classes(classes: ArrayLike) -> NDArray[Any]:
     """Return the public list of classes, sorted."""
-    given = np.asarray(_check_types(classes, "classes"))
-    known = np.unique(given)
-    if given.ndim != 1 or len(known) == 0 or len(known) != len(given):
+    labels = np.asarray(_check_types(classes, "classes"))
+    names = np.unique(labels)
+    if labels.ndim != 1 or len(names) == 0 or len(names) != len(labels):
         raise ValueError("classes must be a list of different labels")
-    return np.asarray(known)
+    return np.asarray(names)
 
 
 def check_public_rows(public: ArrayLike, X: ArrayLike) -> None:
     """Refuse public rows that share memory with the private ones. A comparison of values would depend on records."""
     if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):
         raise ValueError(
-            "public must not be X, or a part of it: what is learned from public rows is published without noise. "
+            "public must not be X, or a part of it: the model of public rows is published without noise. "
             "Give rows that anybody may see"
         )
 
@@ -236,7 +236,7 @@ def _check_types(y: Any, name: str = "y") -> Any:
         return y
     listed = np.asarray(y).tolist() if hasattr(y, "dtype") else y
     labels = np.array(listed, dtype=object).ravel().tolist()
-    kinds = {np.asarray(one).dtype.kind for one in {type(label): label for label in labels}.values()}
+    kinds = {np.asarray(label).dtype.kind for label in {type(label): label for label in labels}.values()}
     if len(kinds) > 1 or not kinds >= {np.asarray(listed).dtype.kind}:
         raise ValueError(f"{name} must hold labels of one type, such as text alone or whole numbers alone")
     return listed
@@ -245,15 +245,15 @@ def _check_types(y: Any, name: str = "y") -> Any:
 def _check_rows(y: ArrayLike) -> NDArray[np.float64]:
     rows: NDArray[np.float64] = run_shielded(check_array, y, dtype=np.float64, input_name="y")
     if np.max(np.abs(rows), initial=0.0) > 1 / UNIT:
-        raise ValueError("y must lie within a million of 0: larger votes are clipped anyway")
+        raise ValueError("y must be within a million of 0: larger votes are clipped anyway")
     return rows
 
 
 def _check_columns(rows: NDArray[np.float64], classes: ArrayLike | None) -> NDArray[Any]:
-    known = np.arange(rows.shape[1]) if classes is None else np.asarray(classes)
-    if known.ndim != 1 or len(known) != rows.shape[1] or len(np.unique(known)) != len(known):
+    names = np.arange(rows.shape[1]) if classes is None else np.asarray(classes)
+    if names.ndim != 1 or len(names) != rows.shape[1] or len(np.unique(names)) != len(names):
         raise ValueError("classes must name the columns of y, each once")
-    return known
+    return names
 
 
 def _make_weights(rows: NDArray[np.float64]) -> Weights:
@@ -497,8 +497,8 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         """The guarantee of everything answered so far and of everything that the caps still allow.
 
         How many queries pass the screening depends on the records, and when a caller stops may depend on the answers.
-        So what happened to be asked is no ground for a smaller figure; the caps are. With an account they are counted
-        in its ledger, so all copies of the estimator together keep this one guarantee.
+        So the figure follows from the caps, not from the queries so far. With an account the caps are counted in its
+        ledger, so all copies of the estimator together keep this one guarantee.
         """
         check_is_fitted(self)
         return self._poll.guarantee
@@ -513,7 +513,7 @@ def _report(tallies: Iterator[Tally], progress: Progress | None) -> Iterator[Tal
 
 @dataclass(frozen=True)
 class Answers:
-    """What was answered. All of it is public.
+    """Answers to queries, all public.
 
     Attributes
     ----------
@@ -639,19 +639,19 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         return shares
 
     def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
-        """Answer one public query under a key, for good: the same key gives the same votes again, for nothing.
+        """Answer one public query under a key: the same key returns the same votes again, at no cost.
 
         The query is paid for before its votes are counted, and its noisy votes are in the ledger before they are
-        returned. So they are the same after a crash, in another process, and whatever became of the records.
+        returned. So they are the same after a crash, in another process, and after the records change.
 
         Parameters
         ----------
         x : array-like of shape (d,)
-            Public. A key that was answered before is answered as it was, whatever `x` is now.
+            Public. A key that was answered before returns its old answer, for any `x`.
         key : str
-            Public: it is kept in the clear.
+            Public: it is stored in the clear.
         client : str, optional
-            Whose quota pays as well. A key belongs to the client who used it first.
+            The client whose quota pays as well. A key belongs to the client that used it first.
 
         Returns
         -------
@@ -665,7 +665,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         ExhaustedError
             If `max_answered` is reached.
         KeySpentError
-            If the key was paid for and no votes were stored: whoever paid died, or is still counting.
+            If the key was paid for and no votes were stored: the other process crashed, or is still counting.
         KeyConflictError
             If the key was used for something else, or by another client.
 
@@ -698,7 +698,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         return poll.make_answers(released, np.ones(1, dtype=np.bool_))
 
     def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
-        """Return what stands for no answer: a label of the classes' kind that is none of them."""
+        """Return the label for declined queries: of the type of the classes, and not a class."""
         labels = classes.tolist()
         named = isinstance(labels[0], str)
         label = self.abstain_label
@@ -729,17 +729,17 @@ def _choose_abstain_label(classes: list[Any]) -> int | str:
 
 
 def encode_votes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:
-    """Return the noisy sums of one query, with the classes, as they are kept: JSON, floats to the last bit."""
-    told = {"classes": [str(name) for name in classes.tolist()], "votes": votes[0].tolist()}
-    return json.dumps(told, separators=(",", ":")).encode()
+    """Encode the noisy sums of one query, with the classes, as JSON with exact floats."""
+    fields = {"classes": [str(name) for name in classes.tolist()], "votes": votes[0].tolist()}
+    return json.dumps(fields, separators=(",", ":")).encode()
 
 
 def decode_votes(message: bytes, classes: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Return what :func:`encode_votes` wrote, shape (1, size)."""
+    """Parse a message of :func:`encode_votes`, shape (1, size)."""
     try:
-        told = json.loads(message)
-        votes = np.array([told["votes"]], dtype=np.float64)
-        fits = told["classes"] == [str(name) for name in classes.tolist()] and votes.ndim == 2
+        fields = json.loads(message)
+        votes = np.array([fields["votes"]], dtype=np.float64)
+        fits = fields["classes"] == [str(name) for name in classes.tolist()] and votes.ndim == 2
     except (ValueError, TypeError, KeyError):
         fits = False
     if fits and votes.shape == (1, len(classes)) and size > len(classes):

@@ -325,7 +325,7 @@ class _Records:
 
 
 def _read_records(path: Path, role: Role, side: int, columns: Sequence[str], tick: Tick) -> _Records:
-    """Read a .npz or .csv file, or a folder whose images are resized to `side` x `side` pixels."""
+    """Read a .npz or .csv file, or a folder of images, which are resized to `side` x `side` pixels."""
     try:
         if not path.exists():
             raise LabelInputError(f"{role}: there is nothing at this path")
@@ -389,7 +389,7 @@ def _read_csv(path: Path, role: Role, columns: Sequence[str]) -> _Records:
 
 
 def _parse_csv(file: TextIO, role: Role, columns: Sequence[str]) -> _Records:
-    """Parse a table. Without `columns`, all are features, or of a public table those whose first cell is a number."""
+    """Parse a table. Without `columns`, all are features, or of a public table those with a number in the first row."""
     lines = (line for line in csv.reader(file) if line)
     header = [name.strip() for name in next(lines, [])]
     if len(set(header)) < len(header):

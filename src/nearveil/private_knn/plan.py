@@ -1,4 +1,4 @@
-"""Noise for votes, and plans: what may be asked, with how much noise, at what cost; fixed before the first query."""
+"""Noise for votes, and plans: caps, noise and cost, fixed before the first query."""
 
 import logging
 import math
@@ -31,7 +31,7 @@ from nearveil.privacy.noise import (
 from nearveil.progress import show_spinner
 
 _BITS = 320  # of weights while a table is made
-_REACH = 4095  # a longer gap starts anew behind the table: coins have no memory
+_REACH = 4095  # a longer gap continues with another draw: coins have no memory
 _LEAST_RATE = 2.0**-20
 _FAILURE = 1e-12  # probability that a list of neighbours is too short
 _DELTA_PER_GAP = 2.0**-100  # tables are within 2^-240 of the truth, and epsilon is at most 64
@@ -77,7 +77,7 @@ class PoissonSample:
         if self.rate == 1:
             return n_neighbors
         log_odds = -math.log(_FAILURE)
-        # Chernoff's bound is long enough; the exact length lies below it.
+        # Chernoff's bound is long enough; the exact length is below it.
         low, high = (
             n_neighbors - 1,
             math.ceil((n_neighbors + log_odds + math.sqrt(log_odds**2 + 2 * n_neighbors * log_odds)) / self.rate),
@@ -115,9 +115,8 @@ _ROUNDING_VARIANCE = 7  # in grid steps squared: what rounding takes of Gaussian
 class Screening:
     """Say whether the votes of a fresh sample agree: max-vote + N(0, noise^2) >= threshold.
 
-    A coin is tossed with the probability that the accountant composes, to the last bit of a double: there is no noise
-    whose low bits could leak more (``docs/theory/private-knn.md``;
-    attacked by ``tests/private_knn/test_mechanisms.py``).
+    A coin is tossed with the probability that the accountant composes, to the last bit of a double: no low bits of
+    noise could leak more (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_mechanisms.py``).
     Where votes are not `whole`, 0 or 1, the event is the Gaussian mechanism's.
     """
 
@@ -169,7 +168,7 @@ class NoisySums:
         try:
             self._noise(1)
         except (ValueError, OverflowError):
-            raise ValueError("vote_noise cannot be sampled: it must lie between 1e-250 and 1e12") from None
+            raise ValueError("vote_noise cannot be sampled: it must be between 1e-250 and 1e12") from None
 
     def release(self, sums: NDArray[np.int64], source: Source) -> NDArray[np.float64]:
         """Add noise to sums, which are in units, all at once."""
@@ -178,7 +177,7 @@ class NoisySums:
         return add_noise(sums * self.unit, self._noise(sums.size), source=source)
 
     def _noise(self, size: int) -> GaussianNoise | LaplaceNoise:
-        # Sums lie on the grid, so rounding moves nothing; only what it takes of Gaussian noise is made up for.
+        # Sums are on the grid, so rounding does not move them; its cost in Gaussian noise is compensated.
         grid = min(self.unit, math.ldexp(1.0, math.floor(math.log2(check_positive(self.noise, "noise") * _FINEST))))
         if isinstance(self.mechanism, LaplaceNoisyMax):
             return LaplaceNoise(sensitivity=self.unit, scale=self.noise, size=size, grid=grid)
@@ -193,10 +192,10 @@ _THRESHOLD = 0.6  # of the voters, as published
 _SCREENING = 2.0  # screening noise for each unit of vote noise: a quarter of the voters, as published
 _SCREENED = 1.5  # screenings for each answer
 _LARGEST_EPSILON = 64.0  # up to which what samplers add to delta is proved
-_LARGEST_SCREENED = 12.0  # the same with screenings, whose coins are off by 2^-51
+_LARGEST_SCREENED = 12.0  # the same with screenings: their coins are off by 2^-51
 _LEAST_DELTA = 1e-12
 _MOST_NEIGHBORS = 10**6  # that are chosen by themselves
-_MOST_SCREENED = 20_000  # whose exact composition is computed, step by step; more are charged as Gaussian mechanisms
+_MOST_SCREENED = 20_000  # composed exactly, step by step; more are charged as Gaussian mechanisms
 _GUESSES = 24
 _LOG = logging.getLogger(__name__)
 _CLOSE = 1e-3  # how near to its budget a calibrated plan comes
@@ -231,9 +230,9 @@ class ClippedSums:
 
 @dataclass(frozen=True)
 class Ballot:
-    """What is released when a query is voted on. Equal ballots have equal events, so that they share a calibration.
+    """The release of one vote. Equal ballots have equal events, so that they share a calibration.
 
-    `neighbors` is the number of voters for each unit of vote noise, where it is calibrated: a vote of two thirds
+    `neighbors` is the number of voters for each unit of vote noise, if it is calibrated: a vote of two thirds
     against one third is then won by 1.9 standard deviations.
     """
 
@@ -247,7 +246,7 @@ class Ballot:
 
 @dataclass(frozen=True, kw_only=True)
 class VotePlan:
-    """Everything that may happen to a database, however the queries are chosen, and what it costs."""
+    """Caps and noise of all queries to a database, for any choice of queries, and their cost."""
 
     n_neighbors: int  # how many of the sample vote
     screening: Screening | None
@@ -434,7 +433,7 @@ def check_epsilon_given(epsilon: float | None, alternative: str = "") -> float:
     """Return epsilon, or raise: nobody but the owner of the records can choose it."""
     if epsilon is None:
         raise ValueError(
-            f"epsilon must be given{alternative}: it says how much all answers together may tell about one record. "
+            f"epsilon must be given{alternative}: it limits how much all answers together may reveal about one record. "
             "1 is strong, 8 is weak"
         )
     return epsilon
@@ -488,18 +487,18 @@ def _search_noise(request: PlanRequest, ballot: Ballot, target: float, *, screen
     screenings = [] if fixed is None else [SelfComposedDpEvent(fixed.event, request.screening_cap)]
     if find_epsilon(count_events(screenings), request.delta) > target:
         raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
-    known: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
+    trials: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
     for _ in range(_GUESSES):
         price = cost(noise)
         if (1 - _CLOSE) * target <= price <= target:
             return noise
-        known.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
-        if len(known) > 1 and known[-1][0] != known[-2][0]:
-            slope = (known[-1][1] - known[-2][1]) / (known[-1][0] - known[-2][0])
-        # Cost falls about like 1 / noise. Aim at the middle of what is near enough, and never leap.
-        leap = (known[-1][1] + _CLOSE / 2) / -min(slope, -0.2)
+        trials.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
+        if len(trials) > 1 and trials[-1][0] != trials[-2][0]:
+            slope = (trials[-1][1] - trials[-2][1]) / (trials[-1][0] - trials[-2][0])
+        # Cost falls about like 1 / noise. Aim at the middle of the accepted range, and limit the step.
+        leap = (trials[-1][1] + _CLOSE / 2) / -min(slope, -0.2)
         noise *= math.exp(min(max(leap, -1.5), 1.5))
-    safe = [logarithm for logarithm, surplus in known if surplus <= 0]
+    safe = [logarithm for logarithm, surplus in trials if surplus <= 0]
     if not safe:
         raise ValueError("epsilon cannot be reached: raise it, or lower max_answered")
     return math.exp(min(safe)) * (1 + 2.0**-40)

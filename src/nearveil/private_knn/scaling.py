@@ -1,4 +1,4 @@
-"""Scale columns by public bounds, and warn of rows that a scaler has seen before."""
+"""Scale columns by public bounds, and warn of rows that were standardized before."""
 
 import warnings
 from dataclasses import dataclass, field
@@ -31,17 +31,17 @@ class ColumnBounds:
     @classmethod
     def make(cls, bounds: ArrayLike, n_features: int) -> Self:
         """Check bounds: a pair (low, high), each a number or a number for each column."""
-        wanted = f"bounds must be (low, high), each a number or {n_features:,} numbers, one for each column of X"
+        message = f"bounds must be (low, high), each a number or {n_features:,} numbers, one for each column of X"
         try:
             low, high = (np.array(part, dtype=np.float64) for part in bounds)  # type: ignore[union-attr]
             low, high = (np.array(np.broadcast_to(part, n_features)) for part in (low, high))
         except (TypeError, ValueError):
-            raise ValueError(wanted) from None
+            raise ValueError(message) from None
         with np.errstate(all="ignore"):
             # Half of the smallest number is 0: a row in the middle would be 0 / 0, an error that depends on the row.
             fits = np.isfinite(high - low).all() and np.isfinite(high + low).all() and ((high - low) / 2 > 0).all()
         if not fits:
-            raise ValueError(f"{wanted}; low must be below high, and both finite")
+            raise ValueError(f"{message}; low must be below high, and both finite")
         return cls(low, high)
 
     @classmethod
@@ -54,7 +54,7 @@ class ColumnBounds:
     def scale(self, rows: Any) -> Any:
         """Map [low, high] to [-1, 1], and clip values beyond. Takes arrays of NumPy and of Dask."""
         middle, half = (self.low + self.high) / 2, (self.high - self.low) / 2
-        with np.errstate(over="ignore", under="ignore"):  # a warning would tell of a row
+        with np.errstate(over="ignore", under="ignore"):  # a warning would depend on a row
             return ((rows - middle) / half).clip(-1.0, 1.0)
 
 

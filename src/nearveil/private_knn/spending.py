@@ -1,4 +1,4 @@
-"""Who counts: caps that no call passes, and the account that pays before anything is released."""
+"""Caps on queries, and the account that pays before anything is released."""
 
 import os
 import sys
@@ -24,13 +24,16 @@ from nearveil.privacy.noise import Source, secure_source
 from nearveil.private_knn.plan import Part, VotePlan
 from nearveil.storage import parse_url, without_secrets
 
+OWNER = "nearveil.votes"
+"""Stored in ledgers: the owner of accounts that estimators open."""
+
 
 class ExhaustedError(NearveilError, RuntimeError):
     """All queries of the plan are used up; nothing more is answered."""
 
 
 class Spending(ABC):
-    """What a fitted estimator may still do. All its copies share it, or may do nothing."""
+    """The remaining queries of a fitted estimator. Its copies share them, or have none."""
 
     @abstractmethod
     def left(self) -> dict[Part, int]:
@@ -42,7 +45,7 @@ class Spending(ABC):
 
     @abstractmethod
     def take_once(self, key: str, client: str | None) -> Debit:
-        """Pay for one vote under a key, also from a client's quota, or find what was stored under it before."""
+        """Pay for one vote under a key, also from a client's quota, or find the vote stored under it."""
 
     def assert_open(self) -> None:
         """Raise where no further query may be answered."""
@@ -50,7 +53,7 @@ class Spending(ABC):
         if spent:
             raise ExhaustedError(
                 f"max_{spent[0]} is reached: the guarantee covers no further query. Fit again with a budget of its "
-                "own; what that tells about the records comes on top"
+                "own; the cost of that comes on top"
             )
 
     @abstractmethod
@@ -88,14 +91,14 @@ class MemorySpending(Spending):
         pass  # nobody pays
 
     def take_once(self, key: str, client: str | None) -> Debit:  # noqa: ARG002
-        raise ValueError("account must be given before fit: what was answered under a key is kept in its ledger")
+        raise ValueError("account must be given before fit: answers under a key are stored in its ledger")
 
     def __reduce__(self) -> tuple[Callable[..., "MemorySpending"], tuple[()]]:
         return _make_empty, ()
 
 
 def _make_empty() -> MemorySpending:
-    """Return what a pickle may spend."""
+    """Return the spending of a pickle: nothing."""
     spending = MemorySpending.__new__(MemorySpending)
     spending._left, spending._lock, spending._process = {}, threading.Lock(), -1
     return spending
@@ -107,24 +110,24 @@ class AccountSpending(Spending):
 
     account: Account  # pays, durably, for everything
     cap: str | None  # of the account; None where the account has the very plan of the estimator, and caps it
-    parts: Mapping[Part, Guarantee]  # what one query of each part is charged as
+    parts: Mapping[Part, Guarantee]  # charge of one query of each part
 
     @classmethod
     def open(cls, account: Account, plan: VotePlan, guarantee: Guarantee) -> Self:
-        """Open a cap for a plan, and settle what a query of each part is charged as."""
+        """Open a cap for a plan, and compute the charge of a query of each part."""
         parts = {part: guarantee.part(event) for part, event in plan.parts.items()}
         return cls(account, account.open_cap(plan.events), parts)
 
     def left(self) -> dict[Part, int]:
         caps = {self.cap, None} if self.account.kind == "plan" else {self.cap}  # a plan binds, too
-        found = [self.account.remaining(cap) for cap in caps]
-        return {part: min(_count(one, self.parts[part]) for one in found) for part in self.parts}
+        remaining = [self.account.remaining(cap) for cap in caps]
+        return {part: min(_count(events, self.parts[part]) for events in remaining) for part in self.parts}
 
     def assert_affordable(self, n_queries: int) -> None:
-        if self.account.kind != "plan":  # a plan declines what it cannot pay
+        if self.account.kind != "plan":  # a plan declines queries over its caps
             left = self.left()
-            wanted = {part: min(n_queries, left[part]) for part in self.parts}
-            self.account.assert_affordable((self.parts[part], times) for part, times in wanted.items() if times)
+            counts = {part: min(n_queries, left[part]) for part in self.parts}
+            self.account.assert_affordable((self.parts[part], times) for part, times in counts.items() if times)
 
     def take(self, part: Part, wanted: int) -> int:
         return self.account.take(self.parts[part], wanted, cap=self.cap)
@@ -145,33 +148,33 @@ def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee)
 
 def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
     """Return how often a guarantee's events are among those that remain."""
-    (wanted, times), *_ = split_event(one.events[0])
-    return next((count // times for event, count in remaining if event == wanted), 0)
+    (charged, times), *_ = split_event(one.events[0])
+    return next((count // times for event, count in remaining if event == charged), 0)
 
 
 def find_account(
     ledger: Ledger | str | None, account: Account | str | None, plan: VotePlan, guarantee: Guarantee
 ) -> Account | None:
-    """Return the account that pays, opened with the plan where there is none of that name."""
+    """Return the account that pays. It is opened with the plan if it is missing."""
     if account is not None and not guarantee.sound:
         raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
     if account is None or isinstance(account, Account):
         if ledger is not None:
             raise ValueError("account must be the name of an account in the ledger")
-        found = account
+        payer = account
     elif ledger is None:
         raise ValueError("ledger must be given: account is only a name")
     else:
-        found = _open_named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, guarantee)
-    if found is not None:
-        _check_account(found, guarantee)
+        payer = _open_named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, guarantee)
+    if payer is not None:
+        _check_account(payer, guarantee)
         # Coins of screenings cost more at a larger epsilon, and the account's may be larger than the plan's.
-        check_samplers(guarantee.events, plan.extra_delta(found.epsilon), found.delta)
-    return found
+        check_samplers(guarantee.events, plan.extra_delta(payer.epsilon), payer.delta)
+    return payer
 
 
 def name_inferred_unit(unit: str) -> str:
-    """Return what is protected where the classes are read from the labels."""
+    """Return the unit of protection if the classes are read from the labels."""
     return f"{unit} of a class that occurs anyway"
 
 
@@ -201,7 +204,7 @@ def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee)
         cost = find_plan_cost(open_budget(guarantee.epsilon, guarantee.delta, plan.events, "add-remove"))
         return ledger.open_account(
             name,
-            owner="nearveil.votes",
+            owner=OWNER,
             protects="database",
             unit=guarantee.unit,
             relation="add-remove",
@@ -213,7 +216,7 @@ def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee)
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class PayingEstimator(BaseEstimator):  # type: ignore[misc]
-    """An estimator of private records, from whose account every release is paid."""
+    """An estimator of private records that pays for every release."""
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         "epsilon": [Interval(Real, 0, None, closed="neither"), None],
@@ -259,10 +262,10 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
             )
 
     def _snapshot(self) -> Self:
-        """Return a copy of the parameters, checked: what another thread sets meanwhile changes nothing in a fit."""
-        given = type(self)(**self.get_params(deep=False))
-        given._validate_params()
-        return given
+        """Return a checked copy of the parameters: another thread may change them during a fit."""
+        copy = type(self)(**self.get_params(deep=False))
+        copy._validate_params()
+        return copy
 
     def _columns(self) -> Self:
         """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""

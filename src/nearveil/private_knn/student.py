@@ -1,4 +1,4 @@
-"""From a few noisy answers to labels for all public rows. Nothing here sees a private label."""
+"""Train a public student on noisy answers about public rows. No private label is read here."""
 
 import math
 import os
@@ -37,7 +37,7 @@ Rows = NDArray[np.float64]
 
 _EXACT = 53  # bits of a whole number that float64 holds
 _FRIENDS = 10  # neighbours of a row in the graph of the public rows
-_STEPS = 30  # of spreading; what is left of the start falls like _KEEP to this power
+_STEPS = 30  # of spreading; the weight of the start falls like _KEEP to this power
 _KEEP = 0.9  # share of a row's label that comes from its neighbours
 
 
@@ -57,14 +57,14 @@ class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
         """Learn the components from public rows."""
         n, d = X.shape
         if not np.ptp(X, axis=0).any():
-            raise ValueError("public must hold rows whose features differ")
-        found = PCA(min(self.n_components, n - 1, d), random_state=self.random_state).fit(X)
-        varied = found.explained_variance_ > 1e-9 * found.explained_variance_[0]
+            raise ValueError("public must hold rows that differ")
+        pca = PCA(min(self.n_components, n - 1, d), random_state=self.random_state).fit(X)
+        varied = pca.explained_variance_ > 1e-9 * pca.explained_variance_[0]
         self._bits = (_EXACT - math.ceil(math.log2(d + 1))) // 2
         self.reach_ = float(np.abs(X).max()) or 1.0
-        self._components = np.rint(found.components_[varied].T * 2.0**self._bits)
-        self._mean = self._whole(found.mean_[None]) @ self._components
-        self._scale = found.explained_variance_[varied] ** -0.25 * self.reach_ * 4.0**-self._bits
+        self._components = np.rint(pca.components_[varied].T * 2.0**self._bits)
+        self._mean = self._whole(pca.mean_[None]) @ self._components
+        self._scale = pca.explained_variance_[varied] ** -0.25 * self.reach_ * 4.0**-self._bits
         return self
 
     def transform(self, X: Rows) -> Rows:
@@ -103,10 +103,10 @@ def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
     rng = np.random.default_rng(seed)
     if count >= len(rows):
         return rng.permutation(len(rows))
-    found = MiniBatchKMeans(count, random_state=seed, n_init=1, batch_size=2048, max_iter=20).fit(rows)
-    chosen = np.unique(pairwise_distances_argmin(found.cluster_centers_, rows))
-    others = rng.permutation(np.setdiff1d(np.arange(len(rows)), chosen))
-    return rng.permutation(np.concatenate([chosen, others[: count - len(chosen)]]))
+    clusters = MiniBatchKMeans(count, random_state=seed, n_init=1, batch_size=2048, max_iter=20).fit(rows)
+    chosen = np.unique(pairwise_distances_argmin(clusters.cluster_centers_, rows))
+    rest = rng.permutation(np.setdiff1d(np.arange(len(rows)), chosen))
+    return rng.permutation(np.concatenate([chosen, rest[: count - len(chosen)]]))
 
 
 def build_graph(rows: Rows) -> sparse.csr_array:
@@ -125,19 +125,19 @@ def spread_labels(links: sparse.csr_array, scores: Rows) -> Rows:
     return result
 
 
-def regress_votes(rows: Rows, asked: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
-    """Return what the noisy shares of votes say about every public row, scaled to a largest magnitude of 1.
+def regress_votes(rows: Rows, queried: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
+    """Return class scores of every public row from the noisy shares of votes, with a largest magnitude of 1.
 
     Kernel ridge regression, in which alike queries average their noise away. The regularisation is known, as the noise
     is public: its variance on a share over that of a class's share.
     """
     n_classes = shares.shape[1]
     gamma = 1 / max(rows.shape[1] * float(rows.var()), 1e-300)
-    kernel = rbf_kernel(rows[asked], gamma=gamma)
+    kernel = rbf_kernel(rows[queried], gamma=gamma)
     kernel[np.diag_indices_from(kernel)] += max(noise**2 * n_classes**2 / max(n_classes - 1, 1), 1e-6)
     weights = np.linalg.solve(kernel, shares - 1 / n_classes)
     parts = range(0, len(rows), _AT_ONCE)
-    scores = np.concatenate([rbf_kernel(rows[i : i + _AT_ONCE], rows[asked], gamma=gamma) @ weights for i in parts])
+    scores = np.concatenate([rbf_kernel(rows[i : i + _AT_ONCE], rows[queried], gamma=gamma) @ weights for i in parts])
     scaled: Rows = scores / np.maximum(np.abs(scores).max(axis=1, keepdims=True), 1e-300)
     return scaled
 
@@ -154,7 +154,7 @@ class StudentRound:
 
     rows: NDArray[np.int64]  # numbers of public rows
     answers: Answers  # in the same order
-    labels: NDArray[Any]  # what the student was told about every public row
+    labels: NDArray[Any]  # the labels that the student learned from, for every public row
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +167,7 @@ class PublicStudent:
     ----------
     classes : ndarray of shape (n_classes,)
     guarantee : Guarantee
-        What holds for the private records, whoever has the student.
+        The guarantee for the private records.
 
     Examples
     --------
@@ -210,7 +210,7 @@ class PublicStudent:
         return predicted
 
     def to_bytes(self) -> bytes:
-        """Return the student as bytes: numbers and JSON, no code. Whoever reads them needs nothing of yours.
+        """Return the student as bytes: numbers and JSON, no code.
 
         Returns
         -------
@@ -315,7 +315,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         The first round searches in so many principal components of the public features, half whitened. By default one
         for 40 public rows, from 8 to 64: more than that would be noise.
     self_training : int, default=1
-        How often the student is trained again on what it says about the public rows, spread again.
+        How often the student is trained again on its own labels of the public rows, spread again.
     random_state : int, RandomState or None, default=None
         For the choice of public rows and for students that take one. The noise of the votes does not come from it.
 
@@ -386,12 +386,11 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Student
         """
         parameters = self.get_params(deep=False)
-        # A twin learns, from a copy of the voter's parameters: what another thread sets between two rounds, or while it
-        # fits the same student, changes nothing.
-        twin = type(self)(**{**parameters, "voter": self.voter and _copy_voter(self.voter)})
-        twin._validate_params()
-        twin._learn_from(X, y, public, progress)
-        self.__dict__.update({name: value for name, value in vars(twin).items() if name not in parameters})
+        # A copy learns, with a copy of the voter's parameters: other threads may set parameters or fit meanwhile.
+        copy = type(self)(**{**parameters, "voter": self.voter and _copy_voter(self.voter)})
+        copy._validate_params()
+        copy._learn_from(X, y, public, progress)
+        self.__dict__.update({name: value for name, value in vars(copy).items() if name not in parameters})
         return self
 
     def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Progress | None) -> None:
@@ -422,11 +421,11 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 rows, space = self._transform_rows(private if self._takes_images else first, lessons)
                 voter = self._voter(**_fix_parameters(self.plan_, caps)).fit(rows, y)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
-            asked = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
-            answers = voter.answer(space[asked], progress=progress)
-            known = [*((one.rows, one.answers) for one in done), (asked, answers)]
-            labels = self._learn(lessons, normalize_rows(space), known, seeds[1])
-            done.append(StudentRound(asked, answers, labels))
+            queried = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
+            answers = voter.answer(space[queried], progress=progress)
+            answered = [*((earlier.rows, earlier.answers) for earlier in done), (queried, answers)]
+            labels = self._learn(lessons, normalize_rows(space), answered, seeds[1])
+            done.append(StudentRound(queried, answers, labels))
         self.rounds_ = tuple(done)
         whitening = None if self._takes_images else self._space
         self._public = PublicStudent(self.classes_, guarantee, self.student_, self.features, whitening)
@@ -437,7 +436,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Returns
         -------
         PublicStudent
-            Predicts as this one does. Publish its bytes: whoever reads them needs nearveil and nothing of yours.
+            Predicts as this one does. Publish its bytes: readers need nearveil alone.
 
         Examples
         --------
@@ -460,8 +459,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def answers_(self) -> tuple[Answers, ...]:
-        """What was answered in each round."""
-        return tuple(asked.answers for asked in self.rounds_)
+        """Answers of each round."""
+        return tuple(step.answers for step in self.rounds_)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classify rows or images. Costs nothing.
@@ -477,7 +476,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self.export().predict(X)
 
     def _check_parameters(self) -> NDArray[np.float64]:
-        """Return the shares; refuse what could only fail after something was spent."""
+        """Return the shares; raise errors before anything is spent."""
         shares = np.full(self.rounds, 1 / self.rounds) if self.shares is None else np.asarray(self.shares, dtype=float)
         if not (shares.shape == (self.rounds,) and np.all(shares > 0) and abs(shares.sum() - 1) < 1e-9):
             raise ValueError("shares must hold a positive number for each round, and sum to 1")
@@ -499,7 +498,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return _copy_voter(self.voter, **fixed)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: of the voter and the student that were given, parameters alone."""
+        """Return the state for a pickle: of `voter` and `student` parameters alone."""
         state = dict(super().__getstate__())
         return state | {name: None if state[name] is None else clone(state[name]) for name in ("voter", "student")}
 
@@ -523,7 +522,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
         singles = (private[i : i + 1] for i in range(len(private)))
         rows = np.concatenate(
-            [self._map_lessons(one if self._takes_images else normalize_rows(one)) for one in singles]
+            [self._map_lessons(row if self._takes_images else normalize_rows(row)) for row in singles]
         )
         space = self._map_lessons(lessons)
         middle = space.mean(axis=0)
@@ -531,24 +530,24 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _map_lessons(self, lessons: NDArray[Any]) -> Rows:
         method = next(name for name in _FEATURE_METHODS if hasattr(self.student_, name))
-        found = np.asarray(getattr(self.student_, method)(lessons), dtype=np.float64)
-        return found if found.ndim == 2 else np.column_stack([found, np.ones(len(found))])  # two classes, one score
+        rows = np.asarray(getattr(self.student_, method)(lessons), dtype=np.float64)
+        return rows if rows.ndim == 2 else np.column_stack([rows, np.ones(len(rows))])  # two classes, one score
 
     def _learn(
-        self, lessons: NDArray[Any], space: Rows, known: Sequence[tuple[NDArray[np.int64], Answers]], seed: int
+        self, lessons: NDArray[Any], space: Rows, rounds: Sequence[tuple[NDArray[np.int64], Answers]], seed: int
     ) -> NDArray[Any]:
         """Spread the answers of all rounds over the public rows, train a student on them, and return their labels."""
-        asked = np.concatenate([rows[answers.answered] for rows, answers in known])
-        if not len(asked):
+        queried = np.concatenate([rows[answers.answered] for rows, answers in rounds])
+        if not len(queried):
             raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
-        votes = np.concatenate([answers.votes[answers.answered] for _, answers in known])
+        votes = np.concatenate([answers.votes[answers.answered] for _, answers in rounds])
         links = build_graph(space)
         voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
-        labels = self._agree_on(links, regress_votes(space, asked, votes / voters, noise / voters))
+        labels = self._agree_on(links, regress_votes(space, queried, votes / voters, noise / voters))
         self.student_ = self._train_student(lessons, labels, seed)
         for _ in range(self.self_training):
-            said = self.student_.predict(lessons)[:, None] == self.classes_
-            labels = self._agree_on(links, said.astype(np.float64))
+            predicted = self.student_.predict(lessons)[:, None] == self.classes_
+            labels = self._agree_on(links, predicted.astype(np.float64))
             self.student_ = self._train_student(lessons, labels, seed)
         return labels
 
@@ -577,8 +576,8 @@ def _is_row_exact(features: Features | None) -> bool:
 
 
 def _extract_rows(X: NDArray[Any], features: Features | None) -> Rows:
-    found = features if features is not None else hog if X.ndim > 2 else np.asarray
-    rows = np.asarray(found(X), dtype=np.float64)
+    extract = features if features is not None else hog if X.ndim > 2 else np.asarray
+    rows = np.asarray(extract(X), dtype=np.float64)
     if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
         raise ValueError("features must return one row of finite numbers for each image")
     return rows
@@ -603,9 +602,9 @@ def _check_rows(X: ArrayLike, name: str) -> NDArray[Any]:
 
 def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:
     """Return what the next round may ask. What earlier rounds left over goes to the last."""
-    caps = {"max_answered": plan.max_answered - sum(int(asked.answers.answered.sum()) for asked in done)}
+    caps = {"max_answered": plan.max_answered - sum(int(step.answers.answered.sum()) for step in done)}
     if plan.screening is not None:
-        caps["max_screened"] = plan.max_screened - sum(len(asked.rows) for asked in done)
+        caps["max_screened"] = plan.max_screened - sum(len(step.rows) for step in done)
     if last:
         return caps
     return {name: min(left, math.ceil(share * getattr(plan, name))) for name, left in caps.items()}
