@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import os
 import re
 import threading
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
+from functools import wraps
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
 from nearveil.client.errors import QuestionError, UnansweredError, UnfinishedError
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 
 MOST_COPIED = 2 << 30  # bytes of a copy
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class _Answer(Future[T], Generic[T]):
@@ -193,7 +196,7 @@ _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
 class AsyncClient:
-    """As :class:`nearveil.Client`, to be awaited; the same requests, in the same order.
+    """The asynchronous client. :class:`nearveil.Client` is derived from it and sends the same requests.
 
     Features, debits and rankings are made in threads. A question that is cancelled after it began to pay finishes its
     debit first; the error then has a note with the key that asks again.
@@ -261,208 +264,6 @@ class AsyncClient:
         where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
-        """Find the nearest images of an open gallery: :meth:`nearveil.Client.nearest`."""
-        from nearveil.client.home import search_home
-        from nearveil.client.questions import NearestQuestion, ask_nearest
-
-        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, key, rng, by, where)
-        if question.epsilon:
-            return await ask_nearest(self._session, question)
-        if question.by == "sealed" or (question.by == "auto" and await self._lacks_copy(gallery)):
-            from nearveil.client.sealed import ask_sealed
-
-            return await ask_sealed(self._session, question, self._sealed)
-        if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
-            await self.sync(gallery=gallery)
-        return await search_home(self._session, question, self._copies)
-
-    async def nearest_many(
-        self,
-        rows: Any,
-        k: int | None = 8,
-        epsilon: float = 4.0,
-        candidates: float | None = None,
-        *,
-        gallery: str | None = None,
-        keys: Sequence[str] | None = None,
-        where: Filter | None = None,
-    ) -> list[Nearest]:
-        """Find the nearest of many rows, one question after the other: :meth:`nearveil.Client.nearest_many`."""
-        from nearveil.client.questions import check_many
-
-        given, names = check_many(rows, keys)
-        results: list[Nearest] = []
-        for row, key in zip(given, names, strict=True):
-            try:
-                found = await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where)
-            except Exception as error:
-                if not results and not isinstance(error, UnansweredError):
-                    raise  # nothing was paid yet
-                raise UnfinishedError(str(error).rstrip("."), results, names) from error
-            results.append(found)
-        return results
-
-    async def _lacks_copy(self, gallery: str | None) -> bool:
-        """Return whether a gallery of a server has no copy here. Nothing is sent."""
-        return self._session.pad_timing and await asyncio.to_thread(self._copies.find, gallery) is None
-
-    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
-        """Return the copy of a gallery that is here: :meth:`nearveil.Client.home`."""
-        return self._copies.find(gallery)
-
-    async def sync(
-        self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
-    ) -> HomeCopy:
-        """Fetch all codes of a gallery, or what changed of them: :meth:`nearveil.Client.sync`."""
-        from nearveil.client.home import sync_codes
-
-        return await sync_codes(self._session, self._copies, gallery, most, progress)
-
-    async def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
-        """Prepare sealed questions: :meth:`nearveil.Client.prepare_sealed`."""
-        from nearveil.client.sealed import prepare_sealed
-
-        await prepare_sealed(self._session, n_questions, gallery, self._sealed)
-
-    async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
-        """Classify an image by the model of a protected gallery: :meth:`nearveil.Client.classify`."""
-        from nearveil.client.questions import classify_image
-
-        return await classify_image(self._session, image, gallery)
-
-    async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
-        """Return an open gallery and the features of images for it: :meth:`nearveil.Client.prepare`."""
-        return await self._session.prepare_features(images, gallery)
-
-    async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
-        """Fetch one original by its id. NOT PRIVATE: see :meth:`nearveil.Client.original_not_private`."""
-        return await self._session.fetch_original(id, gallery)
-
-    async def galleries(self) -> tuple[GalleryInfo, ...]:
-        """Return what there is to ask."""
-        return await self._session.fetch_galleries()
-
-    async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
-        """Return the public map of a gallery as it is now: :meth:`nearveil.Client.map`."""
-        from nearveil.client.transport import Tally
-
-        info = await self._session.find_gallery(gallery, "open")
-        return await self._session.fetch_map(info, candidates, Tally())
-
-    async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
-        """Return the model of a protected gallery: :meth:`nearveil.Client.model`."""
-        return (await self._session.fetch_model(gallery)).model
-
-    async def close(self) -> None:
-        """Close connections, and what the client itself has opened."""
-        for seal in self._sealed.values():
-            await seal.finish()
-        await self._transport.close()
-        if self._ledger is not None:
-            await asyncio.to_thread(self._ledger.close)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    def __repr__(self) -> str:
-        return f"AsyncClient({self._shown!r})"
-
-
-class Client:
-    """Asks galleries, privately: it pays first, says one thing, and chooses at home.
-
-    What a server, or whoever listens, learns is proved in ``docs/theory/service.md``. That you ask, when, how often and
-    from where is not hidden.
-
-    Parameters
-    ----------
-    where : str, Path, Index or Gallery
-        The URL of a server (``https://host:8321``), or an index here: its folder, its PostgreSQL URL, or itself.
-    token : str, optional
-        For a server. It goes to that server alone and stands in no text that the client makes.
-    account : Account, str or any object with `spend`, optional
-        Who pays; a name needs `ledger`. Without, only what costs nothing can be asked.
-    ledger : str, Path or Ledger, optional
-        Where the account of that name is.
-    extractor : Extractor, optional
-        What makes features of images; found by the gallery's fingerprint where it is not given.
-    retries : int, default=3
-        How often a request is sent again where no reply came, or one that says "later". Each time the same bytes.
-    timeout : float, default=60.0
-        Seconds for each request with its whole reply. A question makes two or three requests.
-    insecure : bool, default=False
-        Whether plain HTTP to other machines is allowed.
-    ca : str or Path, optional
-        A PEM file of certificates to trust in place of the usual ones.
-    certificate : str, Path or pair of them, optional
-        The client's own certificate, with its key.
-    proxies : bool, default=False
-        Whether the proxies of the environment are used.
-    home : str or Path, optional
-        The folder for copies of galleries (:meth:`sync`); one of the user's folder by default.
-    transport : httpx.AsyncBaseTransport, optional
-        In place of the network, for tests.
-
-    Examples
-    --------
-    ``docs/howto/client.md`` asks an index and a server.
-    """
-
-    def __init__(
-        self,
-        where: Where,
-        token: str | None = None,
-        *,
-        account: Payer | str | None = None,
-        ledger: str | Path | Ledger | None = None,
-        extractor: Extractor | None = None,
-        retries: int = 3,
-        timeout: float = 60.0,
-        insecure: bool = False,
-        ca: str | Path | None = None,
-        certificate: str | Path | tuple[str | Path, str | Path] | None = None,
-        proxies: bool = False,
-        home: str | Path | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self._client = AsyncClient(
-            where,
-            token,
-            account=account,
-            ledger=ledger,
-            extractor=extractor,
-            retries=retries,
-            timeout=timeout,
-            insecure=insecure,
-            ca=ca,
-            certificate=certificate,
-            proxies=proxies,
-            home=home,
-            transport=transport,
-        )
-        self._portal = Portal(self._client.close)
-        weakref.finalize(self, self._portal.stop).atexit = False  # a program that ends waits for no loop
-
-    def nearest(
-        self,
-        image: Image,
-        k: int | None = 8,
-        epsilon: float = 4.0,
-        candidates: float | None = None,
-        *,
-        gallery: str | None = None,
-        thumbnails: bool = False,
-        originals: bool = False,
-        key: str | None = None,
-        by: Way = "auto",
-        where: Filter | None = None,
-        rng: Source | None = None,
-    ) -> Nearest:
         """Find the nearest images of an open gallery.
 
         The account pays before the message exists. The message names one of a few sets of the gallery; all images of
@@ -510,27 +311,21 @@ class Client:
         UnansweredError
             It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
         """
-        from nearveil.client.questions import make_key, note_key
+        from nearveil.client.home import search_home
+        from nearveil.client.questions import NearestQuestion, ask_nearest
 
-        key = make_key(key)
-        return self._run(
-            lambda client: client.nearest(
-                image,
-                k,
-                epsilon,
-                candidates,
-                gallery=gallery,
-                thumbnails=thumbnails,
-                originals=originals,
-                key=key,
-                by=by,
-                where=where,
-                rng=rng,
-            ),
-            note_key(key) if epsilon else "",
-        )
+        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, key, rng, by, where)
+        if question.epsilon:
+            return await ask_nearest(self._session, question)
+        if question.by == "sealed" or (question.by == "auto" and await self._lacks_copy(gallery)):
+            from nearveil.client.sealed import ask_sealed
 
-    def nearest_many(
+            return await ask_sealed(self._session, question, self._sealed)
+        if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
+            await self.sync(gallery=gallery)
+        return await search_home(self._session, question, self._copies)
+
+    async def nearest_many(
         self,
         rows: Any,
         k: int | None = 8,
@@ -567,13 +362,37 @@ class Client:
         """
         from nearveil.client.questions import check_many
 
-        given, names = check_many(rows, keys)  # an interrupt shall not lose the keys that were made
-        return self._run(
-            lambda client: client.nearest_many(given, k, epsilon, candidates, gallery=gallery, keys=names, where=where),
-            f"keys={names!r} go on: each is paid for at most once" if epsilon else "",
-        )
+        given, names = check_many(rows, keys)
+        results: list[Nearest] = []
+        for row, key in zip(given, names, strict=True):
+            try:
+                found = await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where)
+            except Exception as error:
+                if not results and not isinstance(error, UnansweredError):
+                    raise  # nothing was paid yet
+                raise UnfinishedError(str(error).rstrip("."), results, names) from error
+            results.append(found)
+        return results
 
-    def sync(
+    async def _lacks_copy(self, gallery: str | None) -> bool:
+        """Return whether a gallery of a server has no copy here. Nothing is sent."""
+        return self._session.pad_timing and await asyncio.to_thread(self._copies.find, gallery) is None
+
+    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
+        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are copies of several.
+
+        Returns
+        -------
+        HomeCopy or None
+        """
+        return self._copies.find(gallery)
+
+    async def sync(
         self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
     ) -> HomeCopy:
         """Fetch all codes of a gallery that hands them out, or what changed of them since, for search at home.
@@ -599,9 +418,11 @@ class Client:
         QuestionError, ReplyError, UnreachableError
             The copy, if there was one, is as before.
         """
-        return self._run(lambda client: client.sync(gallery=gallery, most=most, progress=progress))
+        from nearveil.client.home import sync_codes
 
-    def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
+        return await sync_codes(self._session, self._copies, gallery, most, progress)
+
+    async def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
         """Fetch what sealed questions of a gallery need, and do the part of their work that depends on no image.
 
         Such a question then takes a fraction of the time. Without this call the first question does all of it, and
@@ -620,23 +441,11 @@ class Client:
         ------
         QuestionError, ReplyError, UnreachableError
         """
-        self._run(lambda client: client.prepare_sealed(n_questions, gallery=gallery))
+        from nearveil.client.sealed import prepare_sealed
 
-    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
-        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
+        await prepare_sealed(self._session, n_questions, gallery, self._sealed)
 
-        Parameters
-        ----------
-        gallery : str, optional
-            Its name; needed where there are copies of several.
-
-        Returns
-        -------
-        HomeCopy or None
-        """
-        return self._client.home(gallery=gallery)
-
-    def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+    async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.
 
         The model is fetched once and kept; at most once an hour the gallery is asked whether it has a newer one. Both
@@ -658,9 +467,11 @@ class Client:
         QuestionError, ReplyError, UnreachableError, ImageError
             The last is about the image; the others, but for a feature that does not fit, come before it is looked at.
         """
-        return self._run(lambda client: client.classify(image, gallery=gallery))
+        from nearveil.client.questions import classify_image
 
-    def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
+        return await classify_image(self._session, image, gallery)
+
+    async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
         """Make features of images, as :meth:`nearest` does before it asks. Nothing private is sent, nothing is paid.
 
         Parameters
@@ -674,9 +485,9 @@ class Client:
         info : GalleryInfo
         features : list of ndarray of shape (d,)
         """
-        return self._run(lambda client: client.prepare(images, gallery=gallery))
+        return await self._session.prepare_features(images, gallery)
 
-    def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
+    async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
         """Fetch one original by its id. NOT PRIVATE: the request tells the server which image you chose.
 
         No guarantee covers this call, and after it the guarantee of the question that found the id is worth nothing in
@@ -693,18 +504,18 @@ class Client:
         bytes
             The file.
         """
-        return self._run(lambda client: client.original_not_private(id, gallery=gallery))
+        return await self._session.fetch_original(id, gallery)
 
-    def galleries(self) -> tuple[GalleryInfo, ...]:
+    async def galleries(self) -> tuple[GalleryInfo, ...]:
         """Return what there is to ask.
 
         Returns
         -------
         tuple of GalleryInfo
         """
-        return self._run(lambda client: client.galleries())
+        return await self._session.fetch_galleries()
 
-    def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
+    async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
         """Return the public map of a gallery as it is now. Nothing private plays a part, and nothing is paid.
 
         Parameters
@@ -718,9 +529,12 @@ class Client:
         -------
         PublicPart
         """
-        return self._run(lambda client: client.map(candidates, gallery=gallery))
+        from nearveil.client.transport import Tally
 
-    def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
+        info = await self._session.find_gallery(gallery, "open")
+        return await self._session.fetch_map(info, candidates, Tally())
+
+    async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
         """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
 
         Parameters
@@ -733,10 +547,152 @@ class Client:
         PublicDiscriminant
             It classifies any number of rows at once, and can be saved.
         """
-        return self._run(lambda client: client.model(gallery=gallery))
+        return (await self._session.fetch_model(gallery)).model
+
+    async def close(self) -> None:
+        """Close connections, and what the client itself has opened."""
+        for seal in self._sealed.values():
+            await seal.finish()
+        await self._transport.close()
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.close)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self._shown!r})"
+
+
+def _name_question(arguments: dict[str, Any]) -> str:
+    """Fix the key of a question before it runs, and return the note of an interrupt: a key that is paid is not lost."""
+    from nearveil.client.questions import make_key, note_key
+
+    arguments["key"] = key = make_key(arguments["key"])
+    return note_key(key) if arguments["epsilon"] else ""
+
+
+def _name_questions(arguments: dict[str, Any]) -> str:
+    """Fix the keys of many questions before they run, and return the note of an interrupt."""
+    from nearveil.client.questions import check_many
+
+    arguments["rows"], keys = check_many(arguments["rows"], arguments["keys"])
+    arguments["keys"] = keys
+    return f"keys={keys!r} go on: each is paid for at most once" if arguments["epsilon"] else ""
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Awaitable[T]],
+    prepare: Callable[[dict[str, Any]], str] = lambda _: "",
+) -> Callable[Concatenate[Client, P], T]:
+    """Return a method of the blocking client: it runs `method` on the event loop and waits for the result.
+
+    `prepare`: Changes the arguments before anything runs, and returns a note for an interrupt.
+    """
+    signature = inspect.signature(method)
+    run: Callable[..., Awaitable[T]] = method
+
+    @wraps(method)
+    def wait(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        call = signature.bind(self._client, *args, **kwargs)  # no reference to `self`: the loop's thread would hold it
+        call.apply_defaults()
+        note = prepare(call.arguments)
+        return self._portal.run(lambda: run(*call.args, **call.kwargs), note)
+
+    wait.__qualname__ = method.__qualname__.replace("AsyncClient", "Client")
+    return wait
+
+
+def _same_parameters(
+    method: Callable[Concatenate[AsyncClient, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Client, P], None]]:
+    """Give a constructor the parameters of another."""
+
+    def copy_parameters(constructor: Callable[..., None]) -> Callable[Concatenate[Client, P], None]:
+        constructor.__signature__ = inspect.signature(method)  # type: ignore[attr-defined]
+        return constructor
+
+    return copy_parameters
+
+
+class Client:
+    """Asks galleries, privately: it pays first, says one thing, and chooses at home.
+
+    What a server, or whoever listens, learns is proved in ``docs/theory/service.md``. That you ask, when, how often and
+    from where is not hidden.
+
+    Parameters
+    ----------
+    where : str, Path, Index or Gallery
+        The URL of a server (``https://host:8321``), or an index here: its folder, its PostgreSQL URL, or itself.
+    token : str, optional
+        For a server. It goes to that server alone and stands in no text that the client makes.
+    account : Account, str or any object with `spend`, optional
+        Who pays; a name needs `ledger`. Without, only what costs nothing can be asked.
+    ledger : str, Path or Ledger, optional
+        Where the account of that name is.
+    extractor : Extractor, optional
+        What makes features of images; found by the gallery's fingerprint where it is not given.
+    retries : int, default=3
+        How often a request is sent again where no reply came, or one that says "later". Each time the same bytes.
+    timeout : float, default=60.0
+        Seconds for each request with its whole reply. A question makes two or three requests.
+    insecure : bool, default=False
+        Whether plain HTTP to other machines is allowed.
+    ca : str or Path, optional
+        A PEM file of certificates to trust in place of the usual ones.
+    certificate : str, Path or pair of them, optional
+        The client's own certificate, with its key.
+    proxies : bool, default=False
+        Whether the proxies of the environment are used.
+    home : str or Path, optional
+        The folder for copies of galleries (:meth:`sync`); one of the user's folder by default.
+    transport : httpx.AsyncBaseTransport, optional
+        In place of the network, for tests.
+
+    Examples
+    --------
+    ``docs/howto/client.md`` asks an index and a server.
+    """
+
+    @_same_parameters(AsyncClient.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._client = AsyncClient(*args, **kwargs)
+        self._portal = Portal(self._client.close)
+        weakref.finalize(self, self._portal.stop).atexit = False  # a program that ends waits for no loop
+
+    nearest = _blocking(AsyncClient.nearest, _name_question)
+    nearest_many = _blocking(AsyncClient.nearest_many, _name_questions)
+    sync = _blocking(AsyncClient.sync)
+    prepare_sealed = _blocking(AsyncClient.prepare_sealed)
+    classify = _blocking(AsyncClient.classify)
+    prepare = _blocking(AsyncClient.prepare)
+    original_not_private = _blocking(AsyncClient.original_not_private)
+    galleries = _blocking(AsyncClient.galleries)
+    map = _blocking(AsyncClient.map)
+    model = _blocking(AsyncClient.model)
+
+    def home(self, *, gallery: str | None = None) -> HomeCopy | None:
+        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
+
+        Parameters
+        ----------
+        gallery : str, optional
+            Its name; needed where there are copies of several.
+
+        Returns
+        -------
+        HomeCopy or None
+        """
+        return self._client.home(gallery=gallery)
 
     def close(self) -> None:
-        """Close connections, and what the client itself has opened, when all questions under way have ended."""
+        """Wait for questions in flight; then close connections, and the ledger and index if the client opened them."""
         self._portal.close()
 
     def __enter__(self) -> Self:
@@ -747,11 +703,6 @@ class Client:
 
     def __repr__(self) -> str:
         return f"Client({self._client._shown!r})"
-
-    def _run(self, ask: Callable[[AsyncClient], Awaitable[T]], note: str = "") -> T:
-        """Run a question on the event loop, and wait for it. An interrupt cancels it, which finishes its debit."""
-        client = self._client  # not this one: the thread of the loop would hold it
-        return self._portal.run(lambda: ask(client), note)
 
 
 def _is_url(where: Where) -> bool:
