@@ -1,4 +1,4 @@
-"""A linear discriminant of private records, published once: whoever has it classifies at home."""
+"""A linear discriminant of private records that is published once, with noise."""
 
 import math
 import warnings
@@ -68,7 +68,7 @@ _CENTRE_NORM = 0.5  # of the longest row within bounds: longer ones are scaled d
 
 
 def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1) -> VotePlan:
-    """Return what publishing a discriminant so many times costs: an account is opened with its ``events``.
+    """Return the plan of publishing a discriminant `publications` times: open an account with its ``events``.
 
     The plan depends on these three figures alone, not on classes, features or records.
 
@@ -108,7 +108,7 @@ def _round_up(noise: float) -> float:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What accuracy to expect. Computed from private records without noise of its own: never publish it.
+    """Expected accuracy. Computed from private records without noise of its own: never publish it.
 
     Attributes
     ----------
@@ -116,7 +116,7 @@ class Forecast:
         Expected share of right answers, each class counting the same: cross-validated, the mean over 20 draws of
         simulated noise.
     accuracy_range : tuple of float
-        What a tenth of the draws stays below, and what a tenth exceeds. You publish one draw.
+        The first and the last decile of the draws. You publish one draw.
     class_accuracy : dict
         Expected share of right answers of each class that has records.
     without_noise : float
@@ -143,7 +143,7 @@ class Forecast:
         """Whether the accuracy is not clearly above the floor.
 
         It is a mean over some draws. A model of noise alone is right about a class always or never, so that its mean
-        strays from the floor by a standard deviation that is known.
+        deviates from the floor with a known standard deviation.
         """
         return self.accuracy <= self.floor + math.sqrt(self.floor * (1 - self.floor) / _DRAWS)
 
@@ -181,7 +181,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
         about a record of a class that occurs anyway.
     unit : str, default="record"
-        What one row is, and so what is protected; it must be the account's unit.
+        The meaning of one row, which is protected; it must be the account's unit.
     publications : int, default=1
         How many fits together cost epsilon and delta. An account counts them; without one, nobody does.
     ledger : Ledger or str, optional
@@ -236,6 +236,9 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Pay, sum the records with noise, and compute the model.
 
+        The order is the guarantee: plan, project by public rows, pay, sum, add noise, compute the model. Nothing that
+        is computed from the sums exists before the payment is durable (``docs/theory/private-discriminant.md``).
+
         Parameters
         ----------
         X : array-like of shape (n, d)
@@ -256,16 +259,16 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         ExhaustedError
             If the account has paid for all publications before.
         """
-        given = self._snapshot()
-        plan = plan_publications(check_epsilon_given(given.epsilon), given.delta, given.publications)
-        checked = given._check(X, y, public)
-        projection = given._learn_projection(checked, plan.vote_noise)
-        guarantee = given._guarantee(plan)
+        snapshot = self._snapshot()
+        plan = plan_publications(check_epsilon_given(snapshot.epsilon), snapshot.delta, snapshot.publications)
+        checked = snapshot._check(X, y, public)
+        projection = snapshot._learn_projection(checked, plan.vote_noise)
+        guarantee = snapshot._guarantee(plan)
         self._warn_of_search()
         warn_of_scaled_rows(checked.rows)
-        given._pay(plan, guarantee)
-        release = partial(_release_share, plan, given._source)
-        problem = given._project(checked, projection, release)
+        snapshot._pay(plan, guarantee)
+        release = partial(_release_share, plan, snapshot._source)
+        problem = snapshot._project(checked, projection, release)
         sums = release(problem.sums(), problem.projection.sums_share)
         statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
         model = problem.model(statistics, guarantee)
@@ -273,10 +276,9 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         return self._set_fitted(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
-        """Say what accuracy to expect, before anything is paid. For the owner of the records alone: never publish it.
+        """Estimate the accuracy before anything is paid. For the owner of the records alone: never publish it.
 
-        Cross-validation with noise from a local simulation, nothing of which is released. What comes back is computed
-        from the private records and protected by nothing.
+        Cross-validation with simulated noise. The result is computed from the private records and is not protected.
 
         Parameters
         ----------
@@ -289,10 +291,10 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         -------
         Forecast
         """
-        given = self._snapshot()
-        plan = plan_publications(check_epsilon_given(given.epsilon), given.delta, given.publications)
-        checked = given._check(X, y, public)
-        problem = given._project_simulated(checked, plan.vote_noise)
+        snapshot = self._snapshot()
+        plan = plan_publications(check_epsilon_given(snapshot.epsilon), snapshot.delta, snapshot.publications)
+        checked = snapshot._check(X, y, public)
+        problem = snapshot._project_simulated(checked, plan.vote_noise)
         noise = _split_noise(plan.vote_noise, problem.projection.sums_share)
         shares = problem.cross_validate(noise, _DRAWS)
         draws = shares.mean(axis=1)
@@ -303,14 +305,14 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
             accuracy=float(draws.mean()),
             accuracy_range=(low, high),
             class_accuracy=dict(zip(present, shares.mean(axis=0).tolist(), strict=True)),
-            without_noise=float(given._project_simulated(checked, 0.0).cross_validate(0.0, 1).mean()),
+            without_noise=float(snapshot._project_simulated(checked, 0.0).cross_validate(0.0, 1).mean()),
             floor=1 / len(labels),
             records_per_class=dict(zip(labels, counts, strict=True)),
             noise_per_class=noise / COUNT_UNIT,
         )
 
     def export(self) -> PublicDiscriminant:
-        """Return what may be published: the model and its guarantee, and nothing else.
+        """Return the public part: the model and its guarantee, and nothing else.
 
         Returns
         -------
@@ -382,12 +384,12 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
             if bounds is not None and len(classes) >= MOST_CLASSES:  # the mean is one release more, of as many values
                 raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} where bounds are given without public")
             return _CheckedRecords(columns, classes, labels.codes[:-1], rows, None, bounds)
-        known: Rows = check_array(public, dtype=np.float64, input_name="public")
-        if known.shape[1] != rows.shape[1]:
+        public_rows: Rows = check_array(public, dtype=np.float64, input_name="public")
+        if public_rows.shape[1] != rows.shape[1]:
             raise ValueError("public must have as many features as X")
         check_public_rows(public, X)
-        bounds = self._find_bounds(rows.shape[1], known)
-        return _CheckedRecords(columns, classes, labels.codes[:-1], rows, known, bounds)
+        bounds = self._find_bounds(rows.shape[1], public_rows)
+        return _CheckedRecords(columns, classes, labels.codes[:-1], rows, public_rows, bounds)
 
     def _find_bounds(self, n_features: int, public: Rows | None) -> ColumnBounds | None:
         """Return the bounds that columns are scaled by."""
@@ -400,7 +402,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         return ColumnBounds.measure(public)
 
     def _learn_projection(self, checked: "_CheckedRecords", noise: float) -> ClassProjection:
-        """Learn the projection from what is public."""
+        """Learn the projection from public rows and bounds."""
         public, bounds = checked.public, checked.bounds
         if public is None:
             return ClassProjection.none(checked.rows.shape[1]) if bounds is None else ClassProjection.in_bounds(bounds)
@@ -459,7 +461,7 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
 
 @dataclass(frozen=True, eq=False)
 class _CheckedRecords:
-    """Input that was checked. Never leaves the estimator: it holds the records."""
+    """Checked input. It holds the records and never leaves the estimator."""
 
     columns: PrivateDiscriminant  # empty but for the number, and perhaps the names, of the columns
     classes: NDArray[Any]
@@ -469,7 +471,7 @@ class _CheckedRecords:
     bounds: ColumnBounds | None
 
     def __repr__(self) -> str:
-        return "_Checked(private)"
+        return "_CheckedRecords(private)"
 
     @property
     def counts(self) -> NDArray[np.int64]:
@@ -479,7 +481,7 @@ class _CheckedRecords:
 
 @dataclass(frozen=True, eq=False)
 class _DiscriminantProblem:
-    """What a fit works on. Never leaves the estimator: it holds the records."""
+    """Projected records. They never leave the estimator."""
 
     classes: NDArray[Any]
     codes: NDArray[np.int64]  # the number of each record's class
@@ -489,7 +491,7 @@ class _DiscriminantProblem:
     shrinkage: float
 
     def __repr__(self) -> str:
-        return "_Problem(private)"
+        return "_DiscriminantProblem(private)"
 
     @cached_property
     def moments(self) -> PublicMoments:
@@ -534,9 +536,9 @@ def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: in
     """Return each class's exact sum of rows, none longer than ``LONGEST``, and ``COUNT_UNIT`` times their number."""
     sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)
     for code in range(n_classes):
-        own = rows[codes == code]
-        sums[code, :-1] = own.sum(axis=0, dtype=np.int64)
-        sums[code, -1] = COUNT_UNIT * len(own)
+        members = rows[codes == code]
+        sums[code, :-1] = members.sum(axis=0, dtype=np.int64)
+        sums[code, -1] = COUNT_UNIT * len(members)
     return sums
 
 
@@ -588,5 +590,5 @@ def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
 
 def _split_quietly(folds: StratifiedKFold, codes: NDArray[np.int64]) -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # tells of classes with few records
+        warnings.simplefilter("ignore", UserWarning)  # depends on classes with few records
         yield from folds.split(codes, codes)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from scipy.optimize import minimize_scalar
@@ -32,11 +32,11 @@ Rows = NDArray[np.float64]
 _EXACT = 53  # bits of a whole number that float64 holds
 _LARGEST_SCALE = 1e200  # of a projection: times 2^54, the largest difference from an offset, it is finite
 _COMPONENT_BITS = 15  # of a component, so that it fits into 16 bits with its sign
-_AT_ONCE = 4096  # rows
+_BATCH = 4096  # rows
 _FLAT = 1e-9  # directions with less than this share of the largest variance are left out
 MOST_COMPONENTS = 128
 _NEIGHBORS = 5
-_ASKED = 4096  # rows whose neighbours are looked for
+_SAMPLE = 4096  # rows to search neighbours of
 _RIDGE = 0.05  # share of their mean variance that is added to the variances of neighbours
 
 
@@ -48,7 +48,7 @@ class ModelError(MessageError):
 class ClassProjection:
     """Centre, project, scale and round rows. Everything in it is public; without public rows `components` is None.
 
-    Rows are rounded to whole numbers whose products with `components`, and all partial sums, are below 2^53. Such sums
+    Rows are rounded to integers. Their products with `components`, and all partial sums, are below 2^53. Such sums
     are exact in any order, so the image of a row does not depend on other rows, on threads or on the machine.
     :class:`IntegerRows` then scales it to norm one and rounds it: no image is longer than ``LONGEST``
     (``docs/theory/private-discriminant.md``; attacked by ``tests/private_knn/test_discriminant.py``).
@@ -111,7 +111,7 @@ class ClassProjection:
         if self.bounds is not None:
             rows = self.bounds.scale(rows) - (self.offset if self.components is None else 0.0)
         if self.components is not None:
-            with np.errstate(over="ignore", under="ignore"):  # a warning would tell of a row
+            with np.errstate(over="ignore", under="ignore"):  # a warning would depend on a row
                 rows = (self._project(rows) - self.offset) * self.scale
         return IntegerRows(self.n_directions).round(rows, name=name)
 
@@ -128,9 +128,9 @@ class ClassProjection:
         assert self.components is not None
         wide = self.components.astype(np.float64)
         images = np.empty((len(rows), wide.shape[1]))
-        for start in range(0, len(rows), _AT_ONCE):
-            some = slice(start, start + _AT_ONCE)
-            images[some] = np.rint(np.clip(rows[some] / self.reach, -1, 1) * 2.0**self._bits) @ wide
+        for start in range(0, len(rows), _BATCH):
+            batch = slice(start, start + _BATCH)
+            images[batch] = np.rint(np.clip(rows[batch] / self.reach, -1, 1) * 2.0**self._bits) @ wide
         return images
 
 
@@ -139,19 +139,19 @@ def _find_directions(public: Rows, n_components: int) -> Rows:
 
     Neighbours are mostly of one class: what they vary by, made alike in all directions, stands for that within classes.
     """
-    wanted = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
-    found = PCA(wanted, random_state=0).fit(public)
-    kept = found.explained_variance_ > _FLAT * found.explained_variance_[0]
-    axes = found.components_[kept].T
-    rows = (public - found.mean_) @ axes
-    asked = rows[:: -(-len(rows) // _ASKED)]
+    n_axes = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
+    pca = PCA(n_axes, random_state=0).fit(public)
+    varied = pca.explained_variance_ > _FLAT * pca.explained_variance_[0]
+    axes = pca.components_[varied].T
+    rows = (public - pca.mean_) @ axes
+    sample = rows[:: -(-len(rows) // _SAMPLE)]
     search = NearestNeighbors(n_neighbors=min(_NEIGHBORS + 1, len(rows))).fit(normalize(rows))
-    others = search.kneighbors(normalize(asked), return_distance=False)[:, 1:]  # the nearest is the row itself
-    apart = (asked[:, None] - rows[others]).reshape(-1, rows.shape[1])
+    neighbors = search.kneighbors(normalize(sample), return_distance=False)[:, 1:]  # the nearest is the row itself
+    apart = (sample[:, None] - rows[neighbors]).reshape(-1, rows.shape[1])
     near, all_rows = apart.T @ apart / len(apart) / 2, np.cov(rows.T, ddof=0).reshape(rows.shape[1], -1)
     near += (_RIDGE * np.trace(near) + _FLAT * np.trace(all_rows)) / len(near) * np.eye(len(near))
-    _, found_axes = eigh(all_rows, near)
-    chosen: Rows = axes @ found_axes[:, ::-1][:, :n_components]
+    _, ratio_axes = eigh(all_rows, near)
+    chosen: Rows = axes @ ratio_axes[:, ::-1][:, :n_components]
     return chosen
 
 
@@ -161,11 +161,11 @@ COUNT_UNIT = LONGEST // 4
 """A record adds this to the count of its class: counts get four times the noise of sums, which they can bear."""
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
 """How far one record more or less moves all sums and counts together, in the L2 norm."""
-_LEAST_COUNT = 0.3  # of the mean count: no class is taken to be smaller, unless the noise is small enough to tell
+_LEAST_COUNT = 0.3  # of the mean count: no class is taken to be smaller, unless the noise is small enough
 _LEAST_SPREAD = 0.05  # of the mean count, squared: the variance of counts is taken to be at least this
-_SHARES = (0.02, 0.9)  # bounds on the share of a direction's variance that lies between classes
+_SHARES = (0.02, 0.9)  # bounds on the share of a direction's variance that is between classes
 _MEAN_SHARES = (0.05, 0.8)  # the same, for all directions together
-_SHARE_SPREAD = 0.1  # how far the shares of directions lie from their mean
+_SHARE_SPREAD = 0.1  # deviation of the shares of directions from their mean
 _BETWEEN = 0.7  # of the variance between noisy means is taken from the public covariance
 _LEAST_VARIANCE = 0.02  # of the mean variance of a direction
 SHRINKAGE = 0.005
@@ -175,7 +175,7 @@ _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1.2, 20.0
 
 @dataclass(frozen=True)
 class NoisyStatistics:
-    """What was released, in units of one record. All of it is public."""
+    """The released sums and counts, in units of one record. Public."""
 
     sums: Rows = field(repr=False)
     counts: Rows = field(repr=False)
@@ -225,54 +225,54 @@ class LinearScores:
         return scores
 
 
-def estimate_means(found: NoisyStatistics, public: PublicMoments) -> ClassMeans:
+def estimate_means(statistics: NoisyStatistics, public: PublicMoments) -> ClassMeans:
     """Return the means of classes by empirical Bayes (docs/theory/private-discriminant.md)."""
-    counts, variances = estimate_counts(found.counts, found.count_noise), public.variances
-    observed = (found.sums / counts[:, None] - public.centre) @ public.axes
-    noise = (found.noise / counts[:, None]) ** 2
+    counts, variances = estimate_counts(statistics.counts, statistics.count_noise), public.variances
+    observed = (statistics.sums / counts[:, None] - public.centre) @ public.axes
+    noise = (statistics.noise / counts[:, None]) ** 2
     between = _estimate_shares(observed, noise, variances, counts) * variances
     # A mean is drawn with variance `between` and observed with variance `error`: the best guess, and how far off it is.
     error = (variances - between) / counts[:, None] + noise
-    kept = between / (between + error)
-    return ClassMeans(public, between, counts, observed * kept, error * kept)
+    weights = between / (between + error)
+    return ClassMeans(public, between, counts, observed * weights, error * weights)
 
 
-def fit_discriminant(found: ClassMeans, shrinkage: float) -> LinearScores:
+def fit_discriminant(means: ClassMeans, shrinkage: float) -> LinearScores:
     """Return the linear discriminant; `shrinkage` is the share of the covariance's trace added to its diagonal."""
-    covariance = _find_covariance(found) + np.diag(found.doubts.mean(axis=0))
+    covariance = _find_covariance(means) + np.diag(means.doubts.mean(axis=0))
     covariance += shrinkage * np.trace(covariance) * np.eye(len(covariance))
-    weights = np.linalg.solve(covariance, found.means.T).T
-    biases = -0.5 * np.einsum("cd,cd->c", weights, found.means)
-    turned = weights @ found.public.axes.T
-    return LinearScores(turned, biases - turned @ found.public.centre)
+    weights = np.linalg.solve(covariance, means.means.T).T
+    biases = -0.5 * np.einsum("cd,cd->c", weights, means.means)
+    turned = weights @ means.public.axes.T
+    return LinearScores(turned, biases - turned @ means.public.centre)
 
 
-def calibrate_scores(scores: LinearScores, found: ClassMeans, images: Rows) -> LinearScores:
+def calibrate_scores(scores: LinearScores, means: ClassMeans, images: Rows) -> LinearScores:
     """Return scores divided by the temperature that makes the classes of simulated images most likely.
 
-    An image is a class's mean within its doubt, plus a public image's deviation from the public mean, less what lies
+    An image is a class's mean within its doubt, plus a public image's deviation from the public mean, less the variance
     between classes. Everything here is public, so the simulation has a fixed seed.
     """
     temperature = _LEAST_TEMPERATURE
     if len(images):
-        simulated, codes = _simulate(found, images)
-        known, rows = scores.score(simulated), np.arange(len(codes))
+        simulated, codes = _simulate(means, images)
+        simulated_scores, rows = scores.score(simulated), np.arange(len(codes))
 
         def surprise(logarithm: float) -> float:
-            return -float(log_softmax(known * np.exp(-logarithm), axis=1)[rows, codes].mean())
+            return -float(log_softmax(simulated_scores * np.exp(-logarithm), axis=1)[rows, codes].mean())
 
         bounds = np.log([_LEAST_TEMPERATURE, _MOST_TEMPERATURE])
         temperature = float(np.exp(minimize_scalar(surprise, bounds=bounds, method="bounded").x))
     return LinearScores(scores.weights / temperature, scores.biases / temperature)
 
 
-def _simulate(found: ClassMeans, images: Rows) -> tuple[Rows, NDArray[np.int64]]:
+def _simulate(means: ClassMeans, images: Rows) -> tuple[Rows, NDArray[np.int64]]:
     """Return images of each class as they might be, and their classes."""
-    rng, public = np.random.default_rng(0), found.public
-    codes = np.arange(max(_SIMULATED, len(found.means))) % len(found.means)
+    rng, public = np.random.default_rng(0), means.public
+    codes = np.arange(max(_SIMULATED, len(means.means))) % len(means.means)
     apart = (images[rng.integers(0, len(images), len(codes))] - public.centre) @ public.axes
-    moved = found.means[codes] + np.sqrt(found.doubts[codes]) * rng.standard_normal(apart.shape)
-    simulated = moved + apart * np.sqrt(1 - found.between / public.variances)
+    moved = means.means[codes] + np.sqrt(means.doubts[codes]) * rng.standard_normal(apart.shape)
+    simulated = moved + apart * np.sqrt(1 - means.between / public.variances)
     return public.centre + simulated @ public.axes.T, codes
 
 
@@ -286,7 +286,7 @@ def estimate_counts(counts: Rows, noise: float) -> Rows:
 
 
 def _estimate_shares(observed: Rows, noise: Rows, variances: Rows, counts: Rows) -> Rows:
-    """Return the share of each direction's variance that lies between classes, drawn to the mean share."""
+    """Return the share of each direction's variance between classes, drawn to the mean share."""
     sampling = float((1 / counts).mean())  # of the variance within classes, in the mean of a class's records
     seen = ((observed**2 - noise).mean(axis=0) / variances - sampling) / max(1 - sampling, _LEAST_VARIANCE)
     relative = noise.mean() / variances + sampling
@@ -298,10 +298,10 @@ def _estimate_shares(observed: Rows, noise: Rows, variances: Rows, counts: Rows)
     return clipped
 
 
-def _find_covariance(found: ClassMeans) -> Rows:
+def _find_covariance(means: ClassMeans) -> Rows:
     """Return the covariance within classes: the public one, less most of that between the means."""
-    weights, variances = found.counts / found.counts.sum(), found.public.variances
-    apart = found.means - weights @ found.means
+    weights, variances = means.counts / means.counts.sum(), means.public.variances
+    apart = means.means - weights @ means.means
     values, vectors = np.linalg.eigh(np.diag(variances) - _BETWEEN * (apart * weights[:, None]).T @ apart)
     within: Rows = (vectors * np.maximum(values, _LEAST_VARIANCE * variances.mean())) @ vectors.T
     return within
@@ -338,7 +338,7 @@ class PublicDiscriminant:
     classes : ndarray of shape (n_classes,)
         Sorted.
     guarantee : Guarantee
-        What holds for the private records, whoever has the model.
+        The guarantee for the private records.
     projection : Projection
         Learned from public rows.
     weights : ndarray of shape (n_classes, n_directions), float32
@@ -445,8 +445,8 @@ class PublicDiscriminant:
         -------
         ndarray of shape (n,)
         """
-        found: NDArray[Any] = self.classes[np.argmax(self._scores(X), axis=1)]
-        return found
+        predicted: NDArray[Any] = self.classes[np.argmax(self._scores(X), axis=1)]
+        return predicted
 
     def _scores(self, X: ArrayLike) -> Rows:
         rows: Rows = check_array(X, dtype=np.float64, input_name="X")
@@ -455,7 +455,7 @@ class PublicDiscriminant:
         return self.projection.transform(rows) @ self.weights.T.astype(np.float64) + self.biases
 
     def to_bytes(self) -> bytes:
-        """Return the model as bytes: numbers and JSON, no code. Whoever reads them needs nothing of yours.
+        """Return the model as bytes: numbers and JSON, no code.
 
         Returns
         -------
@@ -484,15 +484,15 @@ class PublicDiscriminant:
         read = Message.from_bytes(data, _LARGEST)
         if read.mechanism != _NAME:
             raise ModelError("data is not a discriminant")
-        about = _parse_about(read["about"])
+        about = decode_about(read["about"], {"classes", "kind", "n_features", "guarantee"})
         try:
             model = cls(
                 classes=read_classes(about["classes"], about["kind"]),
-                guarantee=_read_guarantee(about["guarantee"]),
+                guarantee=read_guarantee(about["guarantee"], BASIS, (_read_event(about["guarantee"]),)),
                 projection=_read_projection(read, int(about["n_features"])),
-                weights=_check_type(read["weights"], "<f4"),
-                biases=_check_type(read["biases"], "<f4"),
-                counts=_check_type(read["counts"], "<f4"),
+                weights=check_dtype(read["weights"], "<f4"),
+                biases=check_dtype(read["biases"], "<f4"),
+                counts=check_dtype(read["counts"], "<f4"),
             )
         except (KeyError, TypeError, OverflowError):
             raise ModelError("data is not a discriminant: a part is missing or of another kind") from None
@@ -528,15 +528,16 @@ class PublicDiscriminant:
         return cls.from_bytes(Path(path).read_bytes())
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
-        projection = self.projection
+        projection, (event,) = self.projection, self.guarantee.events
+        noise = {"noise_multiplier": event.event.noise_multiplier, "publications": event.count}
         about = {
             "classes": list_classes(self.classes),
             "kind": name_kind(self.classes),
             "n_features": projection.n_features,
-            "guarantee": _list_guarantee_fields(self.guarantee),
+            "guarantee": {**list_guarantee(self.guarantee), **noise},
         }
         arrays: dict[str, NDArray[Any]] = {
-            "about": np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8),
+            "about": encode_about(about),
             "offset": projection.offset.astype("<f8"),
             "scale": projection.scale.astype("<f8"),
             "reach": np.array([projection.reach], dtype="<f8"),
@@ -573,19 +574,26 @@ def list_classes(classes: NDArray[Any]) -> list[Any]:
     return list(map(_KINDS[name_kind(classes)], classes.tolist()))
 
 
-def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
+def encode_about(about: dict[str, Any]) -> NDArray[np.uint8]:
+    """Encode the description of a published model as JSON."""
+    return np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
+
+
+def decode_about(values: NDArray[Any], keys: set[str]) -> dict[str, Any]:
+    """Decode a description that must have these keys, or raise a ModelError."""
     try:
-        about = json.loads(_check_type(values, "|u1").tobytes())
+        about = json.loads(check_dtype(values, "|u1").tobytes())
     except (ValueError, RecursionError):
         about = None
-    if not isinstance(about, dict) or set(about) != {"classes", "kind", "n_features", "guarantee"}:
-        raise ModelError("data is not a discriminant: what it says about itself cannot be read")
+    if not isinstance(about, dict) or set(about) != keys:
+        raise ModelError("data is not a model: its description cannot be read")
     return about
 
 
-def _check_type(values: NDArray[Any], kind: str) -> NDArray[Any]:
-    if values.dtype != np.dtype(kind):
-        raise ModelError("data is not a discriminant: numbers of another type")
+def check_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return an array of exactly this dtype, or raise a ModelError."""
+    if values.dtype != np.dtype(dtype):
+        raise ModelError("data is not a model: numbers of another type")
     return values
 
 
@@ -598,10 +606,10 @@ def read_classes(labels: Any, kind: Any) -> NDArray[Any]:
         raise ModelError("classes must be labels of one type")
     if expected is str and not all(_is_showable(label) for label in labels):
         raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters that print")
-    found = np.array(labels)
-    if found.dtype.kind != kind or len(np.unique(found)) != len(found):
+    classes = np.array(labels)
+    if classes.dtype.kind != kind or len(np.unique(classes)) != len(classes):
         raise ModelError("classes must be different labels")
-    return found
+    return classes
 
 
 def _is_showable(text: Any) -> bool:
@@ -610,51 +618,49 @@ def _is_showable(text: Any) -> bool:
 
 
 def _read_projection(read: Message, n_features: int) -> ClassProjection:
-    offset, scale, reach = (_check_type(read[name], "<f8") for name in ("offset", "scale", "reach"))
-    components = _check_type(read["components"], "<i2") if "components" in read.arrays else None
+    offset, scale, reach = (check_dtype(read[name], "<f8") for name in ("offset", "scale", "reach"))
+    components = check_dtype(read["components"], "<i2") if "components" in read.arrays else None
     shape = (n_features, len(offset)) if components is None else components.shape
     if offset.ndim != 1 or not len(offset) or scale.shape != offset.shape or reach.shape != (1,) or reach[0] <= 0:
         raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
     if shape != (n_features, len(offset)) or (components is None and n_features != len(offset)) or n_features < 1:
         raise ModelError("projection must fit the number of features")
-    stored = _check_type(read["bounds"], "<f8") if "bounds" in read.arrays else None
+    stored = check_dtype(read["bounds"], "<f8") if "bounds" in read.arrays else None
     bounds = None if stored is None else ColumnBounds.make(stored, n_features)
     return ClassProjection(components, offset, scale, float(reach[0]), n_features, bounds)
 
 
-def _list_guarantee_fields(guarantee: Guarantee) -> dict[str, Any]:
-    (event,) = guarantee.events
-    return {
-        "epsilon": guarantee.epsilon,
-        "delta": guarantee.delta,
-        "unit": guarantee.unit,
-        "reason": guarantee.reason,
-        "source": guarantee.source,
-        "extra_delta": guarantee.extra_delta,
-        "noise_multiplier": event.event.noise_multiplier,
-        "publications": event.count,
-    }
+_GUARANTEE_FIELDS = ("epsilon", "delta", "unit", "reason", "source", "extra_delta")
 
 
-def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
+def list_guarantee(guarantee: Guarantee) -> dict[str, Any]:
+    """Return the fields of a guarantee as values of JSON, without its basis and events."""
+    return {name: getattr(guarantee, name) for name in _GUARANTEE_FIELDS}
+
+
+def read_guarantee(fields: dict[str, Any], basis: Basis, events: tuple[DpEvent, ...]) -> Guarantee:
     """Return the guarantee that a model states; an accountant checks it against its events."""
-    publications, reason, unit = fields["publications"], fields["reason"], fields["unit"]
-    if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
-        raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
-    check_words(unit, reason)
+    check_words(fields["unit"], fields["reason"])
     return Guarantee(
         epsilon=float(fields["epsilon"]),
         delta=float(fields["delta"]),
         protects="database",
-        unit=unit,
+        unit=fields["unit"],
         relation="add-remove",
-        basis=BASIS,
-        sound=not reason,
-        reason=reason,
-        events=(SelfComposedDpEvent(GaussianDpEvent(float(fields["noise_multiplier"])), publications),),
+        basis=basis,
+        sound=not fields["reason"],
+        reason=fields["reason"],
+        events=events,
         extra_delta=float(fields["extra_delta"]),
         source=fields["source"],
     )
+
+
+def _read_event(fields: dict[str, Any]) -> SelfComposedDpEvent:
+    publications = fields["publications"]
+    if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
+        raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
+    return SelfComposedDpEvent(GaussianDpEvent(float(fields["noise_multiplier"])), publications)
 
 
 def check_words(*texts: Any) -> None:

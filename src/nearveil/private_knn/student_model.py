@@ -1,6 +1,5 @@
 """A published student as bytes: numbers and JSON, no code. Reading runs nothing that the bytes bring."""
 
-import json
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -21,10 +20,15 @@ from nearveil.private_knn._networks import NetworkStudent, flatten_network, rest
 from nearveil.private_knn.discriminant_model import (
     MOST_CLASSES,
     ModelError,
+    check_dtype,
     check_words,
+    decode_about,
+    encode_about,
     list_classes,
+    list_guarantee,
     name_kind,
     read_classes,
+    read_guarantee,
 )
 from nearveil.wire.frames import MOST_FEATURES
 
@@ -41,7 +45,7 @@ _MOST_TIMES = 10**6  # queries of one event
 _MOST_SCREENED = 20_000  # as many as plans compose exactly
 _MOST_VOTERS = 10_000  # of a screening: to compose 20 of 100,000 voters takes a minute
 _MOST_EVENTS = 2  # screenings and votes
-_AT_ONCE = 1024  # rows that are compared with the support vectors
+_BATCH = 1024  # rows that are compared with the support vectors
 _EVENTS = (GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram)
 _LARGEST = {
     "about": (_MOST_TEXT,),
@@ -90,7 +94,7 @@ class KernelModel:
 
     def predict(self, rows: Rows) -> NDArray[Any]:
         """Return the label of each row."""
-        parts = [self._vote(rows[i : i + _AT_ONCE]) for i in range(0, len(rows), _AT_ONCE)]
+        parts = [self._vote(rows[i : i + _BATCH]) for i in range(0, len(rows), _BATCH)]
         return np.asarray(self.classes_[np.concatenate(parts)])
 
     def _vote(self, rows: Rows) -> NDArray[np.intp]:
@@ -128,7 +132,11 @@ class StudentParts:
             "classes": list_classes(self.classes),
             "kind": name_kind(self.classes),
             "features": "own" if self.own_features else "default",
-            "guarantee": _list_guarantee(self.guarantee),
+            "guarantee": {
+                **list_guarantee(self.guarantee),
+                "basis": self.guarantee.basis.name,
+                "events": _list_events(self.guarantee),
+            },
             "model": model,
             "parameters": parameters,
             "whitening": None,
@@ -137,7 +145,7 @@ class StudentParts:
         if self.whitening is not None:
             about["whitening"] = {name: self.whitening[name] for name in ("reach", "bits")}
             arrays |= {name: self.whitening[name].astype("<f8") for name in ("components", "mean", "scale")}
-        arrays["about"] = np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
+        arrays["about"] = encode_about(about)
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
         Message.from_bytes(data, _LARGEST)  # refuses a model that no reader would take, as the next line does
         _read_events(_list_events(self.guarantee))
@@ -150,7 +158,7 @@ class StudentParts:
         if message.mechanism != _NAME:
             raise ModelError("data is not a student")
         try:
-            parts = _read_parts(message, _parse_about(message["about"]))
+            parts = _read_parts(message, decode_about(message["about"], _FIELDS))
         except (KeyError, TypeError, OverflowError, RecursionError, AttributeError):
             raise ModelError("data is not a student: a part is missing or of another kind") from None
         except ModelError:
@@ -206,31 +214,15 @@ def _list_kernel(model: KernelModel) -> dict[str, NDArray[Any]]:
     }
 
 
-def _list_guarantee(guarantee: Guarantee) -> dict[str, Any]:
-    names = ("epsilon", "delta", "unit", "reason", "source", "extra_delta")
-    numbers = {name: getattr(guarantee, name) for name in names}
-    return {**numbers, "basis": guarantee.basis.name, "events": _list_events(guarantee)}
-
-
 def _list_events(guarantee: Guarantee) -> list[str]:
     return [format_event(event) for event in guarantee.events]
-
-
-def _parse_about(values: NDArray[Any]) -> dict[str, Any]:
-    try:
-        about = json.loads(_check_type(values, "|u1").tobytes())
-    except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict) or set(about) != _FIELDS:
-        raise ModelError("data is not a student: its description cannot be read")
-    return about
 
 
 def _read_parts(message: Message, about: dict[str, Any]) -> StudentParts:
     classes = read_classes(about["classes"], about["kind"])
     if not np.array_equal(np.unique(classes), classes) or about["features"] not in ("own", "default"):
         raise ModelError("classes must be sorted, and features known")
-    codes = _check_type(message["codes"], "<i8")
+    codes = check_dtype(message["codes"], "<i8")
     if codes.ndim != 1 or not len(codes) or codes[0] < 0 or codes[-1] >= len(classes) or np.any(np.diff(codes) <= 0):
         raise ModelError("codes must be those of classes, in their order")
     whitening = None
@@ -240,11 +232,14 @@ def _read_parts(message: Message, about: dict[str, Any]) -> StudentParts:
         raise ModelError("whitening must be given for rows, and for rows alone")
     width = None if whitening is None else len(whitening["scale"])
     classifier = _read_model(message, about["model"], about["parameters"], classes[codes], width)
-    return StudentParts(classes, _read_guarantee(about["guarantee"]), classifier, about["features"] == "own", whitening)
+    fields = about["guarantee"]
+    check_words(fields["basis"])
+    guarantee = read_guarantee(fields, Basis(fields["basis"], _LINK), _read_events(fields["events"]))
+    return StudentParts(classes, guarantee, classifier, about["features"] == "own", whitening)
 
 
 def _read_whitening(message: Message, fields: dict[str, Any]) -> dict[str, Any]:
-    components, mean, scale = (_check_type(message[name], "<f8") for name in ("components", "mean", "scale"))
+    components, mean, scale = (check_dtype(message[name], "<f8") for name in ("components", "mean", "scale"))
     reach, bits = fields["reach"], fields["bits"]
     if type(reach) is not float or not 0 < reach < math.inf or type(bits) is not int or not 1 <= bits <= 52:
         raise ModelError("whitening must have a positive reach, and from 1 to 52 bits")
@@ -261,12 +256,12 @@ def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any],
         raise ModelError("codes must be at least two, but for a constant")
     n_scores, n_pairs = 1 if n_classes == 2 else n_classes, n_classes * (n_classes - 1) // 2
     if kind == "linear":
-        weights, biases = (_check_type(message[name], "<f8") for name in ("weights", "biases"))
+        weights, biases = (check_dtype(message[name], "<f8") for name in ("weights", "biases"))
         _require(weights.shape == (n_scores, width) and biases.shape == (n_scores,))
         return LinearModel(classes, weights, biases)
     if kind == "kernel":
-        arrays = {name: _check_type(message[name], "<f8") for name in ("vectors", "coefficients", "intercepts")}
-        supports, gamma = _check_type(message["supports"], "<i8"), fields["gamma"]
+        arrays = {name: check_dtype(message[name], "<f8") for name in ("vectors", "coefficients", "intercepts")}
+        supports, gamma = check_dtype(message["supports"], "<i8"), fields["gamma"]
         n_vectors = len(arrays["vectors"])
         _require(arrays["vectors"].shape == (n_vectors, width) and n_vectors > 0)
         _require(arrays["coefficients"].shape == (n_classes - 1, n_vectors))
@@ -278,32 +273,13 @@ def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any],
     shape = fields["shape"]
     _require(isinstance(shape, list) and len(shape) == 3 and all(type(side) is int for side in shape))
     _require(1 <= shape[0] <= 4 and all(1 <= side <= _MOST_SIDE for side in shape[1:]))
-    values = _check_type(message["network"], "<f4")
+    values = check_dtype(message["network"], "<f4")
     return restore_network(fields["architecture"], (shape[0], shape[1], shape[2]), classes, values)
 
 
 def _require(fits: bool) -> None:
     if not fits:
         raise ModelError("the arrays of the classifier must fit its classes and features")
-
-
-def _read_guarantee(fields: dict[str, Any]) -> Guarantee:
-    """Return the guarantee that a student states; an accountant checks it against its events."""
-    reason, unit, basis = (fields[name] for name in ("reason", "unit", "basis"))
-    check_words(unit, reason, basis)
-    return Guarantee(
-        epsilon=float(fields["epsilon"]),
-        delta=float(fields["delta"]),
-        protects="database",
-        unit=unit,
-        relation="add-remove",
-        basis=Basis(basis, _LINK),
-        sound=not reason,
-        reason=reason,
-        events=_read_events(fields["events"]),
-        extra_delta=float(fields["extra_delta"]),
-        source=fields["source"],
-    )
 
 
 def _read_events(texts: Any) -> tuple[DpEvent, ...]:
@@ -323,9 +299,3 @@ def _read_event(text: Any) -> DpEvent:
     if not isinstance(inner, (*_EVENTS, GaussianDpEvent)):
         raise ModelError("events must be votes or screenings")
     return event
-
-
-def _check_type(values: NDArray[Any], kind: str) -> NDArray[Any]:
-    if values.dtype != np.dtype(kind):
-        raise ModelError("data is not a student: numbers of another type")
-    return values
