@@ -252,7 +252,7 @@ def test_verify_notices_an_old_copy_and_a_receipt_of_the_future(camera: Path, he
     assert "rolled back" in result.output
     refused = run("quota", "camera", "bob", "--epsilon", "1")  # spending side: refused altogether
     assert refused.exit_code == 1
-    assert "`nearveil budget verify` says more" in refused.output
+    assert "`nearveil budget verify` lists the problems" in refused.output
     (here / "nearveil.db.witness").write_bytes(b"")
     assert run("verify").exit_code == 0
     assert run("verify", "--receipt", receipt).exit_code == 1
@@ -280,7 +280,7 @@ def test_looking_leaves_the_file_of_another_program_as_it_is(
     before = path.read_bytes()
     result = run(*words, "--ledger", "other.db")
     assert result.exit_code == 1
-    assert "no ledger" in result.output
+    assert "not a" in result.output
     assert path.read_bytes() == before
     assert [file.name for file in here.iterdir()] == ["other.db"]
 
@@ -324,7 +324,7 @@ def test_the_default_is_where_queries_pay(here: Path) -> None:
     [
         (("show", "nobody"), 1, "no account 'nobody'"),
         (("show", "--ledger", "mysql://x/y"), 1, "SQLite file or a PostgreSQL database"),
-        (("show", "--ledger", "text.db"), 1, "no SQLite database"),
+        (("show", "--ledger", "text.db"), 1, "not a SQLite database"),
         (("preview", "camera", "five"), 2, "500x0.5"),
         (("preview", "camera", "1x1", "--mechanism", "gaussian"), 2, "Gaussian noise is not pure"),
         (("preview", "camera", "1x1", "--client", "eve"), 1, "has no quota"),
@@ -398,4 +398,4 @@ def test_a_database_that_is_not_there_is_said_to_refuse(tmp_path: Path, monkeypa
         port = listening.getsockname()[1]  # nobody listens there afterwards
     found = CliRunner().invoke(app, ["budget", "show", "--ledger", f"postgresql://me@127.0.0.1:{port}/{tmp_path.name}"])
     assert found.exit_code == 1
-    assert "connection refused: no server listens there" in " ".join(found.output.split())
+    assert "connection refused" in " ".join(found.output.split())

@@ -153,7 +153,7 @@ charges = st.lists(
 @given(st.sampled_from(BUDGETS), st.lists(charges, min_size=1, max_size=8))
 def test_totals_do_not_depend_on_the_order_and_only_grow(budget: Budget, steps: list[Any]) -> None:
     prices = [budget.price(make_charge(step, "replace")) for step in steps]
-    forward, backward = budget.nothing, budget.nothing
+    forward, backward = budget.zero, budget.zero
     ended = False
     for price, reversed_price in zip(prices, prices[::-1], strict=True):
         forward, backward = add_amounts(forward, price), add_amounts(backward, reversed_price)
@@ -167,8 +167,8 @@ def test_totals_do_not_depend_on_the_order_and_only_grow(budget: Budget, steps: 
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_terms_survive_their_text(budget: Budget) -> None:
     assert parse_budget(budget.terms()) == budget
-    assert budget.allows(budget.nothing)
-    assert budget.spent(budget.nothing) == 0
+    assert budget.allows(budget.zero)
+    assert budget.spent(budget.zero) == 0
     assert budget.contains(budget)
 
 
@@ -209,7 +209,7 @@ def test_an_order_that_has_no_divergence_is_out_and_stays_out() -> None:
     budget = FilterBudget.open(5.0, 1e-5)
     price = budget.price(make_charge(dp.NonPrivateDpEvent(), "replace"))
     assert price == (None,) * len(budget.orders)
-    assert not budget.allows(add_amounts(budget.nothing, price))
+    assert not budget.allows(add_amounts(budget.zero, price))
     assert budget.spent(price) is None
 
 

@@ -6,7 +6,8 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from nearveil.ledger import (
     LedgerUnavailableError,
     OverBudgetError,
 )
-from nearveil.ledger._store import Witness
-from nearveil.ledger.account import LedgerDatabase
+from nearveil.ledger.database import LedgerDatabase
+from nearveil.ledger.witness import Witness
 from nearveil.privacy.events import PureDp
 
 from .conftest import ABOUT
@@ -155,19 +156,20 @@ def lost_answer(url: str) -> Exception:
     return sa.exc.OperationalError("COMMIT", {}, original)
 
 
-def lose_answers(url: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def lose_answers(url: str, monkeypatch: pytest.MonkeyPatch, every: int = 2) -> list[int]:
     """Lose every second answer from now on, after the commit; return the number of answers, in a list."""
-    real, losses = LedgerDatabase._attempt, [0]
+    begin, answers = LedgerDatabase.begin_write, [0]
 
-    def losing(self: LedgerDatabase, work: Any, begin: Any) -> Any:
-        result = real(self, work, begin)
-        losses[0] += 1
-        if begin == self.begin_write and losses[0] % 2:
+    @contextmanager
+    def losing(self: LedgerDatabase) -> Iterator[sa.Connection]:
+        with begin(self) as connection:
+            yield connection
+        answers[0] += 1
+        if answers[0] % every == every - 1:
             raise lost_answer(url)
-        return result
 
-    monkeypatch.setattr(LedgerDatabase, "_attempt", losing)
-    return losses
+    monkeypatch.setattr(LedgerDatabase, "begin_write", losing)
+    return answers
 
 
 def test_a_commit_whose_answer_is_lost_is_found_again(
@@ -190,15 +192,7 @@ def test_a_commit_whose_answer_is_lost_is_found_again(
 def test_where_nobody_can_tell_nothing_is_released(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Ledger(url, witness=tmp_path / "w", timeout=0.3) as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        real = LedgerDatabase._attempt
-
-        def gone(self: LedgerDatabase, work: Any, begin: Any) -> Any:
-            result = real(self, work, begin)
-            if begin == self.begin_write:
-                raise lost_answer(url)
-            return result
-
-        monkeypatch.setattr(LedgerDatabase, "_attempt", gone)
+        lose_answers(url, monkeypatch, every=1)
         with pytest.raises(LedgerUnavailableError, match="release nothing"):
             account.spend(stated(PureDp(0.5)), "k")
         monkeypatch.undo()
@@ -211,11 +205,11 @@ def test_where_nobody_can_tell_nothing_is_released(url: str, tmp_path: Path, mon
 def test_a_lock_that_is_never_given_up_is_waited_for_in_vain(url: str, tmp_path: Path) -> None:
     with Ledger(url, witness=tmp_path / "w", timeout=0.3) as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        with ledger._core.database.engine.connect() as holder:
+        with ledger._database.engine.connect() as holder:
             if not url.startswith("postgresql"):
                 holder.exec_driver_sql("BEGIN IMMEDIATE")
             holder.exec_driver_sql("UPDATE nearveil_account SET head = head")
-            with pytest.raises(LedgerUnavailableError, match="lock all the time"):
+            with pytest.raises(LedgerUnavailableError, match="timeout: other processes hold"):
                 account.spend(stated(PureDp(0.5)), "k")
             holder.rollback()
         account.spend(stated(PureDp(0.5)), "k")

@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError
+from nearveil.ledger.entries import Entry
 from nearveil.ledger.errors import LedgerFullError
-from nearveil.ledger.history import Entry
 from nearveil.privacy.events import PureDp
 
 from ..small_disk import fill, mounted
@@ -128,7 +128,7 @@ def test_a_limit_on_pages_is_a_full_disk(tmp_path: Path) -> None:
     with Ledger(tmp_path / "ledger.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=50.0, delta=0.0)
 
-        @sa.event.listens_for(ledger._core.database.engine, "checkout")
+        @sa.event.listens_for(ledger._database.engine, "checkout")
         def limit(connection: sqlite3.Connection, *_: object) -> None:
             connection.execute(f"PRAGMA max_page_count = {pages}")
 

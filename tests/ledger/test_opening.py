@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, Ledger, LedgerError
-from nearveil.ledger.account import explain_error
+from nearveil.ledger.database import explain_error
 from nearveil.ledger.errors import CorruptLedgerError, LedgerFullError
 from nearveil.privacy.events import NoisyScreening, PureDp
 from nearveil.storage import describe_url, parse_url
@@ -35,7 +35,7 @@ def test_paths_that_cannot_be_are_told(tmp_path: Path) -> None:
         Ledger(tmp_path / "no" / "l.db")
     with pytest.raises(LedgerError, match="is a directory"):
         Ledger(tmp_path)
-    with pytest.raises(LedgerError, match="there is none"):
+    with pytest.raises(LedgerError, match="no such file"):
         Ledger(tmp_path / "l.db", read_only=True)
     with pytest.raises(ValueError, match="timeout"):
         Ledger(tmp_path / "l.db", timeout=0.0)
@@ -56,7 +56,7 @@ def test_all_ways_to_name_a_file_lead_to_it(tmp_path: Path, monkeypatch: pytest.
 def test_what_is_no_database_is_not_touched(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("not a database, and longer than the header of one\n" * 100)
-    with pytest.raises(CorruptLedgerError, match="no SQLite database"):
+    with pytest.raises(CorruptLedgerError, match="not a SQLite database"):
         Ledger(path)
     assert path.read_text().startswith("not a database")
 
@@ -70,7 +70,7 @@ def test_a_damaged_file_says_so(tmp_path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
-    with pytest.raises(CorruptLedgerError, match="damaged"):
+    with pytest.raises(CorruptLedgerError, match="corrupted"):
         Ledger(path)
 
 
@@ -87,7 +87,7 @@ def test_a_ledger_of_a_newer_version_is_left_alone(url: str, tmp_path: Path) -> 
 
 
 def test_a_database_without_a_ledger_is_not_changed_by_looking(postgres_url: str) -> None:
-    with pytest.raises(LedgerError, match="holds no ledger"):
+    with pytest.raises(LedgerError, match="is not a ledger"):
         Ledger(postgres_url, read_only=True)
     engine = sa.create_engine(parse_url(postgres_url, "url"))
     assert sa.inspect(engine).get_table_names() == []
@@ -108,7 +108,7 @@ def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.
 
 
 def test_a_database_that_does_not_exist_is_told_at_once(postgres_url: str) -> None:
-    with pytest.raises(LedgerError, match="check its address") as error:
+    with pytest.raises(LedgerError, match="check address") as error:
         Ledger(postgres_url.replace("postgres@", "postgres:secret@") + "&dbname=nowhere")
     assert "secret" not in str(error.value)
 
@@ -122,7 +122,7 @@ def test_passwords_are_not_shown(postgres_url: str) -> None:
 def test_a_full_disk_spends_nothing_and_the_ledger_lives_on(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        engine = ledger._core.database.engine
+        engine = ledger._database.engine
         account.spend(stated(PureDp(0.125)), "before")
 
         def limited(connection: sqlite3.Connection, *_: object) -> None:
@@ -130,7 +130,10 @@ def test_a_full_disk_spends_nothing_and_the_ledger_lives_on(tmp_path: Path) -> N
             connection.execute(f"PRAGMA max_page_count = {pages}")
 
         sa.event.listen(engine, "checkout", limited)
-        with account.spend(stated(PureDp(0.125)), "small") as debit, pytest.raises(LedgerFullError, match="make room"):
+        with (
+            account.spend(stated(PureDp(0.125)), "small") as debit,
+            pytest.raises(LedgerFullError, match="free some space"),
+        ):
             debit.store(b"x" * 100_000)
         sa.event.remove(engine, "checkout", limited)
         engine.dispose()
@@ -143,14 +146,16 @@ def test_commits_are_durable_whatever_the_database_would_do_by_itself(url: str, 
     if url.startswith("postgresql"):
         url = url.replace("options=", "options=-csynchronous_commit%3Doff%20")
     with Ledger(url, witness=tmp_path / "w") as ledger:
-        database = ledger._core.database
+        database = ledger._database
 
         def told(connection: sa.Connection) -> list[Any]:
             names = ("synchronous", "journal_mode") if database.is_sqlite else ("synchronous_commit",)
             word = "PRAGMA" if database.is_sqlite else "SHOW"
             return [connection.exec_driver_sql(f"{word} {name}").scalar() for name in names]
 
-        assert database.write(told) == ([2, "wal"] if database.is_sqlite else ["on"])
+        assert database.write(lambda connection: (told(connection), None)) == (
+            [2, "wal"] if database.is_sqlite else ["on"]
+        )
         assert database.is_sqlite or database.read(told) == ["off"]
 
 
@@ -225,7 +230,7 @@ def test_no_password_is_shown_wherever_it_stands_in_the_address() -> None:
 
 def test_what_was_being_written_is_not_told(tmp_path: Path) -> None:
     with Ledger(tmp_path / "budget.db") as ledger:
-        engine = ledger._core.database.engine
+        engine = ledger._database.engine
         with pytest.raises(sa.exc.OperationalError) as error, engine.connect() as connection:
             connection.execute(sa.text("INSERT INTO nowhere VALUES (:word)"), {"word": "a private word"})
     assert "a private word" not in str(error.value)

@@ -114,15 +114,15 @@ def test_ledgers_in_one_server_have_witnesses_of_their_own(
         (kept,) = (data / "witness").iterdir()
         assert stat.S_IMODE(kept.stat().st_mode) == 0o600
         assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
-        assert ledger._core.witness is not None
-        assert ledger._core.witness.path == kept
+        assert ledger._database.witness is not None
+        assert ledger._database.witness.path == kept
     with Ledger(postgres.url(names[0])) as other:
-        assert other._core.witness is not None
-        assert other._core.witness.path != kept
+        assert other._database.witness is not None
+        assert other._database.witness.path != kept
     (data / "given").touch()
     with Ledger(postgres_url, witness=data / "given") as ledger:
-        assert ledger._core.witness is not None
-        assert ledger._core.witness.path == data / "given"
+        assert ledger._database.witness is not None
+        assert ledger._database.witness.path == data / "given"
     assert len(list((data / "witness").iterdir())) == 2
 
 
@@ -164,7 +164,7 @@ def test_all_copies_of_a_ledger_that_had_no_identity_get_the_same(
     run(f"CREATE DATABASE {replica} TEMPLATE {primary}")
     with Ledger(postgres.url(replica), read_only=True) as ledger:
         assert ledger.verify()
-        assert ledger._core.witness is None
+        assert ledger._database.witness is None
     with Ledger(postgres.url(primary)) as ledger:
         ledger.account("pure").spend(TENTH)
         assert ledger.verify()

@@ -110,7 +110,7 @@ def test_a_key_without_a_message_never_opens_again(open_account: Open) -> None:
         pass
     with pytest.raises(KeySpentError):
         account.spend(stated(GaussianDpEvent(8.0)), "k")
-    with pytest.raises(LedgerError, match="holds the debit"):
+    with pytest.raises(LedgerError, match="owner of a debit"):
         debit.store(b"late")
     with pytest.raises(KeySpentError):
         account.spend(stated(GaussianDpEvent(8.0)), "k")

@@ -15,8 +15,8 @@ import pytest
 import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
-from nearveil.ledger import Account, AccountError, Ledger, LedgerError, LedgerUnavailableError
-from nearveil.ledger._store import Receipt, read_entries
+from nearveil.ledger import Account, AccountError, Ledger, LedgerError, LedgerUnavailableError, Receipt
+from nearveil.ledger._store import read_entries
 from nearveil.ledger.errors import CorruptLedgerError, RolledBackError
 from nearveil.privacy.events import PureDp
 from nearveil.storage import parse_url
@@ -110,10 +110,10 @@ def test_edited_rows_are_not_spent_from(what: str, url: str, ledger: Ledger, acc
 
 
 def test_an_entry_that_was_changed_together_with_its_hash_is_found(url: str, ledger: Ledger, account: Account) -> None:
-    rows = ledger._core.read(lambda connection: list(read_entries(connection, "images")))
-    (_, before), (message, _) = rows[2:4]
+    rows = ledger._database.read(lambda connection: list(read_entries(connection, "images")))
+    debit, message = rows[2:4]
     forged = replace(message, payload='{"message":"AAAA"}')
-    by_hand(url, ENTRY.format(f"payload = '{forged.payload}', hash = '{forged.hash(before)}'", 4))
+    by_hand(url, ENTRY.format(f"payload = '{forged.payload}', hash = '{forged.compute_hash(debit.hash)}'", 4))
     assert not ledger.verify()
 
 
@@ -150,7 +150,7 @@ def test_a_budget_that_was_passed_is_found_even_if_every_hash_fits(
         with monkeypatch.context() as patched:
             patched.setattr("nearveil.ledger.budget.PureBudget.allows", lambda *_: True)
             account.spend(stated(PureDp(2.0)))
-        assert [problem.text for problem in ledger.verify().problems] == ["passes the budget"]
+        assert [problem.text for problem in ledger.verify().problems] == ["exceeds the budget"]
         with monkeypatch.context() as patched:
             patched.setattr("nearveil.ledger.budget.PureBudget.allows", lambda *_: True)
             patched.setattr("nearveil.ledger.budget.PureBudget.price", lambda *_: (1,))
@@ -232,7 +232,7 @@ def test_a_witness_that_is_missing_or_damaged_is_not_passed_over(tmp_path: Path)
     with pytest.raises(RolledBackError, match="missing"):
         Ledger(path)
     witness.write_text(content.replace("1 ", "0 ", 1))
-    with pytest.raises(CorruptLedgerError, match="damaged"):
+    with pytest.raises(CorruptLedgerError, match="corrupted"):
         Ledger(path)
     witness.write_text("")
     with Ledger(path) as ledger:
@@ -246,11 +246,11 @@ def test_the_witness_lags_at_most_and_is_never_lowered(tmp_path: Path) -> None:
         old = accounts[2].receipt()
         for account in accounts:
             account.spend(stated(PureDp(0.125)))
-        witness = ledger._core.witness
+        witness = ledger._database.witness
         assert witness is not None
-        known = witness.known()
-        witness.raise_to(old)
-        assert witness.known() == known
+        known = witness.read()
+        witness.advance(old)
+        assert witness.read() == known
         assert sorted(known.values()) == sorted((2, account.receipt().hash) for account in accounts)
         assert witness.path.stat().st_size == 5 * 256
 
@@ -258,20 +258,20 @@ def test_the_witness_lags_at_most_and_is_never_lowered(tmp_path: Path) -> None:
 def test_a_record_of_the_witness_that_a_full_disk_cut_short_is_written_over(tmp_path: Path) -> None:
     with Ledger(tmp_path / "l.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        witness = ledger._core.witness
+        witness = ledger._database.witness
         assert witness is not None
         with witness.path.open("a") as file:
             file.write("0000000000000")
         account.spend(stated(PureDp(0.125)))
         ledger.open_account("more", **ABOUT, epsilon=1.0, delta=0.0)
-        assert sorted(sequence for sequence, _ in witness.known().values()) == [1, 2]
+        assert sorted(sequence for sequence, _ in witness.read().values()) == [1, 2]
         assert witness.path.stat().st_size == 2 * 256
 
 
 def test_a_witness_that_stays_locked_is_not_waited_for_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearveil.ledger._store._PATIENCE", 0.05)
+    monkeypatch.setattr("nearveil.ledger.witness._LOCK_TIMEOUT", 0.05)
     with Ledger(tmp_path / "l.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
         with (tmp_path / "l.db.witness").open() as held:

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
     from nearveil.ledger import Account, Ledger
-    from nearveil.ledger.history import Balance, Entry, Preview
+    from nearveil.ledger.entries import Entry
+    from nearveil.ledger.history import Balance, Preview
 
 app = typer.Typer(
     help="Budgets that last: open accounts, see what is left, check that nobody changed the past.",

@@ -103,7 +103,7 @@ CLUSTER_OPTIONS = {
 }
 
 _SPOKEN = {  # what errors say to programs, in the words of the command line
-    "Ledger(..., read_only=True).verify() says more": "`nearveil budget verify` says more",
+    "Ledger(..., read_only=True).verify() lists the problems": "`nearveil budget verify` lists the problems",
     "take a new one (new_key())": "take another, or leave it out",
     "Index.create makes one": "`nearveil index DIR --into` makes one",
 }

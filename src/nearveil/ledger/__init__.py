@@ -1,9 +1,9 @@
-"""Budgets that last: accounts, debits, history. Ask before anything is released."""
+"""Durable privacy budgets: accounts, debits, history. Spend before anything is released."""
 
 from nearveil.ledger._ledger import Ledger
-from nearveil.ledger._store import Receipt
 from nearveil.ledger._verify import Verification
 from nearveil.ledger.account import Account, Debit, new_key
+from nearveil.ledger.entries import Receipt
 from nearveil.ledger.errors import (
     AccountError,
     KeyConflictError,

@@ -1,8 +1,7 @@
-"""The ledger: budgets that survive crashes and cannot be raced."""
+"""The ledger: accounts in a database, safe against crashes and concurrent spends."""
 
 import secrets
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
@@ -11,25 +10,26 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from nearveil.ledger._store import (
-    Receipt,
-    Row,
-    Witness,
     append_entry,
     find_entry,
     find_identity,
     find_version,
-    insert_book,
+    find_witnessed_account,
+    insert_account,
     is_current,
-    load_witnessed_book,
+    list_accounts,
     migrate,
     read_entries,
     read_receipts,
 )
-from nearveil.ledger._verify import Verification, find_witness_problems, list_accounts, verify
-from nearveil.ledger.account import Account, Clock, Core, LedgerDatabase, find_plan_cost, open_budget, read_utc_clock
+from nearveil.ledger._verify import Verification, find_witness_problems, verify
+from nearveil.ledger.account import Account, find_plan_cost, open_budget
 from nearveil.ledger.budget import Events, canonical_json, format_up
+from nearveil.ledger.database import Clock, LedgerDatabase, read_utc_clock
+from nearveil.ledger.entries import OPENED, Entry, Receipt
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
-from nearveil.ledger.history import Entry, export_rows, make_entry
+from nearveil.ledger.history import export_entries
+from nearveil.ledger.witness import Witness
 from nearveil.privacy.checks import check_choice, check_text
 from nearveil.privacy.guarantee import Protects, Relation
 from nearveil.storage import data_folder, describe_url, make_data_folder, parse_url, without_secrets
@@ -38,23 +38,23 @@ from nearveil.storage import data_folder, describe_url, make_data_folder, parse_
 class Ledger:
     """Accounts in a database: a SQLite file, or PostgreSQL.
 
-    A pickle holds the address without its password. Where it is loaded, PostgreSQL's library finds the password in
-    PGPASSWORD or ~/.pgpass; a process that has the ledger open goes on with that one.
+    A pickle holds the address without its password. When it is loaded, libpq reads the password from PGPASSWORD or
+    ~/.pgpass; a process that has the ledger open uses that one.
 
     Parameters
     ----------
     url : str, Path or sqlalchemy.URL, default="nearveil.db"
         A path, or a URL such as ``postgresql://user@host/database``.
     witness : str or Path, optional
-        A file outside the database that notices an old copy put back, or a replica that lags. By default beside a
+        A file outside the database that detects a restored old copy, or a replica that lags. By default next to the
         SQLite file (``nearveil.db.witness``); for PostgreSQL in this user's data folder
-        (``~/.local/share/nearveil/witness/``), by the ledger's identity, which its copies share.
+        (``~/.local/share/nearveil/witness/``), named by the identity that all copies of a ledger share.
     clock : callable, optional
-        Returns the time, with its zone. Informative only.
+        Returns the time, with its time zone. Informative only.
     timeout : float, default=30.0
-        Seconds to wait for locks, or for a database that went away.
+        Timeout for locks, and for a database that is not available, in seconds.
     read_only : bool, default=False
-        For looking and verifying only: works where spending is refused, writes nothing, makes no file.
+        Only read and verify: works even if spending is refused, writes nothing, creates no file.
 
     Examples
     --------
@@ -67,7 +67,7 @@ class Ledger:
     >>> with Ledger(Path(folder.name) / "budget.db") as ledger:
     ...     account = ledger.open_account("camera", owner="me", epsilon=1.0, delta=0.0, **about)
     ...     with account.spend(quarter) as debit:
-    ...         debit.store(b"what is sent")
+    ...         debit.store(b"the public message")
     ...     print(account.balance())
     account camera: budget epsilon 1 at delta 0, spent 0.25, left 0.75
     >>> folder.cleanup()
@@ -84,24 +84,29 @@ class Ledger:
     ) -> None:
         if not timeout > 0:
             raise ValueError("timeout must be a positive number of seconds")
-        database = LedgerDatabase(parse_url(url, "url"), timeout, read_only=read_only)
-        self._witness = None if witness is None else Path(witness).expanduser().absolute()
-        beside = Path(f"{database.path}.witness") if witness is None and database.is_sqlite else self._witness
-        self._core = Core(database, None if beside is None else Witness(beside), clock, read_only)
+        database = LedgerDatabase(parse_url(url, "url"), timeout, clock, read_only=read_only)
+        self._database, self._witness_path = (
+            database,
+            None if witness is None else Path(witness).expanduser().absolute(),
+        )
+        if self._witness_path is not None:
+            database.witness = Witness(self._witness_path)
+        elif database.is_sqlite:
+            database.witness = Witness(Path(f"{database.path}.witness"))
         try:
-            self._check_place()
+            self._check_path()
             if read_only:
                 self._check_version()
             else:
                 self._prepare()
-            if self._core.witness is None:
-                self._core = replace(self._core, witness=self._find_witness())
+            if database.witness is None:
+                database.witness = self._find_witness()
             if not read_only:
                 self._check_witness()
         except BaseException:
             database.close()
             raise
-        _OPEN[self._terms] = self
+        _OPEN[self._arguments] = self
 
     def open_account(
         self,
@@ -115,30 +120,30 @@ class Ledger:
         delta: float,
         plan: Events | None = None,
     ) -> Account:
-        """Open an account; its terms never change.
+        """Open an account. Its terms never change.
 
         Parameters
         ----------
         name, owner : str
         protects : {"query", "database"}
-            Whose record it is.
+            The protected record.
         unit : str
-            What one record is: "image", "person with all images".
+            The unit of protection: "image", "person with all images".
         relation : {"replace", "add-remove"}
-            How two inputs that shall look alike differ.
+            The neighbouring relation.
         epsilon : float
         delta : float
-            Above 0: a plan composed by PLD, or without one a Renyi filter, for parameters chosen along the way.
-            0: pure epsilons are added up.
+            Above 0: a plan composed by PLD, or without a plan a Renyi filter, for parameters chosen adaptively.
+            0: pure epsilons are summed.
         plan : DpEvent, or iterable of DpEvent or (DpEvent, int), optional
-            Everything that may ever be spent, in any order.
+            All mechanisms that may ever be paid, in any order.
 
         Raises
         ------
         OverBudgetError
             If the plan costs more than the budget.
         AccountError
-            If there is an account of that name.
+            If the account exists.
         """
         check_text(name, "name")
         opening = canonical_json(_make_opening(owner, protects, unit, relation))
@@ -153,22 +158,21 @@ class Ledger:
                 cost=cost,
                 left=budget.epsilon,
             )
-        nonce, core, terms = secrets.token_hex(16), self._core, budget.terms()
+        nonce, database, terms = secrets.token_hex(16), self._database, budget.terms()
 
         def work(connection: sa.Connection) -> tuple[None, Receipt | None]:
-            book = load_witnessed_book(connection, name, core.witness, lock=True)
-            if book is not None:
+            row = find_witnessed_account(connection, name, database.witness, lock=True)
+            if row is None:
+                row = insert_account(connection, name, opening, terms)
+                payload = canonical_json({"opening": opening, "terms": terms, "cost": cost})
+                row = append_entry(connection, row, kind=OPENED, time=database.now(), nonce=nonce, payload=payload)
+            else:  # perhaps by an attempt of this call, whose reply was lost
                 first = find_entry(connection, name, 1)
-                if first is not None and first.nonce == nonce:
-                    return None, book.receipt
-                raise AccountError(f"account {name!r} exists already: account() returns it")
-            book = insert_book(connection, name, opening, terms)
-            payload = canonical_json({"opening": opening, "terms": terms, "cost": cost})
-            return None, append_entry(
-                connection, book, kind="opened", time=core.now(), nonce=nonce, payload=payload
-            ).receipt
+                if first is None or first.nonce != nonce:
+                    raise AccountError(f"account {name!r} exists already: account() returns it")
+            return None, row.receipt
 
-        core.write(work)
+        database.write(work)
         return self.account(name)
 
     def account(self, name: str) -> Account:
@@ -179,112 +183,109 @@ class Ledger:
 
     def accounts(self) -> list[Account]:
         """Return all accounts, by name."""
-        return [Account(self, name) for name in self._core.read(list_accounts)]
+        return [Account(self, name) for name in self._database.read(list_accounts)]
 
     @property
     def has_witness(self) -> bool:
-        """Whether a witness remembers the newest entries, so that an old copy would be noticed."""
-        return self._core.witness is not None and self._core.witness.exists()
+        """Whether a witness records the latest entries, so that a restored old copy is detected."""
+        return self._database.witness is not None and self._database.witness.exists()
 
     def verify(self, account: str | None = None, *, receipts: Sequence[Receipt | str] = ()) -> Verification:
-        """Recompute everything: hashes, totals, budgets; compare with the witness and with receipts.
+        """Recompute hashes, totals and budgets, and compare them with the witness and with receipts.
 
-        Checks all accounts by default. `receipts` are those that :meth:`Account.receipt` gave and that were kept
-        elsewhere, as they are or as they were printed.
+        Checks all accounts by default. `receipts` come from :meth:`Account.receipt` and were stored elsewhere, as
+        objects or as printed.
         """
-        known = [Receipt.parse(one) if isinstance(one, str) else one for one in receipts]
-        return verify(self._core, None if account is None else check_text(account, "account"), known)
+        parsed = [Receipt.parse(receipt) if isinstance(receipt, str) else receipt for receipt in receipts]
+        return verify(self._database, None if account is None else check_text(account, "account"), parsed)
 
     def history(self) -> list[Entry]:
         """Return the entries of all accounts, account by account."""
-        return [make_entry(*line) for line in self._read_all()]
+        return self._database.read(
+            lambda connection: [entry for name in list_accounts(connection) for entry in read_entries(connection, name)]
+        )
 
     def export(self, format: Literal["json", "csv"] = "json") -> str:  # noqa: A002
-        """Return everything as text: all entries of all accounts, with their hashes."""
-        return export_rows(self._read_all(), format)
-
-    def _read_all(self) -> list[tuple[Row, str]]:
-        return self._core.read(
-            lambda connection: [line for name in list_accounts(connection) for line in read_entries(connection, name)]
-        )
+        """Return all entries of all accounts as text, with their hashes."""
+        return export_entries(self.history(), format)
 
     def backup(self, path: str | Path) -> None:
         """Copy a SQLite ledger to a new file, which must not exist, consistently, while others spend.
 
-        A backup is for the day the disk dies. It is no second ledger: what is spent in one is not spent in the other.
+        A backup protects against a disk failure. It is not a second ledger: a spend in one is not a spend in the other.
         """
-        if not self._core.database.is_sqlite:
+        if not self._database.is_sqlite:
             raise LedgerError("PostgreSQL is backed up by its own tools: pg_dump; export() gives the entries as text")
-        self._core.database.copy_to(Path(path).expanduser().absolute())
+        self._database.copy_to(Path(path).expanduser().absolute())
 
     def close(self) -> None:
         """Close the connections. The ledger opens new ones if it is used again."""
-        self._core.database.close()
+        self._database.close()
 
-    def _check_place(self) -> None:
-        database = self._core.database
+    def _check_path(self) -> None:
+        database = self._database
         if not database.is_sqlite:
             return
         if not database.path.parent.is_dir():
-            raise LedgerError(f"ledger {database.path}: its directory does not exist; make it, or give another path")
+            raise LedgerError(f"ledger {database.path}: its directory does not exist; create it, or use another path")
         if database.path.is_dir():
-            raise LedgerError(f"ledger {database.path}: this is a directory; give the path of a file")
-        if self._core.read_only and not database.path.exists():
-            raise LedgerError(f"ledger {database.path}: there is none, and read_only makes none")
+            raise LedgerError(f"ledger {database.path}: this is a directory; use the path of a file")
+        if self._database.read_only and not database.path.exists():
+            raise LedgerError(f"ledger {database.path}: no such file, and read_only creates none")
 
     def _prepare(self) -> None:
-        """Make the tables, or bring them up to date."""
-        database, witness = self._core.database, self._core.witness
+        """Create or migrate the tables, and create the witness of a new ledger."""
+        database, witness = self._database, self._database.witness
         if witness is not None and not witness.exists():
             if (database.is_sqlite and not database.path.exists()) or not self._has_accounts():
                 witness.create()
-            elif not witness.exists():  # another process may have made it, and then an account, since we looked
+            elif not witness.exists():  # another process may have created it since, and then an account
                 raise RolledBackError(
-                    f"witness {witness.path} is missing: without it, an old copy of the database would not be noticed. "
-                    "Put it back beside the database; an empty file in its place accepts the database as it is"
+                    f"witness {witness.path} is missing: without it, an old copy of the database would not be "
+                    "detected. Restore it; an empty file in its place accepts the database as it is"
                 )
         if not database.read(is_current):
             database.write(migrate)
 
     def _find_witness(self) -> Witness | None:
-        """Return the witness of a PostgreSQL ledger in this user's data folder, made when the ledger is first seen."""
-        identity = self._core.read(find_identity)
-        if identity is None:  # of an earlier version, and only looked at
+        """Return the witness of a PostgreSQL ledger in this user's data folder; create it on first use."""
+        identity = self._database.read(find_identity)
+        if identity is None:  # an earlier version, opened read-only
             return None
-        watching = Witness(data_folder() / "witness" / identity)
-        if self._core.read_only or watching.exists():
-            return watching
-        receipts = self._core.read(read_receipts)
+        witness = Witness(data_folder() / "witness" / identity)
+        if self._database.read_only or witness.exists():
+            return witness
+        receipts = self._database.read(read_receipts)
         try:
             make_data_folder("witness")
         except OSError as error:
             raise LedgerError(
-                f"witness cannot be created at {watching.path} ({error.strerror}): give a path of your own (witness=), "
-                "or a data folder that can be written (XDG_DATA_HOME)"
+                f"witness cannot be created at {witness.path} ({error.strerror}): use another path (witness=), or a "
+                "writable data folder (XDG_DATA_HOME)"
             ) from error
-        watching.create()
+        witness.create()
         for receipt in receipts:
-            watching.raise_to(receipt)
-        return watching
+            witness.advance(receipt)
+        return witness
 
     def _check_witness(self) -> None:
-        """Raise if the witness has seen more than the database has."""
-        # The witness is read before the database: it must not have seen more than we shall see.
-        witness = self._core.witness
-        problems = [] if witness is None else find_witness_problems(self._core, witness.known())
+        """Raise if the database is behind its witness."""
+        # Read the witness before the database: it must not be ahead of the snapshot.
+        witness = self._database.witness
+        problems = [] if witness is None else find_witness_problems(self._database, witness.read())
         if problems:
             raise RolledBackError(
-                f"{'; '.join(problems)}: an old or another copy of the database was put here, or this is a replica "
-                "that lags. Put the newest one back. "
-                "Ledger(..., read_only=True).verify() says more"
+                f"{'; '.join(problems)}: an old or another copy of the database was restored, or this is a replica "
+                "that lags. Restore the newest copy. "
+                "Ledger(..., read_only=True).verify() lists the problems"
             )
 
     def _has_accounts(self) -> bool:
-        return self._core.read(lambda connection: is_current(connection) and bool(list_accounts(connection)))
+        return self._database.read(lambda connection: is_current(connection) and bool(list_accounts(connection)))
 
     def _check_version(self) -> None:
-        if self._core.read(find_version) is None:
-            raise LedgerError(f"{self!r} holds no ledger: open it once without read_only")
+        if self._database.read(find_version) is None:
+            raise LedgerError(f"{self!r} is not a ledger: open it once without read_only")
 
     def __enter__(self) -> Self:
         return self
@@ -293,13 +294,13 @@ class Ledger:
         self.close()
 
     @property
-    def _terms(self) -> tuple[Any, ...]:
-        """What opens it again, but for the password."""
-        core = self._core
-        return without_secrets(core.database.url), self._witness, core.clock, core.database.timeout, core.read_only
+    def _arguments(self) -> tuple[Any, ...]:
+        """The arguments that open the ledger again, without the password."""
+        database = self._database
+        return without_secrets(database.url), self._witness_path, database.clock, database.timeout, database.read_only
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, self._terms
+        return _reopen, self._arguments
 
     def __copy__(self) -> Self:
         return self
@@ -308,22 +309,22 @@ class Ledger:
         return self
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Ledger) and self._terms[0] == other._terms[0]
+        return isinstance(other, Ledger) and self._arguments[0] == other._arguments[0]
 
     def __hash__(self) -> int:
-        return hash(self._terms[0])
+        return hash(self._arguments[0])
 
     def __repr__(self) -> str:
-        return f"Ledger({describe_url(self._core.database.url)!r})"
+        return f"Ledger({describe_url(self._database.url)!r})"
 
 
 _OPEN: WeakValueDictionary[tuple[Any, ...], Ledger] = WeakValueDictionary()
 
 
-def _reopen(where: URL, witness: Path | None, clock: Clock, timeout: float, read_only: bool) -> Ledger:
+def _reopen(url: URL, witness: Path | None, clock: Clock, timeout: float, read_only: bool) -> Ledger:
     """Return the ledger of a pickle: the one that this process has open, with its password, or a new one without."""
-    found = _OPEN.get((where, witness, clock, timeout, read_only))
-    return found or Ledger(where, witness=witness, clock=clock, timeout=timeout, read_only=read_only)
+    ledger = _OPEN.get((url, witness, clock, timeout, read_only))
+    return ledger or Ledger(url, witness=witness, clock=clock, timeout=timeout, read_only=read_only)
 
 
 def _make_opening(owner: str, protects: Protects, unit: str, relation: Relation) -> dict[str, str]:

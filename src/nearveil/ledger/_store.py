@@ -1,13 +1,8 @@
-"""The tables of a ledger, the chain of entries, and the witness that shows that nobody changed the past."""
+"""The tables of a ledger: migration, lookups that check what they load, and the one function that appends entries."""
 
-import fcntl
-import hashlib
 import json
-import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterator
+from dataclasses import asdict, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,221 +12,13 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from nearveil.ledger.budget import Amounts, Budget, canonical_json, parse_budget
-from nearveil.ledger.errors import (
-    AccountError,
-    CorruptLedgerError,
-    LedgerError,
-    LedgerUnavailableError,
-    RolledBackError,
-)
-
-GENESIS = "0" * 64
-"""What the first entry of an account has before it."""
-
-
-def digest(*texts: str) -> str:
-    """Return the SHA-256 of texts, in hexadecimal; where one ends and the next begins counts."""
-    return hashlib.sha256(canonical_json(texts).encode()).hexdigest()
-
-
-def make_slot(account: str, key: str | None, kind: str) -> str | None:
-    """Return what is unique to the debit, and to the message, of a key; None for entries without a key."""
-    return None if key is None else digest(account, key, kind)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One entry as it is kept. Nothing in it is private."""
-
-    account: str
-    sequence: int  # 1, 2, 3, ... in every account
-    kind: str
-    time: str  # UTC, for people; nothing is decided by it
-    key: str | None
-    client: str | None  # whose quota the entry is about, or which cap
-    nonce: str  # random; tells whose attempt wrote it
-    payload: str  # JSON: terms, charge and price, price alone, or message
-    state: str  # digest of the account's terms and totals after the entry
-    client_state: str | None  # likewise for the quota or the cap, where the entry is about one
-    slot: str | None  # what `make_slot` gives; no two entries have the same
-
-    def hash(self, previous: str) -> str:
-        """Return the entry's hash, given the one before it."""
-        return hashlib.sha256(canonical_json({**asdict(self), "previous": previous}).encode()).hexdigest()
-
-    @property
-    def content(self) -> dict[str, Any]:
-        """The payload, read."""
-        return dict(json.loads(self.payload))
-
-
-@dataclass(frozen=True)
-class Receipt:
-    """What to keep elsewhere, to be shown to :meth:`Ledger.verify` one day.
-
-    Examples
-    --------
-    >>> print(Receipt("images", 3, "0" * 64))
-    3:0000000000000000000000000000000000000000000000000000000000000000:images
-    """
-
-    account: str
-    sequence: int
-    hash: str
-
-    def __str__(self) -> str:
-        return f"{self.sequence}:{self.hash}:{self.account}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Receipt":
-        """Return the receipt that was written as `text`.
-
-        Examples
-        --------
-        >>> Receipt.parse(str(Receipt("images", 3, "0" * 64))).sequence
-        3
-        """
-        sequence, _, rest = text.strip().partition(":")
-        value, _, account = rest.partition(":")
-        if not (sequence.isdecimal() and len(value) == len(GENESIS) and account):
-            raise ValueError("receipt must be SEQUENCE:HASH:ACCOUNT, as it was printed")
-        return cls(account, int(sequence), value)
-
-
-_SIZE = 256
-_PATIENCE = 30.0  # seconds
-_WHAT_TO_DO = (
-    "Put the newest copy of the database back. If there is none, treat the account as spent; an empty file in place of "
-    "the witness makes it forget, and what was spent since is then spent twice"
-)
-
-
-class Witness:
-    """The witness file of one ledger."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offsets: dict[str, int] = {}  # records never move, so where one was found it stays
-
-    def exists(self) -> bool:
-        """Return whether the file is there; an empty one is, too."""
-        return self.path.exists()
-
-    def create(self) -> None:
-        """Make an empty witness where there is none."""
-        try:
-            self.path.touch(mode=0o600, exist_ok=True)
-        except OSError as error:
-            raise LedgerError(
-                f"ledger and witness cannot be created in {self.path.parent}: {error.strerror}; give another path"
-            ) from error
-
-    def known(self) -> dict[str, tuple[int, str]]:
-        """Return sequence and hash by the digest of each account's name."""
-        with self._open(fcntl.LOCK_SH) as handle:
-            return {name: (sequence, value) for _, name, sequence, value in _read_records(handle, self.path)}
-
-    def check(self, account: str, sequence: int, head: str, find_hash: Callable[[int], str | None]) -> None:
-        """Raise unless an account at `sequence` (0: unknown here) with the hash `head` continues what was witnessed."""
-        with self._open(fcntl.LOCK_SH) as handle:
-            found = self._find(handle, digest(account))
-        if found is None:
-            return
-        seen = found[1:]
-        if seen[0] > sequence:
-            raise RolledBackError(
-                f"account {account!r} is at entry {sequence}, but its witness has seen entry {seen[0]}: an old copy of "
-                f"the database was put back, or this is a replica that lags. {_WHAT_TO_DO}"
-            )
-        if seen[1] != (head if seen[0] == sequence else find_hash(seen[0])):
-            raise RolledBackError(
-                f"account {account!r} has another entry {seen[0]} than its witness has seen: its history was replaced. "
-                f"{_WHAT_TO_DO}"
-            )
-
-    def raise_to(self, receipt: Receipt) -> None:
-        """Remember how far an account has come, unless more is known already."""
-        with self._open(fcntl.LOCK_EX) as handle:
-            name = digest(receipt.account)
-            offset, sequence, _ = self._find(handle, name) or (_find_end(handle), 0, "")
-            if sequence < receipt.sequence:
-                _write_record(handle, offset, name, receipt)
-
-    def _find(self, handle: int, name: str) -> tuple[int, int, str] | None:
-        """Return where the record of a name is, and its sequence and hash."""
-        if name in self._offsets:
-            for offset, known, sequence, value in _read_records(handle, self.path, self._offsets[name], _SIZE):
-                if known == name:
-                    return offset, sequence, value
-        for offset, known, sequence, value in _read_records(handle, self.path):
-            if known == name:
-                self._offsets[name] = offset
-                return offset, sequence, value
-        return None
-
-    @contextmanager
-    def _open(self, lock: int) -> Iterator[int]:
-        try:
-            handle = os.open(
-                self.path, os.O_RDWR | os.O_CLOEXEC if lock == fcntl.LOCK_EX else os.O_RDONLY | os.O_CLOEXEC
-            )
-        except OSError as error:
-            raise RolledBackError(
-                f"witness {self.path} cannot be read ({error.strerror}): without it, an old copy of the database would "
-                "not be noticed. Put it back; an empty file in its place accepts the database as it is"
-            ) from error
-        try:
-            _lock(handle, lock, self.path)
-            yield handle
-        except OSError as error:
-            raise LedgerError(f"witness {self.path} cannot be read or written: {error.strerror}") from error
-        finally:
-            os.close(handle)
-
-
-def _lock(handle: int, lock: int, path: Path) -> None:
-    """Wait for the lock, but not for ever: its holder may have been stopped."""
-    deadline = time.monotonic() + _PATIENCE
-    while True:
-        try:
-            return fcntl.flock(handle, lock | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise LedgerUnavailableError(f"witness {path} was locked all the time; release nothing") from None
-            time.sleep(0.001)
-
-
-def _find_end(handle: int) -> int:
-    """Return where the next record goes: over a piece of one that a full disk cut short."""
-    size = os.fstat(handle).st_size
-    return size - size % _SIZE
-
-
-def _write_record(handle: int, offset: int, name: str, receipt: Receipt) -> None:
-    body = f"{receipt.sequence:020d} {receipt.hash} {name}"
-    check = hashlib.sha256(body.encode()).hexdigest()[:32]
-    record = f"{body} {check}".ljust(_SIZE - 1) + "\n"
-    if os.pwrite(handle, record.encode(), offset) != _SIZE:
-        raise LedgerError("witness could not be written whole: is the disk full? Release nothing")
-
-
-def _read_records(
-    handle: int, path: Path, start: int = 0, size: int | None = None
-) -> Iterator[tuple[int, str, int, str]]:
-    content = os.pread(handle, _find_end(handle) if size is None else size, start).decode("ascii", "replace")
-    for offset in range(0, len(content), _SIZE):
-        parts = content[offset : offset + _SIZE].split()
-        if len(parts) != 4 or hashlib.sha256(" ".join(parts[:3]).encode()).hexdigest()[:32] != parts[3]:
-            raise CorruptLedgerError(
-                f"witness {path} is damaged. Verify the ledger against receipts kept elsewhere, then put an empty file "
-                "in its place"
-            )
-        yield start + offset, parts[2], int(parts[0]), parts[1]
-
+from nearveil.ledger.budget import Amounts
+from nearveil.ledger.entries import GENESIS, AccountRow, BudgetState, Entry, Receipt, make_slot
+from nearveil.ledger.errors import AccountError, CorruptLedgerError, LedgerError, RolledBackError
+from nearveil.ledger.witness import Witness
 
 _VERSION_TABLE = "nearveil_ledger_version"
-_MIGRATION_LOCK = 0x6E6561727665696C  # "nearveil": of this ledger, among all that lock in the same server
+_MIGRATION_LOCK = 0x6E6561727665696C  # "nearveil": the advisory lock of migrations in PostgreSQL
 
 _metadata = sa.MetaData()
 
@@ -248,7 +35,7 @@ accounts = sa.Table(
     sa.Column("sequence", sa.BigInteger),
     _make_text_column("head"),
 )
-quotas = sa.Table(
+quotas = sa.Table(  # quotas of clients, and caps
     "nearveil_quota",
     _metadata,
     _make_text_column("account", primary_key=True),
@@ -267,6 +54,7 @@ entries = sa.Table(
         ("kind", "time", "key", "client", "nonce", "payload", "state", "client_state", "hash", "slot"),
     ),
 )
+_ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
 
 
 @lru_cache(maxsize=1)
@@ -275,210 +63,157 @@ def _load_scripts() -> ScriptDirectory:
     return ScriptDirectory(folder, version_locations=[folder])
 
 
-def _read_version(connection: sa.Connection) -> str | None:
-    return MigrationContext.configure(connection, opts={"version_table": _VERSION_TABLE}).get_current_revision()
-
-
 def find_version(connection: sa.Connection) -> str | None:
-    """Return the version of the tables, None where there are none; raise if it is a newer one."""
-    version = _read_version(connection)
-    known = {script.revision for script in _load_scripts().walk_revisions()}
-    if version is not None and version not in known:
-        raise LedgerError(
-            f"this ledger is of version {version}, which this nearveil does not know: install a newer nearveil"
-        )
+    """Return the version of the tables, None if there are none; raise if it is newer than this nearveil."""
+    version = MigrationContext.configure(connection, opts={"version_table": _VERSION_TABLE}).get_current_revision()
+    supported = {script.revision for script in _load_scripts().walk_revisions()}
+    if version is not None and version not in supported:
+        raise LedgerError(f"this ledger has version {version}, which is newer: install a newer nearveil")
     return version
 
 
 def is_current(connection: sa.Connection) -> bool:
-    """Return whether the tables are of this version; raise if they are of a newer one."""
+    """Return whether the tables have the current version; raise if it is newer."""
     return find_version(connection) == _load_scripts().get_current_head()
 
 
 def find_identity(connection: sa.Connection) -> str | None:
-    """Return what all copies of this ledger have, and no other; None where its tables are of an earlier version."""
+    """Return the identity that all copies of a ledger share; None if the tables have an earlier version."""
     return connection.execute(sa.select(ledgers.c.identity)).scalar_one() if is_current(connection) else None
 
 
-def migrate(connection: sa.Connection) -> None:
-    """Bring the tables to this version, inside the caller's write transaction; others wait for the lock."""
+def migrate(connection: sa.Connection) -> tuple[None, None]:
+    """Migrate the tables to the current version, inside the caller's write transaction."""
     if connection.dialect.name == "postgresql":
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
-    if is_current(connection):
-        return
-    scripts = _load_scripts()
-    context = MigrationContext.configure(
-        connection,
-        opts={
-            "version_table": _VERSION_TABLE,
-            "transactional_ddl": True,
-            "fn": lambda version, _: scripts._upgrade_revs("head", version),
-        },
-    )
-    with Operations.context(context):
-        context.run_migrations()
+    if not is_current(connection):
+        scripts = _load_scripts()
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "version_table": _VERSION_TABLE,
+                "transactional_ddl": True,
+                "fn": lambda version, _: scripts._upgrade_revs("head", version),
+            },
+        )
+        with Operations.context(context):
+            context.run_migrations()
+    return None, None
 
 
-_FIELDS = tuple(field.name for field in fields(Row))
-
-
-@dataclass(frozen=True)
-class Held:
-    """Terms and totals of an account or of a client's quota, and where they were last written."""
-
-    terms: str
-    totals: Amounts
-    sequence: int
-
-    @property
-    def budget(self) -> Budget:
-        """The budget that the terms tell of."""
-        return parse_budget(self.terms)
-
-    @property
-    def text(self) -> str:
-        """The totals as they are kept."""
-        return canonical_json(self.totals)
-
-    @property
-    def state(self) -> str:
-        """The digest that entries carry."""
-        return digest(self.terms, self.text)
-
-
-@dataclass(frozen=True)
-class Book:
-    """An account inside a transaction."""
-
-    name: str
-    opening: str
-    held: Held
-    head: str
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """Owner, what is protected, unit and relation."""
-        return dict(json.loads(self.opening))
-
-    @property
-    def receipt(self) -> Receipt:
-        """How far the account has come."""
-        return Receipt(self.name, self.held.sequence, self.head)
-
-
-def find_book(connection: sa.Connection, name: str, *, lock: bool = False) -> Book | None:
-    """Return an account, for writing if `lock`, or None."""
-    query = sa.select(accounts).where(accounts.c.name == name)
-    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-    if row is None:
-        return None
-    return Book(row.name, row.opening, Held(row.terms, _parse_totals(row.totals, name), row.sequence), row.head)
+def list_accounts(connection: sa.Connection) -> list[str]:
+    """Return the names of all accounts, including those whose row was removed."""
+    names = sa.union(sa.select(accounts.c.name), sa.select(entries.c.account))
+    return sorted(connection.execute(names).scalars())
 
 
 def read_receipts(connection: sa.Connection) -> list[Receipt]:
-    """Return how far every account has come."""
+    """Return the receipts of all accounts."""
     rows = connection.execute(sa.select(accounts.c.name, accounts.c.sequence, accounts.c.head))
     return [Receipt(row.name, row.sequence, row.head) for row in rows]
 
 
-def load_book(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> Book:
-    """Return an account that agrees with its last entry and with its witness."""
-    book = load_witnessed_book(connection, name, witness, lock=lock)
-    if book is None:
-        raise AccountError(f"account {name!r} does not exist: open_account makes one, accounts() lists them")
-    last, previous = (
-        find_entry(connection, name, book.held.sequence),
-        find_hash(connection, name, book.held.sequence - 1),
-    )
-    told = digest(book.opening, book.held.state)
-    if last is None or previous is None or last.hash(previous) != book.head or last.state != told:
+def find_account(connection: sa.Connection, name: str, *, lock: bool = False) -> AccountRow | None:
+    """Return the row of an account, with a row lock if `lock`, or None."""
+    query = sa.select(accounts).where(accounts.c.name == name)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    if row is None:
+        return None
+    state = BudgetState(row.terms, _parse_totals(row.totals, name), row.sequence)
+    return AccountRow(row.name, row.opening, state, row.head)
+
+
+def find_witnessed_account(
+    connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool
+) -> AccountRow | None:
+    """Return the row of an account, or None, after a check against the witness."""
+    for is_last in (False, True):
+        row = find_account(connection, name, lock=lock)
+        sequence, head = (0, GENESIS) if row is None else (row.state.sequence, row.head)
+        try:
+            if witness is not None:
+                witness.check(name, sequence, head, lambda earlier: find_hash(connection, name, earlier))
+        except RolledBackError:
+            # A missing account has no row to lock: another process may have opened it since, and spent.
+            if is_last or row is not None:
+                raise
+        else:
+            break
+    return row
+
+
+def load_account(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> AccountRow:
+    """Return the row of an account after a check against its latest entry and the witness."""
+    row = find_witnessed_account(connection, name, witness, lock=lock)
+    if row is None:
+        raise AccountError(f"account {name!r} does not exist: open_account() opens one, accounts() lists them")
+    last = find_entry(connection, name, row.state.sequence)
+    previous = find_hash(connection, name, row.state.sequence - 1)
+    if last is None or previous is None or last.compute_hash(previous) != row.head or last.state != row.digest:
         raise CorruptLedgerError(
-            f"account {name!r} does not agree with its last entry: somebody changed the database by hand. "
-            "verify() says where; nothing may be spent"
+            f"account {name!r} does not match its latest entry: the database was edited. "
+            "verify() lists the problems; nothing can be spent"
         )
-    return book
+    return row
 
 
-def load_witnessed_book(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool) -> Book | None:
-    """Return an account, or None, that agrees with its witness."""
-    book = find_book(connection, name, lock=lock)
-    try:
-        _check_witness(connection, name, book, witness)
-    except RolledBackError:
-        # An account that is not there has no row to lock: somebody may have opened it since we looked, and spent.
-        if book is not None:
-            raise
-        book = find_book(connection, name, lock=lock)
-        _check_witness(connection, name, book, witness)
-    return book
-
-
-def _check_witness(connection: sa.Connection, name: str, book: Book | None, witness: Witness | None) -> None:
-    """Raise if the witness has seen more of an account than there is."""
-    if witness is not None:
-        sequence, head = (0, GENESIS) if book is None else (book.held.sequence, book.head)
-        witness.check(name, sequence, head, lambda earlier: find_hash(connection, name, earlier))
-
-
-def load_quota(connection: sa.Connection, name: str, client: str) -> Held:
-    """Return a client's quota, or a cap, which agrees with the last entry about it."""
+def load_quota(connection: sa.Connection, name: str, client: str) -> BudgetState:
+    """Return a client's quota, or a cap, after a check against its latest entry."""
     quota = find_quota(connection, name, client)
     if quota is None:
-        raise AccountError(f"client {client!r} has no quota, and no cap, in account {name!r}: quota() gives one")
+        raise AccountError(f"client {client!r} has no quota, and no cap, in account {name!r}: quota() opens one")
     last = find_entry(connection, name, quota.sequence)
-    if last is None or last.client != client or last.client_state != quota.state:
+    if last is None or last.client != client or last.client_state != quota.digest:
         raise CorruptLedgerError(
-            f"the quota of client {client!r} does not agree with its last entry: somebody changed the database by "
-            "hand. verify() says where; nothing may be spent"
+            f"the quota of client {client!r} does not match its latest entry: the database was edited. "
+            "verify() lists the problems; nothing can be spent"
         )
     return quota
 
 
-def find_quota(connection: sa.Connection, name: str, client: str) -> Held | None:
-    """Return a client's quota, or None."""
+def find_quota(connection: sa.Connection, name: str, client: str) -> BudgetState | None:
+    """Return a client's quota, or a cap, or None."""
     query = sa.select(quotas).where(quotas.c.account == name, quotas.c.client == client)
     row = connection.execute(query).one_or_none()
-    return None if row is None else Held(row.terms, _parse_totals(row.totals, name), row.sequence)
+    return None if row is None else BudgetState(row.terms, _parse_totals(row.totals, name), row.sequence)
 
 
-def find_entry(connection: sa.Connection, name: str, sequence: int) -> Row | None:
-    """Return an entry by its place."""
-    row = connection.execute(
-        sa.select(entries).where(entries.c.account == name, entries.c.sequence == sequence)
-    ).one_or_none()
-    return None if row is None else make_row(row)
+def find_entry(connection: sa.Connection, name: str, sequence: int) -> Entry | None:
+    """Return an entry by its sequence number."""
+    query = sa.select(entries).where(entries.c.account == name, entries.c.sequence == sequence)
+    return _make_entry(connection.execute(query).one_or_none())
 
 
 def find_hash(connection: sa.Connection, name: str, sequence: int) -> str | None:
-    """Return an entry's hash by its place; the one before the first is known."""
+    """Return the hash of an entry by its sequence number; 0 stands for the hash before the first."""
     if sequence == 0:
         return GENESIS
     query = sa.select(entries.c.hash).where(entries.c.account == name, entries.c.sequence == sequence)
     return connection.execute(query).scalar_one_or_none()
 
 
-def find_entry_by_key(connection: sa.Connection, name: str, key: str, kind: str) -> Row | None:
+def find_entry_by_key(connection: sa.Connection, name: str, key: str, kind: str) -> Entry | None:
     """Return the debit or the message of a key."""
     query = sa.select(entries).where(entries.c.slot == make_slot(name, key, kind))
-    row = connection.execute(query).one_or_none()
-    return None if row is None else make_row(row)
+    return _make_entry(connection.execute(query).one_or_none())
 
 
-def read_entries(connection: sa.Connection, name: str) -> Iterator[tuple[Row, str]]:
-    """Yield the entries of an account in their order, each with the hash that is kept with it."""
+def read_entries(connection: sa.Connection, name: str) -> Iterator[Entry]:
+    """Yield the entries of an account in order."""
     query = sa.select(entries).where(entries.c.account == name).order_by(entries.c.sequence)
     for row in connection.execution_options(yield_per=500).execute(query):
-        yield make_row(row), row.hash
+        entry = _make_entry(row)
+        assert entry is not None
+        yield entry
 
 
-def make_row(row: Any) -> Row:
-    """Return a database row as an entry."""
-    return Row(**{name: getattr(row, name) for name in _FIELDS})
+def _make_entry(row: Any) -> Entry | None:
+    return None if row is None else Entry(**{name: getattr(row, name) for name in _ENTRY_FIELDS})
 
 
 def append_entry(
     connection: sa.Connection,
-    book: Book,
+    row: AccountRow,
     *,
     kind: str,
     time: str,
@@ -486,52 +221,54 @@ def append_entry(
     payload: str,
     key: str | None = None,
     client: str | None = None,
-    quota: Held | None = None,
-) -> Book:
-    """Write the next entry, the account and the quota; `book.held` and `quota` hold the totals after it already."""
-    sequence = book.held.sequence + 1
-    held = replace(book.held, sequence=sequence)
-    row = Row(
-        account=book.name,
+    quota: BudgetState | None = None,
+) -> AccountRow:
+    """Insert the next entry, update account and quota; `row.state` and `quota` hold the totals after the entry."""
+    sequence = row.state.sequence + 1
+    row = replace(row, state=replace(row.state, sequence=sequence))
+    entry = Entry(
+        account=row.name,
         sequence=sequence,
         kind=kind,
         time=time,
         key=key,
         client=client,
-        nonce=nonce,
         payload=payload,
-        state=digest(book.opening, held.state),
-        client_state=None if quota is None else quota.state,
-        slot=make_slot(book.name, key, kind),
+        state=row.digest,
+        client_state=None if quota is None else quota.digest,
+        nonce=nonce,
+        slot=make_slot(row.name, key, kind),
     )
-    after = replace(book, held=held, head=row.hash(book.head))
-    values = {"totals": held.text, "sequence": sequence, "head": after.head}
-    connection.execute(sa.update(accounts).where(accounts.c.name == book.name).values(values))
-    connection.execute(sa.insert(entries).values({**asdict(row), "hash": after.head}))
+    row = replace(row, head=entry.compute_hash(row.head))
+    values = {"totals": row.state.totals_text, "sequence": sequence, "head": row.head}
+    connection.execute(sa.update(accounts).where(accounts.c.name == row.name).values(values))
+    connection.execute(sa.insert(entries).values({**asdict(entry), "hash": row.head}))
     if quota is not None and client is not None:
-        here = (quotas.c.account == book.name, quotas.c.client == client)
-        connection.execute(sa.update(quotas).where(*here).values({"totals": quota.text, "sequence": sequence}))
-    return after
+        is_quota = (quotas.c.account == row.name, quotas.c.client == client)
+        connection.execute(
+            sa.update(quotas).where(*is_quota).values({"totals": quota.totals_text, "sequence": sequence})
+        )
+    return row
 
 
-def insert_book(connection: sa.Connection, name: str, opening: str, terms: str) -> Book:
-    """Write a new account that has no entry yet."""
-    held = Held(terms, parse_budget(terms).nothing, 0)
-    values = {"name": name, "opening": opening, "terms": terms, "totals": held.text, "sequence": 0, "head": GENESIS}
-    connection.execute(sa.insert(accounts).values(values))
-    return Book(name, opening, held, GENESIS)
+def insert_account(connection: sa.Connection, name: str, opening: str, terms: str) -> AccountRow:
+    """Insert an account without entries."""
+    state = BudgetState.open(terms)
+    values = {"name": name, "opening": opening, "terms": terms, "totals": state.totals_text}
+    connection.execute(sa.insert(accounts).values({**values, "sequence": 0, "head": GENESIS}))
+    return AccountRow(name, opening, state, GENESIS)
 
 
-def insert_quota(connection: sa.Connection, name: str, client: str, terms: str) -> Held:
-    """Write a new quota."""
-    held = Held(terms, parse_budget(terms).nothing, 0)
-    values = {"account": name, "client": client, "terms": terms, "totals": held.text, "sequence": 0}
+def insert_quota(connection: sa.Connection, name: str, client: str, terms: str) -> BudgetState:
+    """Insert a quota or a cap."""
+    state = BudgetState.open(terms)
+    values = {"account": name, "client": client, "terms": terms, "totals": state.totals_text, "sequence": 0}
     connection.execute(sa.insert(quotas).values(values))
-    return held
+    return state
 
 
 def _parse_totals(text: str, name: str) -> Amounts:
     try:
         return tuple(None if total is None else int(total) for total in json.loads(text))
     except (TypeError, ValueError):
-        raise CorruptLedgerError(f"account {name!r}: its totals cannot be read; verify() says more") from None
+        raise CorruptLedgerError(f"account {name!r}: its totals are corrupted; verify() lists the problems") from None

@@ -1,25 +1,12 @@
-"""The check: replay every entry from the first, and compare with what the database, the witness and receipts say."""
+"""Verification: replay every entry, and compare with the stored rows, the witness and receipts."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from nearveil.ledger._store import (
-    GENESIS,
-    Held,
-    Receipt,
-    Row,
-    accounts,
-    digest,
-    entries,
-    find_book,
-    find_quota,
-    make_slot,
-    quotas,
-    read_entries,
-)
-from nearveil.ledger.account import Core, find_plan_cost
+from nearveil.ledger._store import find_account, find_hash, find_quota, list_accounts, quotas, read_entries
+from nearveil.ledger.account import find_plan_cost
 from nearveil.ledger.budget import (
     Amounts,
     Budget,
@@ -31,45 +18,61 @@ from nearveil.ledger.budget import (
     add_amounts,
     parse_budget,
 )
+from nearveil.ledger.database import LedgerDatabase
+from nearveil.ledger.entries import (
+    CAP,
+    DEBIT,
+    GENESIS,
+    MESSAGE,
+    OPENED,
+    QUOTA,
+    TAKE,
+    AccountRow,
+    BudgetState,
+    Entry,
+    Receipt,
+    digest,
+    make_slot,
+)
 from nearveil.ledger.errors import CorruptLedgerError
 
 _SLACK = 10**9  # accountants of different versions may differ by one part in this many
 
-Seen = Mapping[str, tuple[int, str]]
-"""Of the witness: sequence and hash by the digest of an account's name."""
+Witnessed = Mapping[str, tuple[int, str]]
+"""The records of the witness: sequence and hash by the digest of an account's name."""
 
 
 @dataclass(frozen=True)
 class LedgerProblem:
-    """Something that does not fit."""
+    """One problem of a ledger."""
 
     account: str
-    sequence: int | None  #: the entry, where it is about one
+    sequence: int | None  #: the entry, if it is about one
     text: str
 
     def __str__(self) -> str:
-        where = f"account {self.account}" + ("" if self.sequence is None else f", entry {self.sequence}")
-        return f"{where}: {self.text}"
+        subject = f"account {self.account}" + ("" if self.sequence is None else f", entry {self.sequence}")
+        return f"{subject}: {self.text}"
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What :meth:`Ledger.verify` found; true in a condition if all is well.
+    """The result of :meth:`Ledger.verify`; true if there are no problems.
 
     Examples
     --------
-    >>> print(Verification(1, 2, (LedgerProblem("camera", 2, "does not fit its hash"),)))
+    >>> print(Verification(1, 2, (LedgerProblem("camera", 2, "does not match its hash"),)))
     2 entries of 1 accounts checked: 1 problems.
-    account camera, entry 2: does not fit its hash
+    account camera, entry 2: does not match its hash
     """
 
-    accounts: int  #: how many were checked
+    accounts: int  #: number of accounts checked
     entries: int
     problems: tuple[LedgerProblem, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether all is well."""
+        """Whether there are no problems."""
         return not self.problems
 
     def __bool__(self) -> bool:
@@ -82,235 +85,225 @@ class Verification:
         return "\n".join([f"{checked} checked: {len(self.problems)} problems.", *map(str, self.problems)])
 
 
-def verify(core: Core, account: str | None, receipts: Sequence[Receipt]) -> Verification:
-    """Check one account, or all."""
-    # The witness first: spends go on, and it must not have seen more than the view that is checked.
-    seen: Seen = {} if core.witness is None or not core.witness.exists() else core.witness.known()
+def verify(database: LedgerDatabase, account: str | None, receipts: Sequence[Receipt]) -> Verification:
+    """Verify one account, or all."""
+    # Read the witness before the database: spends continue, and it must not be ahead of the snapshot.
+    witness = database.witness
+    witnessed: Witnessed = {} if witness is None or not witness.exists() else witness.read()
 
     def work(connection: sa.Connection) -> Verification:
         names = [account] if account is not None else list_accounts(connection)
-        problems = [LedgerProblem(name, None, text) for name, text in _find_lost(names, account, seen, receipts)]
-        counted = 0
+        problems = [] if account is not None else _find_missing_accounts(names, witnessed, receipts)
+        count = 0
         for name in names:
-            marks = [(seen[digest(name)], "its witness")] if digest(name) in seen else []
-            marks += [((one.sequence, one.hash), "a receipt") for one in receipts if one.account == name]
-            check = _Replay(connection, name)
-            problems += check.run(marks)
-            counted += check.counted
-        return Verification(len(names), counted, tuple(problems))
+            marks = [(*witnessed[digest(name)], "its witness")] if digest(name) in witnessed else []
+            marks += [(item.sequence, item.hash, "a receipt") for item in receipts if item.account == name]
+            replay = _Replay(connection, name, marks)
+            problems += replay.run()
+            count += replay.count
+        return Verification(len(names), count, tuple(problems))
 
-    return core.read(work)
+    return database.read(work)
 
 
-def find_witness_problems(core: Core, seen: Seen) -> list[str]:
-    """Return where the database falls short of what the witness has seen, without replaying anything."""
+def find_witness_problems(database: LedgerDatabase, witnessed: Witnessed) -> list[str]:
+    """Return the problems of a database that is behind its witness, without a replay."""
 
     def work(connection: sa.Connection) -> list[str]:
         names = list_accounts(connection)
-        problems = [text for _, text in _find_lost(names, None, seen, ())]
+        problems = [problem.text for problem in _find_missing_accounts(names, witnessed, ())]
         for name in names:
-            if digest(name) in seen:
-                sequence, value = seen[digest(name)]
-                query = sa.select(entries.c.hash).where(entries.c.account == name, entries.c.sequence == sequence)
-                if connection.execute(query).scalar_one_or_none() != value:
-                    problems.append(f"account {name!r} does not hold entry {sequence} as its witness has seen it")
+            sequence, hash_ = witnessed.get(digest(name), (0, GENESIS))
+            if find_hash(connection, name, sequence) != hash_:
+                problems.append(f"account {name!r} does not hold entry {sequence} as its witness has seen it")
         return problems
 
-    return core.read(work)
+    return database.read(work)
 
 
-def list_accounts(connection: sa.Connection) -> list[str]:
-    """Return the names of all accounts, also of those whose row was removed."""
-    rows = sa.union(sa.select(accounts.c.name), sa.select(entries.c.account))
-    return sorted(connection.execute(rows).scalars())
-
-
-def _find_lost(
-    names: list[str], asked: str | None, seen: Seen, receipts: Sequence[Receipt]
-) -> Iterator[tuple[str, str]]:
-    """Yield accounts that somebody remembers and that are not there."""
-    if asked is None:
-        missing = set(seen) - {digest(name) for name in names}
-        if missing:
-            yield "?", f"{len(missing)} account(s) that the witness has seen are not in the database"
+def _find_missing_accounts(
+    names: Sequence[str], witnessed: Witnessed, receipts: Sequence[Receipt]
+) -> list[LedgerProblem]:
+    problems = []
+    missing = set(witnessed) - {digest(name) for name in names}
+    if missing:
+        text = f"{len(missing)} account(s) that the witness has seen are not in the database"
+        problems.append(LedgerProblem("?", None, text))
     for receipt in receipts:
-        if asked is None and receipt.account not in names:
-            yield receipt.account, "a receipt knows this account, and it is not in the database"
+        if receipt.account not in names:
+            text = "there is a receipt of this account, and it is not in the database"
+            problems.append(LedgerProblem(receipt.account, None, text))
+    return problems
 
 
-@dataclass
 class _Replay:
-    """One account, replayed."""
+    """The replay of one account."""
 
-    connection: sa.Connection
-    name: str
-    counted: int = 0
-    head: str = GENESIS
-    opening: str = ""
-    held: Held | None = None
-    clients: dict[str, Held] = field(default_factory=dict)
-    debits: dict[str, Charge] = field(default_factory=dict)
-    taken: set[str] = field(default_factory=set)
-    answered: set[str] = field(default_factory=set)
+    def __init__(self, connection: sa.Connection, name: str, marks: Sequence[tuple[int, str, str]]) -> None:
+        self.connection, self.name, self.count = connection, name, 0
+        self._marks = marks  # sequence, hash and source of what was seen elsewhere
+        self._row: AccountRow | None = None
+        self._sequence, self._head = 0, GENESIS
+        self._shares: dict[str, BudgetState] = {}  # quotas and caps
+        self._debits: dict[str, Charge] = {}
+        self._counted: set[str] = set()  # keys that were counted in a cap
+        self._answered: set[str] = set()  # keys with a message
+        self._problems: list[LedgerProblem] = []
 
-    def run(self, marks: Sequence[tuple[tuple[int, str], str]]) -> list[LedgerProblem]:
-        wanted = {
-            sequence: [(value, who) for (at, value), who in marks if at == sequence] for (sequence, _), _ in marks
+    def run(self) -> list[LedgerProblem]:
+        """Return the problems of the account."""
+        for entry in read_entries(self.connection, self.name):
+            self._check_chain(entry)
+            try:
+                self._apply(entry)
+                self._check_states(entry)
+            except (AttributeError, KeyError, TypeError, ValueError):
+                self._report(entry, "is corrupted")
+            self._sequence, self._head, self.count = entry.sequence, entry.hash, self.count + 1
+        for sequence, _, source in self._marks:
+            if sequence > self._sequence:
+                text = f"rolled back: it ends at entry {self._sequence}, and {source} has seen entry {sequence}"
+                self._report(None, text)
+        self._check_rows()
+        return self._problems
+
+    def _report(self, entry: Entry | None, text: str) -> None:
+        self._problems.append(LedgerProblem(self.name, None if entry is None else entry.sequence, text))
+
+    def _check_chain(self, entry: Entry) -> None:
+        if entry.sequence != self._sequence + 1:
+            self._report(entry, f"entries {self._sequence + 1} to {entry.sequence - 1} are missing")
+        if entry.slot != make_slot(entry.account, entry.key, entry.kind):
+            self._report(entry, "has the index value of another key")
+        if entry.compute_hash(self._head) != entry.hash:
+            self._report(entry, "does not match its hash: it was edited, or an entry before it")
+        for sequence, hash_, source in self._marks:
+            if sequence == entry.sequence and hash_ != entry.hash:
+                self._report(entry, f"differs from what {source} has seen")
+
+    def _apply(self, entry: Entry) -> None:
+        """Repeat the effect of an entry on account, quotas and caps."""
+        steps = {
+            OPENED: self._open_account,
+            QUOTA: self._open_share,
+            CAP: self._open_share,
+            DEBIT: self._debit,
+            TAKE: self._count_in_cap,
+            MESSAGE: self._store_message,
         }
-        problems: list[LedgerProblem] = []
-        last = 0
-        for row, kept in read_entries(self.connection, self.name):
-            found = list(self._entry(row, kept, last))
-            found += [
-                f"differs from what {who} has seen" for value, who in wanted.get(row.sequence, ()) if value != kept
-            ]
-            problems += [LedgerProblem(self.name, row.sequence, text) for text in found]
-            self.head, last, self.counted = kept, row.sequence, self.counted + 1
-        late = [(at, who) for (at, _), who in marks if at > last]
-        problems += [
-            LedgerProblem(self.name, None, f"rolled back: it ends at entry {last}, and {who} has seen entry {at}")
-            for at, who in late
-        ]
-        return problems + [LedgerProblem(self.name, None, text) for text in self._rows(last)]
+        if entry.kind not in steps or (entry.kind == OPENED) != (self._row is None):
+            self._report(entry, "has a kind that is not allowed here")
+        else:
+            steps[entry.kind](entry)
 
-    def _entry(self, row: Row, kept: str, last: int) -> Iterator[str]:
-        if row.sequence != last + 1:
-            yield f"entries {last + 1} to {row.sequence - 1} are missing"
-        if row.slot != make_slot(row.account, row.key, row.kind):
-            yield "is not found by its key"
-        if row.hash(self.head) != kept:
-            yield "does not fit its hash: it was changed, or what comes before it"
-        steps: dict[str, Callable[[Row], Iterator[str]]] = {
-            "opened": self._opened,
-            "quota": self._quota,
-            "cap": self._cap,
-            "debit": self._debit,
-            "take": self._take,
-            "message": self._message,
-        }
-        try:
-            if row.kind not in steps or (row.kind == "opened") != (self.held is None):
-                yield "is of a kind that has no place here"
-                return
-            yield from steps[row.kind](row)
-        except (AttributeError, KeyError, TypeError, ValueError):
-            yield "cannot be read"
+    def _check_states(self, entry: Entry) -> None:
+        if self._row is not None and entry.state != self._row.digest:
+            self._report(entry, "records other totals than the sum of the entries up to it")
+        share = self._shares.get(entry.client) if entry.client is not None else None
+        if entry.client_state != (None if share is None else share.digest):
+            self._report(entry, "records other totals of the client than the sum of the entries up to it")
+
+    def _open_account(self, entry: Entry) -> None:
+        state = BudgetState.open(entry.content["terms"])
+        self._row = AccountRow(self.name, entry.content["opening"], state, GENESIS)
+        cost = find_plan_cost(state.budget)
+        if cost is not None and cost > state.budget.epsilon * (1 + 1 / _SLACK):
+            self._report(entry, "opens a plan that costs more than its budget")
+        if _has_wide_limits(state.budget):
+            self._report(entry, "has limits that are wider than its budget")
+
+    def _open_share(self, entry: Entry) -> None:
+        budget = parse_budget(entry.content["terms"])
+        if entry.client is None or entry.client in self._shares or self._row is None:
+            self._report(entry, "opens a quota or a cap without a name, or twice")
             return
-        yield from self._states(row)
+        self._shares[entry.client] = BudgetState.open(budget.terms(), entry.sequence)
+        if entry.kind == CAP and not isinstance(budget, PlanBudget):
+            self._report(entry, "opens a cap without a plan")
+        if entry.kind == QUOTA and not self._row.state.budget.contains(budget):
+            self._report(entry, "opens a quota that is not a part of the account")
+        if entry.kind == QUOTA and _has_wide_limits(budget):
+            self._report(entry, "has limits that are wider than its budget")
 
-    def _states(self, row: Row) -> Iterator[str]:
-        if self.held is not None and row.state != digest(self.opening, self.held.state):
-            yield "tells other totals than the entries up to it add up to"
-        client = self.clients.get(row.client) if row.client is not None else None
-        if row.client_state != (None if client is None else client.state):
-            yield "tells other totals of the client than the entries up to it add up to"
-
-    def _opened(self, row: Row) -> Iterator[str]:
-        content = row.content
-        self.opening, terms = content["opening"], content["terms"]
-        budget = parse_budget(terms)
-        self.held = Held(terms, budget.nothing, row.sequence)
-        cost = find_plan_cost(budget)
-        if cost is not None and cost > budget.epsilon * (1 + 1 / _SLACK):
-            yield "opened a plan that costs more than its budget"
-        yield from _check_limits(budget)
-
-    def _quota(self, row: Row) -> Iterator[str]:
-        budget = parse_budget(row.content["terms"])
-        if row.client is None or row.client in self.clients or self.held is None:
-            yield "gives a quota that cannot be"
-            return
-        self.clients[row.client] = Held(budget.terms(), budget.nothing, row.sequence)
-        if not self.held.budget.contains(budget):
-            yield "gives a quota that is no part of the account"
-        yield from _check_limits(budget)
-
-    def _cap(self, row: Row) -> Iterator[str]:
-        budget = parse_budget(row.content["terms"])
-        if row.client is None or row.client in self.clients or not isinstance(budget, PlanBudget):
-            yield "opens a cap that cannot be"
-            return
-        self.clients[row.client] = Held(budget.terms(), budget.nothing, row.sequence)
-
-    def _debit(self, row: Row) -> Iterator[str]:
-        content = row.content
+    def _debit(self, entry: Entry) -> None:
+        content = entry.content
         charge = tuple((str(text), int(times)) for text, times in content["charge"])
-        if row.key is None or row.key in self.debits or self.held is None:
-            yield "debits a key that was spent before, or none"
+        if entry.key is None or entry.key in self._debits or self._row is None:
+            self._report(entry, "debits a key that was spent before, or no key")
             return
-        self.debits[row.key] = charge
-        self.held, wrong = _replay_payment(self.held, charge, tuple(content["price"]), row.sequence)
-        yield from wrong
-        if row.client is not None:
-            if row.client not in self.clients:
-                yield "debits a client that has no quota"
-                return
-            price = tuple(content["client_price"])
-            self.clients[row.client], wrong = _replay_payment(self.clients[row.client], charge, price, row.sequence)
-            yield from (f"{text} (of the client)" for text in wrong)
+        self._debits[entry.key] = charge
+        state = self._pay(entry, self._row.state, charge, content["price"], "")
+        self._row = replace(self._row, state=state)
+        if entry.client is not None and entry.client not in self._shares:
+            self._report(entry, "debits a client without a quota")
+        elif entry.client is not None:
+            quota = self._shares[entry.client]
+            self._shares[entry.client] = self._pay(entry, quota, charge, content["client_price"], " (of the client)")
 
-    def _take(self, row: Row) -> Iterator[str]:
-        if row.key not in self.debits or row.key in self.taken or row.client not in self.clients:
-            yield "counts in a cap what has no debit, or was counted, or in none that is there"
+    def _count_in_cap(self, entry: Entry) -> None:
+        if entry.key not in self._debits or entry.key in self._counted or entry.client not in self._shares:
+            self._report(entry, "counts a key without a debit, or twice, or in a cap that does not exist")
             return
-        self.taken.add(row.key)
-        held, price = self.clients[row.client], tuple(row.content["price"])
-        self.clients[row.client], wrong = _replay_payment(held, self.debits[row.key], price, row.sequence)
-        yield from (f"{text} (of the cap)" for text in wrong)
+        self._counted.add(entry.key)
+        cap, charge = self._shares[entry.client], self._debits[entry.key]
+        self._shares[entry.client] = self._pay(entry, cap, charge, entry.content["price"], " (of the cap)")
 
-    def _message(self, row: Row) -> Iterator[str]:
-        if row.key not in self.debits or row.key in self.answered:
-            yield "stores a message for a key that has no debit, or has a message"
-        if row.key is not None:
-            self.answered.add(row.key)
-        if not isinstance(row.content["message"], str):
-            yield "holds no message"
+    def _store_message(self, entry: Entry) -> None:
+        if entry.key not in self._debits or entry.key in self._answered:
+            self._report(entry, "stores a message for a key that has no debit, or has a message")
+        if entry.key is not None:
+            self._answered.add(entry.key)
+        if not isinstance(entry.content["message"], str):
+            self._report(entry, "has no message")
 
-    def _rows(self, last: int) -> Iterator[str]:
-        """Compare with the rows that spending reads."""
+    def _pay(
+        self, entry: Entry, state: BudgetState, charge: Charge, recorded: list[int | None], of: str
+    ) -> BudgetState:
+        """Return the state after a recorded price, and report a price that is too low or a budget that is exceeded."""
+        price: Amounts = tuple(recorded)
         try:
-            book = find_book(self.connection, self.name)
-            if book is None:
-                yield "has entries and no row of its own" if last else "does not exist"
+            due = state.budget.price(charge)
+            if not all(_is_enough(*pair) for pair in zip(price, due, strict=True)):
+                self._report(entry, f"was charged less than its events cost{of}")
+        except UnpricedError:
+            self._report(entry, f"pays for events that this budget cannot price{of}")
+        state = replace(state, totals=add_amounts(state.totals, price), sequence=entry.sequence)
+        if not state.budget.allows(state.totals):
+            self._report(entry, f"exceeds the budget{of}")
+        return state
+
+    def _check_rows(self) -> None:
+        """Compare the replayed states with the rows that spending reads."""
+        try:
+            stored = find_account(self.connection, self.name)
+            if stored is None:
+                self._report(None, "has entries but no row" if self._sequence else "does not exist")
                 return
-            told = (book.opening, book.held.terms, book.held.totals, book.held.sequence, book.head)
-            if self.held is None or told != (self.opening, self.held.terms, self.held.totals, last, self.head):
-                yield "its row is not what its entries add up to"
-            here = sa.select(quotas.c.client).where(quotas.c.account == self.name)
-            for client in sorted({*self.clients, *self.connection.execute(here).scalars()}):
-                if find_quota(self.connection, self.name, client) != self.clients.get(client):
-                    yield f"the quota of client {client!r} is not what the entries add up to"
+            replayed = self._row and replace(
+                self._row, state=replace(self._row.state, sequence=self._sequence), head=self._head
+            )
+            if stored != replayed:
+                self._report(None, "its row is not the sum of its entries")
+            clients = sa.select(quotas.c.client).where(quotas.c.account == self.name)
+            for client in sorted({*self._shares, *self.connection.execute(clients).scalars()}):
+                if find_quota(self.connection, self.name, client) != self._shares.get(client):
+                    self._report(None, f"the quota of client {client!r} is not the sum of its entries")
         except CorruptLedgerError:
-            yield "its row, or that of a quota, cannot be read"
+            self._report(None, "its row, or that of a quota, is corrupted")
 
 
-def _check_limits(budget: Budget) -> Iterator[str]:
-    """Complain of limits that are wider than the budget they stand for."""
+def _has_wide_limits(budget: Budget) -> bool:
+    """Return whether limits are wider than those of a new budget with the same epsilon and delta."""
     if isinstance(budget, PureBudget):
-        fresh: Budget = PureBudget.open(budget.epsilon)
+        limits = PureBudget.open(budget.epsilon).limits
     elif isinstance(budget, FilterBudget):
         fresh = FilterBudget.open(budget.epsilon, budget.delta)
         if fresh.orders != budget.orders:  # of another version, which chose other orders
-            return
+            return False
+        limits = fresh.limits
     else:
-        return
-    if any(kept > right + abs(right) // _SLACK for kept, right in zip(budget.limits, fresh.limits, strict=True)):
-        yield "has limits that are wider than its budget"
-
-
-def _replay_payment(held: Held, charge: Charge, price: Amounts, sequence: int) -> tuple[Held, list[str]]:
-    """Return what is held after a recorded price was paid, and what is wrong with it."""
-    wrong = []
-    try:
-        right = held.budget.price(charge)
-        if not all(_is_enough(recorded, due) for recorded, due in zip(price, right, strict=True)):
-            wrong.append("was charged less than its events cost")
-    except UnpricedError:
-        wrong.append("pays for events that this budget does not take")
-    after = replace(held, totals=add_amounts(held.totals, price), sequence=sequence)
-    if not held.budget.allows(after.totals):
-        wrong.append("passes the budget")
-    return after, wrong
+        return False
+    return any(stored > right + abs(right) // _SLACK for stored, right in zip(budget.limits, limits, strict=True))
 
 
 def _is_enough(recorded: int | None, due: int | None) -> bool:

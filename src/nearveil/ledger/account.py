@@ -1,35 +1,23 @@
-"""Accounts and their debits: durable before the mechanism runs, and there to stay."""
+"""Accounts and their debits: a debit is durable before the mechanism runs, and is never undone."""
 
 import base64
 import os
-import random
 import secrets
-import sqlite3
-import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, closing, suppress
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
 
 import sqlalchemy as sa
 from dp_accounting import DpEvent, SelfComposedDpEvent
-from sqlalchemy.engine import URL
 
-from nearveil import storage
 from nearveil.ledger._store import (
-    Book,
-    Held,
-    Receipt,
-    Row,
-    Witness,
     append_entry,
     find_entry_by_key,
     find_quota,
     insert_quota,
-    load_book,
+    load_account,
     load_quota,
     read_entries,
 )
@@ -50,167 +38,22 @@ from nearveil.ledger.budget import (
     read_charge,
     repeat_charge,
 )
-from nearveil.ledger.errors import (
-    AccountError,
-    CorruptLedgerError,
-    KeyConflictError,
-    KeySpentError,
-    LedgerError,
-    LedgerFullError,
-    LedgerUnavailableError,
-)
-from nearveil.ledger.history import (
-    Balance,
-    Entry,
-    Preview,
-    is_affordable,
-    make_balance,
-    make_entry,
-    make_preview,
-    make_refusal,
-)
+from nearveil.ledger.database import LedgerDatabase
+from nearveil.ledger.entries import CAP, DEBIT, MESSAGE, QUOTA, TAKE, AccountRow, BudgetState, Entry, Receipt
+from nearveil.ledger.errors import AccountError, KeyConflictError, KeySpentError, LedgerError
+from nearveil.ledger.history import Balance, Preview, is_affordable, make_balance, make_preview, make_refusal
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_text
 from nearveil.privacy.events import Budgeted
 from nearveil.privacy.guarantee import FilterTerms, Protects, Relation
-from nearveil.storage import describe_url, find_error, is_connection_refused, is_transient
 
 if TYPE_CHECKING:
     from nearveil.ledger._ledger import Ledger
 
-T = TypeVar("T")
+LARGEST_MESSAGE: Final = 16 * 2**20
 
-_BUSY = 0.025  # seconds: SQLite's own waiting grows longer and longer, which starves the late; short rounds are fair
-_JITTER = random.SystemRandom()
-
-
-class LedgerDatabase(storage.Database):
-    """A database whose transactions are tried again until they stand; `read_only` leaves any SQLite file as it is."""
-
-    def __init__(self, url: URL, timeout: float, *, read_only: bool = False) -> None:
-        if url.get_backend_name() == "sqlite" and not read_only:
-            with suppress(OSError):  # SQLite says what is wrong
-                storage.make_private_file(Path(str(url.database)))
-        prepare = _prepare_postgres
-        if url.get_backend_name() == "sqlite":
-            prepare = _forbid_writing if read_only else storage.prepare_durable
-        try:
-            super().__init__(url, timeout, prepare=prepare, busy=_BUSY, ping=False)
-        except ModuleNotFoundError as missing:
-            raise LedgerError("PostgreSQL needs psycopg: pip install nearveil[postgres]") from missing
-
-    def write(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` in one durable transaction of its own, and try again where the connection died.
-
-        A commit may stand whose connection died: `work` must see that itself, under the lock, by the nonce.
-        """
-        return self._run_until_done(work, self.begin_write)
-
-    def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` on one consistent view of everything, writing nothing."""
-        return self._run_until_done(work, self.begin_read)
-
-    def copy_to(self, target: Path) -> None:
-        """Copy a SQLite file to a new one, consistently, while others write."""
-        try:
-            os.close(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        except FileExistsError:
-            raise LedgerError(f"backup: {target} exists; a backup overwrites nothing, give another path") from None
-        except OSError as error:
-            raise LedgerError(f"backup: {target} cannot be written: {error.strerror}") from error
-        try:
-            with closing(sqlite3.connect(self.path)) as source, closing(sqlite3.connect(target)) as copy:
-                source.backup(copy)
-        except sqlite3.Error as error:
-            target.unlink(missing_ok=True)  # a backup is whole, or it is not there
-            raise explain_error(sa.exc.DBAPIError("backup", {}, error), self.url) from error
-
-    def _run_until_done(
-        self, work: Callable[[sa.Connection], T], begin: Callable[[], AbstractContextManager[sa.Connection]]
-    ) -> T:
-        deadline = time.monotonic() + self.timeout
-        while True:
-            try:
-                return self._attempt(work, begin)
-            except (sa.exc.DBAPIError, sa.exc.TimeoutError) as error:
-                if not is_transient(error) or time.monotonic() > deadline:
-                    raise explain_error(error, self.url) from error
-            # Everybody who waits asks equally often, so everybody has the same chance.
-            time.sleep(_JITTER.uniform(0.0005, 0.004) if self.is_sqlite else _JITTER.uniform(0.01, 0.1))
-
-    def _attempt(
-        self, work: Callable[[sa.Connection], T], begin: Callable[[], AbstractContextManager[sa.Connection]]
-    ) -> T:
-        with begin() as connection:
-            return work(connection)
-
-
-def _prepare_postgres(connection: Any) -> None:
-    # Every lookup has an index. A plan made while the tables were small would read them whole, and be kept.
-    connection.execute("SET enable_seqscan = off")
-    connection.commit()
-
-
-def _forbid_writing(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA query_only = ON")  # a journal mode, too, would be written to the file
-
-
-_ERRORS: dict[int | str, tuple[type[LedgerError], str]] = {
-    sqlite3.SQLITE_FULL: (LedgerFullError, "the disk is full: make room, then try again"),
-    sqlite3.SQLITE_READONLY: (LedgerError, "the file or its directory is read-only: give this user the right to write"),
-    sqlite3.SQLITE_CANTOPEN: (LedgerError, "it cannot be opened: the directory must exist and be writable"),
-    sqlite3.SQLITE_PERM: (LedgerError, "this user may not open it"),
-    sqlite3.SQLITE_NOTADB: (
-        CorruptLedgerError,
-        "the file is no SQLite database: give the path of a ledger, or a new path",
-    ),
-    sqlite3.SQLITE_CORRUPT: (
-        CorruptLedgerError,
-        "the file is damaged: put the newest backup back, and treat what is missing as spent",
-    ),
-    sqlite3.SQLITE_IOERR: (
-        LedgerUnavailableError,
-        "the disk is full or does not answer; a debit may stand or not. Release nothing, and see to the disk",
-    ),
-    sqlite3.SQLITE_ERROR: (CorruptLedgerError, "its tables are not those of a ledger: put the newest backup back"),
-    sqlite3.SQLITE_BUSY: (LedgerUnavailableError, "others held its lock all the time; release nothing, try again"),
-    "53100": (LedgerFullError, "the server's disk is full: make room, then try again"),
-    "55P03": (LedgerUnavailableError, "others held the account's lock all the time; release nothing, try again"),
-    "42P01": (CorruptLedgerError, "its tables are not those of a ledger: put the newest backup back"),
-    "42501": (LedgerError, "this role may not use the ledger's tables: grant it the right"),
-    "25006": (LedgerError, "the server is read-only (a replica?): connect to the primary"),
-    "28P01": (LedgerError, "the server refuses the password"),
-    "3D000": (LedgerError, "the server has no such database: create it first"),
-}
-
-
-def explain_error(error: Exception, url: URL) -> LedgerError:
-    """Return a database error as one that says what to do, without what was being written."""
-    where = f"ledger {describe_url(url)}"
-    found, kind = find_error(error, _ERRORS), type(getattr(error, "orig", None) or error).__name__
-    if found is not None:
-        return found[0](f"{where}: {found[1]}")
-    if is_connection_refused(error):
-        return LedgerUnavailableError(
-            f"{where}: connection refused: no server listens there. Start it, or check host and port; release nothing, "
-            "and try again with the same key"
-        )
-    if not is_transient(error):
-        return LedgerError(
-            f"{where}: the database refused ({kind}): check its address, the role and its rights. Release nothing"
-        )
-    return LedgerUnavailableError(
-        f"{where}: the database did not answer ({kind}). A debit may stand or not; "
-        "release nothing, and try again with the same key"
-    )
-
-
-Clock = Callable[[], datetime]
-
-
-def read_utc_clock() -> datetime:
-    """Return the time of the system's clock."""
-    return datetime.now(UTC)
+Parts: TypeAlias = Iterable[tuple[Guarantee, int]]
+"""Several releases, each with a count."""
 
 
 def new_key() -> str:
@@ -225,49 +68,18 @@ def new_key() -> str:
 
 
 @dataclass(frozen=True)
-class Core:
-    """One open ledger."""
-
-    database: LedgerDatabase
-    witness: Witness | None
-    clock: Clock
-    read_only: bool
-
-    def now(self) -> str:
-        """Return the time as it is written, in UTC. It informs people; nothing is decided by it."""
-        return self.clock().astimezone(UTC).isoformat(timespec="microseconds")
-
-    def write(self, work: Callable[[sa.Connection], tuple[T, Receipt | None]]) -> T:
-        """Run `work` in one durable transaction, then tell the witness how far the account has come."""
-        if self.read_only:
-            raise LedgerError("this ledger was opened with read_only=True: open it without, to spend")
-        result, receipt = self.database.write(work)
-        if self.witness is not None and receipt is not None:
-            self.witness.raise_to(receipt)
-        return result
-
-    def read(self, work: Callable[[sa.Connection], T]) -> T:
-        """Run `work` on one consistent view."""
-        return self.database.read(work)
-
-
-LARGEST_MESSAGE = 16 * 2**20
-
-
-@dataclass(frozen=True)
 class SpendRequest:
-    """What one call of `spend` asks for. The nonce is its own, however often it is tried."""
+    """The arguments of one call of `spend` or `take`. All its attempts share the nonce."""
 
-    account: str
     charge: Charge
     key: str
+    nonce: str
     client: str | None
     cap: str | None
-    nonce: str = field(default_factory=lambda: secrets.token_hex(16))
 
 
 class Debit:
-    """A spend that stands. Use it as a context; run the mechanism inside, then `store` the message, then send it.
+    """A durable debit. Use it as a context: run the mechanism inside, then `store` the message, then send it.
 
     :meth:`Account.spend` returns one; the example of :class:`Ledger` shows it.
 
@@ -276,14 +88,14 @@ class Debit:
     key : str
     client : str or None
     repeated : bool
-        Whether the key was spent before. Then run nothing: `message` is what was released.
+        Whether the key was spent before. If so, do not run the mechanism: send `message` again.
     message : bytes or None
-        The public message: of an earlier spend with this key, or as stored here.
+        The public message: stored by an earlier spend with this key, or by this debit.
     nonce : str
-        128 random bits, drawn when the key was first spent and kept in the ledger. Who must name the release to
-        others derives a name from it: one made from the key could be guessed.
+        128 random bits, drawn when the key was first spent and stored in the ledger. Derive public names of the
+        release from it: a name derived from the key could be guessed.
     receipt : Receipt
-        How far the account had come.
+        The latest entry of the account.
 
     Examples
     --------
@@ -298,41 +110,54 @@ class Debit:
     ...     for attempt in range(2):
     ...         with account.spend(quarter, key="first") as debit:
     ...             if not debit.repeated:
-    ...                 debit.store(b"what is sent")
+    ...                 debit.store(b"the public message")
     ...         print(debit.repeated, debit.message)
-    False b'what is sent'
-    True b'what is sent'
+    False b'the public message'
+    True b'the public message'
     """
 
     def __init__(
-        self, core: Core, request: SpendRequest, receipt: Receipt, message: bytes | None, *, repeated: bool
+        self, account: "Account", request: SpendRequest, receipt: Receipt, message: bytes | None, *, repeated: bool
     ) -> None:
-        self.key, self.client = request.key, request.client
+        self.key, self.client, self.nonce = request.key, request.client, request.nonce
         self.repeated, self.message, self.receipt = repeated, message, receipt
-        self.nonce = request.nonce
-        self._core, self._request, self._process, self._open = core, request, os.getpid(), True
+        self._account, self._charge, self._process, self._open = account, request.charge, os.getpid(), True
 
     @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
         """The single mechanisms that were paid for."""
-        return read_charge(self._request.charge)
+        return read_charge(self._charge)
 
     def store(self, message: bytes) -> None:
-        """Keep the public message, durably, so that the same key returns it. Store first, then send.
+        """Store the public message, durably, so that the same key returns it. Store first, then send.
 
-        Give what is released, and nothing else: whoever reads the ledger reads it.
+        Store only public bytes: anyone who can read the ledger can read the message.
         """
         if not isinstance(message, bytes) or len(message) > LARGEST_MESSAGE:
             raise ValueError(f"message must be bytes, at most {LARGEST_MESSAGE} of them")
         if self.repeated or self.message is not None:
             raise LedgerError("a message is stored already for this key; a key releases one message, once")
         if not self._open or os.getpid() != self._process:
-            raise LedgerError("only who holds the debit stores its message: inside the context, in the same process")
+            raise LedgerError("only the owner of a debit stores its message: inside the context, in the same process")
         payload = canonical_json({"message": base64.b64encode(message).decode("ascii")})
-        self.receipt = self._core.write(
-            lambda connection: _append_message(connection, self._core, self._request, payload)
-        )
+        self.receipt = self._account._database.write(lambda connection: self._append_message(connection, payload))
         self.message = message
+
+    def _append_message(self, connection: sa.Connection, payload: str) -> tuple[Receipt, Receipt]:
+        account = self._account
+        row = load_account(connection, account.name, account._database.witness, lock=True)
+        debit = find_entry_by_key(connection, account.name, self.key, DEBIT)
+        if debit is None or debit.nonce != self.nonce:
+            raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
+        stored = find_entry_by_key(connection, account.name, self.key, MESSAGE)
+        if stored is not None and stored.payload != payload:
+            raise LedgerError("another message is stored already for this key; a key releases one message, once")
+        if stored is None:  # else an attempt of this call was committed, and its reply was lost
+            time = account._database.now()
+            row = append_entry(
+                connection, row, kind=MESSAGE, time=time, nonce=self.nonce, payload=payload, key=self.key
+            )
+        return row.receipt, row.receipt
 
     def __enter__(self) -> Self:
         return self
@@ -348,149 +173,15 @@ class Debit:
 
 
 class _RefusedSpendError(Exception):
-    """Leaves a transaction without a trace; the figures are computed outside, where nobody waits."""
+    """Rolls a transaction back. The figures of the refusal are computed after it, without a lock."""
 
-    def __init__(self, client: str | None, held: Held) -> None:
+    def __init__(self, client: str | None, state: BudgetState) -> None:
         super().__init__()
-        self.client, self.held = client, held
-
-
-def spend(core: Core, request: SpendRequest, terms: str) -> Debit:
-    """Debit an account durably, or find the debit of the same key.
-
-    `terms`: Of the account, to price the charge before anybody is made to wait.
-    """
-    with suppress(UnpricedError):
-        Held(terms, (), 0).budget.price(request.charge)
-    try:
-        return core.write(lambda connection: _debit(connection, core, request))
-    except _RefusedSpendError as refused:
-        held, client = refused.held, refused.client
-    raise make_refusal(make_preview(request.account, client, held, request.charge))
-
-
-def take(core: Core, request: SpendRequest, most: int) -> int:
-    """Debit an account durably for a charge as often as its plan and the cap still allow, at most `most` times.
-
-    `request`: Its charge is of one time.
-    Returns: How often. 0 writes nothing.
-    """
-
-    def work(connection: sa.Connection) -> tuple[int, Receipt | None]:
-        book = load_book(connection, request.account, core.witness, lock=True)
-        earlier = find_entry_by_key(connection, request.account, request.key, "debit")
-        if earlier is not None:  # our own, whose answer was lost: nobody else has the key
-            return dict(earlier.content["charge"])[request.charge[0][0]] // request.charge[0][1], book.receipt
-        cap = None if request.cap is None else load_quota(connection, request.account, request.cap)
-        granted = min(_count_times(held, request.charge, most) for held in (book.held, cap) if held is not None)
-        if not granted:
-            return 0, None
-        book = _append(
-            connection, core, book, replace(request, charge=repeat_charge(request.charge, granted)), None, cap
-        )
-        return granted, book.receipt
-
-    try:
-        return core.write(work)
-    except _RefusedSpendError as refused:
-        held = refused.held
-    raise make_refusal(make_preview(request.account, None, held, repeat_charge(request.charge, most)))
-
-
-def _count_times(held: Held, charge: Charge, most: int) -> int:
-    """Return how often a charge is left of a plan, or `most`."""
-    if not isinstance(held.budget, PlanBudget):
-        return most
-    left = dict(held.budget.left(held.totals))
-    return min(most, *(left.get(text, 0) // times for text, times in charge))
-
-
-def _debit(connection: sa.Connection, core: Core, request: SpendRequest) -> tuple[Debit, Receipt | None]:
-    book = load_book(connection, request.account, core.witness, lock=True)
-    earlier = find_entry_by_key(connection, request.account, request.key, "debit")
-    if earlier is not None and earlier.nonce == request.nonce:
-        # Our own: the connection died after the commit, before it could say so.
-        return Debit(core, request, book.receipt, None, repeated=False), book.receipt
-    quota, cap = (
-        None if name is None else load_quota(connection, request.account, name)
-        for name in (request.client, request.cap)
-    )
-    if earlier is not None:
-        message = _find_message(connection, request, earlier)
-        request = replace(request, nonce=earlier.nonce)
-        return Debit(core, request, book.receipt, message, repeated=True), None
-    book = _append(connection, core, book, request, quota, cap)
-    return Debit(core, request, book.receipt, None, repeated=False), book.receipt
-
-
-def _append(
-    connection: sa.Connection, core: Core, book: Book, request: SpendRequest, quota: Held | None, cap: Held | None
-) -> Book:
-    """Write the debit of an account, a client and a cap, or leave the transaction."""
-    held, price = _pay_charge(book.held, request.charge, None)
-    paid = {"charge": request.charge, "price": price}
-    if quota is not None:
-        quota, paid["client_price"] = _pay_charge(quota, request.charge, request.client)
-    about = {"time": core.now(), "nonce": request.nonce, "key": request.key}
-    book, payload = replace(book, held=held), canonical_json(paid)
-    book = append_entry(connection, book, kind="debit", payload=payload, client=request.client, quota=quota, **about)
-    if cap is not None:
-        cap, price = _pay_charge(cap, request.charge, request.cap)
-        payload = canonical_json({"price": price})
-        book = append_entry(connection, book, kind="take", payload=payload, client=request.cap, quota=cap, **about)
-    return book
-
-
-def _pay_charge(held: Held, charge: Charge, client: str | None) -> tuple[Held, Any]:
-    try:
-        price = held.budget.price(charge)
-    except UnpricedError:
-        raise _RefusedSpendError(client, held) from None
-    totals = add_amounts(held.totals, price)
-    if not held.budget.allows(totals):
-        raise _RefusedSpendError(client, held)
-    return replace(held, totals=totals), price
-
-
-def _find_message(connection: sa.Connection, request: SpendRequest, earlier: Row) -> bytes:
-    """Return the message of a key that was spent before."""
-    charged = tuple((text, times) for text, times in earlier.content["charge"])
-    if earlier.client != request.client or charged != request.charge:
-        # One sentence for both: whoever tries another's key learns nothing more.
-        raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
-    message = find_entry_by_key(connection, request.account, request.key, "message")
-    if message is None:
-        raise KeySpentError(
-            "key was spent and its message never stored: it is spent. Release nothing for it; to release, spend again "
-            "with a new key"
-        )
-    return base64.b64decode(message.content["message"])
-
-
-def _append_message(
-    connection: sa.Connection, core: Core, request: SpendRequest, payload: str
-) -> tuple[Receipt, Receipt | None]:
-    book: Book = load_book(connection, request.account, core.witness, lock=True)
-    debit = find_entry_by_key(connection, request.account, request.key, "debit")
-    if debit is None or debit.nonce != request.nonce:
-        raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
-    stored = find_entry_by_key(connection, request.account, request.key, "message")
-    if stored is not None and stored.payload == payload:
-        return book.receipt, book.receipt  # our own, whose answer was lost: nobody else holds the debit
-    if stored is not None:
-        raise LedgerError("another message is stored already for this key; a key releases one message, once")
-    book = append_entry(
-        connection, book, kind="message", time=core.now(), nonce=request.nonce, payload=payload, key=request.key
-    )
-    return book.receipt, book.receipt
-
-
-Parts: TypeAlias = Iterable[tuple[Guarantee, int]]
-"""Several releases, and how often each happens."""
+        self.client, self.state = client, state
 
 
 class Account:
-    """A budget that lasts, and the way to spend it. Made by :class:`Ledger`, whose example shows one; never directly.
+    """A durable budget. :class:`Ledger` creates accounts, and its example shows one.
 
     Copies, deep copies, pickles and scikit-learn clones are handles on the same account.
 
@@ -510,45 +201,45 @@ class Account:
 
     @property
     def owner(self) -> str:
-        """Whose account it is."""
-        return str(self._about["owner"])
+        """The owner of the account."""
+        return str(self._row.details["owner"])
 
     @property
     def protects(self) -> Protects:
-        """Whose record is protected, "query" or "database"."""
-        return cast("Protects", self._about["protects"])
+        """The protected record, "query" or "database"."""
+        return cast("Protects", self._row.details["protects"])
 
     @property
     def unit(self) -> str:
-        """What one record is."""
-        return str(self._about["unit"])
+        """The unit of protection: one record."""
+        return str(self._row.details["unit"])
 
     @property
     def relation(self) -> Relation:
-        """How two inputs that shall look alike differ, "replace" or "add-remove"."""
-        return cast("Relation", self._about["relation"])
+        """The neighbouring relation, "replace" or "add-remove"."""
+        return cast("Relation", self._row.details["relation"])
 
     @property
     def kind(self) -> str:
-        """Plan, filter or pure."""
+        """The kind of budget: "plan", "filter" or "pure"."""
         return self._budget.kind
 
     @property
     def epsilon(self) -> float:
-        """The budget."""
+        """The epsilon of the budget."""
         return self._budget.epsilon
 
     @property
     def delta(self) -> float:
-        """The budget."""
+        """The delta of the budget."""
         return self._budget.delta
 
     @property
     def guarantee(self) -> Guarantee:
-        """What holds for everything that is ever paid from it: all of a plan, or whatever a filter lets pass.
+        """The guarantee of everything that is ever paid from the account: the whole plan, or all that a filter allows.
 
         Samplers of finite precision may add to delta, at most 1e-5 of it (or 1e-20, if that is more) with each
-        mechanism; screenings more, where the account's epsilon is above their plan's. See docs/theory/ledger.md.
+        mechanism; screenings more, if the account's epsilon is above their plan's. See docs/theory/ledger.md.
         """
         events, within = (Budgeted(self.epsilon, self.delta),), None
         if isinstance(self._budget, PlanBudget):
@@ -569,47 +260,47 @@ class Account:
         )
 
     def balance(self, *, client: str | None = None) -> Balance:
-        """Return what is spent and what is left, of the account or of a client's quota."""
-        return make_balance(self.name, client, self._held(client))
+        """Return the spent and the remaining budget of the account, or of a client's quota."""
+        return make_balance(self.name, client, self._load_state(client))
 
     def remaining(self, cap: str | None = None) -> tuple[tuple[DpEvent, int], ...]:
-        """Return what may still be taken of the account's plan, or of a cap; empty for accounts without a plan."""
-        held = self._held(cap)
-        return read_charge(held.budget.left(held.totals)) if isinstance(held.budget, PlanBudget) else ()
+        """Return the remaining mechanisms of the account's plan, or of a cap; empty for accounts without a plan."""
+        state = self._load_state(cap)
+        return read_charge(state.budget.left(state.totals)) if isinstance(state.budget, PlanBudget) else ()
 
     def assert_affordable(self, guarantee: Guarantee | Parts) -> None:
         """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
-        charge, held = self._charge(guarantee), self._held(None)
-        if not is_affordable(held, charge):
-            raise make_refusal(make_preview(self.name, None, held, charge))
+        charge, state = self._charge(guarantee), self._load_state(None)
+        if not is_affordable(state, charge):
+            raise make_refusal(make_preview(self.name, None, state, charge))
 
     def preview(self, guarantee: Guarantee | Parts, *, client: str | None = None) -> Preview:
-        """Return what a spend would cost and leave, spending nothing.
+        """Return the cost of a spend and the budget after it, without spending.
 
-        With a `client`, whose quota would pay too, the figures are of whichever refuses, else of the quota.
+        With a `client`, the figures are those of the budget that refuses, else those of the client's quota.
         """
         charge = self._charge(guarantee)
-        whole = make_preview(self.name, None, self._held(None), charge)
-        if client is None or not whole.allowed:
-            return whole
-        return make_preview(self.name, client, self._held(client), charge)
+        preview = make_preview(self.name, None, self._load_state(None), charge)
+        if client is None or not preview.allowed:
+            return preview
+        return make_preview(self.name, client, self._load_state(client), charge)
 
     def spend(
         self, guarantee: Guarantee, key: str | None = None, *, client: str | None = None, cap: str | None = None
     ) -> Debit:
-        """Pay, *before* the mechanism runs: when this returns, the debit is durable and stays.
+        """Pay *before* the mechanism runs: when this returns, the debit is durable and stays.
 
         Parameters
         ----------
         guarantee : Guarantee
-            Of what is about to be released: sound, and about what the account protects. Its events are what is paid.
+            The guarantee of the release: sound, and about the record that the account protects. Its events are paid.
         key : str, optional
-            Names this release; :func:`new_key` by default. The same key with the same events never pays twice: it
-            gives back the stored message. Never derive it from the record: the ledger keeps it in the clear.
+            The name of this release; :func:`new_key` by default. The same key with the same events never pays twice:
+            it returns the stored message. Never derive it from the record: the ledger stores it in the clear.
         client : str, optional
-            Whose quota pays as well, in the same transaction.
+            The client with a quota that pays as well, in the same transaction.
         cap : str, optional
-            The cap that counts it as well, in the same transaction; see :meth:`open_cap`.
+            The cap that counts the debit as well, in the same transaction; see :meth:`open_cap`.
 
         Returns
         -------
@@ -625,129 +316,208 @@ class Account:
         KeyConflictError
             The key was used for something else.
         LedgerUnavailableError
-            Whether a debit stands is not known; release nothing.
+            The debit may be stored or not; release nothing.
         """
         key = new_key() if key is None else check_text(key, "key")
         if client is not None:
             check_text(client, "client")
-        request = SpendRequest(self.name, self._charge_once(guarantee), key, client, cap)
-        return spend(self._core, request, self._book.held.terms)
+        request = SpendRequest(self._charge_once(guarantee), key, secrets.token_hex(16), client, cap)
+        with suppress(UnpricedError):  # fill the cache of prices before the transaction: other writers wait for it
+            self._budget.price(request.charge)
+
+        def pay(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
+            row = load_account(connection, self.name, self._database.witness, lock=True)
+            shares = self._load_shares(connection, request)
+            earlier = find_entry_by_key(connection, self.name, key, DEBIT)
+            if earlier is None:
+                row = self._append_debit(connection, row, shares, request)
+            elif earlier.nonce != request.nonce:
+                message = self._find_message(connection, request, earlier)
+                return Debit(self, replace(request, nonce=earlier.nonce), row.receipt, message, repeated=True), None
+            # The same nonce: an attempt of this call was committed, and its reply was lost.
+            return Debit(self, request, row.receipt, None, repeated=False), row.receipt
+
+        try:
+            return self._database.write(pay)  # durable, and recorded by the witness
+        except _RefusedSpendError as error:
+            refused = error
+        raise make_refusal(make_preview(self.name, refused.client, refused.state, request.charge))
 
     def take(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
         """Pay for a release as often as a cap, and the account's plan if it has one, still allow, at most `most` times.
 
-        Returns how many are paid for, and may happen. Raises as :meth:`spend`: an account without a plan pays for all
-        that the cap allows, or for nothing.
+        Returns the number of releases that are paid for. Raises as :meth:`spend`: an account without a plan pays for
+        all that the cap allows, or for nothing.
         """
         check_count(most, "most")
-        return take(self._core, SpendRequest(self.name, self._charge_once(guarantee), new_key(), None, cap), most)
+        request = SpendRequest(self._charge_once(guarantee), new_key(), secrets.token_hex(16), None, cap)
+
+        def pay(connection: sa.Connection) -> tuple[int, Receipt | None]:
+            row = load_account(connection, self.name, self._database.witness, lock=True)
+            earlier = find_entry_by_key(connection, self.name, request.key, DEBIT)
+            if earlier is not None:  # an attempt of this call, whose reply was lost: the key is new
+                (event, times), *_ = request.charge
+                return dict(earlier.content["charge"])[event] // times, row.receipt
+            shares = self._load_shares(connection, request)
+            granted = min(_count_remaining(state, request.charge, most) for state in (row.state, *shares.values()))
+            if not granted:
+                return 0, None
+            charge = repeat_charge(request.charge, granted)
+            return granted, self._append_debit(connection, row, shares, replace(request, charge=charge)).receipt
+
+        try:
+            return self._database.write(pay)
+        except _RefusedSpendError as error:
+            refused = error
+        raise make_refusal(make_preview(self.name, None, refused.state, repeat_charge(request.charge, most)))
+
+    def _load_shares(self, connection: sa.Connection, request: SpendRequest) -> dict[str, BudgetState]:
+        """Load the quota and the cap that pay with the account, by name."""
+        names = [name for name in (request.client, request.cap) if name is not None]
+        return {name: load_quota(connection, self.name, name) for name in names}
+
+    def _append_debit(
+        self, connection: sa.Connection, row: AccountRow, shares: dict[str, BudgetState], request: SpendRequest
+    ) -> AccountRow:
+        """Debit the account, the quota and the cap, or raise to roll the transaction back."""
+        state, price = _add_charge(row.state, request.charge, None)
+        payload, quota = {"charge": request.charge, "price": price}, None
+        if request.client is not None:
+            quota, payload["client_price"] = _add_charge(shares[request.client], request.charge, request.client)
+        common = {"time": self._database.now(), "nonce": request.nonce, "key": request.key}
+        row = append_entry(
+            connection,
+            replace(row, state=state),
+            kind=DEBIT,
+            payload=canonical_json(payload),
+            client=request.client,
+            quota=quota,
+            **common,
+        )
+        if request.cap is not None:
+            cap, price = _add_charge(shares[request.cap], request.charge, request.cap)
+            payload = {"price": price}
+            row = append_entry(
+                connection, row, kind=TAKE, payload=canonical_json(payload), client=request.cap, quota=cap, **common
+            )
+        return row
+
+    def _find_message(self, connection: sa.Connection, request: SpendRequest, earlier: Entry) -> bytes:
+        """Return the stored message of a key that was spent before."""
+        charge = tuple((text, times) for text, times in earlier.content["charge"])
+        if earlier.client != request.client or charge != request.charge:
+            # The same text for both: a client that tries the key of another learns nothing more.
+            raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
+        stored = find_entry_by_key(connection, self.name, request.key, MESSAGE)
+        if stored is None or stored.message is None:
+            raise KeySpentError(
+                "key was spent, but its message was never stored. Release nothing for it; to release, spend again with "
+                "a new key"
+            )
+        return stored.message
 
     def quota(
         self, client: str, *, epsilon: float | None = None, delta: float | None = None, plan: Events | None = None
     ) -> Balance:
-        """Give a client a part of the budget. Quotas may add up to more than the account: its own limit always holds.
+        """Give a client a part of the budget. The sum of all quotas may exceed the account: its own limit always holds.
 
         Accounts without a plan need an `epsilon` (`delta` is the account's by default), accounts with one a part of it.
         """
         check_text(client, "client")
-        part = self._part(epsilon, delta, plan)
-        if not self._budget.contains(part):
+        budget = self._make_quota_budget(epsilon, delta, plan)
+        if not self._budget.contains(budget):
             raise ValueError("quota must be a part of the account's budget: smaller, and at no larger delta")
-        return make_balance(self.name, client, self._give("quota", client, part.terms()))
+        return make_balance(self.name, client, self._open_share(QUOTA, client, budget.terms()))
 
     def open_cap(self, plan: Events) -> str | None:
-        """Open a cap: how often each mechanism may happen at all, for whoever knows its name.
+        """Open a cap: a limit on how often each mechanism may run, shared by all who know its name.
 
         An estimator opens one when it is fitted. Its copies, its pickles and the processes that it forks take from the
         same counts, so together they do what one estimator stated, whatever else the account could pay. Returns its
-        name, for :meth:`spend` and :meth:`remaining`, or None where the account has this very plan and caps it itself.
+        name, for :meth:`spend` and :meth:`remaining`, or None if the account has this very plan and caps it itself.
         """
         if self.has_plan(plan):
             return None
         name = f"cap {new_key()}"
-        self._give("cap", name, self._plan_budget(plan).terms())
+        self._open_share(CAP, name, self._make_plan_budget(plan).terms())
         return name
 
     def has_plan(self, plan: Events) -> bool:
         """Return whether the account was opened with this very plan."""
-        return self._budget == self._plan_budget(plan)
+        return self._budget == self._make_plan_budget(plan)
 
-    def _plan_budget(self, plan: Events) -> PlanBudget:
+    def _make_plan_budget(self, plan: Events) -> PlanBudget:
         return PlanBudget.open(self.epsilon, self.delta, make_charge(plan, self.relation))
 
-    def _give(self, kind: Literal["quota", "cap"], name: str, terms: str) -> Held:
-        """Write a quota or a cap that is not there yet."""
-        nonce, core = secrets.token_hex(16), self._core
+    def _make_quota_budget(self, epsilon: float | None, delta: float | None, plan: Events | None) -> Budget:
+        if isinstance(self._budget, PlanBudget):
+            if plan is None or epsilon is not None or delta is not None:
+                raise ValueError("quota of an account with a plan must be a part of it: pass plan, and nothing else")
+            return self._make_plan_budget(plan)
+        if plan is not None or epsilon is None:
+            raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
+        return open_budget(epsilon, self.delta if delta is None else delta, None, self.relation)
 
-        def work(connection: sa.Connection) -> tuple[Held, Receipt | None]:
-            book = load_book(connection, self.name, core.witness, lock=True)
-            there = find_quota(connection, self.name, name)
-            if there is not None:
-                if there.terms == terms:
-                    return there, book.receipt  # given already, perhaps by an attempt of ours whose answer was lost
+    def _open_share(self, kind: str, name: str, terms: str) -> BudgetState:
+        """Open a quota or a cap, unless it exists with the same terms."""
+        nonce = secrets.token_hex(16)
+
+        def work(connection: sa.Connection) -> tuple[BudgetState, Receipt | None]:
+            row = load_account(connection, self.name, self._database.witness, lock=True)
+            state = find_quota(connection, self.name, name)
+            if state is None:
+                state, payload = insert_quota(connection, self.name, name, terms), canonical_json({"terms": terms})
+                time = self._database.now()
+                row = append_entry(
+                    connection, row, kind=kind, time=time, nonce=nonce, payload=payload, client=name, quota=state
+                )
+            elif state.terms != terms:
                 raise AccountError(f"client {name!r} has another quota already: quotas do not change")
-            held, payload = insert_quota(connection, self.name, name, terms), canonical_json({"terms": terms})
-            book = append_entry(
-                connection, book, kind=kind, time=core.now(), nonce=nonce, payload=payload, client=name, quota=held
-            )
-            return held, book.receipt
+            return state, row.receipt
 
-        return core.write(work)
+        return self._database.write(work)
 
     def receipt(self) -> Receipt:
-        """Return how far the account has come, to be kept elsewhere and shown to :meth:`Ledger.verify`."""
+        """Return the receipt of the latest entry. Store it elsewhere and pass it to :meth:`Ledger.verify` later."""
         return self._load().receipt
 
     def history(self) -> list[Entry]:
-        """Return all entries, in their order."""
-        return self._core.read(lambda connection: [make_entry(*line) for line in read_entries(connection, self.name)])
+        """Return all entries, in order."""
+        return self._database.read(lambda connection: list(read_entries(connection, self.name)))
 
     def _charge(self, guarantee: Guarantee | Parts) -> Charge:
         if isinstance(guarantee, Guarantee) or not isinstance(guarantee, Iterable):
             return self._charge_once(guarantee)
         pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in guarantee]
         return join_charges(
-            repeat_charge(self._charge_once(one), check_count(times, "times", least=1)) for one, times in pairs
+            repeat_charge(self._charge_once(part), check_count(times, "times", least=1)) for part, times in pairs
         )
 
     def _charge_once(self, guarantee: Guarantee) -> Charge:
         return charge_guarantee(guarantee, self.protects, self.unit, self.relation, self.delta)
 
     @property
-    def _core(self) -> Core:
-        return self._ledger._core
+    def _database(self) -> LedgerDatabase:
+        return self._ledger._database
 
     @cached_property
-    def _book(self) -> Book:
-        """The account when it was first asked for; only what never changes is read from it."""
+    def _row(self) -> AccountRow:
+        """The account when it was first loaded; read only its terms and details, which never change."""
         return self._load()
 
     @property
-    def _about(self) -> dict[str, Any]:
-        return self._book.about
-
-    @property
     def _budget(self) -> Budget:
-        return self._book.held.budget
+        return self._row.state.budget
 
-    def _load(self) -> Book:
-        # What a reader finds out of step with the witness is told by verify; only spending is refused.
-        return self._core.read(lambda connection: load_book(connection, self.name, None))
+    def _load(self) -> AccountRow:
+        # Readers may see a database that was rolled back, and verify() reports it; only spending is refused.
+        return self._database.read(lambda connection: load_account(connection, self.name, None))
 
-    def _held(self, client: str | None) -> Held:
+    def _load_state(self, client: str | None) -> BudgetState:
         if client is None:
-            return self._load().held
+            return self._load().state
         name = check_text(client, "client")
-        return self._core.read(lambda connection: load_quota(connection, self.name, name))
-
-    def _part(self, epsilon: float | None, delta: float | None, plan: Events | None) -> Budget:
-        if isinstance(self._budget, PlanBudget):
-            if plan is None or epsilon is not None or delta is not None:
-                raise ValueError("quota of an account with a plan must be a part of it: give plan, and nothing else")
-            return self._plan_budget(plan)
-        if plan is not None or epsilon is None:
-            raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
-        return open_budget(epsilon, self.delta if delta is None else delta, None, self.relation)
+        return self._database.read(lambda connection: load_quota(connection, self.name, name))
 
     def __copy__(self) -> Self:
         return self
@@ -768,6 +538,26 @@ class Account:
         return f"Account({self.name!r} of {self._ledger!r})"
 
 
+def _add_charge(state: BudgetState, charge: Charge, client: str | None) -> tuple[BudgetState, Any]:
+    """Return the state after a charge, and its price; raise if the budget does not allow it."""
+    try:
+        price = state.budget.price(charge)
+    except UnpricedError:
+        raise _RefusedSpendError(client, state) from None
+    totals = add_amounts(state.totals, price)
+    if not state.budget.allows(totals):
+        raise _RefusedSpendError(client, state)
+    return replace(state, totals=totals), price
+
+
+def _count_remaining(state: BudgetState, charge: Charge, most: int) -> int:
+    """Return how often a charge remains of a plan, at most `most`; `most` without a plan."""
+    if not isinstance(state.budget, PlanBudget):
+        return most
+    remaining = dict(state.budget.left(state.totals))
+    return min(most, *(remaining.get(text, 0) // times for text, times in charge))
+
+
 def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Relation) -> Budget:
     """Return the budget of an account: a plan, a filter, or pure epsilons."""
     if plan is not None:
@@ -776,7 +566,7 @@ def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Rel
 
 
 def find_plan_cost(budget: Budget) -> float | None:
-    """Return what a plan costs at its delta, by PLD; None where there is no plan."""
+    """Return the cost of a plan at its delta, by PLD; None without a plan."""
     if not isinstance(budget, PlanBudget):
         return None
     try:

@@ -1,6 +1,6 @@
-"""Budgets as pure machines (terms that never change, totals that only grow), and events as canonical text.
+"""Budgets as pure state machines (fixed terms, totals that only grow), and events as canonical text.
 
-Why each kind is sound: ``docs/theory/ledger.md``, Theorems 1 to 3; attacked by ``tests/ledger/test_budget.py``.
+Proofs of each kind: ``docs/theory/ledger.md``, Theorems 1 to 3; tested by ``tests/ledger/test_budget.py``.
 """
 
 import json
@@ -19,20 +19,20 @@ import dp_accounting as dp
 from dp_accounting import DpEvent, UnsupportedEventError
 
 from nearveil.privacy import Guarantee
-from nearveil.privacy import events as own
+from nearveil.privacy import events as nearveil_events
 from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant, RenyiFilter
 from nearveil.privacy.checks import check_budget, check_count, check_delta, check_finite
 from nearveil.privacy.events import PureDp, SampledScreening, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, needs_add_remove
 
 Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
-"""One event, or several, each perhaps with how often it happens."""
+"""One event, or several, each with an optional count."""
 
 Charge: TypeAlias = tuple[tuple[str, int], ...]
-"""The canonical text of each single mechanism and how often it happens, sorted by the text."""
+"""The canonical text of each single mechanism and its count, sorted by the text."""
 
 _MOST = 2**63 - 1
-_SHARE, _LEAST_SHARE = 1e-5, 1e-20  # of an account's delta, that samplers may cost with one mechanism; at least
+_SHARE, _LEAST_SHARE = 1e-5, 1e-20  # largest delta of a mechanism's samplers: a share of the account's, or this
 
 
 def canonical_json(value: object) -> str:
@@ -53,45 +53,59 @@ def _read_event(value: Any) -> DpEvent | dict[str, Any]:
 
 
 def _read_events(value: Any) -> list[Any]:
-    return [_read_event(one) for one in value]
+    return [_read_event(event) for event in value]
 
 
-# What each field is. The same function reads a field and writes it: floats and counts are themselves in JSON, an
-# event becomes a dictionary and a dictionary an event.
-_FIELDS: dict[type[DpEvent], dict[str, Callable[[Any], Any]]] = {
-    dp.NoOpDpEvent: {},
-    dp.NonPrivateDpEvent: {},
-    dp.GaussianDpEvent: {"noise_multiplier": _read_float},
-    dp.LaplaceDpEvent: {"noise_multiplier": _read_float},
-    dp.RandomizedResponseDpEvent: {"noise_parameter": _read_float, "num_buckets": _read_whole},
-    dp.ZCDpEvent: {"rho": _read_float, "xi": _read_float},
-    dp.dp_event.RepeatAndSelectDpEvent: {"event": _read_event, "mean": _read_float, "shape": _read_float},
-    dp.PoissonSampledDpEvent: {"sampling_probability": _read_float, "event": _read_event},
-    dp.SelfComposedDpEvent: {"event": _read_event, "count": _read_whole},
-    dp.ComposedDpEvent: {"events": _read_events},
-    own.PureDp: {"epsilon": _read_float},
-    own.NoisyScreening: {"noise": _read_float, "threshold": _read_float, "n_neighbors": _read_whole},
-    own.VoteHistogram: {"noise": _read_float},
-    own.ClippedVotes: {"noise": _read_float, "clip": _read_float, "votes": str},
-    own.GaussianNoisyMax: {"noise": _read_float},
-    own.LaplaceNoisyMax: {"noise": _read_float},
-    SampledScreening: {"sampling_rate": _read_float, "screening": _read_event},
+# Events by the name that ledgers store, with a function for each field. The same function reads and writes a field:
+# floats and counts are themselves in JSON, an event becomes a dictionary and a dictionary an event.
+_Fields: TypeAlias = dict[str, Callable[[Any], Any]]
+_EVENTS: dict[str, tuple[type[DpEvent], _Fields]] = {
+    "NoOpDpEvent": (dp.NoOpDpEvent, {}),
+    "NonPrivateDpEvent": (dp.NonPrivateDpEvent, {}),
+    "GaussianDpEvent": (dp.GaussianDpEvent, {"noise_multiplier": _read_float}),
+    "LaplaceDpEvent": (dp.LaplaceDpEvent, {"noise_multiplier": _read_float}),
+    "RandomizedResponseDpEvent": (
+        dp.RandomizedResponseDpEvent,
+        {"noise_parameter": _read_float, "num_buckets": _read_whole},
+    ),
+    "ZCDpEvent": (dp.ZCDpEvent, {"rho": _read_float, "xi": _read_float}),
+    "RepeatAndSelectDpEvent": (
+        dp.dp_event.RepeatAndSelectDpEvent,
+        {"event": _read_event, "mean": _read_float, "shape": _read_float},
+    ),
+    "PoissonSampledDpEvent": (
+        dp.PoissonSampledDpEvent,
+        {"sampling_probability": _read_float, "event": _read_event},
+    ),
+    "SelfComposedDpEvent": (dp.SelfComposedDpEvent, {"event": _read_event, "count": _read_whole}),
+    "ComposedDpEvent": (dp.ComposedDpEvent, {"events": _read_events}),
+    "PureDp": (PureDp, {"epsilon": _read_float}),
+    "NoisyScreening": (
+        nearveil_events.NoisyScreening,
+        {"noise": _read_float, "threshold": _read_float, "n_neighbors": _read_whole},
+    ),
+    "VoteHistogram": (nearveil_events.VoteHistogram, {"noise": _read_float}),
+    "ClippedVotes": (nearveil_events.ClippedVotes, {"noise": _read_float, "clip": _read_float, "votes": str}),
+    "GaussianNoisyMax": (nearveil_events.GaussianNoisyMax, {"noise": _read_float}),
+    "LaplaceNoisyMax": (nearveil_events.LaplaceNoisyMax, {"noise": _read_float}),
+    "SampledScreening": (SampledScreening, {"sampling_rate": _read_float, "screening": _read_event}),
 }
-_TYPES: Mapping[str, type[DpEvent]] = {kind.__name__: kind for kind in _FIELDS}
+_NAMES: Mapping[type[DpEvent], str] = {kind: name for name, (kind, _) in _EVENTS.items()}
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
-    fields = _FIELDS.get(type(event))
-    if fields is None:
+    name = _NAMES.get(type(event))
+    if name is None:
         raise ValueError(f"events: the ledger has no text for {type(event).__name__}; use one that accountants price")
-    return {"type": type(event).__name__} | {name: write(getattr(event, name)) for name, write in fields.items()}
+    _, fields = _EVENTS[name]
+    return {"type": name} | {field: write(getattr(event, field)) for field, write in fields.items()}
 
 
 def _decode(value: Mapping[str, Any]) -> DpEvent:
-    kind = _TYPES.get(value.get("type", ""))
-    if kind is None or set(value) != {"type", *_FIELDS[kind]}:
-        raise ValueError("events: this text is of no event that is known here")
-    return kind(**{name: read(value[name]) for name, read in _FIELDS[kind].items()})
+    kind, fields = _EVENTS.get(value.get("type", ""), (None, {}))
+    if kind is None or set(value) != {"type", *fields}:
+        raise ValueError("events: unknown event")
+    return kind(**{field: read(value[field]) for field, read in fields.items()})
 
 
 def format_event(event: DpEvent) -> str:
@@ -105,7 +119,7 @@ def parse_event(text: str) -> DpEvent:
 
 
 def make_charge(events: Events, relation: Relation) -> Charge:
-    """Return the mechanisms of `events`, equal ones counted together; raise if they are priced for another relation."""
+    """Return the mechanisms of `events` with counts; raise if they are priced for another relation."""
     counts: Counter[str] = Counter()
     for event, times in _pairs(events):
         if relation == "replace" and needs_add_remove(event):
@@ -141,7 +155,7 @@ def _check_counts(counts: Mapping[str, int]) -> Charge:
 
 
 def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
-    """Return what a guarantee costs an account, of which the other four are, after checking that they agree."""
+    """Return the charge of a guarantee for an account with the other four terms, after a check that they agree."""
     if not isinstance(guarantee, Guarantee):
         raise TypeError(
             "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one (release.guarantee); "
@@ -151,12 +165,12 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:
         raise ValueError(
-            "guarantee: it guarantees nothing (epsilon is infinite, or delta 1), so nobody checked its events"
+            "guarantee: it guarantees nothing (epsilon is infinite, or delta 1), so its events were never checked"
         )
     if guarantee.protects != protects:
         raise ValueError(f"guarantee protects a {guarantee.protects}, this account a {protects}")
-    # Every message is charged, whatever it asks for: an account of queries covers any unit. Of a database it does not:
-    # a person with ten rows is in each answer ten times.
+    # Every message is charged, so an account of queries covers any unit. An account of a database does not: a person
+    # with ten rows is in each answer ten times.
     if protects == "database" and guarantee.unit != unit:
         raise ValueError(f"guarantee is about the unit {guarantee.unit!r}, this account about {unit!r}")
     if guarantee.relation != relation:
@@ -166,19 +180,19 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
 
 @lru_cache(maxsize=256)
 def _charge_events(guarantee: Guarantee, relation: Relation, delta: float) -> Charge:
-    """Return the charge of a guarantee that an account covers: computed once, for all messages that it is made for."""
+    """Return the charge of a guarantee that an account covers; cached for all its messages."""
     whole = guarantee if guarantee.whole is None else guarantee.whole
     check_samplers(whole.events, whole.extra_delta, delta)
     return make_charge(guarantee.events, relation)
 
 
 def check_samplers(events: Iterable[DpEvent], extra_delta: float, delta: float) -> None:
-    """Refuse events whose samplers (`extra_delta`) add more to an account's delta than docs/theory/ledger.md allows."""
+    """Refuse events with samplers that add more (`extra_delta`) to delta than docs/theory/ledger.md allows."""
     mechanisms = sum(times for _, times in count_events(events))
     if extra_delta > mechanisms * max(_SHARE * delta, _LEAST_SHARE):
         raise ValueError(
             f"guarantee: extra_delta is above {_SHARE:g} of this account's delta for each mechanism, and no event "
-            "tells of it; open an account with a larger delta, or for screenings with a smaller epsilon"
+            "includes it; open an account with a larger delta, or for screenings with a smaller epsilon"
         )
 
 
@@ -198,14 +212,14 @@ def read_charge(charge: Charge) -> tuple[tuple[DpEvent, int], ...]:
 
 
 UNITS = 10**18
-"""How many units an epsilon, or a divergence, of 1 has."""
+"""The number of units in an epsilon, or a divergence, of 1."""
 
 Amounts = tuple[int | None, ...]
-"""One amount for each thing that a budget counts; None is infinity."""
+"""One amount for each quantity that a budget counts; None is infinity."""
 
 
 def to_exact_decimal(number: float) -> Fraction:
-    """Return the decimal number that a float is written as: 0.1 is one tenth, and ten of them are 1."""
+    """Return the shortest decimal number of a float: 0.1 is one tenth, and ten of them are 1."""
     return Fraction(repr(float(number)))
 
 
@@ -222,49 +236,49 @@ def round_units_down(number: Fraction | float) -> int:
 
 
 def round_float_up(number: Fraction) -> float:
-    """Return the least float that is written as a number not below this one."""
+    """Return the least float with a decimal text not below this number."""
     nearest = float(number)
     return nearest if to_exact_decimal(nearest) >= number else math.nextafter(nearest, math.inf)
 
 
 def round_float_down(number: Fraction) -> float:
-    """Return the largest float that is written as a number not above this one."""
+    """Return the largest float with a decimal text not above this number."""
     return -round_float_up(-number)
 
 
 def format_up(number: float, digits: int = 4, rounding: str = ROUND_CEILING) -> str:
-    """Write what was spent, rounded up."""
+    """Format a spent amount, rounded up."""
     if math.isinf(number):
         return "infinity"
     return f"{float(Context(prec=digits, rounding=rounding).plus(Decimal(repr(float(number))))):.12g}"
 
 
 def format_down(number: float) -> str:
-    """Write what is left, rounded down."""
+    """Format a remaining amount, rounded down."""
     return format_up(number, rounding=ROUND_FLOOR)
 
 
 class UnpricedError(ValueError):
-    """A charge that a budget does not take, whatever was spent: it has no price there."""
+    """An event that this budget cannot price."""
 
 
 @dataclass(frozen=True)
 class Budget(ABC):
-    """What may be spent: an epsilon and a delta, and a limit for everything that is counted."""
+    """A budget: an epsilon and a delta, and a limit for each quantity that is counted."""
 
     epsilon: float
     delta: float
-    limits: tuple[int, ...]  # the largest total of each thing counted
+    limits: tuple[int, ...]  # the largest total of each quantity
     kind: ClassVar[str]
 
     @property
-    def nothing(self) -> Amounts:
-        """The totals of an account that nothing was spent from."""
+    def zero(self) -> Amounts:
+        """The totals before any spend."""
         return (0,) * len(self.limits)
 
     @abstractmethod
     def price(self, charge: Charge) -> Amounts:
-        """Return what a charge adds to each total, rounded up."""
+        """Return the price of a charge: the increase of each total, rounded up."""
 
     @abstractmethod
     def allows(self, totals: Amounts) -> bool:
@@ -272,14 +286,14 @@ class Budget(ABC):
 
     @abstractmethod
     def spent(self, totals: Amounts) -> Fraction | None:
-        """Return totals as an epsilon: 0 for nothing, at most `epsilon` where they are allowed, None for infinity."""
+        """Return totals as an epsilon: at most `epsilon` if they are allowed, None for infinity."""
 
     @abstractmethod
     def holds(self, part: Self) -> bool:
-        """Return whether another budget of the kind is a part of this one."""
+        """Return whether another budget of this kind is a part of this one."""
 
     def shortage(self, totals: Amounts, price: Amounts) -> str:  # noqa: ARG002
-        """Say in figures why a price cannot be paid, or nothing where epsilons say it all."""
+        """Return the reason, with figures, why a price cannot be paid; empty if the epsilons say it all."""
         return ""
 
     def terms(self) -> str:
@@ -292,13 +306,13 @@ class Budget(ABC):
 
 
 def add_amounts(totals: Amounts, price: Amounts) -> Amounts:
-    """Return totals after a price was paid."""
+    """Return the totals after a price."""
     return tuple(None if a is None or b is None else a + b for a, b in zip(totals, price, strict=True))
 
 
 @dataclass(frozen=True)
 class PureBudget(Budget):
-    """Epsilons of pure mechanisms, added up; delta is 0. Parameters may be chosen along the way."""
+    """The sum of pure epsilons; delta is 0. Parameters may be chosen adaptively."""
 
     kind: ClassVar[str] = "pure"
 
@@ -335,7 +349,7 @@ def _price_pure(text: str) -> int:
 
 
 def find_exact_epsilon(leaf: DpEvent) -> Fraction | None:
-    """Return the epsilon of a pure mechanism as the decimals say it, else None."""
+    """Return the decimal epsilon of a pure mechanism, else None."""
     if isinstance(leaf, PureDp):
         return to_exact_decimal(leaf.epsilon)
     if isinstance(leaf, dp.LaplaceDpEvent):
@@ -345,7 +359,7 @@ def find_exact_epsilon(leaf: DpEvent) -> Fraction | None:
 
 @dataclass(frozen=True)
 class FilterBudget(Budget):
-    """A Renyi filter: divergences of each order added up, parameters chosen along the way."""
+    """A Renyi filter: the sum of divergences of each order. Parameters may be chosen adaptively."""
 
     orders: tuple[float, ...]
     kind: ClassVar[str] = "filter"
@@ -357,7 +371,7 @@ class FilterBudget(Budget):
         return cls(gate.epsilon, gate.delta, tuple(map(round_units_down, gate.budgets)), gate.orders)
 
     def price(self, charge: Charge) -> Amounts:
-        totals: Amounts = self.nothing
+        totals: Amounts = self.zero
         for text, times in charge:
             price = tuple(None if a is None else a * times for a in _price_renyi(text, self.orders))
             totals = add_amounts(totals, price)
@@ -367,7 +381,7 @@ class FilterBudget(Budget):
         return any(total is not None and total <= limit for total, limit in zip(totals, self.limits, strict=True))
 
     def spent(self, totals: Amounts) -> Fraction | None:
-        # The share of its budget that the order with most left has used. It is no guarantee, only the way to the end.
+        # The used share of the order that has most left: a progress figure, not a guarantee.
         shares = [
             Fraction(total, limit)
             for total, limit in zip(totals, self.limits, strict=True)
@@ -389,23 +403,23 @@ def _price_renyi(text: str, orders: tuple[float, ...]) -> Amounts:
 
 @dataclass(frozen=True)
 class PlanBudget(Budget):
-    """Mechanisms and counts fixed at opening, composed by privacy loss distributions; taken in any order."""
+    """Mechanisms and counts fixed at opening, composed by privacy loss distributions; paid in any order."""
 
     plan: tuple[str, ...]
     kind: ClassVar[str] = "plan"
 
     @classmethod
     def open(cls, epsilon: float, delta: float, plan: Charge) -> Self:
-        """Return the budget of a plan; its cost is for the caller to check."""
+        """Return the budget of a plan; the caller checks its cost."""
         delta = 0.0 if delta == 0 else check_delta(delta)
         return cls(check_budget(epsilon), delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
 
     def price(self, charge: Charge) -> Amounts:
-        asked = dict(charge)
-        strangers = [text for text in asked if text not in self.plan]
-        if strangers:
-            raise UnpricedError(f"events: not in the plan, of which 0 may be taken: {parse_event(strangers[0])}")
-        return tuple(asked.get(text, 0) for text in self.plan)
+        counts = dict(charge)
+        unplanned = [text for text in counts if text not in self.plan]
+        if unplanned:
+            raise UnpricedError(f"events: not in the plan: {parse_event(unplanned[0])}")
+        return tuple(counts.get(text, 0) for text in self.plan)
 
     def allows(self, totals: Amounts) -> bool:
         return all(total is not None and total <= limit for total, limit in zip(totals, self.limits, strict=True))
@@ -416,28 +430,28 @@ class PlanBudget(Budget):
 
     def shortage(self, totals: Amounts, price: Amounts) -> str:
         parts = [
-            f"{parse_event(text)}: planned {limit}, taken {taken}, this takes {asked}, left {limit - taken}"
-            for text, limit, taken, asked in zip(self.plan, self.limits, totals, price, strict=True)
-            if taken is not None and asked is not None and asked and taken + asked > limit
+            f"{parse_event(text)}: planned {limit}, taken {total}, this takes {count}, left {limit - total}"
+            for text, limit, total, count in zip(self.plan, self.limits, totals, price, strict=True)
+            if total is not None and count is not None and count and total + count > limit
         ]
         return "; ".join(parts)
 
     def left(self, totals: Amounts) -> Charge:
-        """Return what may still be taken."""
-        gone = tuple(limit - (taken or 0) for limit, taken in zip(self.limits, totals, strict=True))
-        return self._charge(gone)
+        """Return the rest of the plan."""
+        rest = tuple(limit - (total or 0) for limit, total in zip(self.limits, totals, strict=True))
+        return self._charge(rest)
 
     def holds(self, part: Self) -> bool:
         planned = dict(zip(self.plan, self.limits, strict=True))
         return all(times <= planned.get(text, 0) for text, times in zip(part.plan, part.limits, strict=True))
 
     def _charge(self, totals: Sequence[int | None]) -> Charge:
-        return tuple((text, taken) for text, taken in zip(self.plan, totals, strict=True) if taken)
+        return tuple((text, count) for text, count in zip(self.plan, totals, strict=True) if count)
 
 
 @lru_cache(maxsize=256)
 def find_pld_epsilon(charge: Charge, delta: float) -> float:
-    """Return the epsilon of mechanisms fixed beforehand at `delta`: by PLD, or added up where delta is 0."""
+    """Return the epsilon of a fixed set of mechanisms at `delta`: by PLD, or the sum if delta is 0."""
     if delta == 0:
         exact = [(find_exact_epsilon(event), times) for event, times in read_charge(charge)]
         total = sum((epsilon * times for epsilon, times in exact if epsilon), Fraction(0))
@@ -449,7 +463,7 @@ def find_pld_epsilon(charge: Charge, delta: float) -> float:
 
 
 def find_alone_epsilon(charge: Charge, delta: float) -> float:
-    """Return what a charge costs by itself at `delta`: by PLD, else by RDP, else infinity: nobody knows."""
+    """Return the epsilon of a charge by itself at `delta`: by PLD, else by RDP, else infinity."""
     with suppress(UnpricedError):
         return find_pld_epsilon(charge, delta)
     with suppress(UnsupportedEventError):
@@ -465,7 +479,7 @@ def _compose(accountant: Accountant, charge: Charge) -> Accountant:
 
 @lru_cache(maxsize=1024)
 def parse_budget(terms: str) -> Budget:
-    """Return the budget that a text of :meth:`Budget.terms` tells of."""
+    """Parse a text of :meth:`Budget.terms`."""
     fields = json.loads(terms)
     limits = tuple(map(int, fields["limits"]))
     if fields["kind"] == "pure":

@@ -1,15 +1,15 @@
-"""What can go wrong with a ledger, and what to do then. None of these errors ever holds a private value."""
+"""Errors of a ledger. None of them ever holds a private value."""
 
 from nearveil.errors import NearveilError
 from nearveil.privacy.accounting import BudgetExceededError
 
 
 class LedgerError(NearveilError):
-    """The ledger could not do what was asked; release nothing."""
+    """The ledger refused or failed; release nothing."""
 
 
 class AccountError(LedgerError, ValueError):
-    """There is no such account or client, or there is one of that name already."""
+    """The account or client does not exist, or exists already."""
 
 
 class OverBudgetError(LedgerError, BudgetExceededError):
@@ -20,11 +20,11 @@ class OverBudgetError(LedgerError, BudgetExceededError):
     epsilon : float
         The budget.
     spent : float
-        What is gone of it already, rounded up.
+        The spent part, rounded up.
     cost : float
-        What this would have added, rounded up; infinity where it has no finite cost.
+        The cost of this spend, rounded up; infinity if it has no finite cost.
     left : float
-        What is left, rounded down.
+        The remaining part, rounded down.
     """
 
     def __init__(self, message: str, *, epsilon: float, spent: float, cost: float, left: float) -> None:
@@ -32,7 +32,7 @@ class OverBudgetError(LedgerError, BudgetExceededError):
         self.epsilon, self.spent, self.cost, self.left = epsilon, spent, cost, left
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling: processes send errors to one another."""
+        """Support pickling: processes send errors to one another."""
         figures = {"epsilon": self.epsilon, "spent": self.spent, "cost": self.cost, "left": self.left}
         return _restore_over_budget, (str(self), figures)
 
@@ -50,16 +50,16 @@ class KeyConflictError(LedgerError, ValueError):
 
 
 class LedgerUnavailableError(LedgerError):
-    """The database did not answer in time. A debit may stand or not; nothing may be released."""
+    """The database did not answer in time. The debit may be stored or not; release nothing."""
 
 
 class LedgerFullError(LedgerError):
-    """The disk is full; nothing was spent and nothing may be released."""
+    """The disk is full; nothing was spent; release nothing."""
 
 
 class CorruptLedgerError(LedgerError):
-    """The file is damaged or no ledger, or an entry does not fit its hash."""
+    """The file is corrupted or not a ledger, or an entry does not match its hash."""
 
 
 class RolledBackError(LedgerError):
-    """The database is older than its witness, or another one: spends that happened are missing."""
+    """The database is older than its witness, or another one: spends are missing."""

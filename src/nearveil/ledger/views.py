@@ -1,4 +1,4 @@
-"""Accounts, balances, previews and history as plain values for JSON, and plans as people write them.
+"""Accounts, balances, previews and history as plain values for JSON, and plans as text.
 
 No view holds a stored message, only its length.
 """
@@ -13,7 +13,8 @@ from dp_accounting import DpEvent, GaussianDpEvent, LaplaceDpEvent
 
 from nearveil.ledger.account import Account
 from nearveil.ledger.budget import format_event
-from nearveil.ledger.history import Balance, Entry, Preview
+from nearveil.ledger.entries import QUOTA, Entry
+from nearveil.ledger.history import Balance, Preview
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import analytic_gaussian_scale
@@ -22,7 +23,7 @@ PlanMechanism = Literal["pure", "laplace", "gaussian"]
 
 
 def parse_part(text: str) -> tuple[int, float]:
-    """Read COUNTxEPSILON.
+    """Parse COUNTxEPSILON.
 
     Examples
     --------
@@ -33,8 +34,8 @@ def parse_part(text: str) -> tuple[int, float]:
     count, epsilon = (int(match[1]), float(match[2])) if match else (0, 0.0)
     if not (1 <= count <= 10**9 and 1e-6 <= epsilon <= 50):
         raise ValueError(
-            f"{text!r} is not COUNTxEPSILON with a count from 1 to a thousand million and an epsilon from 1e-6 to "
-            "50, such as 500x0.5"
+            f"{text!r} is not COUNTxEPSILON with a count from 1 to 1,000,000,000 and an epsilon from 1e-6 to 50, "
+            "such as 500x0.5"
         )
     return count, epsilon
 
@@ -60,7 +61,7 @@ def make_event(mechanism: PlanMechanism, epsilon: float, delta: float) -> DpEven
 
 
 def describe_event(event: DpEvent) -> str:
-    """Return an event in few letters.
+    """Return a short text of an event.
 
     Examples
     --------
@@ -81,23 +82,23 @@ def _describe(value: Any) -> str:
 
 
 def describe_events(events: Iterable[tuple[DpEvent, int]]) -> str:
-    """Return events with their counts."""
+    """Return a short text of events with counts."""
     return ", ".join(f"{count:,} x {describe_event(event)}" for event, count in events)
 
 
 def replace_infinity(value: float) -> float | None:
-    """Return a number as JSON has it: infinity is null."""
+    """Return a number for JSON: infinity is null."""
     return value if math.isfinite(value) else None
 
 
 def list_quotas(account: Account) -> list[Balance]:
-    """Return the balances of all clients that have a quota."""
-    names = [entry.client for entry in account.history() if entry.kind == "quota"]
+    """Return the balances of all clients with a quota."""
+    names = [entry.client for entry in account.history() if entry.kind == QUOTA]
     return [account.balance(client=name) for name in names]
 
 
 def count_affordable(account: Account, guarantee: Guarantee, most: int) -> int:
-    """Return how many releases of a guarantee an account could pay for, up to `most`."""
+    """Return the number of releases that an account can pay for, at most `most`."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -123,13 +124,13 @@ def describe_account(account: Account) -> dict[str, Any]:
 
 
 def describe_preview(preview: Preview) -> dict[str, Any]:
-    """Return what a spend would cost."""
+    """Return the cost of a spend."""
     figures = {name: replace_infinity(getattr(preview, name)) for name in ("alone", "cost", "total", "left")}
     return {"before": describe_balance(preview.before), **figures, "allowed": preview.allowed, "reason": preview.reason}
 
 
 def describe_entry(entry: Entry) -> dict[str, Any]:
-    """Return an entry of a history; of a message, only its length."""
+    """Return an entry of a history; only the length of a message."""
     plain = {name: getattr(entry, name) for name in ("account", "sequence", "kind", "time", "key", "client", "hash")}
     size = None if entry.message is None else len(entry.message)
     return {**plain, "events": _list_event_dicts(entry.events), "message_bytes": size}

@@ -18,7 +18,7 @@ from nearveil.features.extractor import FeatureError
 from nearveil.features.images import TOO_LARGE
 from nearveil.ledger import Account, Ledger, LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
-from nearveil.ledger.history import Entry
+from nearveil.ledger.entries import Entry
 from nearveil.ledger.views import count_affordable
 from nearveil.mechanisms.covers.covers import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events

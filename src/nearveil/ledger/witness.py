@@ -1,0 +1,147 @@
+"""The witness: a file outside the database that detects when an old copy of the database is restored.
+
+Each account has one record of fixed size with the sequence number and the hash of its latest entry.
+"""
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nearveil.ledger.entries import Receipt, digest
+from nearveil.ledger.errors import CorruptLedgerError, LedgerError, LedgerUnavailableError, RolledBackError
+
+_RECORD_BYTES = 256
+_LOCK_TIMEOUT = 30.0  # seconds
+_REMEDY = (
+    "Restore the newest copy of the database. If there is none, treat the account as spent. An empty file in place of "
+    "the witness accepts the database as it is, but then the missing spends can be spent twice"
+)
+
+
+class Witness:
+    """The witness file of one ledger."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offsets: dict[str, int] = {}  # of records by account digest; records never move
+
+    def exists(self) -> bool:
+        """Return whether the file exists; it may be empty."""
+        return self.path.exists()
+
+    def create(self) -> None:
+        """Create an empty witness unless it exists."""
+        try:
+            self.path.touch(mode=0o600, exist_ok=True)
+        except OSError as error:
+            raise LedgerError(
+                f"ledger and witness cannot be created in {self.path.parent}: {error.strerror}; use another path"
+            ) from error
+
+    def read(self) -> dict[str, tuple[int, str]]:
+        """Return sequence and hash of each account, by the digest of its name."""
+        with self._open(fcntl.LOCK_SH) as file:
+            return {name: (sequence, hash_) for _, name, sequence, hash_ in _read_records(file, self.path)}
+
+    def check(self, account: str, sequence: int, head: str, find_hash: Callable[[int], str | None]) -> None:
+        """Raise unless an account at `sequence` (0 if missing) with the hash `head` continues the witnessed history."""
+        with self._open(fcntl.LOCK_SH) as file:
+            record = self._find(file, digest(account))
+        if record is None:
+            return
+        _, seen, seen_hash = record
+        if seen > sequence:
+            raise RolledBackError(
+                f"account {account!r} is at entry {sequence}, but its witness has seen entry {seen}: an old copy of "
+                f"the database was restored, or this is a replica that lags. {_REMEDY}"
+            )
+        if seen_hash != (head if seen == sequence else find_hash(seen)):
+            raise RolledBackError(
+                f"account {account!r} has another entry {seen} than its witness has seen: its history was replaced. "
+                f"{_REMEDY}"
+            )
+
+    def advance(self, receipt: Receipt) -> None:
+        """Record the latest entry of an account, unless a later one is recorded."""
+        with self._open(fcntl.LOCK_EX) as file:
+            name = digest(receipt.account)
+            offset, sequence, _ = self._find(file, name) or (_find_end(file), 0, "")
+            if sequence < receipt.sequence:
+                _write_record(file, offset, name, receipt)
+
+    def _find(self, file: int, name: str) -> tuple[int, int, str] | None:
+        """Return offset, sequence and hash of an account's record."""
+        if name in self._offsets:
+            for offset, stored_name, sequence, hash_ in _read_records(
+                file, self.path, self._offsets[name], _RECORD_BYTES
+            ):
+                if stored_name == name:
+                    return offset, sequence, hash_
+        for offset, stored_name, sequence, hash_ in _read_records(file, self.path):
+            if stored_name == name:
+                self._offsets[name] = offset
+                return offset, sequence, hash_
+        return None
+
+    @contextmanager
+    def _open(self, lock: int) -> Iterator[int]:
+        flags = os.O_RDWR if lock == fcntl.LOCK_EX else os.O_RDONLY
+        try:
+            file = os.open(self.path, flags | os.O_CLOEXEC)
+        except OSError as error:
+            raise RolledBackError(
+                f"witness {self.path} cannot be read ({error.strerror}): without it, an old copy of the database would "
+                "not be detected. Restore it; an empty file in its place accepts the database as it is"
+            ) from error
+        try:
+            _lock(file, lock, self.path)
+            yield file
+        except OSError as error:
+            raise LedgerError(f"witness {self.path} cannot be read or written: {error.strerror}") from error
+        finally:
+            os.close(file)
+
+
+def _lock(file: int, lock: int, path: Path) -> None:
+    """Wait for the lock, with a timeout: its holder may be suspended."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT
+    while True:
+        try:
+            return fcntl.flock(file, lock | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise LedgerUnavailableError(f"timeout: witness {path} is locked; release nothing") from None
+            time.sleep(0.001)
+
+
+def _find_end(file: int) -> int:
+    """Return the offset of the next record: a partial record of a full disk is overwritten."""
+    size = os.fstat(file).st_size
+    return size - size % _RECORD_BYTES
+
+
+def _write_record(file: int, offset: int, name: str, receipt: Receipt) -> None:
+    body = f"{receipt.sequence:020d} {receipt.hash} {name}"
+    checksum = hashlib.sha256(body.encode()).hexdigest()[:32]
+    record = f"{body} {checksum}".ljust(_RECORD_BYTES - 1) + "\n"
+    if os.pwrite(file, record.encode(), offset) != _RECORD_BYTES:
+        raise LedgerError("witness was written only in part: is the disk full? Release nothing")
+
+
+def _read_records(
+    file: int, path: Path, start: int = 0, size: int | None = None
+) -> Iterator[tuple[int, str, int, str]]:
+    """Yield offset, account digest, sequence and hash of each record."""
+    content = os.pread(file, _find_end(file) if size is None else size, start).decode("ascii", "replace")
+    for offset in range(0, len(content), _RECORD_BYTES):
+        fields = content[offset : offset + _RECORD_BYTES].split()
+        if len(fields) != 4 or hashlib.sha256(" ".join(fields[:3]).encode()).hexdigest()[:32] != fields[3]:
+            raise CorruptLedgerError(
+                f"witness {path} is corrupted. Verify the ledger against receipts stored elsewhere, then replace the "
+                "witness with an empty file"
+            )
+        yield start + offset, fields[2], int(fields[0]), fields[1]
