@@ -35,9 +35,9 @@ def test_an_answer_says_whether_it_is_of_the_best_set_and_what_it_holds(here: Sc
         seen[found.named_best_set] = found
     hit, miss = seen[True], seen[False]  # both happen among these seeds
     assert shares[True] > shares[False]
-    assert hit.worth.startswith("This answer comes from the set that suits your query, and holds about ")
-    assert "another set than the one that suits" in miss.worth
-    assert "Do not ask again because of that" in miss.worth
+    assert hit.quality_summary.startswith("This answer comes from the set that suits your query, and holds about ")
+    assert "another set than the one that suits" in miss.quality_summary
+    assert "Do not ask again because of that" in miss.quality_summary
     (first,) = (match.id for match in client.nearest(PRIVATE, 1, 40.0).matches)
     assert first in {match.id for match in hit.matches}
 

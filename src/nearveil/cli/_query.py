@@ -243,7 +243,7 @@ def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
     balance, nearest = answer.balance, answer.nearest
     pairs = enumerate(zip(answer.names, answer.similarities, strict=True), 1)
     rows = [(rank, name, f"{similarity:.3f}") for rank, (name, similarity) in pairs]
-    print_lines(nearest.worth)
+    print_lines(nearest.quality_summary)
     print_table(["", "name", "similarity"], rows, right=("", "similarity"))
     if balance is None:
         print_lines(_describe_seen(answer), str(answer.guarantee), *answer.notes)
@@ -330,7 +330,7 @@ def _make_answer_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, objec
         },
         "named_best_set": nearest.named_best_set,
         "expected_share": nearest.expected_share,
-        "worth": nearest.worth,
+        "worth": nearest.quality_summary,
         "candidates": nearest.n_candidates,
         "bytes_sent": nearest.bytes_sent,
         "bytes_received": nearest.bytes_received,

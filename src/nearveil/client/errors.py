@@ -76,7 +76,7 @@ class UnansweredError(NearveilError, ValueError):
     """
 
     def __init__(self, reason: str, key: str, *, again: bool = True) -> None:
-        super().__init__(f"{reason}. {paid(key, again=again)}")
+        super().__init__(f"{reason}. {retry_hint(key, again=again)}")
         self.reason, self.key, self.again = reason, key, again
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -117,8 +117,8 @@ def unanswered(error: Exception, key: str) -> UnansweredError:
     return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
 
 
-def paid(key: str, *, again: bool = True) -> str:
-    """Return how to go on with what is paid for."""
+def retry_hint(key: str, *, again: bool = True) -> str:
+    """Say how to retry a question that was paid for."""
     if again:
         return f"It is paid for: key={key!r} asks the same again, for nothing"
     return (

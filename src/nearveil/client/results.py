@@ -88,8 +88,8 @@ class Nearest:
     expected_share: float | None = None
 
     @property
-    def worth(self) -> str:
-        """What the answer is worth, in a sentence for whoever asked, and nobody else."""
+    def quality_summary(self) -> str:
+        """Return a one-line estimate of the quality of the answer. Private: show it to nobody else."""
         if self.sealed:
             return f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted."
         if self.set is None or self.expected_share is None:

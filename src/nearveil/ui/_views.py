@@ -167,7 +167,7 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
     shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MOST_SHOWN]  # by id: the same for every image
     return {
         "kind": "nearest",
-        "worth": nearest.worth,
+        "worth": nearest.quality_summary,
         "missed": not nearest.named_best_set,
         "saw": {
             "messages": [{"bytes": len(message), "hex": shorten_hex(message)}],

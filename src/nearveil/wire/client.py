@@ -453,7 +453,7 @@ _MECHANISMS: dict[str, type[MappedRelease]] = {Covers.name: Covers}
 _NOWHERE = 1e-30  # of the public mean: a row so near has no direction
 
 
-def leave_mean(row: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+def avoid_zero_vector(row: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return a row that has a direction from the mean: the row itself, unless it is the mean.
 
     A server may send a suspect's feature as its mean. Were that row refused, silence would tell it.
@@ -606,7 +606,7 @@ class ClientProtocol:
 
     def public_request(self) -> bytes:
         """Return the request for the public part. It depends on nothing."""
-        self._turn("start")
+        self._require_state("start")
         return PublicRequest().to_bytes()
 
     def take_public(self, data: bytes) -> PublicPart:
@@ -626,7 +626,7 @@ class ClientProtocol:
         WireError, ProtocolError
             Nothing was paid.
         """
-        self._turn("start")
+        self._require_state("start")
         found: PublicPart | Refusal = decode_frame(data, PublicPart, Refusal, limits=self._limits)
         if isinstance(found, Refusal):
             raise RefusedError(found)
@@ -654,7 +654,7 @@ class ClientProtocol:
         bytes
             To be sent. A transport may send them as often as it must.
         """
-        self._turn("ready", "asked")
+        self._require_state("ready", "asked")
         with np.errstate(all="ignore"):
             row = self._checked_feature(feature)
         if extras not in EXTRAS:
@@ -693,7 +693,7 @@ class ClientProtocol:
         OutdatedMapError
             The message is of no more use.
         """
-        self._turn("asked")
+        self._require_state("asked")
         self._check_count(k)
         return self.choose(self.read_answer(data), k)
 
@@ -715,7 +715,7 @@ class ClientProtocol:
         WireError, RefusedError, OutdatedMapError
             As of :meth:`take_answer`.
         """
-        self._turn("asked")
+        self._require_state("asked")
         found: Answer | MapChanged | Refusal = decode_frame(data, Answer, MapChanged, Refusal, limits=self._limits)
         if isinstance(found, Refusal):
             raise RefusedError(found)
@@ -732,7 +732,7 @@ class ClientProtocol:
         -------
         int
         """
-        self._turn("asked")
+        self._require_state("asked")
         assert self._row is not None
         with np.errstate(all="ignore"):
             return int(self._public.map.choose(self._release.features(self._row[None]))[0])
@@ -750,7 +750,7 @@ class ClientProtocol:
         -------
         Found
         """
-        self._turn("asked")
+        self._require_state("asked")
         self._check_count(k)
         assert self._row is not None
         ids, scores = (
@@ -761,7 +761,7 @@ class ClientProtocol:
         images = tuple(answer.images[place] for place in places) if answer.images else ()
         return Found(ids, answer.codes[places], images, answer, scores)
 
-    def _turn(self, *states: State) -> None:
+    def _require_state(self, *states: State) -> None:
         if self._state not in states:
             raise ProtocolError(
                 f"this client is in state {self._state!r}, not in {' or '.join(map(repr, states))}: after an answer "
@@ -798,7 +798,7 @@ class ClientProtocol:
             raise ValueError(f"feature must be one row of {len(mean)} numbers")
         if not is_in_range(row):
             raise ValueError(f"feature {OUT_OF_RANGE}")
-        return leave_mean(row, mean)
+        return avoid_zero_vector(row, mean)
 
     def _paid_message(self, row: NDArray[np.float64], spend: Spend, rng: Source | None) -> Message:
         source = secure_source() if rng is None else rng

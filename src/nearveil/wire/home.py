@@ -29,7 +29,7 @@ from nearveil.gallery.answers import LARGEST_DETAILS, Bytes, ItemDetails, Rows, 
 from nearveil.mechanisms import Covers
 from nearveil.privacy.checks import is_integer
 from nearveil.storage import flush_folder, make_private_folder
-from nearveil.wire.client import OUT_OF_RANGE, PublicPart, decode_frame, is_in_range, leave_mean
+from nearveil.wire.client import OUT_OF_RANGE, PublicPart, avoid_zero_vector, decode_frame, is_in_range
 from nearveil.wire.frames import (
     DEFAULT_LIMITS,
     Kind,
@@ -600,7 +600,7 @@ def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
     if not is_in_range(given):
         raise ValueError(f"rows {OUT_OF_RANGE}")
     with np.errstate(all="ignore"):  # were numpy told to raise, a number that underflows would be silence
-        given = np.stack([leave_mean(row, public.mean) for row in given])
+        given = np.stack([avoid_zero_vector(row, public.mean) for row in given])
         release = Covers(1.0, public.candidates).fit_mean(public.mean, public.public_digest)
         return np.asarray(release.features(given, "rows"), np.float64)
 
