@@ -26,7 +26,7 @@ GENESIS = "0" * 64
 
 def digest(*texts: str) -> str:
     """Return the SHA-256 of a sequence of texts, in hexadecimal."""
-    return hashlib.sha256(canonical_json(texts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(texts, separators=(",", ":")).encode()).hexdigest()
 
 
 def make_slot(account: str, key: str | None, kind: str) -> str | None:
