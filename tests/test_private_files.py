@@ -88,9 +88,9 @@ def test_a_log_is_made_for_its_owner_alone(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     from nearveil.cli._server import _check_log
     from nearveil.server import Settings
-    from nearveil.server.logs import LineWriter
+    from nearveil.server.logs import JsonLog
 
-    writer = LineWriter(tmp_path / "moved")  # as after a rotation
+    writer = JsonLog(tmp_path / "moved")  # as after a rotation
     writer.write({"event": "test"})
     writer.close()
     _check_log(Settings.load(log_file=tmp_path / "checked"))

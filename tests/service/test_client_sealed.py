@@ -37,7 +37,7 @@ from nearveil.sealed import SealedClient
 from nearveil.sealed.layout import Layout, RecordLayout
 from nearveil.server import limits, requests
 from nearveil.server.errors import BuildingError, UnavailableError
-from nearveil.server.limits import Buckets
+from nearveil.server.limits import TokenBuckets
 from nearveil.wire import sealed
 from nearveil.wire.frames import HEADER_BYTES, Kind, WireError, frame, unframe
 from nearveil.wire.schema import FRAME, KEY_HEADER
@@ -87,12 +87,12 @@ def test_a_sealed_question_takes_more_of_the_rate_than_a_list_of_galleries(
     client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")  # fetches hints, which are large
     wire.requests.clear()
     state, pass_bytes = here.server.app.state.nearveil, here.gallery.sealed_pass_bytes
-    state.buckets = Buckets(60, 1000, clock=lambda: 0.0)
+    state.rate = TokenBuckets(60, 1000, clock=lambda: 0.0)
     monkeypatch.setattr(limits, "BYTES_PER_REQUEST", pass_bytes)
     client.galleries()
     client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")
     expected = len(wire.requests) + len(wire.posts) + sum(len(body) for *_, body in wire.posts) / pass_bytes
-    ((level, _),) = state.buckets._held.values()
+    ((level, _),) = state.rate._buckets.values()
     assert pass_bytes == here.gallery._read_sealed().index.nbytes > 0  # type: ignore[attr-defined]
     assert len(wire.posts) == 2
     assert 1000 - level == pytest.approx(expected)
@@ -332,7 +332,7 @@ def test_requests_during_a_build_take_no_threads_from_messages(
         await_builds(begun, 1)
         assert {post_sealed(here, bytes(100)).status_code for _ in range(16)} == {503}
         state = here.server.app.state.nearveil
-        assert [pool.pending for pool in (state.pools["birds"].answers, state.pools["birds"].sealed)] == [0, 0]
+        assert [pool.pending for pool in (state.pools["birds"]["answers"], state.pools["birds"]["sealed"])] == [0, 0]
 
 
 def test_one_builder_takes_the_newest_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

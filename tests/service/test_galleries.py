@@ -16,7 +16,6 @@ from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Message
 from nearveil.server import OpenGallery, galleries
 from nearveil.server.errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.server.galleries import QuickGallery
 from nearveil.wire.client import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 from nearveil.wire.server import ServedMap
 
@@ -39,7 +38,6 @@ def asking(gallery: OpenGallery, number: int, extras: Any = "none") -> bytes:
 
 
 def test_answers_are_those_of_the_index_and_remembered(gallery: OpenGallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(gallery, QuickGallery)
     queries = [asking(gallery, number) for number in range(SETS)]
     expected = [gallery.index.answer(decode_frame(data, Query).message).to_bytes() for data in queries]
     assert [gallery.query(data) for data in queries] == expected
@@ -48,35 +46,6 @@ def test_answers_are_those_of_the_index_and_remembered(gallery: OpenGallery, mon
     monkeypatch.setattr(ServedMap, "answer", None)
     assert [gallery.query(data) for data in queries] == expected
     assert gallery.query(asking(gallery, 0, "names")) == named
-
-
-def test_what_is_known_is_told_without_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Index.open(index_of(tmp_path / "i")._where) as other:
-        gallery = OpenGallery(Index.open(tmp_path / "i"), "birds")
-        data, named = asking(gallery, 1), asking(gallery, 1, "names")
-        assert gallery.known(data) is None  # nothing was looked at yet
-        assert gallery.known_map() is None
-        gallery.refresh()
-        assert gallery.known(data) == gallery.query(data)  # made at once: it is small
-        assert gallery.known(named) is None
-        assert gallery.query(named) == gallery.known(named)
-        assert gallery.map() == gallery.known_map() == gallery.known_map(F)
-        assert gallery.known_map(0.9) is None
-        other.delete(Answer.from_bytes(gallery.query(data)).ids[:1])
-        gallery.refresh()
-        assert gallery.known(data) == gallery.query(data)
-        assert gallery.known(named) is None
-        monkeypatch.setattr(galleries, "SMALL", 10)
-        other.add(plain_items(unit_rows(1, seed=3)))
-        other.publish(EPSILON, F, n_sets=SETS)
-        gallery.refresh()
-        assert gallery.known(asking(gallery, 2)) is None  # too large to be made at once
-        gallery.query(asking(gallery, 2))
-        assert gallery.known(asking(gallery, 2)) is not None
-        (tmp_path / "i").rename(tmp_path / "away")
-        with pytest.raises(UnavailableError):
-            gallery.query(data)
-        gallery.close()
 
 
 def test_a_new_map_that_takes_long_to_read_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +66,6 @@ def test_a_new_map_that_takes_long_to_read_stops_nobody(tmp_path: Path, monkeypa
         other.delete(ids[:1])
         assert ids[0] not in Answer.from_bytes(gallery.query(old)).ids
         asked_new = Query(Message("covers", new, {"sets": np.array([SETS], np.int32)}), "none").to_bytes()
-        assert gallery.known(asked_new) is None  # not "the map changed": another server may have told it
         with monkeypatch.context() as patch:
             patch.setattr(galleries, "_PATIENCE", 0.01)
             with pytest.raises(UnavailableError, match="ask again"):
@@ -106,7 +74,6 @@ def test_a_new_map_that_takes_long_to_read_stops_nobody(tmp_path: Path, monkeypa
             answered = threads.submit(gallery.query, asked_new)
             may_read.set()
             assert len(Answer.from_bytes(answered.result(60)).ids)
-        assert gallery.map() == gallery.known_map()
         gallery.close()
 
 
@@ -138,7 +105,6 @@ def test_originals_are_not_remembered(tmp_path: Path) -> None:
     now = Answer.from_bytes(gallery.query(data)).images
     assert b"before" not in now
     assert b"after" not in now  # it is not what was added
-    assert gallery.known(data) is None
     with pytest.raises(UnknownError, match="no original"):
         gallery.original(0)
     gallery.close()
@@ -183,7 +149,7 @@ def test_deletions_under_load(tmp_path: Path) -> None:
             before = set(gone)
             if turn % 2:
                 gallery.refresh()
-            reply = (gallery.known if turn % 2 else gallery.query)(data[turn % SETS])
+            reply = gallery.query(data[turn % SETS])
             if reply is not None:
                 wrong.extend(before & set(Answer.from_bytes(reply).ids.tolist()))
 

@@ -6,25 +6,18 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from nearveil.server import limits, logs, requests
+from nearveil.server import limits, logs, middleware, requests
 from nearveil.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
 from nearveil.server.galleries import ByteCache
-from nearveil.server.limits import (
-    BYTES_PER_REQUEST,
-    Buckets,
-    Refresher,
-    Use,
-    Workers,
-    check_length,
-    read_body,
-)
-from nearveil.server.requests import GONE
+from nearveil.server.keys import IdempotencyRecord
+from nearveil.server.limits import BYTES_PER_REQUEST, AddressLimit, TokenBuckets, check_length, read_body
+from nearveil.server.requests import DISCONNECTED
+from nearveil.server.workers import Poller, Workers
 from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
@@ -35,7 +28,7 @@ __all__ = ["one_thread"]  # fixture
 
 def test_a_bucket_fills_again() -> None:
     now = [100.0]
-    buckets = Buckets(30, 3, clock=lambda: now[0])
+    buckets = TokenBuckets(30, 3, clock=lambda: now[0])
     for _ in range(3):
         buckets.take("ann")
     with pytest.raises(RateError) as error:
@@ -53,14 +46,14 @@ def test_a_bucket_fills_again() -> None:
         buckets.take("ann")
     with pytest.raises(RateError):
         buckets.take("ann")
-    free = Buckets(None, 1)
+    free = TokenBuckets(None, 1)
     for _ in range(1000):
         free.take("ann")
 
 
 def test_a_large_request_is_paid_back_before_the_next() -> None:
     now = [0.0]
-    buckets = Buckets(60, 3, clock=lambda: now[0])
+    buckets = TokenBuckets(60, 3, clock=lambda: now[0])
     buckets.take("ann")
     buckets.charge("ann", 10 * BYTES_PER_REQUEST)
     for now[0], seconds in ((0.0, 9), (4.0, 5), (8.9, 1)):
@@ -69,7 +62,7 @@ def test_a_large_request_is_paid_back_before_the_next() -> None:
         assert error.value.retry_after == seconds
     now[0] = 9.0
     buckets.take("ann")
-    Buckets(None, 1).charge("ann", 1)
+    TokenBuckets(None, 1).charge("ann", 1)
 
 
 def test_large_answers_count_as_several_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,21 +88,21 @@ def test_a_token_that_asks_too_often(tmp_path: Path) -> None:
 
 
 def test_buckets_are_forgotten_beyond_a_number() -> None:
-    buckets = Buckets(1, 1, most=3, words="no")
+    buckets = TokenBuckets(1, 1, max_buckets=3, message="no")
     for name in "abc":
         buckets.take(name)
     with pytest.raises(RateError, match="no"):
         buckets.take("a")  # used again, so remembered longer
     buckets.take("d")
-    assert set(buckets._held) == {"a", "c", "d"}
+    assert set(buckets._buckets) == {"a", "c", "d"}
     buckets.take("b")
-    assert len(buckets._held) == 3
+    assert len(buckets._buckets) == 3
 
 
-def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(requests, "STRANGERS", (1.0, 5, 10))
-    monkeypatch.setattr(requests, "STRANGERS_WAIT", 0.0)
-    monkeypatch.setattr(logs, "_STRANGERS", (1.0, 7))
+def test_requests_without_a_valid_token_are_rate_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(middleware, "UNAUTHENTICATED", AddressLimit(1.0, 5, 10))
+    monkeypatch.setattr(middleware, "UNAUTHENTICATED_DELAY", 0.0)
+    monkeypatch.setattr(logs, "_UNAUTHENTICATED", (1.0, 7))
     with serving(tmp_path) as server:
         bad = "nv_" + "0" * 16 + "_" + "a" * 43
         replies = [server.get("/v1/galleries", bad if number % 2 else None) for number in range(40)]
@@ -118,19 +111,19 @@ def test_those_without_a_good_token_may_not_ask_for_ever(tmp_path: Path, monkeyp
         assert 1 <= int(replies[-1].headers["retry-after"]) <= 60
         assert server.get("/v1/galleries").status_code == 200  # from the same address
         assert 'nearveil_refused_total{code="rate_limited"} 35.0' in server.get("/metrics").text
-        server.client.app.state.nearveil.lines.flush()
+        server.client.app.state.nearveil.log.drain()
         told = [json.loads(line) for line in lines(tmp_path).splitlines()]
         assert [one["status"] for one in told if one["event"] == "request"] == [401] * 5 + [429] * 2 + [200] * 2
-        assert [one["count"] for one in told if one["event"] == "strangers"] == [1]
+        assert [one["count"] for one in told if one["event"] == "unauthenticated"] == [1]
 
 
 def test_token_store_outage_is_logged_once_and_rate_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(requests, "STRANGERS", (1.0, 5, 10))
-    monkeypatch.setattr(requests, "STRANGERS_WAIT", 0.0)
-    monkeypatch.setattr(logs, "_STRANGERS", (1.0, 7))
-    logger = logging.getLogger("nearveil.server.limits")
+    monkeypatch.setattr(middleware, "UNAUTHENTICATED", AddressLimit(1.0, 5, 10))
+    monkeypatch.setattr(middleware, "UNAUTHENTICATED_DELAY", 0.0)
+    monkeypatch.setattr(logs, "_UNAUTHENTICATED", (1.0, 7))
+    logger = logging.getLogger("nearveil.server.workers")
     monkeypatch.setattr(logger, "propagate", False)  # servers of other tests may have changed its parents
     logger.addHandler(caplog.handler)
     try:
@@ -144,14 +137,14 @@ def test_token_store_outage_is_logged_once_and_rate_limited(
             (tmp_path / "away.db").rename(tmp_path / "tokens.db")
             assert server.get("/v1/galleries").status_code == 200
             assert [record.getMessage() for record in caplog.records[1:]] == ["token store is up again"]
-            server.client.app.state.nearveil.lines.flush()
+            server.client.app.state.nearveil.log.drain()
             events = [json.loads(line)["event"] for line in lines(tmp_path).splitlines()]
             assert len(events) <= 10
     finally:
         logger.removeHandler(caplog.handler)
 
 
-def test_a_look_serves_all_who_came_before_it_began_and_others_while_it_is_believed() -> None:
+def test_one_poll_serves_all_that_wait_and_later_requests_up_to_its_max_age() -> None:
     begun, go, looks = threading.Event(), threading.Event(), list[int]()
 
     def work() -> None:
@@ -159,11 +152,11 @@ def test_a_look_serves_all_who_came_before_it_began_and_others_while_it_is_belie
         go.wait(60)
         looks.append(1)
 
-    async def run(believed: float) -> int:
+    async def run(max_age: float) -> int:
         for event in (begun, go):
             event.clear()
         looks.clear()
-        look = Refresher("store", work, 60.0, believed)
+        look = Poller("store", work, 60.0, max_age)
         first = [asyncio.create_task(look.wait()) for _ in range(8)]
         await asyncio.to_thread(begun.wait, 60)
         later = [asyncio.create_task(look.wait()) for _ in range(8)]
@@ -176,14 +169,14 @@ def test_a_look_serves_all_who_came_before_it_began_and_others_while_it_is_belie
     assert asyncio.run(run(0.0)) == 2
 
 
-def test_a_look_that_hangs_takes_one_thread_and_keeps_nobody_waiting() -> None:
+def test_a_poll_that_hangs_takes_one_thread_and_keeps_nobody_waiting() -> None:
     go = threading.Event()
 
     def hang() -> None:
         go.wait(60)
 
     async def run() -> None:
-        look = Refresher("store", hang, 0.05)
+        look = Poller("store", hang, 0.05)
         for _ in range(5):
             with pytest.raises(BusyError):
                 await look.wait()
@@ -209,7 +202,7 @@ class Reader:
         self._scope = {
             "type": "http", "method": method, "path": path, "raw_path": path.encode(), "query_string": b"",
             "headers": headers, "http_version": "1.1", "scheme": "http", "client": ("192.0.2.1", 1), "root_path": "",
-            GONE: lambda: self.gone,
+            DISCONNECTED: lambda: self.gone,
         }  # fmt: skip
         self.said: list[Any] = []
         self.began = asyncio.Event()
@@ -327,12 +320,12 @@ def test_a_token_may_have_so_many_requests_under_way(tmp_path: Path, monkeypatch
             assert await Reader(server, "GET", "/v1/galleries").ask() == 200
 
         server.client.runner.run(run())
-        assert server.client.app.state.nearveil.under_way._counts == {}
+        assert server.client.app.state.nearveil.in_flight._counts == {}
 
 
 def test_work_is_not_begun_for_those_who_have_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(tmp_path, concurrency=1) as server:
-        workers, go, made = server.client.app.state.nearveil.pools["birds"].files, threading.Event(), []
+        workers, go, made = server.client.app.state.nearveil.pools["birds"]["files"], threading.Event(), []
 
         def original(number: int) -> bytes:
             made.append(number)
@@ -367,7 +360,6 @@ def test_work_waits_in_a_queue_that_ends() -> None:
         assert await asyncio.gather(*under_way) == [True] * 5
         assert workers.pending == 0
         assert await workers.run(lambda: 2) == 2
-        workers.close()
 
     asyncio.run(run())
 
@@ -377,13 +369,12 @@ def test_work_that_takes_too_long_is_given_up_but_counts_on() -> None:
         workers, go = Workers(1, 0, 0.05), threading.Event()
         with pytest.raises(BusyError, match="too long"):
             await workers.run(go.wait)
-        with pytest.raises(BusyError, match="at once"):  # its thread is not free yet
+        with pytest.raises(BusyError, match="busy"):  # its thread is not free yet
             await workers.run(lambda: 2)
         go.set()
         while workers.pending:
             await asyncio.sleep(0.005)
         assert await workers.run(lambda: 2) == 2
-        workers.close()
 
     asyncio.run(run())
 
@@ -402,7 +393,6 @@ def test_workers_that_never_come_back_are_noticed() -> None:
             await asyncio.sleep(0.005)
         assert await workers.run(lambda: 2) == 2
         assert not workers.is_stuck()
-        workers.close()
 
     asyncio.run(run())
 
@@ -412,7 +402,6 @@ def test_an_error_of_the_work_is_its_own() -> None:
         workers = Workers(1, 0, 5.0)
         with pytest.raises(ValueError, match="invalid literal"):
             await workers.run(lambda: int("x"))
-        workers.close()
 
     asyncio.run(run())
 
@@ -420,7 +409,7 @@ def test_an_error_of_the_work_is_its_own() -> None:
 def test_a_server_that_is_full_says_so(tmp_path: Path) -> None:
     with serving(tmp_path, concurrency=1, queue=0) as server:
         server.ask(server.query())  # whatever is to be read is read
-        workers, go = server.client.app.state.nearveil.pools["birds"].answers, threading.Event()
+        workers, go = server.client.app.state.nearveil.pools["birds"]["answers"], threading.Event()
         while workers.pending:
             time.sleep(0.001)
 
@@ -433,7 +422,7 @@ def test_a_server_that_is_full_says_so(tmp_path: Path) -> None:
         assert server.get("/ready", None).status_code == 200  # it has threads of its own
         full = server.get("/v1/galleries")
         assert (full.status_code, full.json()["code"], full.headers["retry-after"]) == (503, "busy", "1")
-        assert server.ask(server.query()).status_code == 200  # known: needs no thread
+        assert server.ask(server.query()).status_code == 503
         assert server.get("/health", None).status_code == 200
         go.set()
 
@@ -473,7 +462,7 @@ def test_bodies() -> None:
         read(b"3", body(b"abc" * 9))
     with pytest.raises(SlowError, match="in time"):
         read(b"6", body(b"abc", b"def", pause=0.05), seconds=0.02)
-    with pytest.raises(SlowError, match="went away"):
+    with pytest.raises(SlowError, match="disconnected"):
         read(b"6", body(b"abc", gone=True))
 
 
@@ -551,7 +540,7 @@ def test_bodies_in_flight_are_counted_before_they_are_read(tmp_path: Path) -> No
             assert [status for status, _ in await asyncio.gather(task, other, *tasks)] == [400] * 4
 
         server.client.runner.run(run())
-        assert (budget.used, state.under_way._counts) == (0, {})
+        assert (budget.used, state.in_flight._counts) == (0, {})
 
 
 @pytest.mark.parametrize("receiving", [1000, 140_000])
@@ -595,36 +584,16 @@ def test_the_reservation_of_a_body_ends_with_its_answer(tmp_path: Path, monkeypa
 
 def test_large_bodies_are_hashed_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: dict[int, str] = {}
-    identify = Use.of
+    identify = IdempotencyRecord.of
 
-    def watch(key: str, token: str, place: str, data: bytes) -> Use:
-        threads[len(data)] = threading.current_thread().name
-        return identify(key, token, place, data)
+    def watch(key: str, token: str, path: str, body: bytes) -> IdempotencyRecord:
+        threads[len(body)] = threading.current_thread().name
+        return identify(key, token, path, body)
 
-    monkeypatch.setattr(Use, "of", watch)
+    monkeypatch.setattr(IdempotencyRecord, "of", watch)
     with serving(tmp_path, max_body=1 << 20) as server:
         assert [server.ask(bytes(length)).status_code for length in (1 << 18, 1 << 19)] == [400, 400]
     assert threads == {1 << 18: threading.main_thread().name, 1 << 19: "nearveil-work"}
-
-
-def test_work_that_is_given_up_keeps_no_body() -> None:
-    async def run() -> None:
-        workers, go = Workers(1, 1, 60.0), threading.Event()
-        busy = asyncio.create_task(workers.run(go.wait))
-        while not workers._began:
-            await asyncio.sleep(0.001)
-        waiting = asyncio.create_task(workers.run(partial(len, bytes(100))))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        await asyncio.gather(waiting, return_exceptions=True)
-        job = workers._jobs.get_nowait()
-        assert job is not None
-        assert not hasattr(job, "work")
-        go.set()
-        await busy
-        workers.close()
-
-    asyncio.run(run())
 
 
 def test_a_cache_holds_what_it_may() -> None:

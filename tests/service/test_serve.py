@@ -269,7 +269,7 @@ def test_a_body_that_nobody_reads(process: Process) -> None:
         time.sleep(0.1)
         connection.sendall(b"body." + process.head("/health", "Connection: close"))
         said = closed_after(connection)[1]
-        assert (said.count(b"HTTP/1.1 404"), said.count(b"HTTP/1.1 200")) == (1, 1)
+        assert (said.count(b"HTTP/1.1 422"), said.count(b"HTTP/1.1 200")) == (1, 1)
 
 
 def test_a_body_that_drips_while_its_request_waits(process: Process) -> None:

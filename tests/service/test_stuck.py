@@ -24,7 +24,7 @@ from ..gallery.index_places import WEBP, unit_rows
 from .protected import CLASSES, make, published
 from .serving import Server, index_of, serving
 from .test_serve import Process, started
-from .test_workers import FORKED, children
+from .test_workers import FORKED
 
 
 @pytest.fixture
@@ -88,7 +88,7 @@ def test_a_gallery_that_hangs_is_noticed_and_holds_up_no_other(tmp_path: Path, h
 
 
 def test_systemd_hears_of_a_server_while_it_can_work(tmp_path: Path, hanging: pytest.MonkeyPatch) -> None:
-    hanging.setattr(app, "BEAT", 0.01)
+    hanging.setattr(app, "HEARTBEAT_INTERVAL", 0.01)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd, hanging.context() as within:
         systemd.bind(str(tmp_path / "notify"))
         systemd.setblocking(False)
@@ -113,17 +113,6 @@ def locked(path: Path, how: str) -> Iterator[None]:
         writer.execute(f"BEGIN {how}")
         yield
         writer.execute("ROLLBACK")
-
-
-@contextmanager
-def locked_keys(process: Process) -> Iterator[None]:
-    """Hold the locks of all used keys in memory, as a process of the server that was stopped meanwhile."""
-    with ExitStack() as stack:
-        for one in children(process):
-            for file in Path(f"/proc/{one}/fd").iterdir():
-                if "nearveil-keys" in str(file.readlink()):
-                    fcntl.lockf(stack.enter_context(file.open("r+b")), fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
 
 
 def test_a_writer_that_never_ends_holds_up_nobody_who_reads(tmp_path: Path) -> None:
@@ -154,7 +143,7 @@ def test_a_writer_that_never_ends_holds_up_nobody_who_reads(tmp_path: Path) -> N
                     for path in reads:
                         assert client.get(path).status_code == 200, path
                     assert ask(f"{how}-another-key-of-a-client") == 400
-                    with locked_keys(process):
+                    with locked(tmp_path / "tokens.db.keys", how):
                         assert ask(f"{how}-a-third-key-of-a-client") == 503  # whether it was used cannot be known
                         assert [client.get(path).status_code for path in reads] == [200] * len(reads)
                     assert ask(f"{how}-a-third-key-of-a-client") == 400

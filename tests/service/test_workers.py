@@ -15,7 +15,7 @@ import pytest
 from nearveil import Client
 from nearveil.ledger import Ledger
 from nearveil.server import TokenStore
-from nearveil.server.limits import ReplayStore
+from nearveil.server.keys import IdempotencyStore
 from nearveil.wire.schema import FRAME, KEY_HEADER
 from tests.programs import Program
 
@@ -75,7 +75,7 @@ FORKED = """
 import multiprocessing
 from nearveil.server import app, serving
 from nearveil.__main__ import main
-app.BEAT, serving._SILENT = 1.0, 6.0
+app.HEARTBEAT_INTERVAL, serving._SILENT = 1.0, 6.0
 serving.get_context = lambda _: multiprocessing.get_context("fork")  # they share what was imported, and begin at once
 main()
 """
@@ -217,5 +217,5 @@ def test_what_is_wrong_is_told_once(tmp_path: Path) -> None:
 def test_hosts_that_begin_together_make_the_same_tables(index_url: str) -> None:
     for _ in range(4):
         with ThreadPoolExecutor(16) as pool:
-            for store in pool.map(lambda _: ReplayStore(index_url, 10.0), range(16)):
+            for store in pool.map(lambda _: IdempotencyStore(index_url, 10.0), range(16)):
                 store.close()

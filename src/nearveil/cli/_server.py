@@ -186,7 +186,7 @@ def _open_store(where: str) -> "TokenStore":
 
 def _as_dict(token: "Token") -> dict[str, Any]:
     now = datetime.now(UTC).timestamp()
-    state = "revoked" if token.revoked is not None else "good" if token.good(now) else "expired"
+    state = "revoked" if token.revoked is not None else "good" if token.is_valid(now) else "expired"
     return {
         "id": token.id,
         "label": token.label,

@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from nearveil.server.errors import RateError
-from nearveil.server.limits import STRANGERS, STRANGERS_WAIT, Buckets
-from nearveil.server.requests import GONE, MANAGEMENT, OWNER, get_network
+from nearveil.server.limits import UNAUTHENTICATED, UNAUTHENTICATED_DELAY
+from nearveil.server.middleware import get_network, make_address_buckets
+from nearveil.server.requests import DISCONNECTED, MANAGEMENT, SET_OWNER
 from nearveil.wire.schema import Problem
 
 _LARGEST_HEAD = 32 << 10  # bytes of the request line and the headers
@@ -83,8 +84,7 @@ class Slots:
         strangers = max(1, most // 4)
         self._strangers = Share(strangers, max(1, min(_MOST_PER_OWNER, strangers // 2)))
         self._known = Share(max(1, most - strangers), _MOST_PER_OWNER)
-        rate, burst, addresses = STRANGERS
-        self._refusals = Buckets(rate, burst, most=addresses)
+        self._refusals = make_address_buckets(UNAUTHENTICATED)
 
     def put(self, connection: "Connection", token: str | None) -> None:
         """Note who used a connection last."""
@@ -204,8 +204,8 @@ class Connection(HttpToolsProtocol):
         # What follows a wish for another protocol is not parsed.
         self._keep = self.cycle.keep_alive and not self.parser.should_upgrade()
         self.cycle.keep_alive = False
-        self.cycle.scope[GONE] = self.transport.is_closing  # type: ignore[literal-required]
-        self.cycle.scope[OWNER] = self.belong_to  # type: ignore[literal-required]
+        self.cycle.scope[DISCONNECTED] = self.transport.is_closing  # type: ignore[literal-required]
+        self.cycle.scope[SET_OWNER] = self.belong_to  # type: ignore[literal-required]
         self.cycle.scope[MANAGEMENT] = self.is_management  # type: ignore[literal-required]
 
     def belong_to(self, token: str | None) -> None:
@@ -295,7 +295,7 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
         self.flow.pause_reading()
         self._stop_reading()
-        self._read_timer = self.loop.call_later(STRANGERS_WAIT, then)
+        self._read_timer = self.loop.call_later(UNAUTHENTICATED_DELAY, then)
 
     def _end(self, status: int, body: bytes) -> None:
         length = b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body)

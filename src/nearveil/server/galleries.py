@@ -5,15 +5,14 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib.util import find_spec
-from typing import NoReturn, Protocol, cast, get_args, runtime_checkable
+from typing import NoReturn, Protocol, cast, get_args
 
 from nearveil.features.backbones import name_extractor
-from nearveil.gallery.answers import EXTRAS, ID_BYTES, Extras
+from nearveil.gallery.answers import EXTRAS, Extras
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
 from nearveil.gallery.publishing import Published, Stamp
@@ -99,7 +98,6 @@ def frame_status(reply: bytes) -> int:
     return 409 if reply[KIND] == Kind.MAP_CHANGED else _REFUSALS[decode_frame(reply, Refusal).code]
 
 
-SMALL = 1 << 18  # bytes of an answer that is made at once rather than by a thread: under a millisecond
 _SAME = 1e-9  # of fractions
 
 
@@ -112,12 +110,6 @@ class GallerySnapshot:
     protocol: ServerProtocol | None
     answers: ByteCache
     frames: dict[int, bytes]
-
-    @cached_property
-    def small(self) -> bool:
-        """Whether an answer without images is made in less than a millisecond."""
-        sizes = [one.published.map.set_size * (ID_BYTES + one.published.codes.shape[1]) for one in self.maps]
-        return bool(sizes) and max(sizes) <= SMALL
 
     def find_map(self, candidates: float | None) -> int | None:
         """Return which of the maps is the newest, or the newest for a fraction."""
@@ -135,7 +127,7 @@ _LONGEST_KEY = 4096  # bytes of a query whose answer is remembered: ours have so
 _CACHE = 256 << 20
 _PATIENCE = 25.0  # seconds that a request waits for the map that it asks
 _GRACE = 2.0  # seconds that all requests wait for a new map; those of large galleries take longer to read
-_ORIGINALS, _NOTHING_ELSE = EXTRAS.index("originals"), bytes([EXTRAS.index("none")])
+_ORIGINALS = EXTRAS.index("originals")
 
 
 class Gallery(Protocol):
@@ -205,23 +197,6 @@ class Gallery(Protocol):
         ...
 
 
-@runtime_checkable
-class QuickGallery(Protocol):
-    """A gallery that may answer on the event loop, from memory, as it was when `refresh` was last called."""
-
-    def is_current(self) -> bool:
-        """Return whether `refresh` would find nothing new, if that is known without waiting."""
-        ...
-
-    def known(self, data: bytes) -> bytes | None:
-        """Return what `query` would have then, or None where that takes a thread."""
-        ...
-
-    def known_map(self, candidates: float | None = None) -> bytes | None:
-        """Return what `map` would have then, or None where that takes a thread."""
-        ...
-
-
 class OpenGallery:
     """A gallery whose candidates, codes, names and thumbnails clients may see; their queries stay private.
 
@@ -284,6 +259,7 @@ class OpenGallery:
         self._hashed: dict[bytes, CodesGroup] = {}  # groups of codes, by what they hold
         self._source: tuple[ServedMap, CodesSource] | None = None
         self._builder = SealedBuilder()
+        self.on_cache_miss: Callable[[], object] = lambda: None  # a server counts them
 
     @property
     def name(self) -> str:
@@ -347,12 +323,6 @@ class OpenGallery:
             frame = snapshot.frames[number] = snapshot.maps[number].make_public_part().to_bytes()
         return frame
 
-    def known_map(self, candidates: float | None = None) -> bytes | None:
-        """Return what `map` would have when `refresh` was last called, if that takes no waiting."""
-        snapshot = self._snapshot
-        number = snapshot.find_map(candidates)
-        return None if number is None else snapshot.frames.get(number)
-
     def query(self, data: bytes) -> bytes:
         """Answer the frame of a query, whatever it holds.
 
@@ -372,24 +342,6 @@ class OpenGallery:
                 raise UnavailableError("a new map is being read: ask again later")
             found = self._reply(self._read_snapshot(), data)
         return found
-
-    def known(self, data: bytes) -> bytes | None:
-        """Return what `query` would have when `refresh` was last called, if that takes no waiting.
-
-        Parameters
-        ----------
-        data : bytes
-
-        Returns
-        -------
-        bytes or None
-            An answer that was made before, or a small one.
-        """
-        snapshot = self._snapshot
-        # Ids and codes lie in memory; a map that is being read may be the one that is asked.
-        if snapshot.small and data[FLAGS : FLAGS + 1] == _NOTHING_ELSE and not self._is_reading():
-            return self._reply(snapshot, data)
-        return snapshot.answers.get(data)
 
     def model(self) -> NoReturn:
         """Refuse: a client of an open gallery sees the candidates."""
@@ -528,15 +480,6 @@ class OpenGallery:
         if maps and self._builder.is_used:
             self._builder.request(maps[0])
 
-    def is_current(self) -> bool:
-        """Return whether nothing has changed since `refresh` was last called, if that is known without waiting.
-
-        Returns
-        -------
-        bool
-        """
-        return self._index.is_at(self._snapshot.stamp)
-
     def close(self) -> None:
         """Close the index."""
         self._index.close()
@@ -548,6 +491,7 @@ class OpenGallery:
         if snapshot.protocol is None:
             return MapChanged(self._name, 0).to_bytes()
         found = snapshot.protocol.answer(data)
+        self.on_cache_miss()
         # Originals may be files, which change without our knowing.
         if found[KIND] == Kind.ANSWER and found[FLAGS] != _ORIGINALS and len(data) <= _LONGEST_KEY:
             snapshot.answers.put(data, found)

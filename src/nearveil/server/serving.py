@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from nearveil.gallery.index import Index
-from nearveil.server.app import BEAT, create_app
+from nearveil.server.app import HEARTBEAT_INTERVAL, create_app
 from nearveil.server.connections import Connection, Slots
 from nearveil.server.galleries import Gallery, OpenGallery
-from nearveil.server.limits import UsedKeys
 from nearveil.server.listener import Server
-from nearveil.server.logs import forget_process, install, tell_alive
+from nearveil.server.logs import install
+from nearveil.server.metrics import drop_process, send_heartbeat
 from nearveil.server.publications import check_apart
 from nearveil.server.requests import SEALED, AppState
 from nearveil.server.settings import GallerySettings, Settings, SettingsError
@@ -110,10 +110,9 @@ def serve_on(
     settings: Settings,
     *,
     ready: Callable[[str], None] | None = None,
-    tell_alive: Callable[[], None] = tell_alive,
-    keys: UsedKeys | None = None,
+    send_heartbeat: Callable[[], None] = send_heartbeat,
 ) -> None:
-    """Answer requests of sockets in this process until a signal says to stop; other processes share `keys`.
+    """Answer requests of sockets in this process until a signal says to stop.
 
     The first socket is for clients; a second one is the management port.
     """
@@ -126,8 +125,8 @@ def serve_on(
             stack.callback(_close, gallery)
         app = create_app(galleries, tokens, settings)
         state: AppState = app.state.nearveil
-        state.tell_alive, state.keys = tell_alive, keys or state.keys
-        install(state.lines, settings.log_level)
+        state.send_heartbeat = send_heartbeat
+        install(state.log, settings.log_level)
         _warn_of_readable_key(settings.tls_key)
         context = tls(settings) if settings.tls_cert else None
         server = Server(
@@ -189,7 +188,7 @@ def run_workers(
     systemd hears from this process, while any of the others lives.
     """
     open_galleries(settings.model_copy(update={"cache": 0}), close=True)  # what is wrong is told once, here
-    context, keys = get_context("spawn"), UsedKeys(patience=settings.database_timeout)
+    context = get_context("spawn")
     part, running = settings.of_one_worker(), False
     stopping: list[int] = []  # not an event: two signals at once would wait for each other
     with ExitStack() as stack:
@@ -197,7 +196,7 @@ def run_workers(
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = stack.enter_context(TemporaryDirectory(prefix="nearveil-metrics-"))
         stack.callback(os.environ.pop, "PROMETHEUS_MULTIPROC_DIR")
 
-        start = partial(_start_worker, context, sockets, part, keys)
+        start = partial(_start_worker, context, sockets, part)
         for one in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, one, signal.signal(one, lambda number, _: stopping.append(number)))
         workers: list[Worker] = []
@@ -213,8 +212,8 @@ def run_workers(
                 running = True
                 if ready is not None:
                     ready(address(settings, sockets[0]))
-            if time.monotonic() - told > BEAT and any(worker.is_living() for worker in workers):
-                tell_alive()
+            if time.monotonic() - told > HEARTBEAT_INTERVAL and any(worker.is_living() for worker in workers):
+                send_heartbeat()
                 told = time.monotonic()
             if not (dead := _find_dead(workers)):
                 continue
@@ -224,9 +223,9 @@ def run_workers(
             workers[:] = [start() if worker in dead else worker for worker in workers]
 
 
-def _start_worker(context: SpawnContext, sockets: list[socket.socket], settings: Settings, keys: UsedKeys) -> Worker:
+def _start_worker(context: SpawnContext, sockets: list[socket.socket], settings: Settings) -> Worker:
     beat = context.Value("d", lock=False)
-    process = context.Process(target=_work, args=(sockets, settings, beat, keys), daemon=True)
+    process = context.Process(target=_work, args=(sockets, settings, beat), daemon=True)
     # Ctrl-C reaches all processes of a terminal. These end when this one says so, and inherit what is blocked.
     # They unblock SIGHUP when they can handle it. Python's own helper must run before: to start it unblocks SIGINT.
     resource_tracker.ensure_running()
@@ -252,18 +251,18 @@ def _find_dead(workers: list[Worker]) -> list[Worker]:
             worker.kill()
     dead = [worker for worker in workers if not worker.process.is_alive()]
     for worker in dead:
-        forget_process(worker.process.pid)
+        drop_process(worker.process.pid)
     return dead
 
 
-def _work(sockets: list[socket.socket], settings: Settings, beat: "Synchronized[float]", keys: UsedKeys) -> None:
+def _work(sockets: list[socket.socket], settings: Settings, beat: "Synchronized[float]") -> None:
     """Serve in a process of its own, as long as the one that started it lives."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
     def tell_parent() -> None:
         beat.value = time.monotonic()  # which all processes of a machine share
 
-    serve_on(sockets, settings, tell_alive=tell_parent, keys=keys)
+    serve_on(sockets, settings, send_heartbeat=tell_parent)
     # All is closed and written. What is left is to go through all objects of this process, for a second or more.
     os._exit(0)
 

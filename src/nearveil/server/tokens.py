@@ -100,12 +100,14 @@ def _reserve_of(path: Path) -> Path:
     return path.with_name(path.name + ".reserve")
 
 
-def open_store(url: URL, timeout: float) -> Database:
+def open_store(
+    url: URL, timeout: float, prepare_sqlite: Callable[[sqlite3.Connection], None] = prepare_durable
+) -> Database:
     """Return the database of a store."""
 
     def prepare(connection: Any) -> None:
         if url.get_backend_name() == "sqlite":
-            prepare_durable(connection)
+            prepare_sqlite(connection)
         else:
             connection.execute(f"SET statement_timeout = {round(1000 * timeout)}")
             connection.commit()
@@ -147,7 +149,7 @@ class Token:
         """Return whether it is good for a gallery."""
         return EVERY in self.galleries or gallery in self.galleries
 
-    def good(self, now: float) -> bool:
+    def is_valid(self, now: float) -> bool:
         """Return whether it is neither revoked nor expired."""
         return self.revoked is None and (self.expires is None or now < self.expires)
 
@@ -182,7 +184,7 @@ def checked_galleries(galleries: Sequence[str]) -> tuple[str, ...]:
 
 _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
-_FILE_BELIEVED, _SERVER_BELIEVED = 0.05, 0.5  # seconds
+_FILE_MAX_AGE, _SERVER_MAX_AGE = 0.05, 0.5  # seconds
 _DAY = 86_400
 _FULL: dict[int | str, tuple[type[TokenStoreError], str]] = dict.fromkeys(
     (sqlite3.SQLITE_FULL, "53100"), (TokenStoreError, "the disk is full; nothing was changed: make room, and try again")
@@ -360,12 +362,12 @@ class TokenStore:
         Token or None
         """
         self.refresh()
-        return self.look(text)
+        return self.verify_cached(text)
 
     @property
-    def believed(self) -> float:
-        """Seconds that a server may believe what was read last: half of what is promised."""
-        return _FILE_BELIEVED if self._is_file else _SERVER_BELIEVED
+    def max_age(self) -> float:
+        """Seconds that a server may reuse the tokens that it read last: half of the documented delay."""
+        return _FILE_MAX_AGE if self._is_file else _SERVER_MAX_AGE
 
     def refresh(self) -> None:
         """Read all tokens, unless they lie in a file that has not changed, and note which have expired."""
@@ -390,19 +392,19 @@ class TokenStore:
         """Revoke what has expired, so that a clock that is set back does not revive it."""
         now = int(self._clock())
         if self._expiring <= now:
-            expired = [one.id for one in self._known.values() if one.revoked is None and not one.good(now)]
+            expired = [one.id for one in self._known.values() if one.revoked is None and not one.is_valid(now)]
             # Whoever else writes is not waited for. It is tried again at the next look; until then `_latest` holds.
             with suppress(sa.exc.SQLAlchemyError):
                 self._write(sa.update(_tokens).where(_tokens.c.id.in_(expired)).values(revoked=now), wait=False)
 
-    def look(self, text: str) -> Token | None:
+    def verify_cached(self, text: str) -> Token | None:
         """Return the token that a client sent, by what was read last. It takes as long whatever is wrong."""
         parts = _TEXT.fullmatch(text)
         number, secret = parts.groups() if parts else ("", "")
         token = self._known.get(number)
         same = hmac.compare_digest(_digest(secret), _NOBODY if token is None else token.digest)
         self._latest = max(self._latest, self._clock())
-        return token if same and token is not None and token.good(self._latest) else None
+        return token if same and token is not None and token.is_valid(self._latest) else None
 
     def close(self) -> None:
         """Close all connections."""

@@ -1,0 +1,115 @@
+"""Idempotency keys: a client may send one request again under its key, and no other."""
+
+import hashlib
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import sqlalchemy as sa
+
+from nearveil.server.errors import ReplayedError, UnavailableError
+from nearveil.server.tokens import make_file, open_store, store_url
+from nearveil.storage import create_tables, is_of_database
+
+_RETENTION = 86_400.0  # seconds
+
+_metadata = sa.MetaData()
+_keys = sa.Table(
+    "nearveil_idempotency_key",
+    _metadata,
+    sa.Column("key", sa.LargeBinary(32), primary_key=True),
+    sa.Column("request_hash", sa.LargeBinary(32), nullable=False),
+    sa.Column("time", sa.BigInteger, nullable=False, index=True),
+)
+_INSERT_OR_READ = sa.text(
+    "INSERT INTO nearveil_idempotency_key (key, request_hash, time) VALUES (:key, :request_hash, :time) "
+    "ON CONFLICT (key) DO UPDATE SET time = nearveil_idempotency_key.time RETURNING request_hash"
+)
+
+
+class IdempotencyRecord(NamedTuple):
+    """Digests of a key and of the request that it was first used for.
+
+    The request's digest includes the key, which is random and not stored: nobody can guess a message from the table.
+    """
+
+    key: bytes
+    request_hash: bytes
+
+    @classmethod
+    def of(cls, key: str, token: str, path: str, body: bytes) -> "IdempotencyRecord":
+        """Return the record of a request by a token."""
+        request_hash = hashlib.sha256(f"{key} {token} {path} ".encode())
+        request_hash.update(body)
+        return cls(hashlib.sha256(key.encode()).digest(), request_hash.digest())
+
+
+class IdempotencyStore:
+    """A table of used keys, shared by all processes of a server, and by all hosts if it is in PostgreSQL.
+
+    Parameters
+    ----------
+    tokens : str
+        Location of the tokens. If that is a file, the table is in a file of its own beside it; otherwise it is in the
+        same database.
+    timeout : float
+        Seconds to wait for the database.
+
+    Examples
+    --------
+    >>> import tempfile
+    >>> folder = tempfile.TemporaryDirectory()
+    >>> store = IdempotencyStore(folder.name + "/tokens.db", 5.0)
+    >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"message"))
+    >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"message"))
+    >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"another"))
+    Traceback (most recent call last):
+    nearveil.server.errors.ReplayedError: This key was already used for another request. Use a new key.
+    >>> store.close(); folder.cleanup()
+    """
+
+    def __init__(self, tokens: str, timeout: float) -> None:
+        url = store_url(tokens)
+        if url.get_backend_name() == "sqlite":
+            path = Path(f"{url.database}.keys")
+            make_file(path)
+            url = store_url(path)
+        self._database = open_store(url, timeout, prepare_sqlite=_prepare_fast)
+        with self._database.begin_write() as connection:
+            create_tables(connection, _metadata)
+        self._lock, self._pruned_at = threading.Lock(), time.monotonic()
+
+    def check(self, record: IdempotencyRecord) -> None:
+        """Store a new key; raise ReplayedError if the key was used for another request."""
+        now = int(time.time())
+        try:
+            with self._database.begin_write() as connection:
+                first = connection.execute(_INSERT_OR_READ, {**record._asdict(), "time": now}).scalar_one()
+                if self._must_prune():
+                    connection.execute(sa.delete(_keys).where(_keys.c.time < now - _RETENTION))
+        except Exception as error:
+            if not is_of_database(error):
+                raise
+            raise UnavailableError("Keys cannot be checked now. Try again later.") from None
+        if bytes(first) != record.request_hash:
+            raise ReplayedError("This key was already used for another request. Use a new key.")
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._database.close()
+
+    def _must_prune(self) -> bool:
+        with self._lock:
+            now = time.monotonic()
+            must_prune = now - self._pruned_at > _RETENTION / 24
+            if must_prune:
+                self._pruned_at = now
+            return must_prune
+
+
+def _prepare_fast(connection: sqlite3.Connection | Any) -> None:
+    """Write without waiting for the disk: a power failure may lose keys, the end of a process does not."""
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = OFF")

@@ -1,0 +1,131 @@
+"""Metrics for Prometheus, and heartbeats for systemd."""
+
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
+from prometheus_client.core import GaugeMetricFamily
+
+from nearveil.ledger import Account
+from nearveil.server.galleries import Gallery, OpenGallery
+
+_GALLERY_METRICS = {
+    "revision": ("nearveil_gallery_revision", "Revision of the newest map."),
+    "stale": ("nearveil_gallery_stale", "1 if the gallery changed after its newest map."),
+    "up": ("nearveil_gallery_up", "1 if the gallery can be read."),
+    "left": ("nearveil_ledger_left_epsilon", "Epsilon that a protected gallery's account may still spend."),
+}
+_BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+
+
+def send_heartbeat() -> None:
+    """Send a heartbeat to the service manager, if one waits for it (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET")
+    if not address:
+        return
+    with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(b"READY=1\nWATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)
+
+
+@runtime_checkable
+class PayingGallery(Protocol):
+    """A gallery with an account."""
+
+    @property
+    def account(self) -> Account | None:
+        """The account that pays; None before the first publication."""
+        ...
+
+
+class Metrics:
+    """The metrics of one server, in a registry of their own."""
+
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self._requests = Counter(
+            "nearveil_requests", "Requests by route and status.", ["route", "status"], registry=registry
+        )
+        self._seconds = Histogram(
+            "nearveil_request_seconds", "Duration of requests.", ["route"], buckets=_BUCKETS, registry=registry
+        )
+        self.in_flight = Gauge(
+            "nearveil_in_flight", "Requests in flight.", registry=registry, multiprocess_mode="livesum"
+        )
+        self._refused = Counter("nearveil_refused", "Refused requests by error code.", ["code"], registry=registry)
+        self._bytes = Counter("nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"], registry=registry)
+        self.answers_made = Counter(
+            "nearveil_answers_made", "Answers that were not in the cache of a gallery.", registry=registry
+        )
+        self._log_lines_dropped = Gauge(
+            "nearveil_log_lines_dropped", "Log lines that were not written.", registry=registry, multiprocess_mode="sum"
+        )
+
+    def count(self, route: str, status: int, seconds: float, sent: int) -> None:
+        """Count a request that has ended."""
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
+        self._bytes.labels(route).inc(sent)
+
+    def count_refusal(self, code: str) -> None:
+        """Count a refusal by its code."""
+        self._refused.labels(code).inc()
+
+    def exposition(self, galleries: Sequence["GalleryMetrics"], log_lines_dropped: int) -> bytes:
+        """Return the metrics of the server and of some galleries in the format of Prometheus."""
+        self._log_lines_dropped.set(log_lines_dropped)
+        registry = self.registry
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # sum over all processes
+            registry = CollectorRegistry()
+            multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
+        gallery_registry = CollectorRegistry()
+        gallery_registry.register(_GalleryCollector(galleries))
+        return generate_latest(registry) + generate_latest(gallery_registry)
+
+
+def drop_process(pid: int | None) -> None:
+    """Stop counting the requests in flight of a process that has died."""
+    multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class GalleryMetrics:
+    """Metrics of one gallery; None if not applicable or not readable."""
+
+    name: str
+    up: bool = False
+    revision: int | None = None
+    stale: bool | None = None
+    left: float | None = None
+
+    @classmethod
+    def of(cls, gallery: Gallery) -> "GalleryMetrics":
+        """Read the metrics of a gallery. This may wait for a disk or a database."""
+        return cls(
+            gallery.name,
+            True,
+            gallery.info().revision,
+            gallery.stale if isinstance(gallery, OpenGallery) else None,
+            gallery.account.balance().left if isinstance(gallery, PayingGallery) and gallery.account else None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _GalleryCollector:
+    """Metrics of the galleries of one token, for one response."""
+
+    galleries: Sequence[GalleryMetrics]
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Yield the metrics as Prometheus families."""
+        for field, (name, text) in _GALLERY_METRICS.items():
+            family = GaugeMetricFamily(name, text, labels=["gallery"])
+            for gallery in self.galleries:
+                value = getattr(gallery, field)
+                if value is not None:
+                    family.add_metric([gallery.name], float(value))
+            yield family

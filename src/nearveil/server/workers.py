@@ -1,0 +1,144 @@
+"""Run blocking work in threads, and poll a database without asking it for every request."""
+
+import asyncio
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from anyio import CapacityLimiter
+
+from nearveil.server.errors import BusyError, SlowError
+
+T = TypeVar("T")
+_LOG = logging.getLogger(__name__)
+
+
+class Workers:
+    """Run blocking functions in at most `threads` threads, with at most `queue` more calls waiting.
+
+    Each call has a daemon thread, so a disk that never answers does not keep the process from ending: threads of anyio
+    and `concurrent.futures` are joined at exit. A call that times out still counts until its thread ends.
+    """
+
+    def __init__(self, threads: int, queue: int, timeout: float) -> None:
+        self._threads, self._max_pending, self._timeout = threads, threads + queue, timeout
+        self._limiter = CapacityLimiter(threads)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._started_at: dict[asyncio.Task[Any], float] = {}
+
+    @property
+    def pending(self) -> int:
+        """The number of calls that run or wait."""
+        return len(self._tasks)
+
+    def is_stuck(self) -> bool:
+        """Return whether every thread has been busy with one call for longer than the timeout."""
+        overdue = time.monotonic() - self._timeout
+        return len(self._started_at) == self._threads and all(start < overdue for start in self._started_at.values())
+
+    async def run(
+        self, work: Callable[[], T], *, timeout: float | None = None, may_start: Callable[[], bool] | None = None
+    ) -> T:
+        """Run `work` in a thread and return its result.
+
+        Raise BusyError if too many calls wait or the timeout expires, and SlowError if `may_start` returns False when
+        a thread is free.
+        """
+        if len(self._tasks) >= self._max_pending:
+            raise BusyError("The server is busy. Try again later.")
+        task: asyncio.Task[T] = asyncio.create_task(self._run(work, may_start))
+        self._tasks.add(task)
+        task.add_done_callback(self._finish)
+        try:
+            async with asyncio.timeout(self._timeout if timeout is None else timeout):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            raise BusyError("The request took too long. Try again later.") from None
+        finally:
+            if task not in self._started_at:
+                task.cancel()
+
+    async def _run(self, work: Callable[[], T], may_start: Callable[[], bool] | None) -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        async with self._limiter:
+            if may_start is not None and not may_start():
+                raise SlowError("The client disconnected before its request was processed.")
+            self._started_at[task] = time.monotonic()
+            return await run_in_daemon_thread(work)
+
+    def _finish(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        self._started_at.pop(task, None)
+        if not task.cancelled():
+            task.exception()  # retrieved here: the request may have timed out
+
+
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
+    """Run `work` in a new daemon thread and return its result."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: Any, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def call() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as caught:
+            error = caught
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(deliver, result, error)
+
+    threading.Thread(target=call, name="nearveil-work", daemon=True).start()
+    return await future
+
+
+class Poller:
+    """Run `refresh` in a thread when its last result is older than `max_age` seconds.
+
+    Requests that wait at the same time share one run. The log gets one line when `name` goes down, and one when it is
+    up again.
+    """
+
+    def __init__(self, name: str, refresh: Callable[[], None], timeout: float, max_age: float = 0.0) -> None:
+        self.workers = Workers(1, 0, timeout)
+        self._name, self._refresh, self._max_age = name, refresh, max_age
+        self._is_up = True
+        self._fresh_since = -math.inf  # when the last successful run started
+        self._refresh_task: asyncio.Task[None] | None = None
+
+    async def wait(self) -> None:
+        """Return when a successful run started at most `max_age` seconds before this call."""
+        earliest = time.monotonic() - self._max_age
+        while self._fresh_since < earliest:
+            if self._refresh_task is None:
+                self._refresh_task = asyncio.create_task(self._poll())
+                self._refresh_task.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.shield(self._refresh_task)
+
+    async def _poll(self) -> None:
+        started = time.monotonic()
+        try:
+            await self.workers.run(self._refresh)
+            self._fresh_since = started
+            if not self._is_up:
+                self._is_up = True
+                _LOG.warning("%s is up again", self._name)
+        except Exception as error:
+            if self._is_up:
+                self._is_up = False
+                _LOG.error("%s is down (%s): retrying", self._name, type(error).__name__)  # its text may be private
+            raise
+        finally:
+            self._refresh_task = None
