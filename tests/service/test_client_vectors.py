@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from nearveil import AsyncClient, Client
-from nearveil.client import QuestionError, UnfinishedError
+from nearveil.client import Match, QuestionError, UnfinishedError
 from nearveil.gallery import Index
 from nearveil.gallery.answers import ItemDetails, encode_details, read_details
 from nearveil.wire.client import question_period
@@ -117,11 +117,14 @@ def test_a_filter_is_applied_here_and_never_sent(here: Scene) -> None:
 def test_a_filter_reads_all_candidates_whatever_it_accepts(here: Scene) -> None:
     """A filter that stopped when it has k matches would take a time that tells how many items fit."""
     client, _ = here.client()
-    for accepts in (True, False):
+    for accepted in (True, False):
         read: list[int] = []
-        client.nearest(
-            PRIVATE, k=1, where=lambda match, read=read, accepts=accepts: bool(read.append(match.id)) or accepts
-        )
+
+        def accept(match: Match, read: list[int] = read, accepted: bool = accepted) -> bool:
+            read.append(match.id)
+            return accepted
+
+        client.nearest(PRIVATE, k=1, where=accept)
         assert len(read) == CANDIDATES
 
 
