@@ -278,7 +278,7 @@ def test_features_are_made_on_workers_one_of_which_dies(workers: Any, tmp_path: 
 
 def test_private_images_stay_on_this_machine(workers: Any, tmp_path: Path) -> None:
     files, extractor = write_images(tmp_path, 3), DyingExtractor(tmp_path)  # which kills nobody
-    with pytest.raises(ValueError, match=r"^cluster: features of private images .* on this machine alone"):
+    with pytest.raises(ValueError, match=r"^cluster: features of private images .* on this machine only"):
         gallery_features(files, extractor, row_exact=True, cluster=workers)
     here = cluster._DaskCluster(workers, is_here=True)  # as of `local`
     found = gallery_features(files, extractor, row_exact=True, cluster=here)
