@@ -73,7 +73,10 @@ def list_releases() -> dict[str, Callable[[], Any]]:
     """Return how to build every release that protects a query with a proved guarantee."""
     from nearveil.mechanisms.catalog import find_mechanism
 
-    return {name: partial(find_mechanism(known).make, EPSILON, **changes) for name, (known, changes) in _TIMED.items()}
+    return {
+        name: partial(find_mechanism(registered).make, EPSILON, **changes)
+        for name, (registered, changes) in _TIMED.items()
+    }
 
 
 def measure_speed(name: str, gallery_rows: int, *, repeats: int = 3, seconds: float = 0.7) -> dict[str, Any]:
@@ -105,4 +108,4 @@ def _count_affordable(release: Any, queries: Any, seconds: float) -> int:
 def _measure_rates(work: Callable[[], object], count: int, repeats: int, seconds: float) -> list[float]:
     work()
     times = (time_repeatedly(work, least=1, most=2000, seconds=seconds) for _ in range(repeats))
-    return [count / float(np.median(found)) for found in times]
+    return [count / float(np.median(results)) for results in times]

@@ -121,8 +121,8 @@ def make_grid(
     figure, panels = make_panels(len(values[0]) if line else 1, len(values[-1]), size, **shared)
     cells = []
     for axes, keys in zip(panels.flat, product(*values), strict=True):
-        own = select(frame, **dict(zip(names, keys, strict=True)))
-        cells.append((axes, keys if line else keys[0], own))
+        group = select(frame, **dict(zip(names, keys, strict=True)))
+        cells.append((axes, keys if line else keys[0], group))
     return figure, panels, cells
 
 
@@ -163,9 +163,9 @@ def curves(
     groups = dict(iter(frame.groupby(by, sort=False)))
     for number, name in enumerate(groups if only is None else only):
         if name in groups:
-            found = summarise(groups[name], column, over).sort_index()
+            results = summarise(groups[name], column, over).sort_index()
             label = (labels or {}).get(name, str(name))
-            curve(axes, str(name), found, sound=name not in unsound, place=place + number, label=label)
+            curve(axes, str(name), results, sound=name not in unsound, place=place + number, label=label)
 
 
 def without_interval(values: pd.Series) -> pd.DataFrame:
@@ -216,8 +216,8 @@ def set_ticks(axes: Axes, ticks: Sequence[float], names: Sequence[str]) -> None:
 
 def legend_below(figure: Figure, axes: Iterable[Axes], ncols: int = 3) -> None:
     """Put one legend for all axes below them: each label once, the first time that it comes."""
-    found: dict[str, Any] = {}
-    for one in axes:
-        for handle, label in zip(*one.get_legend_handles_labels(), strict=True):
-            found.setdefault(label, handle)
-    figure.legend(list(found.values()), list(found), loc="outside lower center", ncols=ncols)
+    results: dict[str, Any] = {}
+    for entry in axes:
+        for handle, label in zip(*entry.get_legend_handles_labels(), strict=True):
+            results.setdefault(label, handle)
+    figure.legend(list(results.values()), list(results), loc="outside lower center", ncols=ncols)

@@ -87,8 +87,8 @@ class Images:
 
     def score(self, chosen: Any, labels: Labels | None = None) -> float:
         """Return how often a query's label, or another that is given, is among those of the items chosen for it."""
-        wanted = self.query_labels if labels is None else labels
-        return float((self.gallery_labels[np.asarray(chosen)] == wanted[:, None]).any(axis=1).mean())
+        expected = self.query_labels if labels is None else labels
+        return float((self.gallery_labels[np.asarray(chosen)] == expected[:, None]).any(axis=1).mean())
 
 
 @functools.cache
@@ -109,24 +109,24 @@ def _make_styles() -> FeatureSet:
 
 def sample_images(data: str, seed: int, *, gallery: int) -> Images:
     """Draw anchors, gallery and queries. As many queries of every class, so that classes are equally likely."""
-    source, found = SETS[data], _load(SETS[data].file)
-    X, y = found.features.astype(np.float64), found.labels
+    source, features = SETS[data], _load(SETS[data].file)
+    X, y = features.features.astype(np.float64), features.labels
     generator = np.random.default_rng([seed, source.first])
     public = generator.permutation(np.flatnonzero(y < source.first))
     rest = generator.permutation(np.flatnonzero(y >= source.first))
     classes = np.unique(y[rest])
-    asked = np.concatenate([rest[y[rest] == label][: source.per_class] for label in classes])
-    kept = np.setdiff1d(rest, asked, assume_unique=True)
-    kept = np.sort(generator.permutation(kept)[:gallery])
-    own, others = np.split(public, [ANCHORS])
+    query_rows = np.concatenate([rest[y[rest] == label][: source.per_class] for label in classes])
+    gallery_rows = np.setdiff1d(rest, query_rows, assume_unique=True)
+    gallery_rows = np.sort(generator.permutation(gallery_rows)[:gallery])
+    anchor_rows, other_rows = np.split(public, [ANCHORS])
     return Images(
-        anchors=X[own],
-        anchor_labels=y[own],
-        others=X[others],
-        gallery=X[kept],
-        gallery_labels=y[kept] - source.first,
-        queries=X[asked],
-        query_labels=y[asked] - source.first,
+        anchors=X[anchor_rows],
+        anchor_labels=y[anchor_rows],
+        others=X[other_rows],
+        gallery=X[gallery_rows],
+        gallery_labels=y[gallery_rows] - source.first,
+        queries=X[query_rows],
+        query_labels=y[query_rows] - source.first,
         n_classes=len(classes),
     )
 
@@ -159,9 +159,9 @@ class PartlyLabelled:
 
     def laplacian_matmul(self, Z: Floats) -> Floats:
         """Multiply the "Laplacian" with `Z` of shape (n, k)."""
-        found: Floats = np.zeros_like(Z)
-        found[self._labelled] = self._own.laplacian_matmul(Z[self._labelled])
-        return found
+        results: Floats = np.zeros_like(Z)
+        results[self._labelled] = self._own.laplacian_matmul(Z[self._labelled])
+        return results
 
 
 def walk(
@@ -301,7 +301,7 @@ def ask_covers(_: Any, drawn: Images, seed: int) -> Found:
         server = servers[learned]
         client = Covers(epsilon, server.candidates, n_sets=server.n_sets).fit(drawn.anchors).use_map(server.map_)
         members = server.members_.toarray().astype(bool)
-        answers = [choose_by_class(np.flatnonzero(own), drawn.gallery_labels) for own in members]
+        answers = [choose_by_class(np.flatnonzero(group), drawn.gallery_labels) for group in members]
         messages = client.release(drawn.queries, rng=unsafe_seeded(seed))
         share = drawn.score([answers[int(message["sets"][0])] for message in messages])
         yield {"method": "covers", "epsilon": epsilon, "delta": 0.0, "recall": share}

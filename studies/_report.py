@@ -171,9 +171,9 @@ def _replace(path: Path, text: str) -> None:
 
 def _as_words(value: Any) -> str:
     if isinstance(value, list | tuple):
-        return ", ".join(_as_words(one) for one in value)
+        return ", ".join(_as_words(entry) for entry in value)
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_as_words(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_as_words(entry)}" for name, entry in value.items())
     return f"{value:,g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
@@ -186,13 +186,13 @@ def _compute_checksum(name: str) -> str | None:
 
 
 def _list_versions() -> dict[str, str]:
-    found = {}
+    results = {}
     for name in PACKAGES:
         try:
-            found[name] = version(name)
+            results[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return results
 
 
 BEGIN, END = "<!-- findings: written by nearveil study -->", "<!-- end of findings -->"
@@ -221,10 +221,10 @@ def _find_leak(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _compare_covers(rows: pd.DataFrame) -> dict[str, Any]:
-    found = select(rows, part="recall")
-    covers = select(found, method="covers")
+    results = select(rows, part="recall")
+    covers = select(results, method="covers")
     shares = (covers["nn_recall"] / covers["ceiling"]).groupby([covers[key] for key in ("data", "f", "epsilon")]).mean()
-    first = select(found, data=found["data"].iloc[0], f=0.1)
+    first = select(results, data=results["data"].iloc[0], f=0.1)
     return {
         "near": int((shares >= NEAR).sum()),
         "total": len(shares),
@@ -236,11 +236,11 @@ def _compare_covers(rows: pd.DataFrame) -> dict[str, Any]:
 
 
 def _compare_sensitivity(rows: pd.DataFrame) -> dict[str, Any]:
-    found = rows.dropna(subset=["found"])
-    stated = select(found, rows=1000, bandwidth=6.0).dropna(subset=["published"])
+    results = rows.dropna(subset=["found"])
+    stated = select(results, rows=1000, bandwidth=6.0).dropna(subset=["published"])
     waste = stated["published"] / stated["found"]
     target = stated["released"].str.startswith("target")
-    near, most = ((some[["plain", "sharp"]].min(axis=1) / some["found"]).max() for some in (stated, found))
+    near, most = ((part[["plain", "sharp"]].min(axis=1) / part["found"]).max() for part in (stated, results))
     return {"target": waste[target], "all": waste[~target], "near": near, "most": most}
 
 

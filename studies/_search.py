@@ -43,11 +43,11 @@ class Trial:
 
 def split(name: str, seed: int) -> Trial:
     """Return the public classes, and `QUERIES` seeded queries removed from the images of the others."""
-    found = load_features(name)
-    public = found.labels < SETS[name]
+    results = load_features(name)
+    public = results.labels < SETS[name]
     rest = np.random.default_rng(seed).permutation(np.flatnonzero(~public))
     queries, gallery = rest[:QUERIES], np.sort(rest[QUERIES:])
-    X, y = found.features, found.labels
+    X, y = results.features, results.labels
     return Trial(X[public], y[public], X[gallery], y[gallery], X[queries], y[queries])
 
 
@@ -62,16 +62,16 @@ class Halves:
 
 def split_classes(name: str, seed: int, half: int, *, whole_gallery: bool) -> Halves:
     """Return public rows of one half of the classes, a gallery, and queries: the same for both halves."""
-    found = load_features(name)
-    X, y = found.features, found.labels
+    results = load_features(name)
+    X, y = results.features, results.labels
     order = np.random.default_rng(seed).permutation(len(y))
     queries, rest = order[:QUERIES], order[QUERIES:]
     items, spare = np.sort(rest[: len(rest) // 2]), rest[len(rest) // 2 :]
-    own = (y < SETS[name]) == (half == 0)
-    public, others = spare[own[spare]], spare[~own[spare]]
-    gallery = items if whole_gallery else items[own[items]]
+    group = (y < SETS[name]) == (half == 0)
+    public, others = spare[group[spare]], spare[~group[spare]]
+    gallery = items if whole_gallery else items[group[items]]
     trial = Trial(X[public], y[public], X[gallery], y[gallery], X[queries], y[queries])
-    return Halves(trial, own[queries], X[others])
+    return Halves(trial, group[queries], X[others])
 
 
 Matrix = NDArray[np.float64]
@@ -223,14 +223,14 @@ def _score(mechanism: Release, messages: Sequence[Message], prepared: Any) -> Fl
 
 
 def _answer_by_map(mechanism: MappedRelease, messages: Sequence[Message], count: int) -> Items:
-    known: dict[bytes, Items] = {}
-    found = []
+    cached: dict[bytes, Items] = {}
+    results = []
     for message in messages:
         key = message["sets"].tobytes()
-        if key not in known:
-            known[key] = select_first(mechanism._rank(message, np.empty(0)), count)
-        found.append(known[key])
-    return np.stack(found)
+        if key not in cached:
+            cached[key] = select_first(mechanism._rank(message, np.empty(0)), count)
+        results.append(cached[key])
+    return np.stack(results)
 
 
 BUDGET = 16.0

@@ -124,8 +124,8 @@ def mean(values: Iterable[float]) -> Mean:
     >>> mean([0.5])
     Mean(value=0.5, low=nan, high=nan)
     """
-    (found,) = summarise(pd.DataFrame({"all": 0, "value": list(values)}), "value", "all").itertuples(index=False)
-    return Mean(*map(float, found))
+    (results,) = summarise(pd.DataFrame({"all": 0, "value": list(values)}), "value", "all").itertuples(index=False)
+    return Mean(*map(float, results))
 
 
 def summarise(frame: pd.DataFrame, column: str, *by: str) -> pd.DataFrame:
@@ -220,8 +220,8 @@ def run(
         for _ in _measure_each(measure, missing, processes, study.name, None if study.alone else cluster):
             done += 1
             tell(done, len(calls))
-        found = [measure(*call) for call in calls]  # one that cannot be read is measured again
-    return Measured([row for rows, _ in found for row in rows], sum(seconds for _, seconds in found) / processes)
+        results = [measure(*call) for call in calls]  # one that cannot be read is measured again
+    return Measured([row for rows, _ in results for row in rows], sum(seconds for _, seconds in results) / processes)
 
 
 @cache

@@ -45,7 +45,7 @@ def run_in_new_process(function: str, **arguments: Any) -> Any:
 
 def run_child() -> None:
     """Run what `run_in_new_process` asked for, and print it."""
-    place, _, name = sys.argv[1].rpartition(":")
-    known = runpy.run_path(place) if place.endswith(".py") else vars(importlib.import_module(place))
-    found = known[name](**json.loads(sys.argv[2]))
-    sys.stdout.write(json.dumps(found) + "\n")
+    module, _, name = sys.argv[1].rpartition(":")
+    namespace = runpy.run_path(module) if module.endswith(".py") else vars(importlib.import_module(module))
+    value = namespace[name](**json.loads(sys.argv[2]))
+    sys.stdout.write(json.dumps(value) + "\n")

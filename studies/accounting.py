@@ -166,7 +166,7 @@ def measure(case: Case) -> list[Row]:
 def _apply_theorem() -> list[Row]:
     plan, rows = PLANS["SVHN"], []
     for as_published in (True, False):
-        found = compute_private_knn_asymptotic(
+        results = compute_private_knn_asymptotic(
             plan.screened,
             plan.answered,
             sampling_rate=plan.sampling_rate,
@@ -176,8 +176,8 @@ def _apply_theorem() -> list[Row]:
             as_published=as_published,
         )
         name = f"Theorem 2, constant {'20 as printed' if as_published else '13.86'}"
-        row = {"kind": "theorem", "plan": "SVHN", "part": "all", "accounting": name, "epsilon": found.epsilon}
-        rows.append({**row, "applies": found.applies})
+        row = {"kind": "theorem", "plan": "SVHN", "part": "all", "accounting": name, "epsilon": results.epsilon}
+        rows.append({**row, "applies": results.applies})
     return rows
 
 
@@ -186,14 +186,14 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     figure, panels = draw.make_panels(1, len(PLANS), (10.5, 3.6), sharey=True)
     names = list(ACCOUNTANTS)
     for axes, (plan, about) in zip(panels[0], PLANS.items(), strict=True):
-        found = select(rows, part="all", plan=plan).set_index("accounting")["epsilon"]
-        axes.axvspan(0, found[BELOW], color="0.86", linewidth=0, label="below the lower bound: no accountant can be")
-        axes.axvline(found[BELOW], color="0.45", linewidth=1.0)
-        for place, name in enumerate(names):
+        results = select(rows, part="all", plan=plan).set_index("accounting")["epsilon"]
+        axes.axvspan(0, results[BELOW], color="0.86", linewidth=0, label="below the lower bound: no accountant can be")
+        axes.axvline(results[BELOW], color="0.45", linewidth=1.0)
+        for position, name in enumerate(names):
             best = name == BEST
             axes.plot(
-                found[name],
-                place,
+                results[name],
+                position,
                 color=draw.COLOURS["blue"],
                 marker="o",
                 markersize=8 if best else 6,
@@ -201,13 +201,13 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
                 linestyle="",
                 label="the tightest accountant: the honest epsilon" if best else "other accountants",
             )
-            axes.annotate(f"{found[name]:.3f}", (found[name], place), (8, -3), textcoords="offset points")
+            axes.annotate(f"{results[name]:.3f}", (results[name], position), (8, -3), textcoords="offset points")
         if about.claimed is not None:
             axes.axvline(
                 about.claimed, color=draw.COLOURS["red"], linestyle=":", linewidth=2, label="claimed (unsound)"
             )
             axes.annotate(f" {about.claimed:g}", (about.claimed, 0), color=draw.COLOURS["red"], va="center")
-        widest = found[names].max()
+        widest = results[names].max()
         axes.set(
             title=plan, xlabel=f"epsilon at delta {DELTA:g}", xlim=(0, 1.3 * widest), ylim=(len(names) - 0.5, -0.7)
         )
@@ -219,23 +219,23 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what the page says; every number is one of the rows."""
-    found = rows[rows["part"].notna()].set_index(["plan", "part", "accounting"])["epsilon"].astype(float).sort_index()
+    results = rows[rows["part"].notna()].set_index(["plan", "part", "accounting"])["epsilon"].astype(float).sort_index()
     columns = {
         "MNIST, screenings": ("MNIST", "screenings"),
         "MNIST": ("MNIST", "all"),
         "SVHN": ("SVHN", "all"),
         "8,192 screenings": ("8,192 screenings", "all"),
     }
-    whole = pd.DataFrame({name: found[key] for name, key in columns.items()}).loc[[*ACCOUNTANTS, BELOW]]
+    whole = pd.DataFrame({name: results[key] for name, key in columns.items()}).loc[[*ACCOUNTANTS, BELOW]]
     costs = whole.map("{:.6f}".format).rename_axis("accounting").reset_index()
     costs[costs["accounting"] == BEST] = costs[costs["accounting"] == BEST].map("**{}**".format)
     claims = {plan: f"{PLANS[plan].claimed:g}" for plan in ("MNIST", "SVHN")}
     theorems = select(rows, kind="theorem")
     return {
         "costs": pd.concat([pd.DataFrame([{"accounting": CLAIMED, **claims}]).reindex(columns=costs.columns), costs]),
-        "times": {plan: found[plan, "all", BEST] / (PLANS[plan].claimed or math.nan) for plan in claims},
+        "times": {plan: results[plan, "all", BEST] / (PLANS[plan].claimed or math.nan) for plan in claims},
         "gap": (whole.loc[BEST] / whole.loc[BELOW] - 1).max(),
-        "least_by_votes": {plan: found[plan, "votes", BELOW] for plan in claims},
+        "least_by_votes": {plan: results[plan, "votes", BELOW] for plan in claims},
         "published_noise": select(rows, kind="noise", accounting=PUBLISHED).set_index("plan")["noise"],
         "least_noise": select(rows, kind="noise", accounting=BEST).set_index("plan")["noise"],
         "theorems": theorems.to_dict("records"),

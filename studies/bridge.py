@@ -69,8 +69,8 @@ def carry_by_regression(source: Floats, target: Floats, queries: Floats) -> Floa
 def compare(asking: Floats, holding: Floats, labels: NDArray[np.intp], seed: int = 0) -> dict[str, Found]:
     """Search the gallery of one network with the queries of another, in every way."""
     order = np.random.default_rng(seed).permutation(int(labels.max()) + 1)
-    known = np.isin(labels, order[: len(order) // 2])
-    halves = [_compare_half(asking, holding, labels, part, seed) for part in (known, ~known)]
+    anchors = np.isin(labels, order[: len(order) // 2])
+    halves = [_compare_half(asking, holding, labels, part, seed) for part in (anchors, ~anchors)]
     return {
         way: Found(*(float(np.mean([getattr(half[way], name) for half in halves])) for name in Found.__annotations__))
         for way in halves[0]
@@ -82,32 +82,32 @@ def _compare_half(
 ) -> dict[str, Found]:
     source, target, queries, gallery = asking[known], holding[known], asking[~known], holding[~known]
     here, there = source.mean(axis=0), target.mean(axis=0)
-    own = centre(gallery, there)
-    truth = search(own, own)
+    centred_gallery = centre(gallery, there)
+    truth = search(centred_gallery, centred_gallery)
     alone = centre(queries, here)
-    chance = np.random.default_rng(seed).random((len(own), len(own)), dtype=np.float32)
+    chance = np.random.default_rng(seed).random((len(centred_gallery), len(centred_gallery)), dtype=np.float32)
     ways = {
         "items at random": _choose_best(chance),
         "the gallery's network alone": truth,
         "the client's network alone": search(alone, alone),
-        "no alignment": search(alone, own),
-        "ridge regression": search(centre(carry_by_regression(source, target, queries), there), own),
-        "bridge": search(centre(fit_bridge(source, target).apply(queries), there), own),
+        "no alignment": search(alone, centred_gallery),
+        "ridge regression": search(centre(carry_by_regression(source, target, queries), there), centred_gallery),
+        "bridge": search(centre(fit_bridge(source, target).apply(queries), there), centred_gallery),
     }
-    return {way: judge(found, truth, labels[~known]) for way, found in ways.items()}
+    return {way: judge(results, truth, labels[~known]) for way, results in ways.items()}
 
 
 def extract_features(extractors: Sequence[Extractor], most: int | None = None) -> tuple[list[Floats], NDArray[np.intp]]:
     """Return the features of all photographs, or of `most` a species, by each extractor, and their species."""
     folders = sorted(path for path in find(PHOTOS).iterdir() if path.is_dir())
     paths = [path for folder in folders for path in sorted(folder.glob("*.jpg"))[:most]]
-    found: list[Floats] = []
+    results: list[Floats] = []
     for extractor in extractors:
         made = gallery_features(paths, extractor)
         if made.skipped:
             raise ValueError(f"{len(made.skipped)} photographs cannot be read: {made.skipped[0][1]}")
-        found.append(made.features)
-    return found, np.unique([path.parent.name for path in paths], return_inverse=True)[1]
+        results.append(made.features)
+    return results, np.unique([path.parent.name for path in paths], return_inverse=True)[1]
 
 
 def cases() -> list[Case]:
@@ -120,9 +120,9 @@ def measure(case: Case) -> list[Row]:
     find(case["photographs"])  # says what is missing before weights are loaded
     (asking, holding), labels = extract_features([MobileNetV2(), EfficientNetLite0()], MOST)
     return [
-        {"seed": seed, "way": way, "queries": len(labels), **asdict(found)}
+        {"seed": seed, "way": way, "queries": len(labels), **asdict(results)}
         for seed in case["seeds"]
-        for way, found in compare(asking, holding, labels, seed).items()
+        for way, results in compare(asking, holding, labels, seed).items()
     ]
 
 
@@ -130,10 +130,10 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the three measures of every way."""
     figure, ((axes,),) = draw.make_panels(1, 1, (8, 3.6))
     looks = {"recall": ("o", "blue"), "precision": ("s", "orange"), "agreement": ("^", "black")}
-    for place, (name, (marker, colour)) in enumerate(looks.items()):
-        found = summarise(rows, name, "way")
+    for position, (name, (marker, colour)) in enumerate(looks.items()):
+        results = summarise(rows, name, "way")
         draw.dots(
-            axes, found, colour=draw.COLOURS[colour], marker=marker, label=MEASURES[name], shift=0.18 * (place - 1)
+            axes, results, colour=draw.COLOURS[colour], marker=marker, label=MEASURES[name], shift=0.18 * (position - 1)
         )
     axes.set(xlabel=f"share, of {rows['queries'].iloc[0]} queries", xlim=(0, 1.03))
     draw.legend_below(figure, [axes])
@@ -142,12 +142,12 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what was found; every number is one of the rows."""
-    found = {name: summarise(rows, name, "way") for name in MEASURES}
-    cells = {MEASURES[name]: one.apply(interval, axis=1, args=(".3f",)) for name, one in found.items()}
-    recall = found["recall"]["value"]
+    results = {name: summarise(rows, name, "way") for name in MEASURES}
+    cells = {MEASURES[name]: entry.apply(interval, axis=1, args=(".3f",)) for name, entry in results.items()}
+    recall = results["recall"]["value"]
     return {
         "ways": pd.DataFrame(cells).rename_axis("").reset_index(),
-        "agreement": found["agreement"]["value"],
+        "agreement": results["agreement"]["value"],
         "recall": recall,
         "worse": recall["no alignment"] < recall["items at random"],
     }

@@ -47,14 +47,14 @@ def find_covers(lists: NDArray[np.intp], items: int, size: int, epsilon: float) 
         lists.ravel().astype(np.int32),
         np.arange(0, lists.size + 1, count),
     )
-    wanted, best = csr_array(parts, shape=(n, items)), 0.0
+    weights, best = csr_array(parts, shape=(n, items)), 0.0
     rng = np.random.default_rng(0)
     for n_sets in range(2, MOST_SETS + 1):
         plan = learning.Plan(n_sets, size, epsilon)
         for _ in range(STARTS):
             start = np.asarray(rng.integers(0, n_sets, size=n), dtype=np.int64)
-            sets = learning.learn(wanted, start, plan)
-            coverage = learning.measure_coverage(wanted, sets)
+            sets = learning.learn(weights, start, plan)
+            coverage = learning.measure_coverage(weights, sets)
             best = max(best, learning.Shares.of(coverage, 1e5).measure(coverage, plan))
     return best
 
@@ -74,8 +74,8 @@ def measure(case: Case) -> list[Row]:
     gallery = draw_gallery(case["items"], case["seed"])
     lists = true_neighbors(gallery, gallery, NEIGHBORS, leave_out=True)
     ceiling = neighbor_ceiling(case["epsilon"], case["size"] / case["items"], count_popularity(gallery, NEIGHBORS))
-    some = (lists, case["items"], case["size"], case["epsilon"])
-    optimum, covers = find_optimum(*some), find_covers(*some)
+    part = (lists, case["items"], case["size"], case["epsilon"])
+    optimum, covers = find_optimum(*part), find_covers(*part)
     return [{**case, "ceiling": ceiling, "optimum": optimum / ceiling, "covers": covers / ceiling}]
 
 
@@ -83,11 +83,11 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw both as shares of Theorem D."""
     groups = rows.groupby(["items", "size"], sort=False)
     figure, panels = draw.make_panels(1, len(groups), (7.5, 3.4), sharey=True)
-    for axes, ((items, size), some) in zip(panels[0], groups, strict=True):
-        epsilons = sorted(some["epsilon"].unique())
+    for axes, ((items, size), part) in zip(panels[0], groups, strict=True):
+        epsilons = sorted(part["epsilon"].unique())
         draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
-        for place, (column, name) in enumerate(COLUMNS.items()):
-            draw.curve(axes, name, summarise(some, column, "epsilon").sort_index(), place=place + 3)
+        for position, (column, name) in enumerate(COLUMNS.items()):
+            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), place=position + 3)
         draw.epsilon_axis(axes, epsilons)
         axes.set_title(f"{size} of {items} items")
         axes.set_ylim(0.7, 1.03)

@@ -37,12 +37,12 @@ def measure_loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
     """Return the part of the true neighbours that ranking the whole gallery by codes misses."""
     truth, copies = true_neighbors(queries, gallery, K), Copies(gallery)
     written = codes.encode(gallery)
-    found = 0.0
+    results = 0.0
     for start in range(0, len(queries), _BLOCK):
         scores = codes.scores(queries[start : start + _BLOCK], written)
         chosen: NDArray[np.intp] = np.argpartition(-scores, K, axis=1)[:, :K]
-        found += copies.recall(truth[start : start + _BLOCK], chosen).sum()
-    return 1 - found / len(queries)
+        results += copies.recall(truth[start : start + _BLOCK], chosen).sum()
+    return 1 - results / len(queries)
 
 
 def estimate_needs(gallery: Singles, queries: Singles, seed: int = 0) -> tuple[float, float]:
@@ -93,7 +93,7 @@ def measure(case: Case) -> list[Row]:
         return [{**case, "bytes": size, "table_bytes": codes.nbytes, "loss": measure_loss(gallery, queries, codes)}]
     noise, rate = estimate_needs(gallery, queries, seed=case["seed"])
     counts = count_popularity(gallery, K)
-    asked = np.bincount(true_neighbors(queries, gallery, K).ravel(), minlength=len(gallery))
+    query_counts = np.bincount(true_neighbors(queries, gallery, K).ravel(), minlength=len(gallery))
     top = np.argsort(-counts, kind="stable")[: candidate_count(POPULAR, len(gallery))]
     return [
         {
@@ -101,8 +101,8 @@ def measure(case: Case) -> list[Row]:
             "noise": noise,
             "rate_bytes": rate,
             "by_gallery": popular_floor(POPULAR, counts),
-            "by_queries": popular_floor(POPULAR, asked),
-            "by_gallery_on_queries": float(asked[top].sum() / asked.sum()),
+            "by_queries": popular_floor(POPULAR, query_counts),
+            "by_gallery_on_queries": float(query_counts[top].sum() / query_counts.sum()),
         }
     ]
 
@@ -141,8 +141,8 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         .rename_axis("bytes a candidate")
         .reset_index(),
         "needs": [
-            {"name": NAMES.get(data, data), "noise": own["noise"].mean(), "bytes": own["rate_bytes"].mean()}
-            for data, own in galleries.groupby("data", sort=False)
+            {"name": NAMES.get(data, data), "noise": group["noise"].mean(), "bytes": group["rate_bytes"].mean()}
+            for data, group in galleries.groupby("data", sort=False)
         ],
         "popular": pd.DataFrame(popular).T.rename(columns=NAMES).rename_axis("asked").reset_index(),
     }

@@ -43,7 +43,7 @@ _BARS = ((draw.COLOURS["blue"], "black", ""), (draw.COLOURS["sky"], "black", "")
 
 def cases() -> list[Case]:
     """Return every measurement; rivals stand beside ours, in the same run."""
-    places = {(one.name, one.dtype): place for place, one in enumerate(graph.CPU)}
+    places = {(entry.name, entry.dtype): position for position, entry in enumerate(graph.CPU)}
     embeddings = [
         {"part": "embedding", "way": name, "dtype": dtype, "rows": n, "place": places[name, dtype]}
         for n in SIZES
@@ -65,11 +65,11 @@ def _measure(case: Case) -> list[Row]:
     if case["part"] == "embedding":
         return _measure_embedding(case)
     if case["part"] == "release":
-        found = release.measure_speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
-        both = zip(found["single"], found["batched"], strict=True)
+        results = release.measure_speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
+        both = zip(results["single"], results["batched"], strict=True)
         return [
-            {**case, "repeat": i, "single": one, "batched": many, "bytes": found["bytes"]}
-            for i, (one, many) in enumerate(both)
+            {**case, "repeat": i, "single": entry, "batched": many, "bytes": results["bytes"]}
+            for i, (entry, many) in enumerate(both)
         ]
     return _measure_votes(case)
 
@@ -77,14 +77,14 @@ def _measure(case: Case) -> list[Row]:
 def _measure_embedding(case: Case) -> list[Row]:
     shown = {name: value for name, value in case.items() if name != "place"}
     try:
-        found = run_in_new_process("studies._cost_graph:measure_embedding", index=case["place"], n=case["rows"])
+        results = run_in_new_process("studies._cost_graph:measure_embedding", index=case["place"], n=case["rows"])
     except RuntimeError as reason:
         if "ModuleNotFoundError" in str(reason):  # a rival that is not installed
             return [{**shown, "left_out": str(reason)}]
         raise
     return [
-        {**shown, "repeat": i, "seconds": seconds, "peak_gib": found["peak_gib"]}
-        for i, seconds in enumerate(found["seconds"])
+        {**shown, "repeat": i, "seconds": seconds, "peak_gib": results["peak_gib"]}
+        for i, seconds in enumerate(results["seconds"])
     ]
 
 
@@ -94,11 +94,11 @@ def _load_rows() -> tuple[Any, str]:
 
 
 def _measure_votes(case: Case) -> list[Row]:
-    contender = next(one for one in votes.CPU if one.name == case["way"])
-    found, data = _load_rows()
+    contender = next(entry for entry in votes.CPU if entry.name == case["way"])
+    results, data = _load_rows()
     rows: list[Row] = []
     for n in PRIVATE:
-        private, queries = votes.split(found, n, case["queries"])
+        private, queries = votes.split(results, n, case["queries"])
         work = contender.prepare(private)
         work(queries[:2])
         times = time_repeatedly(functools.partial(work, queries), least=REPEATS, most=REPEATS)
@@ -128,8 +128,8 @@ def _draw_embeddings(rows: pd.DataFrame) -> Figure:
     figure, (panels,) = draw.make_panels(1, 2, (10.5, 4.8))
     shown = rows[(rows["dtype"] == "float32") | (rows["way"] == DENSE)]
     for axes, column in zip(panels, ("seconds", "peak_gib"), strict=True):
-        for place, ((way, dtype), own) in enumerate(shown.groupby(["way", "dtype"], sort=False)):
-            draw.curve(axes, way, summarise(own, column, "rows"), place=place, label=f"{way}, {dtype}")
+        for position, ((way, dtype), group) in enumerate(shown.groupby(["way", "dtype"], sort=False)):
+            draw.curve(axes, way, summarise(group, column, "rows"), place=position, label=f"{way}, {dtype}")
         axes.set(xscale="log", yscale="log", xlabel="rows")
         draw.set_ticks(axes, [1_000, 10_000, 100_000], ["1,000", "10,000", "100,000"])
     panels[0].set_ylabel("seconds for one embedding")
@@ -142,14 +142,14 @@ def _draw_embeddings(rows: pd.DataFrame) -> Figure:
 
 def _draw_releases(rows: pd.DataFrame) -> Figure:
     """Draw messages a second as dots on a logarithmic axis, the rival as a line."""
-    others = rows[rows["way"] != release.AUTHORS]
-    figure, ((axes,),) = draw.make_panels(1, 1, (8.5, 0.28 * others["way"].nunique() + 1.6))
+    rest = rows[rows["way"] != release.AUTHORS]
+    figure, ((axes,),) = draw.make_panels(1, 1, (8.5, 0.28 * rest["way"].nunique() + 1.6))
     base = select(rows, way=release.AUTHORS)["single"].mean()
     axes.axvline(base, color=draw.COLOURS["red"], linestyle=(0, (4, 2)), label=release.AUTHORS)
     axes.set(xscale="log", xlabel="messages a second")
-    draw.dots(axes, summarise(others, "single", "way"), colour=draw.COLOURS["blue"], marker="o", label="one by one")
+    draw.dots(axes, summarise(rest, "single", "way"), colour=draw.COLOURS["blue"], marker="o", label="one by one")
     draw.dots(
-        axes, summarise(others, "batched", "way"), colour=draw.COLOURS["orange"], marker="s", label="1,000 at a time"
+        axes, summarise(rest, "batched", "way"), colour=draw.COLOURS["orange"], marker="s", label="1,000 at a time"
     )
     draw.legend_below(figure, [axes])
     return figure
@@ -158,17 +158,17 @@ def _draw_releases(rows: pd.DataFrame) -> Figure:
 def _draw_votes(rows: pd.DataFrame) -> Figure:
     """Draw queries a second as bars, a group for each number of private rows; ratios to the rival are written."""
     figure, ((axes,),) = draw.make_panels(1, 1, (8.5, 3.8))
-    found = summarise(rows, "per_second", "way", "rows")
+    results = summarise(rows, "per_second", "way", "rows")
     ways, sizes = list(rows["way"].unique()), sorted(rows["rows"].unique())
     looks = dict(zip(ways, [("white", draw.COLOURS["red"], "///"), ("0.85", "0.4", ""), *_BARS], strict=True))
-    for place, (way, (face, edge, hatch)) in enumerate(looks.items()):
-        here = found.loc[way].loc[sizes]
-        x = np.arange(len(sizes)) + (place - (len(ways) - 1) / 2) * 0.2
+    for position, (way, (face, edge, hatch)) in enumerate(looks.items()):
+        here = results.loc[way].loc[sizes]
+        x = np.arange(len(sizes)) + (position - (len(ways) - 1) / 2) * 0.2
         below = (here["value"] - here["low"].clip(lower=0)).clip(upper=0.99 * here["value"])
         spread = [below, here["high"] - here["value"]]
         bar: Any = {"color": face, "edgecolor": edge, "hatch": hatch, "capsize": 2, "label": way}
         axes.bar(x, here["value"], 0.18, yerr=spread, **bar)
-        times = here["value"] / found.loc[votes.RIVAL].loc[sizes, "value"]
+        times = here["value"] / results.loc[votes.RIVAL].loc[sizes, "value"]
         for *top, ratio in zip(x, here["value"], times, strict=True):
             axes.annotate(f"x{ratio:.3g}", top, (3, 4), textcoords="offset points", fontsize=8.5)
     axes.set(yscale="log", ylabel="queries a second", xlabel="private rows")
@@ -202,9 +202,9 @@ def _compare_embeddings(rows: pd.DataFrame) -> dict[str, Any]:
         ratio=rows["rows"].map(select(rows, way=DENSE).groupby("rows")["seconds"].mean()) / rows["seconds"]
     )
     ratio = summarise(rows, "ratio", *keys)
-    known = ratio["value"].dropna()
-    known = known[known.index.isin(SAME, level="way")]
-    largest = known.index.get_level_values("rows").max()
+    ratios = ratio["value"].dropna()
+    ratios = ratios[ratios.index.isin(SAME, level="way")]
+    largest = ratios.index.get_level_values("rows").max()
     lines = pd.DataFrame(
         {
             "seconds (95% interval)": _show(summarise(rows, "seconds", *keys)),
@@ -215,8 +215,8 @@ def _compare_embeddings(rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "embeddings": lines.assign(rows=lines["rows"].map("{:,}".format)),
         "largest": largest,
-        "fastest": known[largest].idxmax()[0],
-        "fastest_times": known[largest].max(),
+        "fastest": ratios[largest].idxmax()[0],
+        "fastest_times": ratios[largest].max(),
     }
 
 
@@ -240,11 +240,11 @@ def _compare_releases(rows: pd.DataFrame) -> dict[str, Any]:
 def _compare_votes(rows: pd.DataFrame) -> dict[str, Any]:
     rows = rows.sort_values("rows", kind="stable")
     groups = rows.groupby(["rows", "way"], sort=False)
-    found = summarise(rows, "per_second", "rows", "way")
-    times = found["value"] / found["value"].xs(votes.RIVAL, level="way").reindex(found.index, level="rows")
+    results = summarise(rows, "per_second", "rows", "way")
+    times = results["value"] / results["value"].xs(votes.RIVAL, level="way").reindex(results.index, level="rows")
     lines = {
         "queries": groups["queries"].first().map("{:,}".format),
-        "queries a second (95% interval)": _show(found),
+        "queries a second (95% interval)": _show(results),
         "times the published loop": times.map(plain),
     }
     table = pd.DataFrame(lines).reset_index().rename(columns={"rows": "private rows"})

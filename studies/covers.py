@@ -41,10 +41,10 @@ def compute_expected(release: MappedRelease, search: Search, *, knowing: bool = 
     sets = np.split(members.indices, members.indptr[1:-1])
     coverage = np.stack([search.copies.recall(search.truth, items) for items in sets], axis=1)
     good = coverage.argmax(axis=1) if knowing else release.map_.choose(search.queries.astype(np.float64))
-    own = coverage[np.arange(len(coverage)), good]
+    group = coverage[np.arange(len(coverage)), good]
     channel = release._channel(release.map_)
-    other = (coverage.sum(axis=1) - own) / (channel.n_sets - 1)
-    return float(np.mean(channel.hit * own + (1 - channel.hit) * other))
+    other = (coverage.sum(axis=1) - group) / (channel.n_sets - 1)
+    return float(np.mean(channel.hit * group + (1 - channel.hit) * other))
 
 
 def search_by_codes(search: Search) -> float:
@@ -52,8 +52,8 @@ def search_by_codes(search: Search) -> float:
     components = projection(search.gallery, CODE_BYTES)
     placed = search.gallery @ components
     scale = np.abs(placed).max(axis=1, keepdims=True) / 127
-    found = true_neighbors(search.queries @ components, np.rint(placed / scale) * scale, K)
-    return float(search.copies.recall(search.truth, found).mean())
+    results = true_neighbors(search.queries @ components, np.rint(placed / scale) * scale, K)
+    return float(search.copies.recall(search.truth, results).mean())
 
 
 def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> list[dict[str, Any]]:
@@ -61,7 +61,7 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
     public, gallery = search.trial.public, search.trial.gallery
     cells = Cells(epsilons[0], candidates).fit(public).index(gallery)
     codes = search_by_codes(search)
-    found = []
+    results = []
     for epsilon in epsilons:
         covers = Covers(epsilon, candidates).fit(public).index(gallery)
         usual = Covers(epsilon, candidates, n_sets=round(1 / candidates)).fit(public).index(gallery)
@@ -69,7 +69,7 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
         everything = Covers(epsilon, candidates, reach=1.0).fit(public).index(gallery)
         best = best_channel(epsilon, candidates, search.counts)
         ceiling = best.ceiling
-        found.append(
+        results.append(
             {
                 "epsilon": epsilon,
                 "items": len(gallery),
@@ -85,7 +85,7 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
                 "codes": codes,
             }
         )
-    return found
+    return results
 
 
 def cases() -> list[Case]:
@@ -106,20 +106,20 @@ def _load_search(data: str, seed: int) -> Search:
 def measure(case: Case) -> list[Row]:
     """Measure one case."""
     common = {name: case[name] for name in ("data", "f", "seed")}
-    found = compare(_load_search(case["data"], case["seed"]), case["f"], case["epsilons"])
-    return [{**common, **one} for one in found]
+    results = compare(_load_search(case["data"], case["seed"]), case["f"], case["epsilons"])
+    return [{**common, **entry} for entry in results]
 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw shares of the ceiling over epsilon."""
     groups = rows.groupby(["data", "f"], sort=False)
     figure, panels = draw.make_panels(1, len(groups), (10.5, 3.7), sharey=True)
-    for axes, ((data, fraction), some) in zip(panels[0], groups, strict=True):
-        epsilons = sorted(some["epsilon"].unique())
+    for axes, ((data, fraction), part) in zip(panels[0], groups, strict=True):
+        epsilons = sorted(part["epsilon"].unique())
         draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
         axes.axhline(NEAR, color="0.45", linewidth=1.0, linestyle="--", label="within 10% of the ceiling")
-        for place, (column, name) in enumerate(COLUMNS.items()):
-            draw.curve(axes, name, summarise(some, column, "epsilon").sort_index(), place=place + 3)
+        for position, (column, name) in enumerate(COLUMNS.items()):
+            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), place=position + 3)
         draw.epsilon_axis(axes, epsilons)
         axes.set_title(f"{NAMES.get(data, data)}, answers of {fraction:.0%}")
         axes.set_ylim(0.5, 1.03)
@@ -132,11 +132,11 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what each part of covers is worth."""
     rows = rows.assign(data=rows["data"].replace(NAMES))
     groups = rows.groupby(["data", "f", "epsilon"], sort=False)
-    shares, own = groups[list(COLUMNS)].mean(), summarise(rows, "share", "data", "f", "epsilon")
+    shares, group = groups[list(COLUMNS)].mean(), summarise(rows, "share", "data", "f", "epsilon")
     gains = shares["share"] / shares["usual_number"] - 1
     cells = {
         "sets": groups["n_sets"].agg(lambda counts: " ".join(map(str, counts.unique()))),
-        "covers (95% over seeds)": own.apply(interval, axis=1, args=(".3f",)),
+        "covers (95% over seeds)": group.apply(interval, axis=1, args=(".3f",)),
         "true good set": shares["knowing"].map("{:.3f}".format),
         "1/f sets": shares["usual_number"].map("{:.3f}".format),
         "k-means cells": shares["kmeans"].map("{:.3f}".format),
@@ -149,7 +149,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     sets = rows.groupby("data", sort=False).agg(codes=("codes", "mean"), items=("items", "first"))
     return {
         "least_reach": groups["reach"].mean().min(),
-        "costs": [(epsilon, some.min(), some.max()) for epsilon, some in costs.groupby("epsilon")],
+        "costs": [(epsilon, part.min(), part.max()) for epsilon, part in costs.groupby("epsilon")],
         "lower": (groups["lower"].mean().min(), groups["lower"].mean().max()),
         "near": int((shares["share"] >= NEAR).sum()),
         "total": len(shares),

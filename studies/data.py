@@ -92,7 +92,7 @@ class Remembered:
 
     def __init__(self, images: NDArray[np.uint8], rows: NDArray[np.float32]) -> None:
         self._rows = rows
-        self._places = {image.tobytes(): place for place, image in enumerate(images)}
+        self._places = {image.tobytes(): position for position, image in enumerate(images)}
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
         """Return the rows of images seen before."""

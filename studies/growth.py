@@ -66,20 +66,20 @@ def _read_digits(seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
 @lru_cache(maxsize=1)
 def load_digits(seed: int, n: int = WHOLE, queries: int = DIGIT_QUERIES) -> tuple[Singles, Singles]:
     """Return training digits as a gallery, and some of the test digits, in 64 principal directions."""
-    gallery, asked = (images.reshape(len(images), -1).astype(np.float32) for images in _read_digits(seed))
-    gallery, asked = gallery[:n], asked[:queries]
+    gallery, test = (images.reshape(len(images), -1).astype(np.float32) for images in _read_digits(seed))
+    gallery, test = gallery[:n], test[:queries]
     mean = gallery.mean(axis=0)
     directions = learning.projection(gallery - mean, DIMENSION)
-    return (gallery - mean) @ directions, (asked - mean) @ directions
+    return (gallery - mean) @ directions, (test - mean) @ directions
 
 
 @lru_cache(maxsize=1)
 def load_deformed(n: int) -> tuple[Singles, Singles]:
     """Return a gallery of deformed training digits and deformed test digits, in 64 principal directions."""
     train, test = _read_digits(0)
-    some = next(_deform(train, _SOME, 1))
-    mean = some.mean(axis=0)
-    directions = learning.projection(some - mean, DIMENSION)
+    part = next(_deform(train, _SOME, 1))
+    mean = part.mean(axis=0)
+    directions = learning.projection(part - mean, DIMENSION)
     gallery, queries = (
         np.concatenate([(block - mean) @ directions for block in _deform(images, count, seed)])
         for images, count, seed in ((train, n, 1), (test, QUERIES, 2))
@@ -97,8 +97,8 @@ def cases() -> list[Case]:
 def measure(case: Case) -> list[Row]:
     """Learn covers; for a gallery that grows, at the epsilon at which an answer of 600 items begins to work."""
     if case["part"] == "digits":
-        found = search(*load_digits(case["seed"]), case["epsilon"], case["f"])
-        return [{**found, "part": "digits", "seed": case["seed"]}]
+        results = search(*load_digits(case["seed"]), case["epsilon"], case["f"])
+        return [{**results, "part": "digits", "seed": case["seed"]}]
     n, data = case["items"], case["data"]
     rows = load_deformed(n) if data == "deformed digits" else load_digits(0, n, QUERIES)
     return [{**search(*rows, round(math.log(n / ANSWER), 2), ANSWER / n), "part": "growth", "data": data, "seed": 0}]
@@ -112,17 +112,17 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
     exact = faiss.IndexFlatIP(DIMENSION)
     exact.add(items)
     truth = exact.search(rows.astype(np.float32), K)[1]
-    asked = np.sort(np.random.default_rng(1).permutation(n)[:_POPULAR])
-    near = learning.neighbor_lists(SpreadRows.cut(items), asked, K)
+    sample = np.sort(np.random.default_rng(1).permutation(n)[:_POPULAR])
+    near = learning.neighbor_lists(SpreadRows.cut(items), sample, K)
     best = best_channel(epsilon, fraction, np.bincount(near.ravel(), minlength=n))
-    held = covers.members_.T.tocsr()
-    found = sum(held[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K
+    memberships = covers.members_.T.tocsr()
+    coverage = sum(memberships[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K
     number, hit = covers.map_.n_sets, covers._channel(covers.map_).hit
 
     def expect(own: Singles) -> float:
-        return float(np.mean(hit * own + (1 - hit) * (found.sum(axis=1) - own) / (number - 1)))
+        return float(np.mean(hit * own + (1 - hit) * (coverage.sum(axis=1) - own) / (number - 1)))
 
-    recall = expect(found[np.arange(len(rows)), covers.map_.choose(rows)])
+    recall = expect(coverage[np.arange(len(rows)), covers.map_.choose(rows)])
     return {
         "items": n,
         "f": fraction,
@@ -132,7 +132,7 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
         "ceiling": best.ceiling,
         "lower": float(best.chances[truth].mean()),
         "share": recall / best.ceiling,
-        "known": expect(found.max(axis=1)) / best.ceiling,
+        "known": expect(coverage.max(axis=1)) / best.ceiling,
         "bytes": covers.map_.nbytes,
         "reach": covers.reach_,
     }
@@ -142,14 +142,14 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the share of the ceiling over the size of the gallery."""
     figure, panels = draw.make_panels(1, 1, (6.4, 3.8))
     axes, growth = panels[0, 0], select(rows, part="growth")
-    for place, (data, some) in enumerate(growth.groupby("data", sort=False)):
-        sizes = some.set_index("items")
-        label = "the ceiling lies between its two estimates" if place == 0 else None
+    for position, (data, part) in enumerate(growth.groupby("data", sort=False)):
+        sizes = part.set_index("items")
+        label = "the ceiling lies between its two estimates" if position == 0 else None
         axes.fill_between(sizes.index, sizes["share"], sizes["recall"] / sizes["lower"], alpha=0.2, color="0.4",
                           label=label)  # fmt: skip
-        draw.curve(axes, str(data), draw.without_interval(sizes["share"]), place=place, label=f"covers, {data}")
+        draw.curve(axes, str(data), draw.without_interval(sizes["share"]), place=position, label=f"covers, {data}")
         axes.plot(sizes.index, sizes["reach"], color="0.5", linestyle="--", marker="s",
-                  label="items in any set" if place == 0 else None)  # fmt: skip
+                  label="items in any set" if position == 0 else None)  # fmt: skip
     axes.set_xscale("log")
     draw.set_ticks(axes, sorted(set(growth["items"])), [f"{n:,}" for n in sorted(set(growth["items"]))])
     axes.set_ylim(0, 1.03)

@@ -66,19 +66,21 @@ def measure(case: Case) -> list[Row]:
     }
     servers = {APART: mail.embed_gallery(drawn.gallery, drawn.gallery_labels + first)}
     rows = []
-    for number, (asked, told) in enumerate((*BARS, ("true", APART))):
-        messages = mail.release(features[asked], labels=labels[told], rng=unsafe_seeded(10 * seed + number))
-        embedded = servers.get(told, server)
+    for number, (feature_kind, label_kind) in enumerate((*BARS, ("true", APART))):
+        messages = mail.release(
+            features[feature_kind], labels=labels[label_kind], rng=unsafe_seeded(10 * seed + number)
+        )
+        embedded = servers.get(label_kind, server)
         chosen = np.stack([np.argsort(-mail.rank_each(message, embedded)[0])[:K] for message in messages])
         rows.append(
             {
                 "data": data,
-                "features": asked,
-                "label": told,
+                "features": feature_kind,
+                "label": label_kind,
                 "epsilon": EPSILON,
                 "seed": seed,
                 "recall": drawn.score(chosen),
-                "recall_of_told_label": drawn.score(chosen, labels[told] - (first if told == APART else 0)),
+                "recall_of_told_label": drawn.score(chosen, labels[label_kind] - (first if label_kind == APART else 0)),
                 "queries": len(chosen),
                 "classes": drawn.n_classes,
                 "ceiling": compute_ceiling(EPSILON, drawn.n_classes),
@@ -91,9 +93,9 @@ def measure(case: Case) -> list[Row]:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw four bars a set, under the ceiling."""
     figure, panels, cells = draw.make_grid(rows, (9.6, 4.6), column="data", sharey=True)
-    for axes, data, own in cells:
-        _draw_bars(axes, own)
-        axes.set_title(f"{SETS[data].title}: {own['classes'].iloc[0]} classes, nominal epsilon {EPSILON:g}")
+    for axes, data, group in cells:
+        _draw_bars(axes, group)
+        axes.set_title(f"{SETS[data].title}: {group['classes'].iloc[0]} classes, nominal epsilon {EPSILON:g}")
     panels[0, 0].set_ylabel("Recall@8")
     draw.legend_below(figure, panels[0, :1])
     return {"bars": figure}
@@ -104,18 +106,18 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
     means = summarise(rows, "recall", "features", "label")
     axes.axhspan(top, 1.04, color="0.86", linewidth=0, zorder=0.5, label=draw.IMPOSSIBLE)
     axes.axhline(top, color="0.35", linewidth=1.2, zorder=0.6)
-    for place, bar in enumerate(BARS):
-        found = means.loc[bar]
-        leaks = found.low > top
+    for position, bar in enumerate(BARS):
+        results = means.loc[bar]
+        leaks = results.low > top
         colour, hatch = (draw.COLOURS["red"], "//") if leaks else (draw.COLOURS["blue"], None)
-        axes.bar(place, found.value, width=0.62, color=colour, hatch=hatch, edgecolor="white", zorder=2)
-        spread = [[found.value - max(found.low, 0)], [found.high - found.value]]
-        axes.errorbar(place, found.value, yerr=spread, color="black", capsize=4, linewidth=1.1, zorder=3)
+        axes.bar(position, results.value, width=0.62, color=colour, hatch=hatch, edgecolor="white", zorder=2)
+        spread = [[results.value - max(results.low, 0)], [results.high - results.value]]
+        axes.errorbar(position, results.value, yerr=spread, color="black", capsize=4, linewidth=1.1, zorder=3)
         words: Any = {"ha": "center", "zorder": 4, "weight": "bold"}
-        axes.text(place, min(max(found.high, top) + 0.015, 0.98), f"{found.value:.2f}", va="bottom", **words)
+        axes.text(position, min(max(results.high, top) + 0.015, 0.98), f"{results.value:.2f}", va="bottom", **words)
         if leaks:
             frame = {"facecolor": "white", "edgecolor": draw.COLOURS["red"], "boxstyle": "round"}
-            axes.text(place, found.value / 2 + top / 2, "the label\nleaked", va="center", bbox=frame, **words)
+            axes.text(position, results.value / 2 + top / 2, "the label\nleaked", va="center", bbox=frame, **words)
     axes.axhline(
         rows["floor"].iloc[0], color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=draw.FLOOR, zorder=2.5
     )
@@ -145,9 +147,9 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
                 "title": SETS[data].title,
                 "recall": [means[data, *bar] for bar in BARS],
                 "apart": means[data, "true", APART],
-                "ceiling": round_up(own["ceiling"].iloc[0]),
+                "ceiling": round_up(group["ceiling"].iloc[0]),
             }
-            for data, own in rows.groupby("data", sort=False)
+            for data, group in rows.groupby("data", sort=False)
         ],
         "recalls": lines.assign(data=[SETS[name].title for name in lines["data"]]),
     }

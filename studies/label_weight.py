@@ -40,15 +40,15 @@ def cases() -> list[Case]:
 
 def measure(case: Case) -> list[Row]:
     """Embed fitted and held-out rows from several starts, at every label weight."""
-    own = split(case["data"])
-    bottom, top = compute_limits(own)
+    group = split(case["data"])
+    bottom, top = compute_limits(group)
     rows = []
     for weight in LABEL_WEIGHTS:
         for seed in SEEDS:
             manifold = SupervisedManifold(bandwidth=case["bandwidth"], label_weight=weight, random_state=seed)
-            manifold.fit(own.X, own.y)
-            placed, placed_new = manifold.transform(own.X), manifold.transform(own.X_new)
-            score = score_neighbours(placed, own.y, placed_new, own.y_new)
+            manifold.fit(group.X, group.y)
+            placed, placed_new = manifold.transform(group.X), manifold.transform(group.X_new)
+            score = score_neighbours(placed, group.y, placed_new, group.y_new)
             rows.append({**case, "label_weight": weight, "seed": seed, "accuracy": score, "floor": bottom, "raw": top})
     return rows
 
@@ -56,13 +56,13 @@ def measure(case: Case) -> list[Row]:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw accuracy over label weight, a curve a bandwidth."""
     figure, panels, cells = draw.make_grid(rows, (5 * rows["data"].nunique(), 4.4), column="data", sharey=True)
-    for axes, data, own in cells:
-        weights = list(own["label_weight"].unique())
-        axes.axhline(own["raw"].iloc[0], color="black", linestyle="-.", linewidth=1.4, label="raw features")
-        labels = {bandwidth: f"bandwidth {bandwidth:g}" for bandwidth in own["bandwidth"].unique()}
-        places = own.assign(place=own["label_weight"].map(weights.index))
+    for axes, data, group in cells:
+        weights = list(group["label_weight"].unique())
+        axes.axhline(group["raw"].iloc[0], color="black", linestyle="-.", linewidth=1.4, label="raw features")
+        labels = {bandwidth: f"bandwidth {bandwidth:g}" for bandwidth in group["bandwidth"].unique()}
+        places = group.assign(place=group["label_weight"].map(weights.index))
         draw.curves(axes, places, "accuracy", "place", by="bandwidth", labels=labels)
-        draw.floor(axes, own["floor"].iloc[0], label="floor: the commonest class")
+        draw.floor(axes, group["floor"].iloc[0], label="floor: the commonest class")
         axes.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
         axes.set(title=TITLES[data], xlabel="label weight alpha", ylim=(0, 1.03))
     panels[0, 0].set_ylabel("held-out accuracy, 5 neighbours")
@@ -72,13 +72,13 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return at which weight each bandwidth is best, and all accuracies."""
-    return {"sets": [_describe_set(TITLES[data], own) for data, own in rows.groupby("data", sort=False)]}
+    return {"sets": [_describe_set(TITLES[data], group) for data, group in rows.groupby("data", sort=False)]}
 
 
 def _describe_set(title: str, rows: pd.DataFrame) -> dict[str, Any]:
-    found = summarise(rows, "accuracy", "bandwidth", "label_weight")
-    best = found["value"].unstack("label_weight", sort=False).idxmax(axis=1)
-    cells = found.apply(lambda one: f"{one.value:.3f} ({one.low:.2f} to {one.high:.2f})", axis=1)
+    results = summarise(rows, "accuracy", "bandwidth", "label_weight")
+    best = results["value"].unstack("label_weight", sort=False).idxmax(axis=1)
+    cells = results.apply(lambda one: f"{one.value:.3f} ({one.low:.2f} to {one.high:.2f})", axis=1)
     return {
         "title": title,
         "floor": rows["floor"].iloc[0],

@@ -63,19 +63,19 @@ def _compute_budget(name: str, alpha: float, nominal: float) -> Row:
     values = CODES[name]["values"]
     # Budgets depend on the number of values alone, whatever the public rows are.
     public = np.random.default_rng(0).standard_normal((values + 1, values))
-    found = kind(nominal_epsilon=nominal, alpha=alpha, **code).fit(public).budgets(DELTA)
+    results = kind(nominal_epsilon=nominal, alpha=alpha, **code).fit(public).budgets(DELTA)
     return {
         "part": "budget",
         "mechanism": name,
-        "bits": found.n_bits,
+        "bits": results.n_bits,
         "alpha": alpha,
         "claimed": nominal,
-        "correction": found.published_correction,
-        "exact": found.exact.per_vector,
-        "code_word_bound": found.code_word_bound.per_vector,
-        "at_delta": found.exact.per_vector_at_delta,
-        "code_words_at_delta": found.code_word_bound.per_vector_at_delta,
-        "claim_holds": found.claim_holds,
+        "correction": results.published_correction,
+        "exact": results.exact.per_vector,
+        "code_word_bound": results.code_word_bound.per_vector,
+        "at_delta": results.exact.per_vector_at_delta,
+        "code_words_at_delta": results.code_word_bound.per_vector_at_delta,
+        "claim_holds": results.claim_holds,
     }
 
 
@@ -88,7 +88,7 @@ def _measure_claimed(search: Search, public: Public) -> list[Row]:
         mechanism.fit(public.rows, public.labels)
         for seed in SEEDS:
             which = select_queries(seed, len(search.trial.queries))
-            found = find(mechanism, search, which, [FRACTION], unsafe_seeded(seed))[FRACTION]
+            results = find(mechanism, search, which, [FRACTION], unsafe_seeded(seed))[FRACTION]
             rows.append(
                 {
                     "part": "claimed",
@@ -98,7 +98,7 @@ def _measure_claimed(search: Search, public: Public) -> list[Row]:
                     "epsilon": epsilon,
                     "exact": mechanism.guarantee.epsilon,
                     "seed": seed,
-                    "nn_recall": float(found.neighbours.mean()),
+                    "nn_recall": float(results.neighbours.mean()),
                     "floor": float(send_popular(search, which, FRACTION).neighbours.mean()),
                 }
             )
@@ -122,11 +122,11 @@ def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], siz
     shown = pd.concat([here[list(_LINES)] for here in groups])
     least = shown.where(shown > 0).min(axis=None)
     for axes, (name, alpha), here in zip(line, settings, groups, strict=True):
-        for column, (words, place) in _LINES.items():
+        for column, (words, position) in _LINES.items():
             sound = column in ("exact", "at_delta") or bool((here[column] >= here["exact"]).all())
             points = here.loc[here[column] > 0, column]
             if len(points):
-                draw.curve(axes, words, draw.without_interval(points), sound=sound, place=place)
+                draw.curve(axes, words, draw.without_interval(points), sound=sound, place=position)
         lost = here.index[here["correction"] <= 0]
         if len(lost):
             marks = {"color": "black", "markerfacecolor": "white", "label": "correction is negative"}
@@ -141,11 +141,11 @@ def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], siz
 def _draw_recall(rows: pd.DataFrame) -> Figure:
     """Draw NN-recall at equal exact epsilon, and what OME finds at the epsilon that it claims."""
     figure, ((axes,),) = draw.make_panels(1, 1, (7.2, 5.2))
-    found = select(rows, part="recall")
-    ceilings, bottom = find_limits(found)
+    results = select(rows, part="recall")
+    ceilings, bottom = find_limits(results)
     draw.ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
     draw.floor(axes, bottom)
-    draw.curves(axes, found, "nn_recall", "epsilon")
+    draw.curves(axes, results, "nn_recall", "epsilon")
     claimed = summarise(select(rows, part="claimed"), "nn_recall", "epsilon").sort_index()
     draw.curve(axes, "OME", claimed, sound=False, label="OME at the epsilon it claims")
     draw.epsilon_axis(axes, ceilings.index, label="epsilon of one query (exact, but for the dotted curve)")

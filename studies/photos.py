@@ -63,8 +63,8 @@ def serve_on_loopback(index: Path, *options: str) -> Iterator[Loopback]:
         tokens, log = Path(folder) / "tokens.db", Path(folder) / "log"
         with TokenStore(tokens) as store:
             _, token = store.create("demo", scopes=("query",), days=1)
-        told = ["--port", "0", "--tokens", str(tokens), "--log-file", str(log), *options]
-        command = [sys.executable, "-m", "nearveil", "serve", str(index), *told]
+        arguments = ["--port", "0", "--tokens", str(tokens), "--log-file", str(log), *options]
+        command = [sys.executable, "-m", "nearveil", "serve", str(index), *arguments]
         # Settings of the one who runs this are for their own server.
         plain = {name: value for name, value in os.environ.items() if not name.startswith("NEARVEIL_SERVER_")}
         plain.pop("NEARVEIL_CONFIG", None)
@@ -141,7 +141,7 @@ def load_birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photo
     species = sorted(path for path in folder.iterdir() if path.is_dir())
     each = [sorted(path.glob("*.jpg")) for path in species]
     private = [files.pop() for files in each if files][:QUERIES]
-    files = [path for some in each for path in some]
+    files = [path for part in each for path in part]
     with Progress(transient=True) as progress:
         task = progress.add_task("features", total=len(files))
         made = gallery_features(files, extractor, cache=cache, progress=lambda count: progress.advance(task, count))
@@ -207,7 +207,7 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
     release = published.release
     gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
     truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
-    chosen = np.array([[match.id for match in one.matches] for one in asked])
+    chosen = np.array([[match.id for match in entry.matches] for entry in asked])
     hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
     fraction = published.map.set_size / len(gallery)
     counts = count_popularity(gallery, K)
@@ -219,8 +219,8 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
         ceiling=neighbor_ceiling(release.epsilon, fraction, counts),
         n_sets=published.map.n_sets,
         public_bytes=public_bytes,
-        message_bytes=max(one.bytes_sent for one in asked),
-        answer_bytes=max(one.bytes_received for one in asked) - public_bytes,
+        message_bytes=max(entry.bytes_sent for entry in asked),
+        answer_bytes=max(entry.bytes_received for entry in asked) - public_bytes,
     )
 
 
@@ -244,7 +244,7 @@ def ask_in_three_ways(
     release = published.release
     gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
     truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
-    found = {}
+    results = {}
     for way, epsilon in (("message", SHOWN), ("home", 0.0), ("sealed", 0.0)):
         with Client(server.url, server.token, account=account, home=home) as client:
             if way == "home":
@@ -252,25 +252,25 @@ def ask_in_three_ways(
             try:
                 first = client.nearest(data.queries[0], K, epsilon, by=way)  # type: ignore[arg-type]
             except QuestionError as error:  # cryptography is not installed
-                found[way] = WayFigures(str(error), 0.0, 0.0, 0, 0.0, 0.0, 0.0)
+                results[way] = WayFigures(str(error), 0.0, 0.0, 0, 0.0, 0.0, 0.0)
                 continue
             started = time.perf_counter()
-            asked = [client.nearest(row, K, epsilon, by=way) for row in data.queries[1:]]  # type: ignore[arg-type]
-            seconds = (time.perf_counter() - started) / len(asked)
-        chosen = np.array([[match.id for match in one.matches] for one in asked])
-        received = float(np.mean([one.bytes_received for one in asked]))
+            answers = [client.nearest(row, K, epsilon, by=way) for row in data.queries[1:]]  # type: ignore[arg-type]
+            seconds = (time.perf_counter() - started) / len(answers)
+        chosen = np.array([[match.id for match in entry.matches] for entry in answers])
+        received = float(np.mean([entry.bytes_received for entry in answers]))
         copy = client.home()
-        kept = copy.fetched if way == "home" and copy is not None else int(first.bytes_received - received)
-        found[way] = WayFigures(
+        remaining = copy.fetched if way == "home" and copy is not None else int(first.bytes_received - received)
+        results[way] = WayFigures(
             saw=_describe_seen(first),
             nn_recall=float(Copies(gallery).recall(truth[1:], chosen).mean()),
             epsilon=epsilon,
-            kept=kept,
-            sent=float(np.mean([one.bytes_sent for one in asked])),
+            kept=remaining,
+            sent=float(np.mean([entry.bytes_sent for entry in answers])),
             received=received,
             seconds=seconds,
         )
-    return found
+    return results
 
 
 def make_way_table(found: dict[str, WayFigures]) -> Table:
@@ -278,9 +278,9 @@ def make_way_table(found: dict[str, WayFigures]) -> Table:
     shown = Table(title=f"The same pictures in three ways: NN-recall@{K}; bytes and seconds of one question")
     for heading in ("way", "the server saw", "found", "epsilon", "kept", "up", "down", "s"):
         shown.add_column(heading, justify="left" if heading in ("way", "the server saw") else "right")
-    for way, one in found.items():
-        sizes = (f"{size / 1000:,.0f} kB" for size in (one.kept, one.sent, one.received))
-        shown.add_row(way, one.saw, f"{one.nn_recall:.2f}", f"{one.epsilon:g}", *sizes, f"{one.seconds:.2f}")
+    for way, entry in found.items():
+        sizes = (f"{size / 1000:,.0f} kB" for size in (entry.kept, entry.sent, entry.received))
+        shown.add_row(way, entry.saw, f"{entry.nn_recall:.2f}", f"{entry.epsilon:g}", *sizes, f"{entry.seconds:.2f}")
     return shown
 
 
@@ -291,11 +291,11 @@ def make_table(data: Photos, found: dict[float, Figures]) -> Table:
     )
     for heading in ("epsilon", f"Recall@{K}", f"NN-recall@{K}", "floor", "ceiling", "f"):
         shown.add_column(heading, justify="right")
-    for epsilon, one in found.items():
+    for epsilon, entry in found.items():
         shown.add_row(
             f"{epsilon:g}",
-            *(f"{part.value:.2f} ({part.low:.2f}-{part.high:.2f})" for part in (one.recall, one.nn_recall)),
-            *(f"{value:.2f}" for value in (one.floor, one.ceiling, one.fraction)),
+            *(f"{part.value:.2f} ({part.low:.2f}-{part.high:.2f})" for part in (entry.recall, entry.nn_recall)),
+            *(f"{value:.2f}" for value in (entry.floor, entry.ceiling, entry.fraction)),
         )
     return shown
 
@@ -303,7 +303,7 @@ def make_table(data: Photos, found: dict[float, Figures]) -> Table:
 def score_without_privacy(data: Photos) -> float:
     """Return Recall@K of a search that sees the queries."""
     release = Covers(1.0).fit_mean(data.gallery.mean(axis=0))
-    rows = [release.features(some).astype(np.float32) for some in (data.queries, data.gallery)]
+    rows = [release.features(part).astype(np.float32) for part in (data.queries, data.gallery)]
     labels = data.gallery_y[true_neighbors(rows[0], rows[1], K)]
     return float((labels == data.query_y[:, None]).any(axis=1).mean())
 
@@ -332,32 +332,32 @@ def draw_sheet(data: Photos, asked: Nearest, number: int) -> bytes:
 
 def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figures], bytes]:
     """Index, publish, ask, measure."""
-    found: dict[float, Figures] = {}
+    results: dict[float, Figures] = {}
     drawn = b""
-    place = folder / "index"
-    with build(data, place) as index, Ledger(folder / "ledger.db") as ledger:
+    position = folder / "index"
+    with build(data, position) as index, Ledger(folder / "ledger.db") as ledger:
         published = index.publish(EPSILONS[0], CANDIDATES)
         terms: dict[str, Any] = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace"}
         accounts = [
             ledger.open_account(f"image {number + 1}", **terms, epsilon=sum(EPSILONS), delta=0.0)
             for number in range(len(data.queries))
         ]
-        with serve_on_loopback(place, "--offer", "codes", "--offer", "sealed") as server:
+        with serve_on_loopback(position, "--offer", "codes", "--offer", "sealed") as server:
             console.print(f"A server at {server.url}; {len(accounts)} clients ask it.")
             for epsilon in track(EPSILONS, "asking", transient=True):
                 if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
                     published = index.publish(epsilon, CANDIDATES)
-                asked = [ask(server, row, epsilon, who) for row, who in zip(data.queries, accounts, strict=True)]
-                public = serve_maps(index, place.name)[0].make_public_part().to_bytes()
-                found[epsilon] = measure(data, published, asked, len(public))
+                answers = [ask(server, row, epsilon, who) for row, who in zip(data.queries, accounts, strict=True)]
+                public = serve_maps(index, position.name)[0].make_public_part().to_bytes()
+                results[epsilon] = measure(data, published, answers, len(public))
                 if epsilon == SHOWN or not drawn:
-                    drawn = draw_sheet(data, asked[0], 0)
+                    drawn = draw_sheet(data, answers[0], 0)
             payer = ledger.open_account("three ways", **terms, epsilon=SHOWN * len(data.queries), delta=0.0)
             console.print(make_way_table(ask_in_three_ways(data, published, server, payer, folder / "home")))
         console.print("The server has stopped.")
         console.print(f"Every image has an account of its own, which paid first; {accounts[0].balance()}.")
         console.print(f"The ledger: {ledger.verify()}")
-    return found, drawn
+    return results, drawn
 
 
 def add_extractor(data: Photos) -> Photos:
@@ -426,14 +426,14 @@ def main(arguments: list[str] | None = None) -> None:
         f"{data.extractor}, {data.gallery.shape[1]:,} dimensions"
     )
     with tempfile.TemporaryDirectory() as folder:
-        found, drawn = run(data, Path(folder), console)
-    console.print(make_table(data, found))
+        results, drawn = run(data, Path(folder), console)
+    console.print(make_table(data, results))
     console.print(
         f"f is the part of the gallery in an answer. The floor asks nothing; nothing private passes the ceiling, but "
         f"for luck with {len(data.queries)} queries. A search that sees the images has Recall@{K} "
         f"{score_without_privacy(data):.3f}, and its NN-recall@{K} is 1."
     )
-    largest = max(found.values(), key=lambda one: one.answer_bytes)
+    largest = max(results.values(), key=lambda one: one.answer_bytes)
     console.print(
         f"Over the wire: {largest.public_bytes / 1000:,.0f} kB of public map once, then {largest.message_bytes} bytes "
         f"out and {largest.answer_bytes / 1000:,.0f} kB back for a question."

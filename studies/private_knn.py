@@ -75,12 +75,12 @@ def measure(case: Case) -> list[Row]:
         return [{**case, "left_out": "torch is not installed (the extra `torch`)"}]
     digits = load_digit_images(name)
     order = np.random.default_rng(seed).permutation(len(digits.test))
-    held, public = order[:HELD], order[HELD:]
+    testing, public = order[:HELD], order[HELD:]
     if way == REFERENCES:
-        found = score_references(digits, public, held)
-        return [{"data": name, "way": one, "seed": seed, "accuracy": value} for one, value in found.items()]
+        results = score_references(digits, public, testing)
+        return [{"data": name, "way": entry, "seed": seed, "accuracy": value} for entry, value in results.items()]
     makers = [lambda source: make_ours(NETWORK_EPSILON, source)] if way == NETWORK else list_ways(name)[way]
-    return [{**case, **_teach(digits, make, public, held, seed, network=way == NETWORK)} for make in makers]
+    return [{**case, **_teach(digits, make, public, testing, seed, network=way == NETWORK)} for make in makers]
 
 
 def _teach(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray", seed: int, *, network: bool) -> Row:
@@ -91,9 +91,9 @@ def _teach(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray",
         self_training=0 if network else 1,
         random_state=seed,
     ).fit(digits.private, digits.private_y, digits.test[public])
-    (asked,) = student.rounds_
-    answered = asked.answers.answered
-    right = asked.answers.labels[answered] == digits.test_y[public][asked.rows[answered]]
+    (answers,) = student.rounds_
+    answered = answers.answers.answered
+    right = answers.answers.labels[answered] == digits.test_y[public][answers.rows[answered]]
     return {
         "epsilon": student.guarantee.epsilon,
         "accuracy": float(student.score(digits.test[held], digits.test_y[held])),
@@ -130,7 +130,7 @@ def make_pate(teachers: int, source: Source, **given: Any) -> PateClassifier:
 
 def list_ways(name: DigitSet) -> dict[str, list[Make]]:
     """Return who teaches, a voter for each point of a curve."""
-    found: dict[str, list[Make]] = {
+    results: dict[str, list[Make]] = {
         OURS: [partial(make_ours, epsilon) for epsilon in EPSILONS[name]],
         PATE: [
             partial(make_pate, TEACHERS[name], mechanism="gnmax", epsilon=epsilon, max_answered=PATE_ANSWERS)
@@ -139,7 +139,7 @@ def list_ways(name: DigitSet) -> dict[str, list[Make]]:
         GIVEN: [partial(make_private_knn, PLANS[PLAN_OF[name]])],
         PATE_GIVEN: [partial(make_pate, 250, **PATE_PUBLISHED[name])],
     }
-    return found | _list_figure_4() if name == "mnist" else found
+    return results | _list_figure_4() if name == "mnist" else results
 
 
 def _list_figure_4() -> dict[str, list[Make]]:
@@ -183,8 +183,8 @@ def find_curve(rows: pd.DataFrame, name: str, way: str) -> pd.DataFrame:
     mine = rows[(rows["data"] == name) & (rows["way"] == way) & rows["accuracy"].notna()]
     columns = [column for column in ("answered", "labels_right") if mine[column].notna().any()]
     groups = mine.astype(dict.fromkeys(("epsilon", *columns), float)).groupby("epsilon", sort=False, dropna=False)
-    found = summarise(mine.astype({"epsilon": float}), "accuracy", "epsilon")
-    return found.join(groups[columns].mean()).assign(splits=groups.size()).sort_index()
+    results = summarise(mine.astype({"epsilon": float}), "accuracy", "epsilon")
+    return results.join(groups[columns].mean()).assign(splits=groups.size()).sort_index()
 
 
 def find_cheapest(found: pd.DataFrame, accuracy: float) -> float | None:
@@ -206,9 +206,9 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         axes.set(title=title, ylim=limits)
     trade_off, (pair,) = draw.make_panels(1, 2, (9.5, 4.6))
     for axes, (_, title, limits) in zip(pair, shown[:2], strict=True):
-        for place, way in enumerate((*FIGURE_4, PATE, OURS)):
+        for position, way in enumerate((*FIGURE_4, PATE, OURS)):
             label = f"{way}, queries varied" if way in FIGURE_4 else way
-            draw.curve(axes, way, find_curve(rows, "mnist", way), place=place + 1, label=label)
+            draw.curve(axes, way, find_curve(rows, "mnist", way), place=position + 1, label=label)
         _draw_references(axes, rows, "mnist")
         axes.set(title=title, ylim=limits)
     for figure, line in ((accuracy, panels), (trade_off, pair)):
@@ -220,14 +220,14 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: DigitSet) -> None:
     """Draw all ways at their honest epsilon, and the published parameters at the one that is claimed, too."""
     for way in (OURS, PATE, GIVEN, PATE_GIVEN, NETWORK):
-        found = find_curve(rows, name, way)
-        if len(found):
-            draw.curve(axes, way, found, place=7)
-    claimed, given = PLANS[PLAN_OF[name]].claimed, find_curve(rows, name, GIVEN)
-    ends = [claimed, given.index[0]]
-    axes.plot(ends, [given["value"].iloc[0]] * 2, color=draw.COLOURS["red"], linestyle=":", linewidth=1.2)
+        results = find_curve(rows, name, way)
+        if len(results):
+            draw.curve(axes, way, results, place=7)
+    claimed, published = PLANS[PLAN_OF[name]].claimed, find_curve(rows, name, GIVEN)
+    ends = [claimed, published.index[0]]
+    axes.plot(ends, [published["value"].iloc[0]] * 2, color=draw.COLOURS["red"], linestyle=":", linewidth=1.2)
     label = "published parameters, at the epsilon claimed"
-    draw.curve(axes, GIVEN, given.set_axis([claimed]), sound=False, label=label)
+    draw.curve(axes, GIVEN, published.set_axis([claimed]), sound=False, label=label)
     _draw_references(axes, rows, name)
 
 
@@ -302,25 +302,25 @@ def _join(values: Iterable[float]) -> str:
 
 def _list_claims(rows: pd.DataFrame, name: DigitSet) -> list[dict[str, str]]:
     """Return what published accuracies cost by the published parameters, and by ours."""
-    mine, given, low = (find_curve(rows, name, way) for way in (OURS, GIVEN, COMMONEST))
+    mine, published, low = (find_curve(rows, name, way) for way in (OURS, GIVEN, COMMONEST))
     lines = []
-    for label, wanted in (
+    for label, target in (
         ("as reported", REPORTED[name]),
-        ("published parameters, measured here", given["value"].iloc[0]),
+        ("published parameters, measured here", published["value"].iloc[0]),
     ):
-        least = find_cheapest(mine, wanted)
+        least = find_cheapest(mine, target)
         if least is None:
             text = f"not reached (best: {mine['value'].max():.4f} at {mine['value'].idxmax():.2g})"
-        elif wanted <= low[["value", "high"]].max(axis=None):
+        elif target <= low[["value", "high"]].max(axis=None):
             text = "none: the commonest class does as well"
         else:
             text = f"{least:.2g}"
         lines.append(
             {
                 "": f"{PLAN_OF[name]}, {label}",
-                "accuracy": f"{wanted:.4f}",
+                "accuracy": f"{target:.4f}",
                 "claimed epsilon": f"{PLANS[PLAN_OF[name]].claimed:g}",
-                "honest epsilon": f"{given.index[0]:.4f}",
+                "honest epsilon": f"{published.index[0]:.4f}",
                 "least epsilon of ours": text,
             }
         )

@@ -49,7 +49,7 @@ def measure(case: Case) -> list[Row]:
     gallery, queries = normalise_rows(drawn)
     rows = np.vstack([gallery, queries])
     start = np.random.default_rng([seed, k]).normal(size=(len(rows), k))
-    known = np.concatenate([drawn.gallery_labels, drawn.query_labels])
+    seen = np.concatenate([drawn.gallery_labels, drawn.query_labels])
     hidden = np.concatenate([drawn.gallery_labels, np.full(len(queries), -1)])
     common = {"data": data, "k": k, "seed": seed, "chance": _compute_chance(drawn.gallery_labels, drawn.query_labels)}
 
@@ -59,7 +59,7 @@ def measure(case: Case) -> list[Row]:
     measured: list[Row] = [{**common, "method": RAW, "step": None, "recall": found(rows)}]
     cosines = rows @ rows.T
     for method in METHODS:
-        repel, setting = _choose_query(method, data, hidden if method in (PROGRAM_HONEST, PAPER_HONEST) else known)
+        repel, setting = _choose_query(method, data, hidden if method in (PROGRAM_HONEST, PAPER_HONEST) else seen)
         for step, Z in enumerate(walk(cosines, repel, start, steps=STEPS, **setting)):
             measured.append({**common, "method": method, "step": step, "recall": found(Z)})
     return measured
@@ -85,11 +85,11 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw a column a set and a line a number of columns of the embedding."""
     size = (10.5, 3.1 * rows["k"].nunique() + 0.9)
     figure, panels, cells = draw.make_grid(rows, size, line="k", column="data", sharex=True, sharey=True)
-    for axes, (k, name), own in cells:
-        raw = select(own, method=RAW)["recall"].mean()
+    for axes, (k, name), group in cells:
+        raw = select(group, method=RAW)["recall"].mean()
         axes.axhline(raw, color="black", linestyle="-.", linewidth=1.4, label="raw features, no label")
-        draw.curves(axes, own, "recall", "step", only=METHODS)
-        draw.floor(axes, own["chance"].iloc[0], label="chance: eight random items")
+        draw.curves(axes, group, "recall", "step", only=METHODS)
+        draw.floor(axes, group["chance"].iloc[0], label="chance: eight random items")
         axes.set_title(f"{SETS[name].title}, {k} columns")
         axes.set(ylim=(0, 1.03), xticks=range(0, STEPS + 1, 2))
     for axes in panels[:, 0]:

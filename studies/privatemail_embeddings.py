@@ -108,9 +108,13 @@ def _sample_dots(Z: Floats, labels: Labels) -> Iterator[Row]:
     coloured = classes[np.linspace(0, len(classes) - 1, SHOWN_CLASSES).astype(int)]
     grey = np.flatnonzero(~np.isin(labels, coloured))
     grey = grey[:: max(1, len(grey) // GREY)]
-    for place in np.concatenate([grey, *(np.flatnonzero(labels == label)[:DOTS] for label in coloured)]):
-        known = labels[place] in coloured
-        yield {"x": _shorten(Z[place, 0]), "y": _shorten(Z[place, 1]), "class": int(labels[place]) if known else None}
+    for position in np.concatenate([grey, *(np.flatnonzero(labels == label)[:DOTS] for label in coloured)]):
+        seen = labels[position] in coloured
+        yield {
+            "x": _shorten(Z[position, 0]),
+            "y": _shorten(Z[position, 1]),
+            "class": int(labels[position]) if seen else None,
+        }
 
 
 def _measure_alignment(method: str, seed: int) -> Iterator[Row]:
@@ -155,12 +159,12 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw all pictures and the error of the alignment."""
     points = select(rows, kind="point")
     clouds = select(points, figure="alignment")
-    found = {"iterations": _draw_iterations(select(points, figure="iterations"), select(rows, kind="spread"))}
+    results = {"iterations": _draw_iterations(select(points, figure="iterations"), select(rows, kind="spread"))}
     for name, (method, title) in PICTURES.items():
         if method in set(clouds["method"]):
-            found[name] = _draw_alignment(select(clouds, method=method), title)
-    found["alignment-error"] = _draw_errors(select(rows, kind="error"))
-    return found
+            results[name] = _draw_alignment(select(clouds, method=method), title)
+    results["alignment-error"] = _draw_errors(select(rows, kind="error"))
+    return results
 
 
 def _draw_iterations(points: pd.DataFrame, spread: pd.DataFrame) -> Figure:
@@ -168,8 +172,8 @@ def _draw_iterations(points: pd.DataFrame, spread: pd.DataFrame) -> Figure:
     within = spread.groupby(["method", "step"])["within"].mean()
     size = (10.8, 2.35 * points["method"].nunique() + 0.7)
     figure, panels, cells = draw.make_grid(points, size, line="method", column="step")
-    for axes, (method, step), own in cells:
-        _draw_classes(axes, own)
+    for axes, (method, step), group in cells:
+        _draw_classes(axes, group)
         axes.set_title(f"iteration {step}", fontsize=9.5)
         axes.set_xlabel(f"within classes: {within[method, step]:.0%}", fontsize=8.5)
         if axes in panels[:, 0]:
@@ -180,12 +184,12 @@ def _draw_iterations(points: pd.DataFrame, spread: pd.DataFrame) -> Figure:
 
 def _draw_classes(axes: Axes, rows: pd.DataFrame) -> None:
     """Draw a few classes in colour and the others in grey."""
-    others = rows[rows["class"].isna()]
-    axes.scatter(others["x"], others["y"], s=7, color="0.8", linewidths=0, label="other classes", rasterized=True)
-    for place, (label, own) in enumerate(rows.dropna(subset=["class"]).groupby("class")):
-        style = draw.look("", place)
+    rest = rows[rows["class"].isna()]
+    axes.scatter(rest["x"], rest["y"], s=7, color="0.8", linewidths=0, label="other classes", rasterized=True)
+    for position, (label, group) in enumerate(rows.dropna(subset=["class"]).groupby("class")):
+        style = draw.look("", position)
         dot: Any = {"s": 16, "color": style.colour, "marker": style.marker, "linewidths": 0.4, "edgecolors": "white"}
-        axes.scatter(own["x"], own["y"], label=f"class {label:.0f}", rasterized=True, **dot)
+        axes.scatter(group["x"], group["y"], label=f"class {label:.0f}", rasterized=True, **dot)
     axes.set(xticks=[], yticks=[])
     axes.grid(visible=False)
     for side in ("left", "bottom"):

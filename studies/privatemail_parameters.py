@@ -70,14 +70,14 @@ def measure(case: Case) -> list[Row]:
     for value in VALUES[name]:
         setting: dict[str, Any] = {"n_components": 2, **get_published_parameters(data), name: value}
         setting["n_components"] = int(setting["n_components"])
-        found = {
+        results = {
             PROGRAM: _ask_program(drawn, data, seed, setting),
             PROGRAM_PLAIN: _ask_without_noise(drawn, cosines, seed, **setting),
             **_ask_sound(drawn, seed, setting),
         }
         common = {"data": data, "parameter": name, "value": float(value), "seed": seed, "epsilon": EPSILON}
         limits = {"ceiling": compute_ceiling(EPSILON, drawn.n_classes), "floor": compute_floor(drawn.n_classes)}
-        rows += [{**common, "method": method, "recall": share, **limits} for method, share in found.items()]
+        rows += [{**common, "method": method, "recall": share, **limits} for method, share in results.items()]
     return rows
 
 
@@ -117,18 +117,18 @@ def _ask_sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, f
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw a column a parameter; above as published, below what is sound."""
-    found = {}
-    for data, own in rows.groupby("data", sort=False):
+    results = {}
+    for data, subset in rows.groupby("data", sort=False):
         figure, panels = draw.make_panels(2, len(VALUES), (10.5, 6.6), sharey=True)
-        for column, (name, group) in zip(panels.T, own.groupby("parameter", sort=False), strict=True):
+        for column, (name, group) in zip(panels.T, subset.groupby("parameter", sort=False), strict=True):
             for axes, methods, kind in zip(column, _PAIRS, ("as published", "sound"), strict=True):
                 _draw_panel(axes, group, methods)
                 axes.set(title=f"{SETS[data].title}, {kind}", xlabel=NAMES[name])
         for axes in panels[:, 0]:
             axes.set_ylabel("Recall@8")
         draw.legend_below(figure, panels[:, 0], ncols=2)
-        found[data] = figure
-    return found
+        results[data] = figure
+    return results
 
 
 def _draw_panel(axes: Axes, rows: pd.DataFrame, methods: Sequence[str]) -> None:

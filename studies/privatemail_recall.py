@@ -67,12 +67,12 @@ def measure(case: Case) -> list[Row]:
     data, seed = case["data"], case["seed"]
     drawn = sample_images(data, seed, gallery=GALLERY)
     rows = []
-    for found in GROUPS[case["group"]](data, drawn, seed):
-        epsilon, delta = found["epsilon"], found["delta"]
+    for results in GROUPS[case["group"]](data, drawn, seed):
+        epsilon, delta = results["epsilon"], results["delta"]
         top = None if epsilon is None else compute_ceiling(epsilon, drawn.n_classes, delta)
-        sound = found["method"] not in (*UNSOUND, *PLAIN)
+        sound = results["method"] not in (*UNSOUND, *PLAIN)
         limits = {"ceiling": top, "floor": compute_floor(drawn.n_classes), "classes": drawn.n_classes, "sound": sound}
-        rows.append({"data": data, "seed": seed, **found, **limits, "queries": len(drawn.queries)})
+        rows.append({"data": data, "seed": seed, **results, **limits, "queries": len(drawn.queries)})
     return rows
 
 
@@ -85,13 +85,13 @@ def _draw_second(rows: pd.DataFrame) -> Figure:
     rows = rows[rows["method"] != FIRST]
     figure, panels = draw.make_panels(2, rows["data"].nunique(), (10.8, 7.6), sharey=True)
     kinds = ((ABOVE, "do not protect the query"), (BELOW, "protect the query"))
-    for column, (data, own) in zip(panels.T, rows.groupby("data", sort=False), strict=True):
+    for column, (data, group) in zip(panels.T, rows.groupby("data", sort=False), strict=True):
         for axes, (methods, kind) in zip(column, kinds, strict=True):
-            _draw_limits(axes, own["classes"].iloc[0], EPSILONS)
-            draw.curves(axes, own, "recall", "epsilon", only=methods, labels=LABELS, unsound=UNSOUND)
+            _draw_limits(axes, group["classes"].iloc[0], EPSILONS)
+            draw.curves(axes, group, "recall", "epsilon", only=methods, labels=LABELS, unsound=UNSOUND)
             for method in PLAIN:
-                found = draw.level(mean(select(own, method=method)["recall"]), EPSILONS)
-                draw.curve(axes, method, found, label=LABELS.get(method, method))
+                results = draw.level(mean(select(group, method=method)["recall"]), EPSILONS)
+                draw.curve(axes, method, results, label=LABELS.get(method, method))
             axes.set_title(f"{SETS[data].title}: {kind}")
             draw.epsilon_axis(axes, (0.01, 0.1, 1, 4, 16))
     for axes in panels[:, 0]:
@@ -110,11 +110,11 @@ def _draw_limits(axes: Axes, n_classes: int, epsilons: Sequence[float]) -> None:
 def _draw_first(rows: pd.DataFrame) -> Figure:
     ours = select(rows, method=FIRST)
     figure, (panels,), cells = draw.make_grid(ours, (9.6, 4.6), column="data", sharey=True)
-    for axes, data, own in cells:
-        _draw_limits(axes, own["classes"].iloc[0], FIRST_EPSILONS)
-        for place, (delta, group) in enumerate(own.groupby("delta", sort=False)):
+    for axes, data, subset in cells:
+        _draw_limits(axes, subset["classes"].iloc[0], FIRST_EPSILONS)
+        for position, (delta, group) in enumerate(subset.groupby("delta", sort=False)):
             label = f"{FIRST}, delta {delta:g}"
-            draw.curve(axes, label, summarise(group, "recall", "epsilon"), sound=False, place=place + 1)
+            draw.curve(axes, label, summarise(group, "recall", "epsilon"), sound=False, place=position + 1)
         raw = draw.level(mean(select(rows, data=data, method="no privacy")["recall"]), FIRST_EPSILONS)
         draw.curve(axes, "no privacy", raw, label="raw features, no privacy")
         axes.set_title(f"{SETS[data].title}: two noisy iterations, strong composition")
@@ -139,8 +139,8 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "leaks": leaks,
         "sound_leaks": [method for method in leaks if method in BELOW],
         "middle": _MIDDLE,
-        "sets": [_rank_sound(data, own) for data, own in second.groupby("data", sort=False)],
-        "recalls": pd.concat([_list_recalls(data, own) for data, own in second.groupby("data", sort=False)]),
+        "sets": [_rank_sound(data, group) for data, group in second.groupby("data", sort=False)],
+        "recalls": pd.concat([_list_recalls(data, group) for data, group in second.groupby("data", sort=False)]),
         "first_ceiling": compute_ceiling(FIRST_EPSILONS[0], 98, FIRST_DELTAS[0]),
         "first_step": step_epsilon(FIRST_EPSILONS[0], 2, FIRST_DELTAS[0]),
         "first_best": first.max(),

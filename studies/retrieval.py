@@ -88,8 +88,8 @@ _SLOW = "covers"  # seconds for each map: a case for each
 @cache
 def load_search(data: str) -> tuple[Search, Public]:
     """Return the one split of a set that all seeds search."""
-    found = split(data, SPLIT)
-    return build_search(found), Public(found.public, found.public_y)
+    results = split(data, SPLIT)
+    return build_search(results), Public(results.public, results.public_y)
 
 
 def select_queries(seed: int, queries: int) -> Items:
@@ -147,7 +147,7 @@ def measure_recall(search: Search, public: Public, case: Case) -> list[Row]:
         for epsilon, mechanism in _make_mechanisms(method, case["epsilons"], group[0], search, public):
             delta = mechanism.guarantee.delta
             for seed, which in queries.items():
-                found = find(mechanism, search, which, group, unsafe_seeded(seed))
+                results = find(mechanism, search, which, group, unsafe_seeded(seed))
                 rows += [
                     {
                         "part": case["part"],
@@ -157,15 +157,15 @@ def measure_recall(search: Search, public: Public, case: Case) -> list[Row]:
                         "epsilon": epsilon,
                         "delta": delta,
                         "seed": seed,
-                        "nn_recall": float(one.neighbours.mean()),
-                        "recall": float(one.same_class.mean()),
+                        "nn_recall": float(entry.neighbours.mean()),
+                        "recall": float(entry.same_class.mean()),
                         "ceiling": neighbor_ceiling(epsilon, fraction, search.counts, delta),
                         "pure_ceiling": neighbor_ceiling(epsilon, fraction, search.counts),
                         "floor": float(free[seed, fraction].neighbours.mean()),
                         "recall_floor": float(free[seed, fraction].same_class.mean()),
                         "recall_unprotected": _find_unprotected(search, which),
                     }
-                    for fraction, one in found.items()
+                    for fraction, entry in results.items()
                 ]
     return rows
 
@@ -174,15 +174,15 @@ def _make_mechanisms(
     method: str, epsilons: Sequence[float], fraction: float, search: Search, public: Public
 ) -> Iterator[tuple[float, Release]]:
     """Build a mechanism for every epsilon; cells, which are the same at all of them, once."""
-    known: Release | None = None
+    seen: Release | None = None
     for epsilon in epsilons:
-        if isinstance(known, Cells):
-            known = known.with_epsilon(epsilon)
+        if isinstance(seen, Cells):
+            seen = seen.with_epsilon(epsilon)
         else:
-            known = make_rival(method, epsilon, fraction, public)
-            if isinstance(known, MappedRelease):
-                known.index(search.trial.gallery)
-        yield epsilon, known
+            seen = make_rival(method, epsilon, fraction, public)
+            if isinstance(seen, MappedRelease):
+                seen.index(search.trial.gallery)
+        yield epsilon, seen
 
 
 def _find_unprotected(search: Search, which: Items) -> float:
@@ -192,8 +192,8 @@ def _find_unprotected(search: Search, which: Items) -> float:
 
 @lru_cache(maxsize=2)
 def _load_halves(data: str, half: int, whole: bool) -> tuple[Halves, Search, Public]:
-    found = split_classes(data, SPLIT, half, whole_gallery=whole)
-    return found, build_search(found.trial), Public(found.trial.public, found.trial.public_y)
+    results = split_classes(data, SPLIT, half, whole_gallery=whole)
+    return results, build_search(results.trial), Public(results.trial.public, results.trial.public_y)
 
 
 def _measure_classes(case: Case) -> list[Row]:
@@ -210,23 +210,23 @@ def _measure_classes(case: Case) -> list[Row]:
     for epsilon, mechanism in _make_mechanisms(case["method"], CLASS_EPSILONS, CLASS_FRACTION, search, public):
         for seed in SEEDS:
             which = select_queries(seed, len(halves.known))
-            for known in (True, False):
-                some = which[halves.known[which] == known]
-                found = find(mechanism, search, some, [CLASS_FRACTION], unsafe_seeded(seed))[CLASS_FRACTION]
-                popular = favourites[known]
+            for seen in (True, False):
+                part = which[halves.known[which] == seen]
+                results = find(mechanism, search, part, [CLASS_FRACTION], unsafe_seeded(seed))[CLASS_FRACTION]
+                popular = favourites[seen]
                 rows.append(
                     {
                         **case,
-                        "known": known,
+                        "known": seen,
                         "f": CLASS_FRACTION,
                         "epsilon": epsilon,
                         "delta": mechanism.guarantee.delta,
                         "seed": seed,
-                        "queries": len(some),
-                        "nn_recall": float(found.neighbours.mean()),
-                        "recall": float(found.same_class.mean()),
+                        "queries": len(part),
+                        "nn_recall": float(results.neighbours.mean()),
+                        "recall": float(results.same_class.mean()),
                         "ceiling": neighbor_ceiling(epsilon, CLASS_FRACTION, popular),
-                        "floor": float(send_popular(search, some, CLASS_FRACTION, popular).neighbours.mean()),
+                        "floor": float(send_popular(search, part, CLASS_FRACTION, popular).neighbours.mean()),
                     }
                 )
     return rows
@@ -240,11 +240,11 @@ def find_limits(found: pd.DataFrame) -> tuple[pd.Series, float]:
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw what is found over epsilon, for which classes, and what a budget buys."""
-    found = select(rows, part="recall")
+    results = select(rows, part="recall")
     return {
-        "nn-recall": _draw_grid(found, lambda axes, here: _draw_neighbours(axes, here, BEST), "NN-recall@8"),
-        "others": _draw_grid(found, lambda axes, here: _draw_neighbours(axes, here, OTHERS), "NN-recall@8"),
-        "recall": _draw_grid(found, _draw_same_class, "Recall@8 (same class)"),
+        "nn-recall": _draw_grid(results, lambda axes, here: _draw_neighbours(axes, here, BEST), "NN-recall@8"),
+        "others": _draw_grid(results, lambda axes, here: _draw_neighbours(axes, here, OTHERS), "NN-recall@8"),
+        "recall": _draw_grid(results, _draw_same_class, "Recall@8 (same class)"),
         "classes": _draw_classes(rows),
         "budget": _draw_budget(rows),
     }
@@ -286,9 +286,9 @@ def _draw_same_class(axes: Axes, here: pd.DataFrame) -> None:
 
 def _draw_classes(rows: pd.DataFrame) -> Figure:
     """Draw what queries of classes that are lacking find less, as a difference for each seed."""
-    found = compute_differences(rows).sort_values("data", ascending=False, kind="stable")
-    size = (9.0, 0.8 + 2.7 * found["data"].nunique())
-    figure, panels, cells = draw.make_grid(found, size, line="data", column="lacks", sharey=True, sharex=True)
+    results = compute_differences(rows).sort_values("data", ascending=False, kind="stable")
+    size = (9.0, 0.8 + 2.7 * results["data"].nunique())
+    figure, panels, cells = draw.make_grid(results, size, line="data", column="lacks", sharey=True, sharex=True)
     for axes, (data, lacks), here in cells:
         axes.axhline(0, color="black", linewidth=1.0)
         draw.curves(axes, here, "difference", "epsilon")
@@ -300,56 +300,56 @@ def _draw_classes(rows: pd.DataFrame) -> Figure:
 
 def _draw_budget(rows: pd.DataFrame) -> Figure:
     """Draw how many queries a budget pays for, and what they find beyond the floor."""
-    figure, ((left, *others),) = draw.make_panels(1, 3, (10.5, 4.4))
+    figure, ((left, *rest),) = draw.make_panels(1, 3, (10.5, 4.4))
     paid = select(rows, part="budget").sort_values("epsilon")
-    for place, (kind, way, name) in enumerate(_PAID):
+    for position, (kind, way, name) in enumerate(_PAID):
         count = select(paid, method=kind).set_index("epsilon")[way]
-        draw.curve(left, name, draw.without_interval(count), place=place)
+        draw.curve(left, name, draw.without_interval(count), place=position)
     left.set(yscale="log", title=f"Queries that epsilon {BUDGET:g} pays for", ylabel="queries")
     left.legend(loc="upper right")
     draw.epsilon_axis(left, paid["epsilon"].unique())
-    found = compute_gains(rows)
-    found = found[(found["data"] == found["data"].max()) & (found["epsilon"] >= LEAST_GAINING)]
-    top = 1.3 * select(found, method="covers")["gain"].max()
-    for axes, (way, title) in zip(others, WAYS.items(), strict=True):
-        here = select(found, way=way)
+    results = compute_gains(rows)
+    results = results[(results["data"] == results["data"].max()) & (results["epsilon"] >= LEAST_GAINING)]
+    top = 1.3 * select(results, method="covers")["gain"].max()
+    for axes, (way, title) in zip(rest, WAYS.items(), strict=True):
+        here = select(results, way=way)
         bound = select(here, method="ceiling").groupby("epsilon")["gain"].mean()
         draw.ceiling(axes, bound.index.to_list(), bound.to_list(), top=2 * top)
         draw.floor(axes, 0.0)
-        asked = here.groupby("method", sort=False)["queries"].max()
-        draw.curves(axes, here[here["method"] != "ceiling"], "gain", "epsilon", only=asked.index[asked > 0])
+        answers = here.groupby("method", sort=False)["queries"].max()
+        draw.curves(axes, here[here["method"] != "ceiling"], "gain", "epsilon", only=answers.index[answers > 0])
         axes.set_title(f"Found beyond the floor, {title}")
         axes.set(ylabel="true neighbours, in all", ylim=(-0.6 * top, top))
         draw.epsilon_axis(axes, bound.index)
-    draw.legend_below(figure, others, ncols=5)
+    draw.legend_below(figure, rest, ncols=5)
     return figure
 
 
 def compute_differences(rows: pd.DataFrame) -> pd.DataFrame:
     """Return, for each seed, what queries find while their classes are lacking, less while they are known."""
-    some = select(rows, part="classes")
+    part = select(rows, part="classes")
     keys, columns = ["data", "lacks", "method", "epsilon", "seed"], ["nn_recall", "ceiling", "floor"]
-    by = [some[key] for key in (*keys, "known")]
-    sums = some[columns].astype(float).mul(some["queries"], axis=0).groupby(by, sort=False).sum()
-    both = sums.div(some["queries"].groupby(by, sort=False).sum(), axis=0)
-    known, lacking = (both.xs(which, level="known") for which in (True, False))
-    found = known.add_prefix("known_").join(lacking.add_prefix("lacking_")).reset_index()
-    return found.assign(difference=found["lacking_nn_recall"] - found["known_nn_recall"])
+    by = [part[key] for key in (*keys, "known")]
+    sums = part[columns].astype(float).mul(part["queries"], axis=0).groupby(by, sort=False).sum()
+    both = sums.div(part["queries"].groupby(by, sort=False).sum(), axis=0)
+    seen, lacking = (both.xs(which, level="known") for which in (True, False))
+    results = seen.add_prefix("known_").join(lacking.add_prefix("lacking_")).reset_index()
+    return results.assign(difference=results["lacking_nn_recall"] - results["known_nn_recall"])
 
 
 def compute_gains(rows: pd.DataFrame) -> pd.DataFrame:
     """Return how many true neighbours a budget finds beyond the floor; no method passes "ceiling"."""
-    found, paid = select(rows, part="recall", f=BUDGET_FRACTION), select(rows, part="budget")
-    found = found[found["method"].isin(_KNOWN_GAIN)]
-    kinds = found["method"].where(found["method"] == "analytic Gaussian", "a pure message")
+    results, paid = select(rows, part="recall", f=BUDGET_FRACTION), select(rows, part="budget")
+    results = results[results["method"].isin(_KNOWN_GAIN)]
+    kinds = results["method"].where(results["method"] == "analytic Gaussian", "a pure message")
     prices = paid.rename(columns={"method": "kind"}).melt(
         ["kind", "epsilon"], list(WAYS), var_name="way", value_name="queries"
     )
-    found = found.assign(kind=kinds).merge(prices, on=["kind", "epsilon"])
-    top = found[found["method"] == "covers"]
+    results = results.assign(kind=kinds).merge(prices, on=["kind", "epsilon"])
+    top = results[results["method"] == "covers"]
     return pd.concat(
         [
-            found.assign(gain=K * found["queries"] * (found["nn_recall"] - found["floor"])),
+            results.assign(gain=K * results["queries"] * (results["nn_recall"] - results["floor"])),
             top.assign(gain=K * top["queries"] * (top["pure_ceiling"] - top["floor"]), method="ceiling"),
         ]
     )[["data", "method", "epsilon", "seed", "way", "queries", "gain"]]
@@ -357,16 +357,16 @@ def compute_gains(rows: pd.DataFrame) -> pd.DataFrame:
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what the page says; every number is one of the rows."""
-    found = select(rows, part="recall")
+    results = select(rows, part="recall")
     return {
         "queries_a_seed": QUERIES // len(SEEDS),
-        "sets": " and ".join(NAMES.get(name, name) for name in found["data"].unique()),
+        "sets": " and ".join(NAMES.get(name, name) for name in results["data"].unique()),
         "slack": _SLACK,
-        **compare_with_floor(found),
-        "above": find_above(found),
-        "recalls": _list_recalls(found),
-        **_compare_with_ceiling(found),
-        **_compare_by_class(found),
+        **compare_with_floor(results),
+        "above": find_above(results),
+        "recalls": _list_recalls(results),
+        **_compare_with_ceiling(results),
+        **_compare_by_class(results),
         **_compare_classes(compute_differences(rows)),
         **_compare_budgets(rows),
     }
@@ -472,10 +472,10 @@ def _compare_classes(found: pd.DataFrame) -> dict[str, Any]:
 
 def _compare_budgets(rows: pd.DataFrame) -> dict[str, Any]:
     """Return how many queries a budget pays for, and what covers find with them."""
-    found, paid = compute_gains(rows), select(rows, part="budget").set_index(["method", "epsilon"]).sort_index()
-    covers, data = select(found, method="covers"), found["data"].max()
+    results, paid = compute_gains(rows), select(rows, part="budget").set_index(["method", "epsilon"]).sort_index()
+    covers, data = select(results, method="covers"), results["data"].max()
     total = summarise(select(covers, data=data), "gain", "way", "epsilon").apply(interval, axis=1, args=(",.1f",))
-    epsilons = sorted(found["epsilon"].unique())
+    epsilons = sorted(results["epsilon"].unique())
     pure, gaussian = (paid.loc[kind].loc[epsilons, list(WAYS)].map("{:,}".format) for kind in PRICED)
     lines = pd.DataFrame(
         {

@@ -63,20 +63,20 @@ def measure(case: Case) -> list[Row]:
 
 
 def _compute_divergences(orders: Floats, votes: Iterable[int]) -> list[Row]:
-    found = compute_rdp(orders, SCREENING)
+    results = compute_rdp(orders, SCREENING)
     return [
         {"kind": "at", "order": float(order), "votes": t, "rdp": float(values[t])}
-        for order, values in zip(orders, found, strict=True)
+        for order, values in zip(orders, results, strict=True)
         for t in votes
     ]
 
 
 def find_worst(orders: Floats, which: int) -> list[Row]:
     """Return the maximum over all max-votes, at the first or the last that attains it."""
-    found = {float(order): compute_screening_rdp(float(order), SCREENING) for order in orders}
+    results = {float(order): compute_screening_rdp(float(order), SCREENING) for order in orders}
     return [
         {"kind": "worst", "order": order, "votes": int(t), "neighbour": int(u), "rdp": float(worst.value)}
-        for order, worst in found.items()
+        for order, worst in results.items()
         for t, u in (worst.pairs[which],)
     ]
 
@@ -99,7 +99,7 @@ def compute_costs(count: int) -> list[Row]:
     """
     rdp = compute_rdp(COST_ORDERS, SCREENING, sampling_rate=SAMPLING_RATE)
     worst, penalty = rdp.max(axis=1), -np.log(DELTA) / (COST_ORDERS - 1)
-    found = {
+    results = {
         "classic": np.min(count * worst + penalty),
         "tight": dp_rdp.compute_epsilon(COST_ORDERS, count * worst, DELTA)[0],
         "Bellman": screening_curve(count, SCREENING, sampling_rate=SAMPLING_RATE).epsilon(DELTA),
@@ -107,7 +107,7 @@ def compute_costs(count: int) -> list[Row]:
     least, (votes, neighbour) = find_worst_pair(count, SCREENING, sampling_rate=SAMPLING_RATE, delta=DELTA)
     return [
         *({"kind": "at", "votes": t, "epsilon": float(np.min(count * rdp[:, t] + penalty))} for t in FIXED_VOTES),
-        *({"kind": kind, "epsilon": float(epsilon)} for kind, epsilon in found.items()),
+        *({"kind": kind, "epsilon": float(epsilon)} for kind, epsilon in results.items()),
         {"kind": "fixed pair", "votes": votes, "neighbour": neighbour, "epsilon": float(least)},
     ]
 
@@ -176,8 +176,8 @@ def draw_worst(rows: pd.DataFrame) -> Figure:
     for axes, unit in zip(panels, (1.0, gaussian), strict=True):
         top = worst["rdp"] / unit
         axes.plot(top.index, top, label="the true maximum (marks: its t)", **_WIDE)
-        for place, (votes, found) in enumerate(fixed.groupby("votes", sort=False)["rdp"]):
-            _draw_line(axes, found / unit, place, _name_votes(votes))
+        for position, (votes, results) in enumerate(fixed.groupby("votes", sort=False)["rdp"]):
+            _draw_line(axes, results / unit, position, _name_votes(votes))
         for order in top.index.intersection(MARKED):
             at = (order, top[order])
             axes.plot(*at, marker="o", color="black", markersize=4, linestyle="")
@@ -192,21 +192,21 @@ def draw_worst(rows: pd.DataFrame) -> Figure:
 def draw_costs(rows: pd.DataFrame) -> Figure:
     """Draw figure 3: the published curves, and all accountants divided by the exact cost."""
     figure, ((left, right),) = draw.make_panels(1, 2, (10.5, 4.8))
-    found = {kind: own.set_index("screenings")["epsilon"] for kind, own in rows.groupby("kind", sort=False)}
-    exact = found["Bellman"]
+    results = {kind: group.set_index("screenings")["epsilon"] for kind, group in rows.groupby("kind", sort=False)}
+    exact = results["Bellman"]
     fixed = dict(iter(select(rows, kind="at").set_index("screenings").groupby("votes", sort=False)["epsilon"]))
     left.plot(exact.index, exact, label="Bellman: exact, rounded up", **_WIDE)
     right.axhline(1, label="Bellman: exact, rounded up", **_WIDE)
-    for place, (votes, points) in enumerate(fixed.items()):
-        _draw_line(left, points, place, f"{_name_votes(votes)} (unsound)", dotted=True)
+    for position, (votes, points) in enumerate(fixed.items()):
+        _draw_line(left, points, position, f"{_name_votes(votes)} (unsound)", dotted=True)
         if votes in (THRESHOLD, MOST):
-            _draw_line(right, points / exact, place, f"{_name_votes(votes)} (unsound)", dotted=True)
+            _draw_line(right, points / exact, position, f"{_name_votes(votes)} (unsound)", dotted=True)
     for kind, marker in (("classic", "D"), ("tight", "X")):
         label = f"Rényi maximum, {kind} conversion"
         right.plot(
-            exact.index, found[kind] / exact, color=draw.COLOURS["grey"], marker=marker, linestyle="-.", label=label
+            exact.index, results[kind] / exact, color=draw.COLOURS["grey"], marker=marker, linestyle="-.", label=label
         )
-    lowest = found["fixed pair"] / exact
+    lowest = results["fixed pair"] / exact
     right.plot(lowest.index, lowest, color="black", linewidth=1.2, label="fixed pair: a lower bound")
     right.fill_between(lowest.index, 0, lowest, color="0.9", linewidth=0, zorder=0)
     for axes in (left, right):
@@ -273,8 +273,8 @@ def _list_divergences(at: pd.DataFrame, worst: pd.Series, order: int) -> dict[st
 def _compare_costs(rows: pd.DataFrame) -> dict[str, Any]:
     """Return the cost of many screenings by all accountants, and where the published rule is too low."""
     rule = select(rows, kind="at").pivot(index="screenings", columns="votes", values="epsilon")[[THRESHOLD, MOST]]
-    others = rows[rows["kind"] != "at"].pivot(index="screenings", columns="kind", values="epsilon")
-    costs = rule.set_axis(["at $T$", "at $k$"], axis=1).join(others[["classic", "tight", "Bellman", "fixed pair"]])
+    rest = rows[rows["kind"] != "at"].pivot(index="screenings", columns="kind", values="epsilon")
+    costs = rule.set_axis(["at $T$", "at $k$"], axis=1).join(rest[["classic", "tight", "Bellman", "fixed pair"]])
     pair, published = costs["fixed pair"], rule.max(axis=1)
     most = costs.iloc[-1]
     return {

@@ -60,7 +60,7 @@ def split_digits() -> Digits:
 
 def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
     """Ask until the budget is spent; every debit stands before its message exists."""
-    asked: list[Asked] = []
+    answers: list[Asked] = []
     rows = retriever.mechanism.features(data.queries).astype(np.float32)
     truth = true_neighbors(rows, retriever.features, 8)
     copies = Copies(retriever.features)
@@ -72,24 +72,24 @@ def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
         for number, query in enumerate(data.queries):
             try:
                 with account.spend(retriever.guarantee, key=new_key()):
-                    found = retriever.nearest(query, k=8)
+                    results = retriever.nearest(query, k=8)
             except OverBudgetError as refused:
                 console.print(f"query {number + 1} refused: {refused}")
                 break
-            asked.append(Asked(query, found, truth[number]))
-            hits = round(8 * copies.recall(truth[[number]], found)[0])
+            answers.append(Asked(query, results, truth[number]))
+            hits = round(8 * copies.recall(truth[[number]], results)[0])
             console.print(f"query {number + 1}: {hits} of the true 8 found; {account.balance()}")
         console.print(str(ledger.verify()))
-    return asked
+    return answers
 
 
 def evaluate_epsilons(data: Digits) -> dict[float, Evaluation]:
     """Evaluate the default release at several epsilons."""
-    found = {}
+    results = {}
     for epsilon in track(EPSILONS, "epsilons"):
         retriever = Retriever(default(epsilon, CANDIDATES)).fit(data.public).index(data.gallery, data.gallery_y)
-        found[epsilon] = evaluate(retriever, data.queries, data.query_y, repeats=5)
-    return found
+        results[epsilon] = evaluate(retriever, data.queries, data.query_y, repeats=5)
+    return results
 
 
 def make_table(found: dict[float, Evaluation]) -> Table:
@@ -97,9 +97,9 @@ def make_table(found: dict[float, Evaluation]) -> Table:
     shown = Table(title=f"NN-recall@8 of {QUERIES} private digits; each answer holds {CANDIDATES:.0%} of the gallery")
     for heading in ("epsilon", "found", "ceiling", "floor", "share of the ceiling", "bytes out", "bytes back"):
         shown.add_column(heading, justify="right")
-    for epsilon, one in found.items():
-        shares = (one.nn_recall.value, one.ceiling.value, one.floor.value, one.share.value)
-        sizes = (f"{one.message_bytes:,}", f"{one.answer_bytes:,}")
+    for epsilon, entry in found.items():
+        shares = (entry.nn_recall.value, entry.ceiling.value, entry.floor.value, entry.share.value)
+        sizes = (f"{entry.message_bytes:,}", f"{entry.answer_bytes:,}")
         shown.add_row(f"{epsilon:g}", *(f"{share:.3f}" for share in shares), *sizes)
     return shown
 
@@ -114,10 +114,10 @@ def draw_picture(data: Digits, asked: list[Asked], found: dict[float, Evaluation
     figure = plt.figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1), squeeze=False)[0]
     grid = left.subplots(min(SHOWN, len(asked)), 9, squeeze=False)
-    for panels, one in zip(grid, asked, strict=False):
-        _draw_digit(panels[0], one.query, "black")
-        for panel, item in zip(panels[1:], one.found, strict=True):
-            _draw_digit(panel, data.gallery[item], "tab:blue" if item in one.true else "0.8")
+    for panels, entry in zip(grid, asked, strict=False):
+        _draw_digit(panels[0], entry.query, "black")
+        for panel, item in zip(panels[1:], entry.found, strict=True):
+            _draw_digit(panel, data.gallery[item], "tab:blue" if item in entry.true else "0.8")
     left.suptitle("private image, then the eight found at epsilon 4 (blue frame: one of the true eight)", fontsize=9)
     _draw_curve(right.subplots(), found)
     figure.savefig(path, dpi=130)
@@ -132,8 +132,8 @@ def _draw_digit(panel: Any, row: NDArray[np.float64], frame: str) -> None:
 
 
 def _draw_curve(panel: Any, found: dict[float, Evaluation]) -> None:
-    ceiling = [one.ceiling.value for one in found.values()]
-    recall = [one.nn_recall for one in found.values()]
+    ceiling = [entry.ceiling.value for entry in found.values()]
+    recall = [entry.nn_recall for entry in found.values()]
     panel.fill_between(list(found), ceiling, 1, color="0.85", label="impossible: above the ceiling")
     spread = [[r.value - r.low for r in recall], [r.high - r.value for r in recall]]
     panel.errorbar(list(found), [r.value for r in recall], yerr=spread, fmt="o-", capsize=2, label="found")
@@ -151,12 +151,12 @@ def main(arguments: list[str] | None = None) -> None:
     console = Console()
     data = split_digits()
     retriever = Retriever(default(EPSILON, CANDIDATES)).fit(data.public).index(data.gallery, data.gallery_y)
-    asked = ask(data, retriever, console)
-    found = evaluate_epsilons(data)
-    console.print(make_table(found))
+    answers = ask(data, retriever, console)
+    results = evaluate_epsilons(data)
+    console.print(make_table(results))
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "search.png"
-    draw_picture(data, asked, found, path)
+    draw_picture(data, answers, results, path)
     console.print(f"picture: {path}")
 
 

@@ -114,12 +114,12 @@ def climb(
         slope = np.sign(gap) if norm == "l1" else gap / max(value, 1e-300)
         gradient = _compute_gradient(slope, X, before, start, bandwidth)
         gradient_other = _compute_gradient(-slope, X_other, after, start, bandwidth)
-        own, own_other = gradient[pair.record].copy(), gradient_other[pair.record].copy()
+        group, own_other = gradient[pair.record].copy(), gradient_other[pair.record].copy()
         rise = np.zeros_like(Z)
         if free:
             rise[:n] = gradient + gradient_other
             rise[pair.record] = 0
-        rise[-2], rise[-1] = own, own_other
+        rise[-2], rise[-1] = group, own_other
         here = Z / size
         rise = (rise - here * (rise * here).sum(axis=1, keepdims=True)) / size
         return -value, -rise.ravel()
@@ -344,14 +344,14 @@ def _bound_all(
     floor = label_floor(CLASSES, encoding, bandwidth)
     box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, LABEL_WEIGHT, private)
     centred = check_start(start)
-    found = None
+    results = None
     if len(start) <= MOST_SEARCHED:
-        found = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
+        results = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
     return {
         "published": _bound_as_published(start, bandwidth),
         "plain": bounds.bound_by_theorem_b(centred, box, bandwidth, "l2"),
         "sharp": bounds.bound_by_theorem_b_prime(centred, box, bandwidth, "l2"),
-        "found": found,
+        "found": results,
     }
 
 
@@ -380,15 +380,15 @@ def _make_anchors(n: int, rng: np.random.Generator) -> dict[str, Floats]:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the bounds over n and over the bandwidth."""
     shown = rows[rows["released"].isin(SHOWN)]
-    some = shown[shown["bandwidth"].isin(SIZE_BANDWIDTHS)]
+    part = shown[shown["bandwidth"].isin(SIZE_BANDWIDTHS)]
     grid: Any = {"line": "bandwidth", "column": "released", "sharex": True, "sharey": "row"}
-    over_n, panels, cells = draw.make_grid(some, (10.8, 5.9), **grid)
+    over_n, panels, cells = draw.make_grid(part, (10.8, 5.9), **grid)
     for axes, (bandwidth, released), here in cells:
         _draw_panel(axes, here, "rows")
         axes.set_title(f"{released}\nbandwidth {bandwidth:g}", fontsize=9.5)
         axes.set_xlabel("rows n" if axes in panels[-1] else "")
-    some = select(shown, rows=BANDWIDTH_SIZE)
-    over_bandwidth, line, cells = draw.make_grid(some, (10.8, 3.6), column="released", sharey=True)
+    part = select(shown, rows=BANDWIDTH_SIZE)
+    over_bandwidth, line, cells = draw.make_grid(part, (10.8, 3.6), column="released", sharey=True)
     for axes, released, here in cells:
         _draw_panel(axes, here, "bandwidth")
         axes.set_title(f"{released}\n{BANDWIDTH_SIZE:,} rows", fontsize=9.5)
@@ -401,11 +401,11 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 
 def _draw_panel(axes: Axes, here: pd.DataFrame, over: str) -> None:
-    for column, name, sound, place in _LINES:
-        found = here.dropna(subset=[column]) if column in here else here[:0].assign(**{column: 0.0})
-        draw.curve(axes, name, summarise(found, column, over).sort_index(), sound=sound, place=place)
-    found = here.dropna(subset=["found"]).astype({"found": float}).groupby(over)["found"].mean()
-    axes.plot(found.index, found, "k+", markersize=7, label="found by a search")
+    for column, name, sound, position in _LINES:
+        results = here.dropna(subset=[column]) if column in here else here[:0].assign(**{column: 0.0})
+        draw.curve(axes, name, summarise(results, column, over).sort_index(), sound=sound, place=position)
+    results = here.dropna(subset=["found"]).astype({"found": float}).groupby(over)["found"].mean()
+    axes.plot(results.index, results, "k+", markersize=7, label="found by a search")
     axes.set(xscale="log", yscale="log")
 
 
