@@ -16,7 +16,7 @@ import pytest
 import uvicorn
 
 from nearveil.server.listener import Server
-from nearveil.ui._door import PAGE_HEADER
+from nearveil.ui.auth import PAGE_HEADER
 
 from ..service.serving import index_of
 

@@ -56,7 +56,7 @@ def test_an_index_here_and_the_usual_account(index: Path, desks: list[tuple[Page
     assert "account queries: budget epsilon 100 at delta 0, spent 0, left 100" in text
     assert text.endswith("http://127.0.0.1:8322/?t=token\n")
     ((desk, port),) = desks
-    assert (desk.where, port, desk.purse.account.name) == (str(index), 8322, "queries")
+    assert (desk.location, port, desk.payer.account.name) == (str(index), 8322, "queries")
     assert (here / "data" / "nearveil" / "ledger.db").exists()
     assert "account queries" in fine("ui", "--index", index, "--no-browser", "--port", 9000)
 
@@ -185,5 +185,5 @@ def test_the_page_listens_on_loopback_alone() -> None:
     with bind_port(0) as sock:
         host, port = sock.getsockname()
         assert host == "127.0.0.1"
-        with pytest.raises(PortError, match=f"cannot listen at 127.0.0.1:{port}: .*; --port 0 takes a free one"):
+        with pytest.raises(PortError, match=f"cannot listen at 127.0.0.1:{port}: .*; use --port 0 for a free port"):
             bind_port(port)

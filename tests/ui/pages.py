@@ -1,4 +1,4 @@
-"""What the tests of the page share: a small gallery of pictures, a desk, and the page in this process."""
+"""What the tests of the page share: a small gallery of pictures, a session, and the page in this process."""
 
 import asyncio
 import io
@@ -26,9 +26,9 @@ from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
-from nearveil.ui._app import Auditor, create_app
-from nearveil.ui._door import PAGE_HEADER, PageEntry
-from nearveil.ui.session import PageSession, Purse
+from nearveil.ui._app import create_app
+from nearveil.ui.auth import PAGE_HEADER, PageEntry
+from nearveil.ui.session import PageSession, RecordingPayer
 
 PORT = 8322
 HOST = f"127.0.0.1:{PORT}"
@@ -79,7 +79,7 @@ def open_account(ledger: Ledger, name: str, epsilon: float) -> Account:
 class Page:
     """The page in this process, and a browser that knows its cookie."""
 
-    desk: PageSession
+    session: PageSession
     entry: PageEntry
     app: Any
     runner: asyncio.Runner
@@ -128,11 +128,11 @@ class Page:
 
     @property
     def left(self) -> float:
-        return self.desk.purse.account.balance().left
+        return self.session.payer.account.balance().left
 
     @property
     def debits(self) -> int:
-        return sum(entry.kind == "debit" for entry in self.desk.purse.account.history())
+        return sum(entry.kind == "debit" for entry in self.session.payer.account.history())
 
 
 @contextmanager
@@ -140,17 +140,14 @@ def page(folder: Path, where: Any, *, epsilon: float = 12.0, entered: bool = Tru
     """Run the page in this process, for an index or a gallery, or with a client of one's own."""
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger(folder / "budget.db"))
-        purse = Purse(open_account(ledger, "holiday", epsilon))
+        payer = RecordingPayer(open_account(ledger, "holiday", epsilon))
         options = {
             name: more.pop(name) for name in ("token", "transport", "retries", "extractor", "home") if name in more
         }
-        client = stack.enter_context(Client(where, account=purse, **options))
-        seconds = more.pop("seconds", 20.0)
-        desk, entry = PageSession(client, purse, ledger, "a gallery", **more), PageEntry()
+        client = stack.enter_context(Client(where, account=payer, **options))
+        session, entry = PageSession(client, payer, ledger, "a gallery", **more), PageEntry()
         runner = stack.enter_context(asyncio.Runner())
-        auditor = Auditor(seconds)
-        stack.callback(auditor.close)
-        found = Page(desk, entry, create_app(desk, entry, PORT, auditor=auditor), runner)
+        found = Page(session, entry, create_app(session, entry, PORT), runner)
         if entered:
             found.enter()
         yield found

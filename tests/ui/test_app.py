@@ -28,8 +28,8 @@ from nearveil.mechanisms import Message
 from nearveil.server import OpenGallery
 from nearveil.ui import _app
 from nearveil.ui._app import bind_port, make_config, read_assets
-from nearveil.ui._door import PAGE_HEADER, POLICY, PageEntry
 from nearveil.ui._views import make_image_address
+from nearveil.ui.auth import PAGE_HEADER, POLICY, PageEntry
 from tests.clocks import Watched, watched
 from tests.service.asking import URL, Body, Server, framed, seeded
 from tests.service.protected import make as make_protected
@@ -86,7 +86,7 @@ def test_secrets_of_the_page_are_compared_in_constant_time(monkeypatch: pytest.M
     admitted = entry.exchange(entry.token)
     assert admitted is not None
     for cookie, secret in (("", ""), (admitted.cookie, "ü" * 50), (admitted.cookie, admitted.secret)):
-        assert entry.lets_in(cookie, secret) is (secret == admitted.secret)
+        assert entry.authenticates(cookie, secret) is (secret == admitted.secret)
     assert compared == [32] * 7
 
 
@@ -103,7 +103,7 @@ def test_without_the_cookie_nothing_is_told(here: Page) -> None:
     name, value = next(iter(cookies.items()))
     for wrong in ({}, {name: "guessed"}, {name: ""}, {"nearveil-1": value}, {name: value[:-1]}):
         here.cookies = wrong
-        for path in ("/api/galleries", "/api/about", "/api/budget", "/api/history?account=holiday", "/api/audit"):
+        for path in ("/api/galleries", "/api/about", "/api/budget", "/api/history?account=holiday"):
             assert "not open in this tab" in words_of(here.get(path), 401, "pass")
         words_of(here.ask(png(1)), 401, "pass")
         words_of(here.again("guessed"), 401, "pass")
@@ -154,7 +154,7 @@ def test_another_name_for_this_machine_is_refused(here: Page) -> None:
 def test_requests_of_other_sites_are_refused(here: Page) -> None:
     image = png(1)
     told = {"gallery": "local", "epsilon": 1}
-    for path in ("/api/ask", "/api/again", "/api/audit", "/api/audit/stop"):
+    for path in ("/api/ask", "/api/again", "/api/sync"):
         for origin in (
             "http://evil.example",
             "null",
@@ -223,7 +223,7 @@ def test_nothing_else_is_served(here: Page) -> None:
     ):  # fmt: skip
         reply = here.get(f"http://{HOST}{path}")
         assert reply.status_code == 404, path
-        assert "There is nothing here" in words_of(reply, 404, "path")
+        assert "Not found" in words_of(reply, 404, "path")
 
 
 def test_an_answer_and_what_it_cost(here: Page) -> None:
@@ -239,7 +239,7 @@ def test_an_answer_and_what_it_cost(here: Page) -> None:
     assert {one["id"] for one in told["got"]} <= set(ids)
     assert all(one["image"].startswith("data:image/webp;base64,") for one in (*told["got"], *saw["candidates"]))
     assert all(one["name"] == f"kind {one['id'] % 6}/{one['id']}.png" for one in saw["candidates"])
-    stored = [one.message for one in here.desk.purse.account.history() if one.kind == "message"]
+    stored = [one.message for one in here.session.payer.account.history() if one.kind == "message"]
     assert stored[0] is not None
     assert Message.from_bytes(stored[0])["sets"].tolist() == [saw["set"]]
     assert saw["messages"][0]["bytes"] == len(stored[0])
@@ -261,16 +261,16 @@ def test_what_will_be_paid_is_said_before(here: Page) -> None:
     assert (told["cost"], told["after"], told["promise"]) == (
         "0",
         "12",
-        "Nothing is told about your image, whatever it is.",
+        "Nothing about your image is revealed.",
     )
 
 
 def test_what_was_paid_is_what_the_account_says(made: Path, tmp_path: Path) -> None:
     with page(tmp_path, made) as here:
-        account = here.desk.ledger.open_account(
+        account = here.session.ledger.open_account(
             "filter", owner="me", protects="query", unit="image", relation="replace", epsilon=3.0, delta=1e-5
         )
-        here.desk.purse.account = account
+        here.session.payer.account = account
         before = here.get("/api/preview?epsilon=0.1").json()
         assert before["cost"] != "0.1"  # it adds up more slowly there
         told = here.ask(png(100), 0.1).json()
@@ -343,7 +343,7 @@ def test_too_large_is_refused_before_it_is_kept(here: Page, monkeypatch: pytest.
     reply = here.post("/api/ask", endless(), params={"gallery": "local", "epsilon": 1})
     assert "too large" in words_of(reply, 413, "too_large")
     assert taken <= (1 << 18) + (2 << 16)
-    words_of(here.post("/api/audit/stop", bytes(2000)), 413, "too_large")
+    words_of(here.post("/api/sync?gallery=local", bytes(2000)), 413, "too_large")
 
 
 def served(made: Path, folder: Path) -> tuple[OpenGallery, Server]:
@@ -412,7 +412,7 @@ def test_a_question_without_an_answer_is_asked_again_for_nothing(made: Path, tmp
         assert (found["repeated"], found["cost"], here.left, here.debits) == (True, "0", 8.0, 1)
         assert wire.posts[1] == lost  # the same bytes under the same key
         assert here.waiting == []
-        assert "waits for no answer" in words_of(here.again(waits["key"]), 404, "question")
+        assert "not waiting for an answer" in words_of(here.again(waits["key"]), 404, "question")
     server.close()
     gallery.close()
 
@@ -460,10 +460,10 @@ def test_after_the_debit_nobody_says_that_nothing_was_paid(
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(here.desk, "balance", fail)
+        broken.setattr(here.session, "balance", fail)
         reply = here.ask(png(100))
     words = words_of(reply, 500, "failed")
-    assert words.startswith("The question is paid for")
+    assert words.startswith("The query is paid for")
     assert not re.search(r"[Nn]othing was paid|No message was sent|rows|locked", words)
     assert (reply.json()["paid"], reply.json()["again"], here.left) == (True, True, 8.0)
     assert here.again(here.waiting[0]["key"]).json()["repeated"] is True
@@ -473,7 +473,7 @@ def test_after_the_debit_nobody_says_that_nothing_was_paid(
 def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     params = {"gallery": "local", "epsilon": 4.0}
     with listening(here) as (port, running), monkeypatch.context() as waiting:
-        asked, gone, told = here.desk._send, threading.Event(), threading.Event()
+        asked, gone, told = here.session._send, threading.Event(), threading.Event()
 
         def late(*question: Any) -> Any:
             found = asked(*question)
@@ -481,7 +481,7 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
             gone.wait(30)
             return found
 
-        waiting.setattr(here.desk, "_send", late)
+        waiting.setattr(here.session, "_send", late)
         name, value = next(iter(here.cookies.items()))
         browser = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         cookie = f"{name.replace(str(PORT), str(port))}={value}"
@@ -492,7 +492,7 @@ def test_an_answer_that_nobody_heard_is_not_paid_twice(here: Page, monkeypatch: 
         while not _noticed(running):
             time.sleep(0.01)
         gone.set()
-        with here.desk._lock:  # the question has ended
+        with here.session._lock:  # the question has ended
             pass
     assert here.left == 8.0
     assert here.again(here.waiting[0]["key"]).json()["repeated"] is True
@@ -504,7 +504,7 @@ def listening(here: Page) -> Iterator[tuple[int, uvicorn.Server]]:
     """Serve the page at a port of loopback, as the command does."""
     with bind_port(0) as place:
         port = place.getsockname()[1]
-        running = uvicorn.Server(make_config(here.desk, here.entry, port))
+        running = uvicorn.Server(make_config(here.session, here.entry, port))
         thread = threading.Thread(target=running.run, kwargs={"sockets": [place]}, daemon=True)
         thread.start()
         try:
@@ -569,8 +569,8 @@ def test_questions_that_wait_are_kept_apart_and_not_without_end(made: Path, tmp_
     ("reply", "status", "code", "said"),
     [
         (httpx.ConnectError("refused"), 502, "unreachable", "does not answer"),
-        ((401, b'{"code": "unauthorized", "message": "no"}'), 502, "token", "refused the token"),
-        ((200, b"<html>"), 502, "reply", "does not speak"),
+        ((401, b'{"code": "unauthorized", "message": "no"}'), 502, "token", "rejected the token"),
+        ((200, b"<html>"), 502, "reply", "not come from a nearveil server"),
         ((404, b'{"code": "unknown", "message": "there is no such thing"}'), 502, "declined", "there is no such thing"),
     ],
 )
@@ -630,9 +630,9 @@ def test_a_gallery_with_other_features_is_not_asked_with_the_old_ones(made: Path
             server.app.state.nearveil.__post_init__()
             words_of(here.ask(png(100), gallery="stripes"), 502, "reply")
             # Listed anew, the gallery is what it is: for new questions, and for the one that waits.
-            assert "cannot be made here" in words_of(here.ask(png(100), gallery="stripes"), 422, "extractor")
+            assert "not available here" in words_of(here.ask(png(100), gallery="stripes"), 422, "extractor")
             told = words_of(here.again(here.waiting[0]["key"]), 409, "listing")
-            assert "other features" in told
+            assert "changed its extractor" in told
             assert "nothing was paid" in told
         assert here.debits == 1
     server.close()
@@ -648,7 +648,6 @@ def test_neither_image_nor_feature_is_sent_or_logged(
     with caplog.at_level(logging.DEBUG), page(tmp_path, URL, token=server.token, transport=wire) as here:
         assert here.ask(image, gallery="stripes").status_code == 200
         here.ask(b"\x89PNG broken", gallery="stripes")
-        assert here.get("/api/picture?gallery=stripes").json()["you"] is not None
     told = b"".join(
         b"".join((method.encode(), url.encode(), *(part for one in headers for part in one), body))
         for method, url, headers, body in wire.requests
@@ -675,7 +674,7 @@ def test_requests_depend_on_the_message_alone(made: Path, tmp_path: Path) -> Non
         folder.mkdir()
         with page(folder, URL, token=server.token, transport=wire, rng=seeded(3)) as here:
             found = here.ask(png(number), gallery="stripes").json()
-            here.get("/api/picture?gallery=stripes")
+            here.get("/api/map?gallery=stripes")
         chosen = tuple(one["id"] for one in found["got"])
         groups.setdefault(wire.posts[0][3], []).append((wire.requests, chosen))
     largest = max(groups.values(), key=len)
@@ -701,9 +700,9 @@ def test_a_thumbnail_that_would_fill_the_browser_is_not_shown(how: dict[str, Any
 
 
 def test_one_question_at_a_time(here: Page) -> None:
-    with here.desk._take_turn():
+    with here.session._take_turn():
         reply = here.ask(png(1))
-    assert "A question is under way" in words_of(reply, 409, "busy")
+    assert "Another query is in flight" in words_of(reply, 409, "busy")
     assert here.ask(png(1)).status_code == 200
 
 
@@ -745,7 +744,7 @@ def test_a_protected_gallery_gives_classes_for_nothing(tmp_path: Path) -> None:
 
 def test_budgets_are_told_planned_and_verified(here: Page) -> None:
     here.ask(png(1))
-    here.desk.ledger.open_account(
+    here.session.ledger.open_account(
         "another", owner="me", protects="query", unit="image", relation="replace", epsilon=1.0, delta=0.0
     )
     told = here.get("/api/budget").json()
@@ -763,45 +762,14 @@ def test_budgets_are_told_planned_and_verified(here: Page) -> None:
     words_of(here.get("/api/history?account=nobody"), 503, "ledger")
     fits = here.get("/api/plan?account=holiday&count=4&epsilon=2").json()
     assert (fits["allowed"], fits["after"]) == (True, "0")
-    assert fits["words"] == "4 questions at epsilon 2 fit: they cost 8, and 0 would be left."
+    assert fits["words"] == "4 queries at epsilon 2 fit: they cost 8, and 0 would be left."
     refused = here.get("/api/plan?account=holiday&count=20&epsilon=2").json()
     assert (refused["allowed"], refused["fits"]) == (False, 4)
-    assert refused["words"] == "20 questions at epsilon 2 do not fit: they cost 40, and 8 is left. 4 would fit."
+    assert refused["words"] == "20 queries at epsilon 2 do not fit: they cost 40, and 8 is left. 4 would fit."
     for wrong in ("count=0&epsilon=2", "count=2&epsilon=0", "count=10000000&epsilon=1"):
         words_of(here.get(f"/api/plan?account=holiday&{wrong}"), 422, "question")
     assert here.get("/api/verify").json() == {"ok": True, "words": "4 entries of 2 accounts checked: all is well."}
     assert here.left == 8.0
-
-
-def test_an_audit_grows_and_ends(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearveil.ui._app._MOST", 8000)  # it ends by its runs, however slow the machine is
-    with page(tmp_path, made, seconds=300.0) as here:
-        assert here.get("/api/audit").json() == {"state": "none"}
-        names = here.get("/api/mechanisms").json()
-        assert "covers" in names["mechanisms"]
-        assert "half the noise of privunit" in names["specimens"]
-        words_of(here.post("/api/audit?name=nothing&epsilon=1"), 404, "question")
-        words_of(here.post("/api/audit?name=covers&epsilon=99"), 422, "question")
-        here.post("/api/audit?name=half the noise of privunit&epsilon=1")
-        words_of(here.post("/api/audit?name=covers&epsilon=1"), 409, "busy")
-        told = _ended(here)
-        trials = [one["trials"] for one in told["looks"]]
-        assert trials == [2000, 4000, 8000]
-        assert told["state"] == "done"
-        assert told["report"]["verdict"] == "broken"
-        assert told["report"]["words"].startswith("Broken: it promises epsilon 4, and ")
-        here.post("/api/audit?name=covers&epsilon=1")
-        here.post("/api/audit/stop")
-        assert _ended(here)["state"] == "stopped"
-
-
-def _ended(here: Page) -> dict[str, Any]:
-    for _ in range(6000):
-        told: dict[str, Any] = here.get("/api/audit").json()
-        if told["state"] != "running":
-            return told
-        time.sleep(0.05)
-    raise AssertionError("the audit does not end")
 
 
 def test_what_nobody_thought_of_has_words_and_no_details(
@@ -810,8 +778,8 @@ def test_what_nobody_thought_of_has_words_and_no_details(
     def fail() -> None:
         raise RuntimeError("something private")
 
-    monkeypatch.setattr(here.desk, "balance", fail)
+    monkeypatch.setattr(here.session, "balance", fail)
     reply = here.get("/api/about")
-    assert "nobody thought of" in words_of(reply, 500, "failed")
+    assert "Unexpected error" in words_of(reply, 500, "failed")
     assert "private" not in reply.text + caplog.text
     assert "RuntimeError" in caplog.text

@@ -245,9 +245,9 @@ def ui(
         with name_extra("images,service"):
             from nearveil.client import QuestionError
             from nearveil.ui import serve_page
-            from nearveil.ui.session import PageSession, Purse
-        purse = Purse()
-        secret, common["account"] = read_token(token_file, token, server), purse
+            from nearveil.ui.session import PageSession, RecordingPayer
+        page_payer = RecordingPayer()
+        secret, common["account"] = read_token(token_file, token, server), page_payer
         try:
             client, _ = stack.enter_context(open_client(server, index, gallery, secret, common, tls))
         except QuestionError as error:
@@ -257,9 +257,9 @@ def ui(
         payer, opened = find_payer(book, account)
         if opened:
             typer.echo(describe_opening(payer.balance(), describe_place(place)))
-        purse.account = payer
+        page_payer.account = payer
         where = server if server is not None else describe_place(find_index(index))
-        session = PageSession(client, purse, book, where, gallery=gallery)
+        session = PageSession(client, page_payer, book, where, gallery=gallery)
         files = stack.enter_context(ExitStack())
 
         def announce(address: str) -> None:

@@ -1,4 +1,4 @@
-"""The client's page: what the server saw, what you got, and what it cost. It runs on the client's own machine."""
+"""The client's page: the message that was sent, the matches, and the cost. It runs on the client's machine."""
 
 from nearveil.ui._app import serve_page
 

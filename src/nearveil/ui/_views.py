@@ -1,14 +1,11 @@
-"""Answers, accounts, history, maps and errors as the page shows them: plain values; no error holds anything private."""
+"""Convert answers, accounts, history and errors to plain values for the page. No error holds a private value."""
 
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from nearveil.client import Match, Nearest, QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.client.errors import DeclinedError
@@ -24,147 +21,142 @@ from nearveil.mechanisms.covers.covers import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor
-from nearveil.privatemail.manifold import SupervisedManifold
-from nearveil.search.outlook import Singles, unit_prototypes
-from nearveil.wire.client import PublicPart, project_rows
 
 _NOTHING = "No message was sent, and nothing was paid."
 
 
 @dataclass(eq=False)
-class Trouble(Exception):  # noqa: N818
-    """One thing that went wrong, as it is told."""
+class PageError(Exception):
+    """An error that the page shows to its user."""
 
-    status: int  # of HTTP
-    code: str  # for the page's script
+    status: int  # HTTP status code
+    code: str  # read by the page's script
     words: str
-    paid: bool = False  # whether the question was paid for
-    again: bool = False  # whether the same question may be asked again; once paid for it costs nothing more
+    paid: bool = False  # whether the query was paid for
+    again: bool = False  # whether the query can be retried; a retry of a paid query is free
 
     def __str__(self) -> str:
         return self.words
 
 
 @singledispatch
-def describe_error(error: Exception) -> Trouble:
-    """Return an error of a question, or of looking at a ledger, in words."""
+def describe_error(error: Exception) -> PageError:
+    """Convert an error of a query or of the ledger to a page error; raise errors of other types."""
     raise error
 
 
-def describe_too_large() -> Trouble:
-    """Return what is said of an image beyond the limits."""
-    words = f"This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. {_NOTHING}"
-    return Trouble(413, "too_large", words)
+def describe_too_large() -> PageError:
+    """Return the error for an image above the size limits."""
+    words = f"This image is too large: the limits are 64 megapixels and 64 MiB. Save a smaller copy. {_NOTHING}"
+    return PageError(413, "too_large", words)
 
 
-def describe_failure() -> Trouble:
-    """Return what is said where nobody knows more."""
-    return Trouble(500, "failed", "Something went wrong here that nobody thought of. Load the page anew.")
+def describe_failure() -> PageError:
+    """Return the error for an unexpected exception."""
+    return PageError(500, "failed", "Unexpected error. Reload the page.")
 
 
-def describe_new_listing() -> Trouble:
-    """Return what is said where a gallery has changed what its images are compared by."""
-    words = f"The gallery has other features than when it was listed. It is listed anew: ask again. {_NOTHING}"
-    return Trouble(409, "listing", words)
+def describe_new_listing() -> PageError:
+    """Return the error for a gallery that changed its extractor since it was listed."""
+    words = f"The gallery changed its extractor. The list of galleries is up to date now; ask again. {_NOTHING}"
+    return PageError(409, "listing", words)
 
 
-def describe_spoiled() -> Trouble:
-    """Return what is said of an error after the debit: whatever it says itself, something was paid."""
+def describe_spoiled() -> PageError:
+    """Return the error for a failure after the debit, which hides the original error."""
     words = (
-        "The question is paid for, and something went wrong here before its answer could be shown. It waits "
-        "below: asking it again costs nothing."
+        "The query is paid for, but an unexpected error occurred before its answer could be shown. It is listed "
+        "below; asking it again is free."
     )
-    return Trouble(500, "failed", words, paid=True, again=True)
+    return PageError(500, "failed", words, paid=True, again=True)
 
 
-def _describe_image(error: ImageError) -> Trouble:
+def _describe_image(error: ImageError) -> PageError:
     if error.reason == TOO_LARGE:
         return describe_too_large()
-    words = f"This file cannot be used as an image. It is {_end_sentence(error.reason)} {_NOTHING}"
-    return Trouble(422, "image", words)
+    words = f"This file cannot be used as an image: {_end_sentence(error.reason)} {_NOTHING}"
+    return PageError(422, "image", words)
 
 
-def _describe_declined(error: DeclinedError) -> Trouble:
+def _describe_declined(error: DeclinedError) -> PageError:
     if error.status in (401, 403):
-        words = f"The server refused the token. Ask its operator for a new one, and start again. {_NOTHING}"
-        return Trouble(502, "token", words)
-    return Trouble(502, "declined", f"The server says no: {_end_sentence(error.words)} {_NOTHING}")
+        words = f"The server rejected the token. Ask its operator for a new one, and restart nearveil ui. {_NOTHING}"
+        return PageError(502, "token", words)
+    return PageError(502, "declined", f"The server refused: {_end_sentence(error.words)} {_NOTHING}")
 
 
-def _describe_unanswered(error: UnansweredError) -> Trouble:
+def _describe_unanswered(error: UnansweredError) -> PageError:
     if error.again:
         words = (
-            f"The question is paid for, and has no answer yet: {_end_sentence(error.reason)} It waits below: asking it "
-            "again sends the same message and costs nothing. A new question pays anew."
+            f"The query is paid for, and has no answer yet: {_end_sentence(error.reason)} It is listed below; asking "
+            "it again sends the same message and is free. A new query is charged."
         )
-        return Trouble(502, "unanswered", words, paid=True, again=True)
+        return PageError(502, "unanswered", words, paid=True, again=True)
     words = (
-        "The gallery changed its map while the question was on its way. The message was paid for and is of no "
-        "more use. Asking again is a new question, about the new map, and pays anew."
+        "The gallery changed its map while the query was in flight. The message is paid for, but can no longer be "
+        "used. Asking again is a new query on the new map, and is charged."
     )
-    return Trouble(409, "map_changed", words, paid=True)
+    return PageError(409, "map_changed", words, paid=True)
 
 
-def _describe_question(error: QuestionError) -> Trouble:
+def _describe_question(error: QuestionError) -> PageError:
     if error.field == "extractor":
-        words = f"The features of this gallery cannot be made here: {_end_sentence(error.words)} {_NOTHING}"
-        return Trouble(422, "extractor", words)
+        words = f"This gallery's extractor is not available here: {_end_sentence(error.words)} {_NOTHING}"
+        return PageError(422, "extractor", words)
     return _describe_value(error)
 
 
-def _describe_value(error: Exception) -> Trouble:
-    return Trouble(422, "question", f"{_end_sentence(str(error))} {_NOTHING}")
+def _describe_value(error: Exception) -> PageError:
+    return PageError(422, "question", f"{_end_sentence(str(error))} {_NOTHING}")
 
 
 def _end_sentence(text: object) -> str:
     return f"{str(text).rstrip('.')}."
 
 
-_DESCRIBED: dict[type[Exception], Callable[[Any], Trouble]] = {
-    Trouble: lambda error: error,
+_DESCRIBED: dict[type[Exception], Callable[[Any], PageError]] = {
+    PageError: lambda error: error,
     ValueError: _describe_value,
     ImageError: _describe_image,
-    FeatureError: lambda _: Trouble(
+    FeatureError: lambda _: PageError(
         422,
         "image",
-        f"Nothing can be recognised in this image: it looks like a blank page. Take another. {_NOTHING}",
+        f"The extractor finds no features in this image; it looks blank. Choose another one. {_NOTHING}",
     ),
-    OverBudgetError: lambda error: Trouble(
+    OverBudgetError: lambda error: PageError(
         409,
         "spent",
-        f"The budget does not allow this: it would cost {format_up(error.cost)}, and {format_down(error.left)} of "
-        f"{error.epsilon:g} is left. Ask with a smaller epsilon, or end here: what is spent cannot be taken back. "
-        f"{_NOTHING}",
+        f"Over budget: it would cost {format_up(error.cost)}, and {format_down(error.left)} of {error.epsilon:g} is "
+        f"left. Choose a smaller epsilon, or use another account. {_NOTHING}",
     ),
-    UnreachableError: lambda _: Trouble(
+    UnreachableError: lambda _: PageError(
         502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
     ),
     DeclinedError: _describe_declined,
-    ReplyError: lambda _: Trouble(
-        502, "reply", f"What answers at the server's address does not speak as a nearveil server does. {_NOTHING}"
+    ReplyError: lambda _: PageError(
+        502, "reply", f"The reply does not come from a nearveil server. Check the address. {_NOTHING}"
     ),
     UnansweredError: _describe_unanswered,
     QuestionError: _describe_question,
-    LedgerError: lambda error: Trouble(503, "ledger", f"The ledger says: {_end_sentence(error)} No message was sent."),
-    ModuleNotFoundError: lambda error: Trouble(
-        503, "missing", f"Something is not installed here: {_end_sentence(error)} {_NOTHING}"
-    ),
+    LedgerError: lambda error: PageError(503, "ledger", f"Ledger error: {_end_sentence(error)} No message was sent."),
+    ModuleNotFoundError: lambda error: PageError(503, "missing", f"Missing package: {_end_sentence(error)} {_NOTHING}"),
 }
 for _kind, _describe in _DESCRIBED.items():
     describe_error.register(_kind)(_describe)
 
 
-MOST_SHOWN = 240  # candidates in the server's pane
-MOST_CLASSES = 50  # with their probabilities, the most probable first
-_HEX = 24  # bytes of a message at either end
-_SIDE, _LARGEST = 512, 1 << 17  # pixels and bytes of a thumbnail that is shown
+MAX_CANDIDATES = 240  # in the server's pane
+MAX_CLASSES = 50  # the most probable first
+_HEX_BYTES = 24  # of a message, at either end
+_MAX_PIXELS, _MAX_BYTES = 512, 1 << 17  # side and size of a thumbnail
 
 
 def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, images: bool) -> dict[str, Any]:
-    """Return what the server saw, what was chosen, and what it cost; thumbnails come with `images`."""
+    """Return the message, the candidates, the matches and the cost; with thumbnails if `images`."""
     answer = nearest.found.answer
     pictures = answer.images if images else [b""] * len(answer.ids)
-    shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MOST_SHOWN]  # by id: the same for every image
+    # Ordered by id, the same for every image.
+    shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MAX_CANDIDATES]
     return {
         "kind": "nearest",
         "worth": nearest.quality_summary,
@@ -187,12 +179,12 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
 
 
 def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
-    """Return what was found at epsilon 0, and what the server saw: nothing, or sealed questions."""
+    """Return the matches of a query at epsilon 0, and its sealed messages, if any."""
     return {
         "kind": "free",
         "way": "sealed" if nearest.sealed else "home",
         "saw": {
-            "messages": [{"bytes": len(one), "hex": shorten_hex(one)} for one in nearest.sealed],
+            "messages": [{"bytes": len(message), "hex": shorten_hex(message)} for message in nearest.sealed],
             "total": nearest.n_candidates,
         },
         "got": [_view_match(match) for match in nearest.matches],
@@ -211,63 +203,63 @@ def _view_match(match: Match) -> dict[str, Any]:
     }
 
 
-def view_classified(found: Classified, balance: dict[str, Any]) -> dict[str, Any]:
-    """Return what the model of a protected gallery says, and both guarantees. Nothing was paid."""
+def view_classified(result: Classified, balance: dict[str, Any]) -> dict[str, Any]:
+    """Return the classes of an image by the model of a protected gallery, and both guarantees."""
     return {
         "kind": "classified",
-        "label": found.label,
-        "probabilities": sorted(found.probabilities.items(), key=lambda one: -one[1])[:MOST_CLASSES],
-        "classes": len(found.probabilities),
-        "caution": found.caution,
-        "gallery_guarantee": str(found.gallery_guarantee),
-        "promise": str(found.query_guarantee),
+        "label": result.label,
+        "probabilities": sorted(result.probabilities.items(), key=lambda pair: -pair[1])[:MAX_CLASSES],
+        "classes": len(result.probabilities),
+        "caution": result.caution,
+        "gallery_guarantee": str(result.gallery_guarantee),
+        "promise": str(result.query_guarantee),
         "balance": balance,
     }
 
 
 def make_image_address(content: bytes) -> str:
-    """Return a WebP thumbnail as a data URL; empty if it is missing, damaged or too large.
+    """Return a WebP thumbnail as a data URL; empty if it is missing, invalid or too large.
 
-    A few bytes of WebP can hold a gigabyte of pixels, and a browser would make room for all of them.
+    A few bytes of WebP can hold a gigabyte of pixels, and a browser would allocate them all.
     """
-    if not 0 < max(_read_size(content)) <= _SIDE or len(content) > _LARGEST:
+    if not 0 < max(_read_size(content)) <= _MAX_PIXELS or len(content) > _MAX_BYTES:
         return ""
     return f"data:image/webp;base64,{b64encode(content).decode()}"
 
 
 def shorten_hex(content: bytes) -> str:
-    """Return bytes in hexadecimal, their middle left out.
+    """Return bytes in hexadecimal, without the middle if there are many.
 
     Examples
     --------
     >>> shorten_hex(bytes(60))[-11:], shorten_hex(b"NVM")
     ('00 00 00 00', '4e 56 4d')
     """
-    if len(content) <= 2 * _HEX:
+    if len(content) <= 2 * _HEX_BYTES:
         return content.hex(" ")
-    return f"{content[:_HEX].hex(' ')} … {content[-_HEX:].hex(' ')}"
+    return f"{content[:_HEX_BYTES].hex(' ')} … {content[-_HEX_BYTES:].hex(' ')}"
 
 
 def _read_size(content: bytes) -> tuple[int, int]:
-    """Return width and height as the head of a WebP file tells them (RFC 9649); zeros where there is none."""
+    """Return width and height from the header of a WebP file (RFC 9649), or zeros if it is invalid."""
     kind, body = content[12:16], content[20:30]
     if content[:4] != b"RIFF" or content[8:12] != b"WEBP" or len(body) < 10:
         return 0, 0
     if kind == b"VP8X":
         return 1 + int.from_bytes(body[4:7], "little"), 1 + int.from_bytes(body[7:10], "little")
     if kind == b"VP8L":
-        both = int.from_bytes(body[1:5], "little")
-        return 1 + (both & 0x3FFF), 1 + (both >> 14 & 0x3FFF)
+        packed = int.from_bytes(body[1:5], "little")
+        return 1 + (packed & 0x3FFF), 1 + (packed >> 14 & 0x3FFF)
     if kind == b"VP8 ":
         return int.from_bytes(body[6:8], "little") & 0x3FFF, int.from_bytes(body[8:10], "little") & 0x3FFF
     return 0, 0
 
 
-def _view_cost(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repeated: bool) -> dict[str, Any]:
-    epsilon = promise.epsilon
+def _view_cost(guarantee: Guarantee, n_sets: int, balance: dict[str, Any], *, repeated: bool) -> dict[str, Any]:
+    epsilon = guarantee.epsilon
     return {
         "epsilon": epsilon,
-        "promise": str(promise),
+        "promise": str(guarantee),
         "odds": format_odds(epsilon),
         "right": round(RandomizedResponse(epsilon, n_sets).hit, 4),
         "repeated": repeated,
@@ -275,100 +267,103 @@ def _view_cost(promise: Guarantee, n_sets: int, balance: dict[str, Any], *, repe
     }
 
 
-LAST = 100  # entries that are listed
-_MOST_QUESTIONS = 10**6
-_FAR = 14  # an epsilon whose odds are beyond a million
+MAX_ENTRIES = 100  # of a listed history
+_MAX_PLANNED = 10**6
+_LARGE_EPSILON = 14  # odds above a million
 
 
 def format_odds(epsilon: float) -> str:
-    """Return by which factor odds can change at most, rounded up.
+    """Return the largest factor by which odds can change, rounded up.
 
     Examples
     --------
     >>> format_odds(4.0), format_odds(40.0)
     ('55', 'more than a million')
     """
-    return format_factor(epsilon) if epsilon < _FAR else "more than a million"
+    return format_factor(epsilon) if epsilon < _LARGE_EPSILON else "more than a million"
 
 
 def describe_balance(account: Account) -> dict[str, Any]:
-    """Return what is spent and what is left of an account, as figures and in words."""
-    held = account.balance()
+    """Return the balance of an account, as numbers and as text."""
+    balance = account.balance()
+    has_odds = balance.delta == 0 and balance.spent > 0  # a delta has no such factor
     return {
-        "account": held.account,
-        "epsilon": held.epsilon,
-        "delta": held.delta,
-        "spent": held.spent if math.isfinite(held.spent) else held.epsilon,
-        "left": held.left,
-        "odds": format_odds(held.spent) if held.delta == 0 and held.spent > 0 else None,  # a delta has no such factor
-        "spent_words": format_up(held.spent),
-        "left_words": format_down(held.left),
+        "account": balance.account,
+        "epsilon": balance.epsilon,
+        "delta": balance.delta,
+        "spent": balance.spent if math.isfinite(balance.spent) else balance.epsilon,
+        "left": balance.left,
+        "odds": format_odds(balance.spent) if has_odds else None,
+        "spent_words": format_up(balance.spent),
+        "left_words": format_down(balance.left),
     }
 
 
 def preview_cost(account: Account, guarantee: Guarantee, count: int = 1) -> dict[str, Any]:
-    """Return what a release would cost an account, so many times, spending nothing."""
-    found = account.preview([(guarantee, count)])
+    """Return the cost of `count` equal releases. Nothing is spent."""
+    preview = account.preview([(guarantee, count)])
     return {
-        "allowed": found.allowed,
-        "cost": format_up(found.cost),
-        "before": format_down(found.before.left),
-        "after": format_down(found.left) if found.allowed else format_down(found.before.left),
-        "words": found.reason if not found.allowed else str(found),
+        "allowed": preview.allowed,
+        "cost": format_up(preview.cost),
+        "before": format_down(preview.before.left),
+        "after": format_down(preview.left) if preview.allowed else format_down(preview.before.left),
+        "words": preview.reason if not preview.allowed else str(preview),
     }
 
 
 def list_accounts(ledger: Ledger, paying: str) -> list[dict[str, Any]]:
-    """Return all accounts, the one that pays for questions first."""
-    found = [
+    """Return all accounts, starting with the one that pays for queries."""
+    accounts = [
         {
-            **describe_balance(one),
-            "owner": one.owner,
-            "protects": one.protects,
-            "unit": one.unit,
-            "kind": one.kind,
-            "pays": one.name == paying,
+            **describe_balance(account),
+            "owner": account.owner,
+            "protects": account.protects,
+            "unit": account.unit,
+            "kind": account.kind,
+            "pays": account.name == paying,
         }
-        for one in ledger.accounts()
+        for account in ledger.accounts()
     ]
-    return sorted(found, key=lambda one: (not one["pays"], one["account"]))
+    return sorted(accounts, key=lambda row: (not row["pays"], row["account"]))
 
 
 def list_history(ledger: Ledger, name: str) -> dict[str, Any]:
-    """Return the last entries of an account, the newest first."""
+    """Return the latest entries of an account, newest first."""
     entries = ledger.account(name).history()
     return {
         "account": name,
         "total": len(entries),
-        "entries": [_describe_entry(entry) for entry in reversed(entries[-LAST:])],
+        "entries": [_describe_entry(entry) for entry in reversed(entries[-MAX_ENTRIES:])],
     }
 
 
 def verify_ledger(ledger: Ledger) -> dict[str, Any]:
-    """Recompute everything, and return what was found."""
-    found = ledger.verify()
-    return {"ok": found.ok, "words": str(found)}
+    """Recompute every hash and total of the ledger, and return the result."""
+    report = ledger.verify()
+    return {"ok": report.ok, "words": str(report)}
 
 
-def plan_questions(account: Account, count: int, epsilon: float) -> dict[str, Any]:
-    """Return whether so many questions fit into an account, and how many would."""
-    if not 1 <= count <= _MOST_QUESTIONS or not 1e-6 <= epsilon <= 40:
-        raise Trouble(422, "question", "A plan has 1 to a million questions, each at an epsilon from 0.000001 to 40.")
-    about: Any = {"protects": account.protects, "unit": account.unit, "relation": account.relation}
-    question = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a question", "docs/theory/covers.md"), **about)
-    found, fits = preview_cost(account, question, count), count_affordable(account, question, count)
-    asks = f"{count:,} question{'s' * (count != 1)} at epsilon {epsilon:g}"
-    if found["allowed"]:
-        words = f"{asks} fit: they cost {found['cost']}, and {found['after']} would be left."
+def plan_queries(account: Account, count: int, epsilon: float) -> dict[str, Any]:
+    """Return whether `count` queries fit into an account, and how many of them do."""
+    if not 1 <= count <= _MAX_PLANNED or not 1e-6 <= epsilon <= 40:
+        raise PageError(422, "question", "A plan has 1 to 1,000,000 queries, each with an epsilon from 0.000001 to 40.")
+    subject: Any = {"protects": account.protects, "unit": account.unit, "relation": account.relation}
+    query = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a query", "docs/theory/covers.md"), **subject)
+    preview, fits = preview_cost(account, query, count), count_affordable(account, query, count)
+    workload = f"{count:,} quer{'y' if count == 1 else 'ies'} at epsilon {epsilon:g}"
+    if preview["allowed"]:
+        words = f"{workload} fit: they cost {preview['cost']}, and {preview['after']} would be left."
     else:
-        words = f"{asks} do not fit: they cost {found['cost']}, and {found['before']} is left. {fits:,} would fit."
-    return {**found, "fits": fits, "words": words}
+        words = (
+            f"{workload} do not fit: they cost {preview['cost']}, and {preview['before']} is left. {fits:,} would fit."
+        )
+    return {**preview, "fits": fits, "words": words}
 
 
 def _describe_entry(entry: Entry) -> dict[str, Any]:
-    what = {
+    titles = {
         "opened": "Account opened",
-        "quota": "Quota given",
+        "quota": "Quota set",
         "cap": "Cap opened",
         "debit": "Paid",
         "take": "Counted in a cap",
@@ -381,7 +376,7 @@ def _describe_entry(entry: Entry) -> dict[str, Any]:
     size = "" if entry.message is None else f"{len(entry.message):,} bytes"
     return {
         "sequence": entry.sequence,
-        "what": what.get(entry.kind, entry.kind),
+        "what": titles.get(entry.kind, entry.kind),
         "time": entry.time,
         "key": entry.key or "",
         "detail": paid or size,
@@ -390,146 +385,3 @@ def _describe_entry(entry: Entry) -> dict[str, Any]:
 
 def _describe_event(event: Any) -> str:
     return f"epsilon {event.epsilon:g}" if isinstance(event, PureDp) else type(event).__name__
-
-
-MOST_POINTS = 600
-_LEAST_POINTS = 3
-_STEPS = 3  # from the principal plane: it stays recognisable, and neighbours gather
-_BANDWIDTH = 0.4
-_LABEL_WEIGHT = 0.1
-_NONE = -1  # the set of what no set covers
-_HALF = 128  # of a coverage of 255: what a set covers mostly is in it
-
-
-@dataclass(frozen=True, eq=False)
-class Candidate:
-    """One image that an answer held."""
-
-    name: str
-    image: bytes = field(repr=False)  # its thumbnail; may be empty
-    row: Singles = field(repr=False)  # where it lies among the map's prototypes, as precise as its code
-    sets: frozenset[int | None] = frozenset()  # sets of the answers that had it
-
-
-def place_codes(public: PublicPart, codes: NDArray[np.uint8]) -> Singles:
-    """Return where candidates lie among the map's prototypes: their codes, compared with the map's directions."""
-    directions = np.ascontiguousarray(public.map.components.astype(np.float32).T)
-    with np.errstate(all="ignore"):
-        return np.nan_to_num(np.asarray(public.table.scores(directions, codes), dtype=np.float32).T)
-
-
-class Picture:
-    """The prototypes of a map in two dimensions, by the supervised manifold; sets that cover them are the labels."""
-
-    def __init__(self, public: PublicPart) -> None:
-        self._public = public
-        rows = unit_prototypes(public.map).astype(np.float64)
-        standing = np.flatnonzero(np.abs(rows).max(axis=1) > 0)
-        some = standing[np.linspace(0, len(standing) - 1, min(MOST_POINTS, len(standing))).astype(int)]
-        if len(some) < _LEAST_POINTS:
-            raise Trouble(422, "picture", "This map has too few points to be drawn.")
-        self._coverage = coverage = public.map.coverage[some]
-        labels = np.where(coverage.max(axis=1) > 0, coverage.argmax(axis=1), _NONE)
-        several = len(np.unique(labels[labels != _NONE])) > 1
-        manifold = SupervisedManifold(
-            bandwidth=_BANDWIDTH,
-            label_weight=_LABEL_WEIGHT,
-            label_encoding="one-hot",
-            n_iter=_STEPS,
-            init=_find_plane(rows[some]),
-        )
-        try:
-            self._manifold = manifold.fit(rows[some], labels if several else None)
-        except ValueError:
-            raise Trouble(
-                422, "picture", "The points of this map lie in one place, so there is nothing to draw."
-            ) from None
-        # As new rows are place_codes, so that an image lies where its own prototype does.
-        found = np.asarray(manifold.transform(rows[some]))
-        self._low, self._span = found.min(axis=0), np.maximum(np.ptp(found, axis=0), 1e-12)
-        self.points = self._scale(found)
-
-    def place(self, rows: Singles) -> NDArray[np.float64]:
-        """Return where rows of `project_rows` lie in the picture, from 0 to 1 in both directions."""
-        wide = rows.astype(np.float64)
-        wide[np.abs(wide).max(axis=1) == 0, 0] = 1.0  # a row of zeros has no direction: any will do
-        return self._scale(np.asarray(self._manifold.transform(wide)))
-
-    def inside(self, named_set: int | None) -> NDArray[np.bool_]:
-        """Return which points a set covers."""
-        if named_set is None:
-            return np.zeros(len(self._coverage), np.bool_)
-        return np.asarray(self._coverage[:, named_set] >= _HALF)
-
-    def draw(
-        self, seen: Mapping[int, Candidate], feature: Singles | None, named_set: int | None, image: Any
-    ) -> dict[str, Any]:
-        """Return all that the page draws, as plain values: `image` makes of a thumbnail what the page shows.
-
-        Where the last query's `feature` lies is for the page alone.
-        """
-        shown = list(seen.items())
-        where = self.place(np.stack([one.row for _, one in shown])) if shown else ()
-        inside = self.inside(named_set)
-        middle = self.points[inside].mean(axis=0) if inside.any() else None
-        you = None if feature is None else _round_pair(self.place(project_rows(self._public, feature[None]))[0])
-        return {
-            "points": [[*_round_pair(place), int(within)] for place, within in zip(self.points, inside, strict=True)],
-            "items": self._public.map.n_items,
-            "seen": [
-                {
-                    "id": number,
-                    "name": one.name,
-                    "image": image(one.image),
-                    "place": _round_pair(place),
-                    "named": named_set in one.sets,
-                }
-                for (number, one), place in zip(shown, where, strict=True)
-            ],
-            "you": you,
-            "reported": None if middle is None else _round_pair(middle),
-            "set": named_set,
-            "n_sets": self._public.map.n_sets,
-        }
-
-    def _scale(self, places: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.asarray(np.clip((places - self._low) / self._span, 0.0, 1.0))
-
-
-def _find_plane(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return rows in their principal plane, each direction with a spread of one."""
-    centred = rows - rows.mean(axis=0)
-    directions = np.linalg.svd(centred, full_matrices=False)[2][:2]
-    found = np.zeros((len(rows), 2))
-    found[:, : len(directions)] = centred @ directions.T
-    return np.asarray(found / np.maximum(found.std(axis=0), 1e-12))
-
-
-def _round_pair(place: NDArray[np.float64]) -> list[float]:
-    return [round(float(one), 4) for one in place]
-
-
-_MOST = 2000  # candidates that are kept
-
-
-@dataclass(frozen=True)
-class Last:
-    """The last question, and all that the answers on its map have shown."""
-
-    feature: Singles | None = field(default=None, repr=False)  # private
-    named_set: int | None = None  # by its message
-    seen: dict[int, Candidate] = field(default_factory=dict, repr=False)  # by id, the latest last
-    map_id: str = ""  # of the map that all this is about
-
-    def update(self, nearest: Nearest, public: PublicPart, row: Singles, *, images: bool) -> "Last":
-        """Return what is known after one more answer; of another map than before, nothing else has a place."""
-        answer, name = nearest.found.answer, public.map.map_id
-        seen = dict(self.seen) if self.map_id == name else {}
-        where = place_codes(public, answer.codes[:_MOST])
-        for place, number in enumerate(answer.ids[:_MOST].tolist()):
-            before = seen.pop(number, None)
-            sets = frozenset({nearest.set}) | (before.sets if before else frozenset())
-            image = answer.images[place] if images else b""
-            seen[number] = Candidate(nearest.names.get(number, ""), image, where[place], sets)
-        kept = dict(list(seen.items())[-_MOST:])
-        return Last(np.asarray(row, np.float32), nearest.set, kept, name)

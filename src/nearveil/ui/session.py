@@ -1,4 +1,4 @@
-"""What the page can ask for. The private image is in memory while its question is asked, and its feature after."""
+"""Run the queries of the page. The image stays in memory during its query, the feature row until it is answered."""
 
 import logging
 import threading
@@ -18,13 +18,10 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
 from nearveil.ui._views import (
-    Last,
-    Picture,
-    Trouble,
+    PageError,
     describe_balance,
     describe_new_listing,
     describe_spoiled,
-    make_image_address,
     preview_cost,
     view_classified,
     view_free,
@@ -33,10 +30,10 @@ from nearveil.ui._views import (
 from nearveil.wire.client import ClientProtocol, K, PublicPart
 
 
-class Purse:
-    """Pays from one account, and remembers its last debit, whose message is all that the other side was sent.
+class RecordingPayer:
+    """Pay from one account and keep the last debit, which has the message that was sent.
 
-    The account may be set later, before anything is paid: what is refused earlier leaves no ledger behind.
+    The account may be set later, before the first debit: a command that fails earlier creates no ledger.
     """
 
     account: Account
@@ -46,8 +43,8 @@ class Purse:
             self.account = account
         self.debit: Debit | None = None
 
-    def begin(self) -> None:
-        """Forget the debit of the question before."""
+    def reset(self) -> None:
+        """Drop the debit of the previous query."""
         self.debit = None
 
     def spend(self, guarantee: Guarantee, key: str, /) -> Debit:
@@ -56,110 +53,109 @@ class Purse:
         return self.debit
 
 
-_NOTHING = "Nothing is told about your image, whatever it is."
-_MOST_IMAGES = 4000  # candidates that come with thumbnails
-_MOST_WAITING = 16  # questions that are paid for and have no answer
+_FREE_PROMISE = "Nothing about your image is revealed."
+_MAX_THUMBNAILS = 4000  # candidates of one answer
+_MAX_UNANSWERED = 16  # paid queries without an answer
+_MAX_OUTLOOKS = 8
 _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Question:
-    """What is asked, besides the image."""
+class Query:
+    """Parameters of a query, without the image."""
 
     epsilon: float
     gallery: str
-    candidates: float | None = None  # none for the newest map
+    candidates: float | None = None  # None for the newest map
 
 
 @dataclass(frozen=True, eq=False)
-class WaitingQuestion:
-    """A question that is paid for and has no answer."""
+class UnansweredQuery:
+    """A query that is paid for and has no answer yet."""
 
-    question: Question
-    info: GalleryInfo  # of the gallery, as it was listed then
-    row: Singles = field(repr=False)  # the feature. Private
-    asked: int  # when; seconds since 1970
+    query: Query
+    info: GalleryInfo  # of the gallery, as listed at the time
+    row: Singles = field(repr=False)  # the feature row. Private
+    asked: int  # time of the query, in seconds since 1970
 
 
 class PageSession:
-    """Asks a server or an index for the page, one question at a time. The private image stays in memory.
+    """Query a server or a local index for the page, one query at a time.
 
     Parameters
     ----------
     client : Client
-        Of a server or of an index here; `purse` is its account.
-    purse : Purse
+        Client of a server or of a local index; its account is `payer`.
+    payer : RecordingPayer
     ledger : Ledger
-        That the account is in.
-    where : str
-        What is asked, in words: an address without secrets, or a folder.
+        Ledger of the account.
+    location : str
+        URL without secrets, or folder of the index; shown on the page.
     gallery : str, optional
-        The only one to offer.
+        The only gallery to offer.
     rng : Source, optional
-        Of messages; for tests. The operating system's randomness otherwise.
+        Source of randomness for messages, for tests; the operating system's by default.
 
     Examples
     --------
-    >>> session = PageSession(client, purse, ledger, "https://birds.example:8321")  # doctest: +SKIP
+    >>> session = PageSession(client, payer, ledger, "https://birds.example:8321")  # doctest: +SKIP
     """
 
     def __init__(
         self,
         client: Client,
-        purse: Purse,
+        payer: RecordingPayer,
         ledger: Ledger,
-        where: str,
+        location: str,
         *,
         gallery: str | None = None,
         rng: Source | None = None,
     ) -> None:
-        self.client, self.purse, self.ledger, self.where = client, purse, ledger, where
+        self.client, self.payer, self.ledger, self.location = client, payer, ledger, location
         self._gallery, self._rng = gallery, rng
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
+        self._outlook_lock = threading.Lock()
         self._outlooks: dict[str, Outlook] = {}
-        self._pictures: dict[str, Picture] = {}
-        self._waiting: dict[str, WaitingQuestion] = {}  # by key
-        self._last = Last()
+        self._unanswered: dict[str, UnansweredQuery] = {}  # by key
 
     def about(self) -> dict[str, Any]:
-        """Return what is known without a server: whom the page asks, who pays, and what waits for an answer."""
+        """Return the location, the balance and the unanswered queries, without a request to the server."""
         waiting = [
-            {"key": key, "asked": one.asked, "epsilon": one.question.epsilon, "gallery": one.question.gallery}
-            for key, one in list(self._waiting.items())
+            {"key": key, "asked": entry.asked, "epsilon": entry.query.epsilon, "gallery": entry.query.gallery}
+            for key, entry in list(self._unanswered.items())
         ]
-        return {"where": self.where, "balance": self.balance(), "waiting": waiting}
+        return {"location": self.location, "balance": self.balance(), "waiting": waiting}
 
     def galleries(self) -> dict[str, Any]:
-        """Return what there is to ask."""
-        infos = [one for one in self.client.galleries() if self._gallery in (None, one.name)]
+        """Return the galleries that can be queried."""
+        infos = [info for info in self.client.galleries() if self._gallery in (None, info.name)]
         if not infos:
-            raise Trouble(404, "question", "There is no gallery here that may be asked.")
+            raise PageError(404, "question", "No gallery is available.")
         return {
             "galleries": [
                 {
-                    "name": one.name,
-                    "kind": one.kind,
-                    "candidates": sorted(set(one.candidates)),
-                    "newest": one.candidates[0] if one.candidates else None,
-                    "published": one.is_published,
-                    "extractor": one.extractor,
-                    "offers": one.offers,
-                    "copy": self._count_copy(one),
-                    "promise": None if one.promise is None else one.promise.words,
+                    "name": info.name,
+                    "kind": info.kind,
+                    "candidates": sorted(set(info.candidates)),
+                    "newest": info.candidates[0] if info.candidates else None,
+                    "published": info.is_published,
+                    "extractor": info.extractor,
+                    "offers": info.offers,
+                    "copy": self._count_copy(info),
+                    "promise": None if info.promise is None else info.promise.words,
                 }
-                for one in infos
+                for info in infos
             ],
         }
 
     def balance(self) -> dict[str, Any]:
-        """Return what is left of the account that pays."""
-        return describe_balance(self.purse.account)
+        """Return the balance of the account that pays."""
+        return describe_balance(self.payer.account)
 
     def map(self, gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        """Return what the public map of a gallery says, and what can be expected of it."""
+        """Return the figures of a public map, and the recall to expect at each epsilon."""
         public = self.client.map(candidates, gallery=gallery)
-        found = self._find_outlook(public)
+        outlook = self._find_outlook(public)
         return {
             "map": public.map.map_id,
             "gallery": gallery,
@@ -167,49 +163,57 @@ class PageSession:
             "items": public.map.n_items,
             "set_size": public.map.set_size,
             "n_sets": public.map.n_sets,
-            "reach": round(found.reach, 4),
+            "reach": round(outlook.reach, 4),
             "learned_for": public.epsilon,
             "k": K,
             "curve": {
                 "epsilon": EPSILONS,
-                "expected": [round(found.expected(epsilon), 4) for epsilon in EPSILONS],
-                "ceiling": [round(found.ceiling(epsilon), 4) for epsilon in EPSILONS],
-                "floor": round(found.floor, 4),
-                "whole": found.whole,
+                "expected": [round(outlook.expected(epsilon), 4) for epsilon in EPSILONS],
+                "ceiling": [round(outlook.ceiling(epsilon), 4) for epsilon in EPSILONS],
+                "floor": round(outlook.floor, 4),
+                "whole": outlook.whole,
             },
         }
 
     def preview(self, epsilon: float) -> dict[str, Any]:
-        """Return what a question would cost, and what it would promise. Nothing is spent."""
+        """Return the cost and the guarantee of a query. Nothing is spent."""
         if epsilon == 0:
             left = self.balance()["left_words"]
-            return {"allowed": True, "cost": "0", "before": left, "after": left, "words": "", "promise": _NOTHING}
+            return {
+                "allowed": True,
+                "cost": "0",
+                "before": left,
+                "after": left,
+                "words": "",
+                "promise": _FREE_PROMISE,
+            }
         guarantee = ClientProtocol(checked_epsilon(epsilon)).guarantee
-        return {**preview_cost(self.purse.account, guarantee), "promise": str(guarantee)}
+        return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
-    def ask(self, image: bytes, question: Question, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-        """Ask about an image file with a new key, and return all that the page shows: the same image again pays again.
+    def ask(self, image: bytes, query: Query, is_connected: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+        """Search for an image file with a new key, and return the values that the page shows.
 
-        `listens` says whether somebody still waits; an answer that nobody hears waits for :meth:`again`.
+        The same image asked again is a new query, and is charged. An answer that the browser did not receive, by
+        `is_connected`, waits for :meth:`again`.
         """
-        if question.epsilon == 0:
-            return self._ask_for_nothing(image, question.gallery)
-        checked_epsilon(question.epsilon)
+        if query.epsilon == 0:
+            return self._ask_free(image, query.gallery)
+        checked_epsilon(query.epsilon)
         with self._take_turn():
-            info, row = self._prepare(image, question.gallery)
-            cost = self._check_cost(question.epsilon)
-            asked = WaitingQuestion(question, info, row, int(time.time()))
-            return {**self._answer(new_key(), asked, listens), "cost": cost}
+            info, row = self._prepare(image, query.gallery)
+            cost = self._check_cost(query.epsilon)
+            entry = UnansweredQuery(query, info, row, int(time.time()))
+            return {**self._answer(new_key(), entry, is_connected), "cost": cost}
 
     def sync(self, gallery: str) -> dict[str, Any]:
-        """Fetch a gallery's codes, or what changed of them. The page does so by a button, never because of an image."""
+        """Download a gallery's codes, or their changes. A button does this, never a query."""
         with self._take_turn():
             self._check_gallery(gallery)
             copy = self.client.sync(gallery=gallery)
             return {"items": len(copy), "fetched": copy.fetched}
 
-    def _ask_for_nothing(self, image: bytes, gallery: str) -> dict[str, Any]:
-        """Search the copy that is here, or ask a sealed question; nothing is paid, and nothing waits."""
+    def _ask_free(self, image: bytes, gallery: str) -> dict[str, Any]:
+        """Search the local copy, or send a sealed query; both are free."""
         with self._take_turn():
             self._check_gallery(gallery)
             return view_free(self.client.nearest(image, None, 0, gallery=gallery), self.balance())
@@ -219,118 +223,106 @@ class PageSession:
         return 0 if copy is None else len(copy)
 
     def classify(self, image: bytes, gallery: str) -> dict[str, Any]:
-        """Classify an image file by the model of a protected gallery. Nothing is paid, and nothing waits."""
+        """Classify an image file with the model of a protected gallery, which is free."""
         with self._take_turn():
             self._check_gallery(gallery)
             return view_classified(self.client.classify(image, gallery=gallery), self.balance())
 
-    def again(self, key: str, listens: Callable[[], bool] = lambda: True) -> dict[str, Any]:
-        """Ask a paid question without an answer again: the same message, for nothing. :meth:`about` lists keys."""
+    def again(self, key: str, is_connected: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+        """Send the message of an unanswered query again, which is free. :meth:`about` lists the keys."""
         with self._take_turn():
-            if key not in self._waiting:
-                raise Trouble(404, "question", "This question waits for no answer here. Load the page anew.")
-            return {**self._answer(key, self._waiting[key], listens), "cost": "0"}
+            if key not in self._unanswered:
+                raise PageError(404, "question", "This query is not waiting for an answer. Reload the page.")
+            return {**self._answer(key, self._unanswered[key], is_connected), "cost": "0"}
 
-    def picture(self, gallery: str, candidates: float | None = None) -> dict[str, Any]:
-        """Return the map as a picture, with what the last answer showed. Nothing is asked but for the map."""
-        public = self.client.map(candidates, gallery=gallery)
-        name = public.map.map_id
-        with self._looking:
-            if name not in self._pictures:
-                self._pictures = {name: Picture(public)}
-            picture, last = self._pictures[name], self._last
-        known = last if last.map_id == name else Last()
-        return picture.draw(dict(known.seen), known.feature, known.named_set, make_image_address)
-
-    def _answer(self, key: str, asked: WaitingQuestion, listens: Callable[[], bool]) -> dict[str, Any]:
-        """Return the answer to a question. It waits if it is paid for and nobody has heard the answer."""
-        trouble: Exception | None = None
-        self.purse.begin()
+    def _answer(self, key: str, entry: UnansweredQuery, is_connected: Callable[[], bool]) -> dict[str, Any]:
+        """Send a query and return its answer. Keep the query if it is paid for and the browser has no answer."""
+        self.payer.reset()
+        failure: Exception | None = None
         try:
-            found = self._send(asked.row, asked.info, asked.question, key)
-            waits = not listens()
+            answer = self._send(entry, key)
+            is_unanswered = not is_connected()
         except Exception as error:
-            trouble, waits = self._judge_failure(error, waits=key in self._waiting)
-        self._waiting.pop(key, None)
-        if waits:
-            self._waiting[key] = asked
-            for old in list(self._waiting)[:-_MOST_WAITING]:
-                del self._waiting[old]
-        if trouble is not None:
-            raise trouble
-        return found
+            failure, is_unanswered = self._judge_failure(error, was_unanswered=key in self._unanswered)
+        self._unanswered.pop(key, None)
+        if is_unanswered:
+            self._unanswered[key] = entry
+            for oldest in list(self._unanswered)[:-_MAX_UNANSWERED]:
+                del self._unanswered[oldest]
+        if failure is not None:
+            raise failure
+        return answer
 
-    def _send(self, row: Singles, info: GalleryInfo, question: Question, key: str) -> dict[str, Any]:
-        public = self.client.map(question.candidates, gallery=info.name)
-        if public.fingerprint != info.fingerprint:  # the row is of no use there, and its width need not show it
+    def _send(self, entry: UnansweredQuery, key: str) -> dict[str, Any]:
+        info, query = entry.info, entry.query
+        public = self.client.map(query.candidates, gallery=info.name)
+        if public.fingerprint != info.fingerprint:  # the row is useless there, and may have the same width
             self.galleries()
             raise describe_new_listing()
-        # Decided by the gallery, never by the image.
-        images = "thumbnails" in public.offers and public.map.set_size <= _MOST_IMAGES
+        # Depends on the gallery alone, never on the image.
+        images = "thumbnails" in public.offers and public.map.set_size <= _MAX_THUMBNAILS
         nearest = self.client.nearest(
-            row,
+            entry.row,
             min(K, public.map.set_size),
-            question.epsilon,
-            question.candidates,
+            query.epsilon,
+            query.candidates,
             gallery=info.name,
             thumbnails=images,
             key=key,
             rng=self._rng,
         )
-        # The gallery may have taken a new map in between; then nothing is said by the one before.
-        same = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
-        share = round(nearest.expected_share or 0.0, 4) if same else None
-        if same:
-            self._last = self._last.update(nearest, public, row, images=images)
+        # The gallery may have published a new map in between; then the share of this one means nothing.
+        same_map = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
+        share = round(nearest.expected_share or 0.0, 4) if same_map else None
         view = view_nearest(nearest, self._read_message(), self.balance(), images=images)
         return {**view, "map": public.map.map_id, "share": share}
 
-    def _judge_failure(self, error: Exception, *, waits: bool) -> tuple[Exception, bool]:
-        """Return what is told of a question that failed, and whether it waits: it is paid for, and asking can help."""
+    def _judge_failure(self, error: Exception, *, was_unanswered: bool) -> tuple[Exception, bool]:
+        """Return the error to raise, and whether the query is paid for and can be retried."""
         if isinstance(error, (KeySpentError, KeyConflictError)):
             return error, False
         if isinstance(error, UnansweredError):
             return error, error.again
-        if self.purse.debit is None:  # not looked at yet: what waited before waits on, unless its gallery is another
-            return error, waits and not isinstance(error, Trouble)
-        _LOG.error("a question failed: %s", type(error).__name__)
+        if self.payer.debit is None:  # not charged now: an older query stays, unless its gallery has changed
+            return error, was_unanswered and not isinstance(error, PageError)
+        _LOG.error("a query failed: %s", type(error).__name__)
         return describe_spoiled(), True
 
     def _read_message(self) -> bytes:
-        """Return the message that was sent, as the ledger stores it."""
-        debit = self.purse.debit
+        """Return the sent message, as stored in the ledger."""
+        debit = self.payer.debit
         return b"" if debit is None or debit.message is None else debit.message
 
     def _find_outlook(self, public: PublicPart) -> Outlook:
-        name = public.map.map_id
-        with self._looking:
-            if name not in self._outlooks:
-                self._outlooks[name] = make_outlook(public)
-                for old in list(self._outlooks)[:-8]:
-                    del self._outlooks[old]
-            return self._outlooks[name]
+        map_id = public.map.map_id
+        with self._outlook_lock:
+            if map_id not in self._outlooks:
+                self._outlooks[map_id] = make_outlook(public)
+                for oldest in list(self._outlooks)[:-_MAX_OUTLOOKS]:
+                    del self._outlooks[oldest]
+            return self._outlooks[map_id]
 
     def _prepare(self, image: bytes, name: str) -> tuple[GalleryInfo, Singles]:
-        """Return a gallery and the feature of an image for it. What is sent next goes out at the end of a slot."""
+        """Return a gallery and the feature row of an image. The next message is sent at the end of a time slot."""
         self._check_gallery(name)
         info, (row,) = self.client.prepare([image], gallery=name)
         return info, row
 
     def _check_gallery(self, name: str) -> None:
         if self._gallery not in (None, name):
-            raise Trouble(404, "question", "There is no gallery of this name here. Load the page anew.")
+            raise PageError(404, "question", "No gallery with this name. Reload the page.")
 
     def _check_cost(self, epsilon: float) -> str:
-        """Return what the account will pay, or refuse before anything is sent; the debit itself looks again."""
-        found = self.purse.account.preview(ClientProtocol(epsilon).guarantee)
-        if not found.allowed:
-            raise make_refusal(found)
-        return format_up(found.cost)
+        """Return the cost, or refuse a query before anything is sent; the debit checks again."""
+        preview = self.payer.account.preview(ClientProtocol(epsilon).guarantee)
+        if not preview.allowed:
+            raise make_refusal(preview)
+        return format_up(preview.cost)
 
     @contextmanager
     def _take_turn(self) -> Iterator[None]:
         if not self._lock.acquire(blocking=False):
-            raise Trouble(409, "busy", "A question is under way. Wait for its answer, or a minute.", again=True)
+            raise PageError(409, "busy", "Another query is in flight. Wait for its answer.", again=True)
         try:
             yield
         finally:

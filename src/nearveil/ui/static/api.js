@@ -1,12 +1,12 @@
-// Requests to this page's own process. None may hang, and every failure has words.
+// Requests to the page's own process, with timeouts. Every failure has a message.
 
-const GONE = "The page's own process does not answer. Look into the terminal where nearveil ui was started.";
-const SLOW = "There was no answer in time. Load the page anew in a minute: if the question was paid for, it waits there, and asking it again costs nothing.";
+const GONE = "The page's own process does not answer. Check the terminal that runs nearveil ui.";
+const SLOW = "The request timed out. Reload the page in a minute: if the query was paid for, it is listed there, and asking it again is free.";
 
-export class Trouble extends Error {
-  constructor(told) {
-    super(told.words);
-    Object.assign(this, told);
+export class PageError extends Error {
+  constructor(data) {
+    super(data.words);
+    Object.assign(this, data);
   }
 }
 
@@ -15,21 +15,21 @@ async function request(path, options, seconds) {
   const headers = { ...options.headers, "nearveil-page": sessionStorage.getItem("nearveil-page") ?? "" };
   try {
     reply = await fetch(path, { ...options, headers, credentials: "same-origin", signal: AbortSignal.timeout(seconds * 1000) });
-    const told = await reply.json();
-    if (reply.ok) return told;
-    throw new Trouble({ status: reply.status, words: GONE, ...told });
+    const data = await reply.json();
+    if (reply.ok) return data;
+    throw new PageError({ status: reply.status, words: GONE, ...data });
   } catch (error) {
-    if (error instanceof Trouble) throw error;
+    if (error instanceof PageError) throw error;
     const slow = error.name === "TimeoutError";
-    throw new Trouble({ code: slow ? "slow" : "gone", words: slow ? SLOW : GONE });
+    throw new PageError({ code: slow ? "slow" : "gone", words: slow ? SLOW : GONE });
   }
 }
 
-function address(path, told = {}) {
-  const given = Object.entries(told).filter(([, value]) => value !== null && value !== undefined && value !== "");
-  return given.length ? `${path}?${new URLSearchParams(given)}` : path;
+function address(path, data = {}) {
+  const pairs = Object.entries(data).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  return pairs.length ? `${path}?${new URLSearchParams(pairs)}` : path;
 }
 
-export const get = (path, told, seconds = 90) => request(address(path, told), {}, seconds);
-export const post = (path, told, body, seconds = 180) =>
-  request(address(path, told), { method: "POST", body, headers: { "content-type": "application/octet-stream" } }, seconds);
+export const get = (path, data, seconds = 90) => request(address(path, data), {}, seconds);
+export const post = (path, data, body, seconds = 180) =>
+  request(address(path, data), { method: "POST", body, headers: { "content-type": "application/octet-stream" } }, seconds);

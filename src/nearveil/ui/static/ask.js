@@ -12,7 +12,7 @@ const LARGEST = 64 * 2 ** 20;
 let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0;
 
 const epsilon = () => Number(find("epsilon-number").value);
-const nearestStop = (value) => STOPS.reduce((best, stop, place) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? place : best), 0);
+const nearestStop = (value) => STOPS.reduce((best, stop, target) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? target : best), 0);
 const isProtected = () => chosen()?.kind === "protected";
 const isFree = () => find("epsilon-number").value.trim() !== "" && epsilon() === 0;
 const valid = () => isFree() || (Number.isFinite(epsilon()) && epsilon() >= LEAST && epsilon() <= MOST);
@@ -21,26 +21,26 @@ function showCurve() {
   if (map !== null && valid() && !isFree()) put(find("curve"), curve(map, epsilon(), asked));
 }
 
-// A protected gallery is not asked: its model is used here. So there is nothing to pay, and nothing to choose.
+// The model of a protected gallery runs here: there is nothing to pay and nothing to choose.
 function showKind() {
-  const kept = isProtected();
-  for (const name of ["epsilon-field", "candidates-field", "curve-card"]) find(name).hidden = kept;
-  find("ask-button").textContent = kept ? "Classify" : "Ask";
-  find("ask-lead").textContent = kept
-    ? "Your image stays on this machine. The gallery’s model comes here, and nothing about your image leaves."
-    : "Your image stays on this machine. The server is sent the name of one set of its gallery, and nothing else.";
-  if (!kept) return;
-  find("cost-note").textContent = "This costs nothing.";
-  if (asked === null) find("promise").textContent = "Nothing is told about your image, whatever it is.";
+  const hidden = isProtected();
+  for (const name of ["epsilon-field", "candidates-field", "curve-card"]) find(name).hidden = hidden;
+  find("ask-button").textContent = hidden ? "Classify" : "Search";
+  find("ask-lead").textContent = hidden
+    ? "Your image stays on this machine. The gallery’s model is downloaded, and nothing about your image is sent."
+    : "Your image stays on this machine. The server learns the name of one set of its gallery, and nothing else.";
+  if (!hidden) return;
+  find("cost-note").textContent = "This is free.";
+  if (asked === null) find("promise").textContent = "Nothing about your image is revealed.";
 }
 
-// At epsilon 0: a copy on this machine, or a sealed question. A copy is never fetched because of an image.
+// At epsilon 0: a local copy, or a sealed query. A query never downloads a copy.
 function freeWay() {
   const gallery = chosen(), offers = gallery?.offers ?? [];
-  if (gallery?.copy) return `Nothing is sent: the copy of ${count(gallery.copy, "item")} on this machine is searched.`;
-  if (offers.includes("sealed")) return "The server is sent noise that it computes on and cannot read.";
-  if (offers.includes("codes")) return "There is no copy on this machine yet. Fetch one on the page Gallery, at a time that has nothing to do with an image.";
-  return "This gallery hands out no codes and answers no sealed questions: choose an epsilon above 0.";
+  if (gallery?.copy) return `Nothing is sent: the local copy of ${count(gallery.copy, "item")} is searched.`;
+  if (offers.includes("sealed")) return "The server computes on an encrypted query that it cannot read.";
+  if (offers.includes("codes")) return "There is no local copy yet. Download one in the tab Gallery, at a time unrelated to any image.";
+  return "This gallery offers neither codes nor sealed search; choose an epsilon above 0.";
 }
 
 async function preview() {
@@ -52,22 +52,22 @@ async function preview() {
     return;
   }
   try {
-    const told = await get("/api/preview", { epsilon: epsilon() }, 20);
+    const data = await get("/api/preview", { epsilon: epsilon() }, 20);
     if (turn !== previewed) return;
-    find("epsilon").setAttribute("aria-valuetext", `epsilon ${epsilon()}. ${told.promise}`);
-    find("epsilon-note").textContent = isFree() ? `${told.promise} ${freeWay()}` : told.promise;
+    find("epsilon").setAttribute("aria-valuetext", `epsilon ${epsilon()}. ${data.promise}`);
+    find("epsilon-note").textContent = isFree() ? `${data.promise} ${freeWay()}` : data.promise;
     find("candidates-field").hidden = isFree();
     if (isFree()) {
-      find("cost-note").textContent = "This costs nothing.";
-      if (asked === null) find("promise").textContent = told.promise;
+      find("cost-note").textContent = "This is free.";
+      if (asked === null) find("promise").textContent = data.promise;
       return;
     }
-    if (asked === null) find("promise").textContent = told.promise;
-    find("cost-note").textContent = told.allowed
-      ? `This will cost ${told.cost} of the ${told.before} left.`
-      : `This would cost ${told.cost}, and ${told.before} is left: it will be refused.`;
-  } catch (trouble) {
-    if (turn === previewed) find("cost-note").textContent = trouble.message;
+    if (asked === null) find("promise").textContent = data.promise;
+    find("cost-note").textContent = data.allowed
+      ? `This will cost ${data.cost} of the ${data.before} left.`
+      : `This would cost ${data.cost}, but only ${data.before} is left.`;
+  } catch (failure) {
+    if (turn === previewed) find("cost-note").textContent = failure.message;
   }
 }
 
@@ -85,15 +85,15 @@ function showCandidates() {
   find("candidates-value").textContent = state.candidates === null ? "" : percent(state.candidates);
   slider.setAttribute("aria-valuetext", state.candidates === null ? "" : `${percent(state.candidates)} of the gallery`);
   if (map === null) return;
-  const offered = fractions.length < 2 ? "The gallery has one map, so there is nothing to choose." : `The gallery has maps for ${fractions.map(percent).join(", ")}.`;
-  find("candidates-note").textContent = `${map.set_size.toLocaleString("en")} of ${count(map.items, "image")} come back; one of ${count(map.n_sets, "set")} is named. ${map.reach < 1 ? `About ${Math.floor(100 * map.reach)}% of all are in some set; the others never come back.` : "Every one is in some set."} ${offered} This map was learned for epsilon ${map.learned_for}; any other is just as private.`;
+  const offered = fractions.length < 2 ? "The gallery has only this map." : `The gallery has maps for ${fractions.map(percent).join(", ")}.`;
+  find("candidates-note").textContent = `${map.set_size.toLocaleString("en")} of ${count(map.items, "image")} are returned; the message names one of ${count(map.n_sets, "set")}. ${map.reach < 1 ? `About ${Math.floor(100 * map.reach)}% of the images are in a set; the others are never returned.` : "Every image is in a set."} ${offered} This map was optimized for epsilon ${map.learned_for}; every epsilon keeps its guarantee.`;
 }
 
 async function loadMap() {
   const gallery = chosen();
   showKind();
   if (gallery === null || !gallery.published) {
-    say(find("ask-error"), gallery ? "This gallery has published nothing yet: its operator must do that." : "");
+    say(find("ask-error"), gallery ? "The operator has not published this gallery yet." : "");
     return;
   }
   if (isProtected()) {
@@ -102,114 +102,113 @@ async function loadMap() {
     say(find("ask-error"), "");
     return;
   }
-  const turn = ++looked; // of two that are under way, the later one counts
+  const turn = ++looked; // of two requests in flight, the later one counts
   map = null;
   showCandidates();
   try {
-    const told = await get("/api/map", { gallery: gallery.name, candidates: state.candidates }, 90);
+    const data = await get("/api/map", { gallery: gallery.name, candidates: state.candidates }, 90);
     if (turn !== looked) return;
-    map = told;
+    map = data;
     say(find("ask-error"), "");
-  } catch (trouble) {
+  } catch (failure) {
     if (turn !== looked) return;
-    say(find("ask-error"), trouble.message);
+    say(find("ask-error"), failure.message);
   }
   showCandidates();
   changed();
 }
 
-// Known without a server.
+// Works without the server.
 async function loadAbout() {
-  const told = await get("/api/about", {}, 20);
-  find("where").textContent = told.where;
-  put(find("gauge"), gauge(told.balance));
-  find("waiting").hidden = told.waiting.length === 0;
-  put(find("waiting-list"), ...told.waiting.map(waits));
+  const data = await get("/api/about", {}, 20);
+  find("location").textContent = data.location;
+  put(find("gauge"), gauge(data.balance));
+  find("waiting").hidden = data.waiting.length === 0;
+  put(find("waiting-list"), ...data.waiting.map(waits));
 }
 
-// The button is the only way back to a question: its image, chosen once more, is a new question.
+// Only this button retries a query: the same image chosen again is a new query.
 function waits(one) {
   const time = new Date(1000 * one.asked).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", hour12: false });
-  const again = () => busy || answered("/api/again", { key: one.key }, "", `Your question of ${time}: `);
-  return make("li", {}, `Asked at ${time}, epsilon ${one.epsilon}, gallery ${one.gallery}. `, make("button", { type: "button", onclick: again }, "Ask again, for nothing"));
+  const again = () => busy || answered("/api/again", { key: one.key }, "", `Your query of ${time}: `);
+  return make("li", {}, `Asked at ${time}, epsilon ${one.epsilon}, gallery ${one.gallery}. `, make("button", { type: "button", onclick: again }, "Ask again for free"));
 }
 
 export async function loadGalleries() {
   try {
     await loadAbout();
-    const told = await get("/api/galleries", {}, 90);
-    state.galleries = told.galleries;
+    const data = await get("/api/galleries", {}, 90);
+    state.galleries = data.galleries;
     const choice = find("gallery-choice");
-    put(choice, ...told.galleries.map((one) => make("option", { value: one.name }, one.kind === "protected" ? `${one.name} (protected: classifies)` : one.name)));
-    find("gallery-field").hidden = told.galleries.length < 2;
-    if (!chosen()) state.gallery = told.galleries[0].name;
+    put(choice, ...data.galleries.map((one) => make("option", { value: one.name }, one.kind === "protected" ? `${one.name} (protected: classifies)` : one.name)));
+    find("gallery-field").hidden = data.galleries.length < 2;
+    if (!chosen()) state.gallery = data.galleries[0].name;
     choice.value = state.gallery;
     if (!chosen().candidates.includes(state.candidates)) state.candidates = chosen().newest;
     say(find("ask-error"), "");
     await loadMap();
-  } catch (trouble) {
+  } catch (failure) {
     const again = make("button", { type: "button", class: "link", onclick: loadGalleries }, "Try again");
-    say(find("ask-error"), `${trouble.message} `);
+    say(find("ask-error"), `${failure.message} `);
     find("ask-error").append(again);
     showCandidates();
-    put(find("curve"), make("p", { class: "note" }, "The curve is drawn from the gallery’s map, which is not here yet."));
+    put(find("curve"), make("p", { class: "note" }, "The curve needs the gallery’s map, which is not loaded yet."));
     preview();
   }
 }
 
-function take(given) {
-  if (!given) return;
+function take(chosenFile) {
+  if (!chosenFile) return;
   const image = find("preview");
   URL.revokeObjectURL(image.src);
-  file = given;
+  file = chosenFile;
   asked = null;
-  image.src = URL.createObjectURL(given);
-  image.alt = `Your image, ${given.name}`;
+  image.src = URL.createObjectURL(chosenFile);
+  image.alt = `Your image, ${chosenFile.name}`;
   image.hidden = false;
   image.onerror = () => { image.hidden = true; };
   find("drop-label").classList.add("filled");
-  put(find("drop-words"), make("span", {}, `${given.name} · choose another`));
+  put(find("drop-words"), make("span", {}, `${chosenFile.name} · choose another`));
   find("answer").hidden = true;
   put(find("paid"));
   say(find("ask-error"), "");
-  find("ask-status").textContent = `${given.name} is ready. Nothing was sent yet.`;
+  find("ask-status").textContent = `${chosenFile.name} is ready. Nothing has been sent.`;
   changed();
 }
 
-function show(told, which) {
-  asked = told;
-  showSaw(find("saw"), told);
-  showGot(find("got"), told);
-  showPaid(find("paid"), told);
-  find("promise").textContent = told.promise;
-  put(find("gauge"), gauge(told.balance));
+function show(data, which) {
+  asked = data;
+  showSaw(find("saw"), data);
+  showGot(find("got"), data);
+  showPaid(find("paid"), data);
+  find("promise").textContent = data.promise;
+  put(find("gauge"), gauge(data.balance));
   find("answer").hidden = false;
-  state.answers += 1;
-  if (told.kind === "free") {
-    find("ask-status").textContent = `${told.got.length} matches found. It cost nothing.`;
+  if (data.kind === "free") {
+    find("ask-status").textContent = `${data.got.length} matches found, free.`;
     return;
   }
-  if (told.kind === "classified") {
-    find("ask-status").textContent = `The most probable class is ${told.label}. It cost nothing.`;
+  if (data.kind === "classified") {
+    find("ask-status").textContent = `Most probable class: ${data.label}. Free.`;
     return;
   }
-  find("ask-status").textContent = `${which}${told.got.length} matches found. ${told.repeated ? "It was paid for before." : `It cost ${told.cost}.`} ${told.balance.left_words} of ${told.balance.epsilon} is left.`;
+  find("ask-status").textContent = `${which}${data.got.length} matches found. ${data.repeated ? "Already paid for." : `Cost: ${data.cost}.`} ${data.balance.left_words} of ${data.balance.epsilon} is left.`;
 }
 
-// Send something to be answered, show what comes, and say what went wrong.
-async function answered(path, told, body, which = "") {
+// Send a query, and show its answer or its error.
+async function answered(path, data, body, which = "") {
   const error = find("ask-error"), button = find("ask-button");
   busy = true;
   button.disabled = true;
   say(error, "");
-  find("ask-status").textContent = "Asking…";
+  find("ask-status").textContent = "Searching…";
   try {
-    show(await post(path, told, body), which);
-  } catch (trouble) {
+    show(await post(path, data, body), which);
+  } catch (failure) {
     find("ask-status").textContent = "";
-    say(error, trouble.message);
-    if (trouble.code === "listing") await loadGalleries().then(() => say(error, trouble.message));
-    if (trouble.code === "map_changed") await loadMap().then(() => say(error, trouble.message));
+    say(error, failure.message);
+    if (failure.code === "listing") await loadGalleries().then(() => say(error, failure.message));
+    if (failure.code === "map_changed") await loadMap().then(() => say(error, failure.message));
   } finally {
     await loadAbout().catch(() => {});
     busy = false;
@@ -222,9 +221,9 @@ async function ask(event) {
   event.preventDefault();
   if (busy) return;
   const error = find("ask-error");
-  if (file === null) return say(error, "Choose an image first: drop one, or press the field and pick a file.");
+  if (file === null) return say(error, "Choose an image first: drop one, or click the field to select a file.");
   if (!isProtected() && !valid()) return say(error, "Epsilon must be 0, or a number from 0.000001 to 40.");
-  if (file.size > LARGEST) return say(error, "This image is too large: at most 64 megapixels and 64 MiB are read. Save a smaller copy. No message was sent, and nothing was paid.");
+  if (file.size > LARGEST) return say(error, "This image is too large: the limits are 64 megapixels and 64 MiB. Save a smaller copy. No message was sent, and nothing was paid.");
   if (chosen() === null) return loadGalleries();
   if (isProtected()) return answered("/api/classify", { gallery: state.gallery }, file);
   await answered("/api/ask", { gallery: state.gallery, epsilon: epsilon(), candidates: state.candidates }, file);
@@ -241,7 +240,7 @@ function listen() {
   for (const name of ["dragenter", "dragover"]) drop.addEventListener(name, (event) => { event.preventDefault(); drop.classList.add("over"); });
   for (const name of ["dragleave", "drop"]) drop.addEventListener(name, () => drop.classList.remove("over"));
   drop.addEventListener("drop", (event) => { event.preventDefault(); take(event.dataTransfer.files[0]); });
-  // Dropped beside the field, a file would take the place of the page.
+  // A file dropped outside the field would replace the page.
   for (const name of ["dragover", "drop"]) window.addEventListener(name, (event) => event.preventDefault());
   window.addEventListener("paste", (event) => { if (event.clipboardData?.files.length) take(event.clipboardData.files[0]); });
   find("ask-form").addEventListener("submit", ask);

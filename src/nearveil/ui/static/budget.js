@@ -1,12 +1,12 @@
 import { get } from "./api.js";
-import { count, find, make, put, say } from "./dom.js";
+import { find, make, put, say } from "./dom.js";
 import { gauge } from "./gauge.js";
 
 let selected = null;
 
 function account(one) {
-  const what = `${one.kind === "pure" ? "epsilons are added up" : `a ${one.kind}, at delta ${one.delta}`}; protects one ${one.unit} of ${one.owner}`;
-  const heading = make("h2", {}, one.account, one.pays ? make("span", { class: "tag" }, "pays for questions") : null);
+  const what = `${one.kind === "pure" ? "Costs add up." : `Accounting: ${one.kind}, delta ${one.delta}.`} Protects one ${one.unit}. Owner: ${one.owner}`;
+  const heading = make("h2", {}, one.account, one.pays ? make("span", { class: "tag" }, "pays for queries") : null);
   const choose = make("button", { type: "button", class: "link", "aria-pressed": String(one.account === selected), onclick: () => pick(one.account) }, `History of ${one.account}`);
   return make("section", { class: "card" }, heading, gauge(one), make("p", { class: "note" }, what), choose);
 }
@@ -18,14 +18,14 @@ function line(entry) {
 }
 
 async function history() {
-  const told = await get("/api/history", { account: selected }, 30);
-  const head = make("tr", {}, ...["entry", "what", "how much", "when"].map((words, place) => make("th", { scope: "col", class: place ? "" : "n" }, words)), make("th", { scope: "col", class: "hide-narrow" }, "key"));
-  const shown = told.entries.length < told.total ? `The last ${told.entries.length} of ${count(told.total, "entry").replace("entrys", "entries")}, the newest first.` : "All entries, the newest first.";
+  const data = await get("/api/history", { account: selected }, 30);
+  const head = make("tr", {}, ...["entry", "type", "amount", "time"].map((words, target) => make("th", { scope: "col", class: target ? "" : "n" }, words)), make("th", { scope: "col", class: "hide-narrow" }, "key"));
+  const shown = data.entries.length < data.total ? `The latest ${data.entries.length} of ${data.total.toLocaleString("en")} entries, newest first.` : "All entries, newest first.";
   put(
     find("history"),
-    make("h2", {}, `History of ${told.account}`),
+    make("h2", {}, `History of ${data.account}`),
     make("p", { class: "note" }, shown),
-    make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `History of ${told.account}` }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...told.entries.map(line)))),
+    make("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `History of ${data.account}` }, make("table", {}, make("thead", {}, head), make("tbody", {}, ...data.entries.map(line)))),
   );
 }
 
@@ -33,8 +33,8 @@ async function guarded(work) {
   try {
     await work();
     say(find("budget-error"), "");
-  } catch (trouble) {
-    say(find("budget-error"), trouble.message);
+  } catch (failure) {
+    say(find("budget-error"), failure.message);
   }
 }
 
@@ -46,16 +46,16 @@ function pick(name) {
 async function plan(event) {
   event?.preventDefault();
   await guarded(async () => {
-    const told = await get("/api/plan", { account: selected, count: Math.trunc(Number(find("plan-count").value)) || 0, epsilon: Number(find("plan-epsilon").value) || 0 }, 30);
-    put(find("plan-words"), make("span", { class: told.allowed ? "good" : "bad" }, told.allowed ? "Fits. " : "Does not fit. "), told.words);
+    const data = await get("/api/plan", { account: selected, count: Math.trunc(Number(find("plan-count").value)) || 0, epsilon: Number(find("plan-epsilon").value) || 0 }, 30);
+    put(find("plan-words"), make("span", { class: data.allowed ? "good" : "bad" }, data.allowed ? "Fits. " : "Does not fit. "), data.words);
   });
 }
 
 async function verify() {
   await guarded(async () => {
     put(find("verify-words"), "Checking every entry…");
-    const told = await get("/api/verify", {}, 120);
-    put(find("verify-words"), make("span", { class: told.ok ? "good" : "bad" }, told.words));
+    const data = await get("/api/verify", {}, 120);
+    put(find("verify-words"), make("span", { class: data.ok ? "good" : "bad" }, data.words));
   });
 }
 
@@ -64,8 +64,8 @@ function planner() {
   return make(
     "form", { class: "card", novalidate: true, onsubmit: plan },
     make("h2", {}, "Plan a workload"),
-    make("p", { class: "note" }, `What further questions would cost the account ${selected}. Nothing is spent.`),
-    make("div", { class: "row" }, field("plan-count", "Questions", "20", { step: "1", inputmode: "numeric" }), field("plan-epsilon", "Epsilon of each", "2", { step: "any", inputmode: "decimal" }), make("button", { type: "submit" }, "Preview")),
+    make("p", { class: "note" }, `Cost of more queries for the account ${selected}. Nothing is spent.`),
+    make("div", { class: "row" }, field("plan-count", "Queries", "20", { step: "1", inputmode: "numeric" }), field("plan-epsilon", "Epsilon of each", "2", { step: "any", inputmode: "decimal" }), make("button", { type: "submit" }, "Preview")),
     make("p", { id: "plan-words", role: "status", "aria-live": "polite" }),
   );
 }
@@ -74,7 +74,7 @@ function checker() {
   return make(
     "section", { class: "card" },
     make("h2", {}, "Check the ledger"),
-    make("p", { class: "note" }, "Every hash and total is computed anew, and compared with the witness."),
+    make("p", { class: "note" }, "Recompute every hash and total, and compare them with the witness."),
     make("button", { type: "button", onclick: verify }, "Verify"),
     make("p", { id: "verify-words", role: "status", "aria-live": "polite" }),
   );
@@ -84,9 +84,9 @@ export async function show() {
   const body = find("budget-body");
   body.setAttribute("aria-busy", "true");
   await guarded(async () => {
-    const told = await get("/api/budget", {}, 30);
-    selected = told.accounts.some((one) => one.account === selected) ? selected : told.paying;
-    put(body, make("div", { class: "accounts" }, ...told.accounts.map(account)), make("div", { class: "panes" }, planner(), checker()), make("section", { class: "card", id: "history" }));
+    const data = await get("/api/budget", {}, 30);
+    selected = data.accounts.some((one) => one.account === selected) ? selected : data.paying;
+    put(body, make("div", { class: "accounts" }, ...data.accounts.map(account)), make("div", { class: "panes" }, planner(), checker()), make("section", { class: "card", id: "history" }));
     await history();
   });
   body.setAttribute("aria-busy", "false");

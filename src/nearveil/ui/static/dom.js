@@ -1,4 +1,4 @@
-// Elements, without any HTML made of text: what a server sends is never more than text here.
+// Build elements without parsing HTML: text from a server stays text.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -15,13 +15,13 @@ export const make = (tag, attributes = {}, ...children) => filled(document.creat
 export const draw = (tag, attributes = {}, ...children) => filled(document.createElementNS(SVG, tag), attributes, children);
 export const find = (id) => document.getElementById(id);
 
-export function put(place, ...children) {
-  place.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+export function put(target, ...children) {
+  target.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }
 
-export function say(place, words) {
-  place.hidden = !words;
-  place.textContent = words || "";
+export function say(target, words) {
+  target.hidden = !words;
+  target.textContent = words || "";
 }
 
 export function picture(source, words) {

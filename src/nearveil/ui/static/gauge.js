@@ -1,6 +1,6 @@
 import { make } from "./dom.js";
 
-// An account: the bar fills with what is spent, as those of `nearveil budget show` do.
+// The spent part of an account, as a bar.
 export function gauge(balance) {
   const share = balance.epsilon > 0 ? balance.left / balance.epsilon : 0;
   const fill = make("span", { class: share < 0.15 ? "fill low" : "fill" });

@@ -1,17 +1,16 @@
 import * as ask from "./ask.js";
-import * as audit from "./audit.js";
 import * as budget from "./budget.js";
 import { find } from "./dom.js";
 import * as gallery from "./gallery.js";
 
-// Which page is shown: the part of the address behind "#".
+// Show the tab that the fragment of the URL names.
 
-const PAGES = { ask: { title: "Ask", open: ask.refresh }, gallery: { title: "Gallery", open: gallery.show }, budget: { title: "Budget", open: budget.show }, audit: { title: "Audit", open: audit.open } };
+const PAGES = { ask: { title: "Search", open: ask.refresh }, gallery: { title: "Gallery", open: gallery.show }, budget: { title: "Budget", open: budget.show } };
 let shown = null;
 
 function route(event) {
-  const wanted = location.hash.slice(1) || "ask";
-  const name = Object.hasOwn(PAGES, wanted) ? wanted : (shown ?? "ask"); // "#main" is a place on every page
+  const fragment = location.hash.slice(1) || "ask";
+  const name = Object.hasOwn(PAGES, fragment) ? fragment : (shown ?? "ask"); // "#main" exists in every tab
   if (name === shown) return;
   shown = name;
   for (const page of Object.keys(PAGES)) find(`page-${page}`).hidden = page !== name;
@@ -29,5 +28,4 @@ function route(event) {
 
 window.addEventListener("hashchange", route);
 route();
-audit.start();
 ask.start().then(() => { if (shown !== "ask") PAGES[shown].open(); });

@@ -1,5 +1,5 @@
-// What the pages share: which gallery is asked, and with which map.
+// Shared by the tabs: the selected gallery and map.
 
-export const state = { galleries: [], gallery: null, candidates: null, answers: 0 };
+export const state = { galleries: [], gallery: null, candidates: null };
 
 export const chosen = () => state.galleries.find((one) => one.name === state.gallery) ?? null;

@@ -1,4 +1,4 @@
-// Keeps the secret of this tab, and goes on to the page.
+// Store the secret of this tab, and open the page.
 
 sessionStorage.setItem("nearveil-page", document.querySelector("meta[name=page-secret]").content);
 location.replace("/");

@@ -1,0 +1,172 @@
+"""Authenticate the one browser that opened the printed address, and check every request to the page."""
+
+import hashlib
+import hmac
+import json
+import logging
+import secrets
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nearveil.ui._views import PageError, describe_failure
+
+
+@dataclass(frozen=True)
+class Credentials:
+    """Cookie and secret of the browser; every request needs both."""
+
+    cookie: str = field(repr=False)  # browsers send it to every server at 127.0.0.1, on any port
+    secret: str = field(repr=False)  # in the session storage of the page's origin and tab; sent as a header
+
+
+class PageEntry:
+    """A one-time token and the credentials that it is exchanged for. Neither is stored on disk."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self._lock = threading.Lock()
+        self._credentials: Credentials | None = None
+
+    def __repr__(self) -> str:
+        return "PageEntry()"
+
+    def exchange(self, token: str) -> Credentials | None:
+        """Return new credentials for the token on its first use; None for another token and on later uses."""
+        with self._lock:
+            if self._credentials is not None or not _is_same(token, self.token):
+                return None
+            self._credentials = Credentials(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
+            return self._credentials
+
+    def has_cookie(self, cookie: str) -> bool:
+        """Return whether the cookie matches the credentials."""
+        return self._credentials is not None and _is_same(cookie, self._credentials.cookie)
+
+    def authenticates(self, cookie: str, secret: str) -> bool:
+        """Return whether the cookie and the secret match the credentials."""
+        return self.has_cookie(cookie) and self._credentials is not None and _is_same(secret, self._credentials.secret)
+
+
+def _is_same(left: str, right: str) -> bool:
+    """Compare in constant time, for any characters and lengths."""
+    digests = (hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest() for text in (left, right))
+    return hmac.compare_digest(*digests)
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' blob: data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = [
+    (b"content-security-policy", POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cache-control", b"no-store"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cross-origin-opener-policy", b"same-origin"),
+    (b"permissions-policy", b"camera=(), geolocation=(), microphone=()"),
+]
+PAGE_HEADER = "nearveil-page"
+_SAFE_METHODS = ("GET", "HEAD")
+_ALLOWED_SITES = ("none", "same-origin")  # values of Sec-Fetch-Site
+_UNIQUE_HEADERS = ("host", "origin", "cookie", "sec-fetch-site", "content-length", PAGE_HEADER)
+_LOG = logging.getLogger(__name__)
+
+
+class PageGuard:
+    """ASGI middleware that admits only the page's own browser.
+
+    Host stops DNS rebinding, Origin and Sec-Fetch-Site stop other sites, and the cookie stops other programs. The
+    secret stops other servers on this machine: browsers send them the cookie too, but only the page has the secret.
+    """
+
+    def __init__(self, app: ASGIApp, entry: PageEntry, port: int) -> None:
+        self._app, self._entry = app, entry
+        self._hosts = (f"127.0.0.1:{port}", f"localhost:{port}")
+        self._cookie = name_cookie(port)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check a request, answer it, and add the security headers."""
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", ()), *_HEADERS]
+            await send(message)
+
+        if scope["type"] != "http":
+            raise RuntimeError("the page supports HTTP only")
+        try:
+            self._check(scope)
+            await self._app(scope, receive, send_with_headers)
+        except PageError as error:
+            await _send_error(send_with_headers, error)
+        except Exception as error:
+            # Log the type only: the text may hold a private value.
+            _LOG.error("a request failed: %s", type(error).__name__)
+            if not started:
+                await _send_error(send_with_headers, describe_failure())
+
+    def _check(self, scope: Scope) -> None:
+        headers = _read_headers(scope["headers"])
+        host = headers.get("host", "")
+        if host not in self._hosts:
+            raise PageError(421, "host", "Open the page at the printed address. Other host names are refused.")
+        self._check_origin(scope, headers, host)
+        is_public = scope["path"] == "/" or scope["path"].startswith("/static/")
+        # Other servers on this machine may set cookies of the same name: one of them must match.
+        cookies, secret = _find_cookies(headers, self._cookie), headers.get(PAGE_HEADER, "")
+        scope["state"] = {**scope.get("state", {}), "has_cookie": any(map(self._entry.has_cookie, cookies))}
+        if not (is_public or any(self._entry.authenticates(cookie, secret) for cookie in cookies)):
+            words = "This page is not open in this tab. Open the address that `nearveil ui` printed."
+            raise PageError(401, "pass", words)
+
+    def _check_origin(self, scope: Scope, headers: dict[str, str], host: str) -> None:
+        site = headers.get("sec-fetch-site", "same-origin")
+        is_navigation = scope["path"] == "/" and scope["method"] in _SAFE_METHODS  # another site may link here
+        if site not in _ALLOWED_SITES and not is_navigation:
+            raise PageError(403, "origin", "Cross-site request refused.")
+        if scope["method"] not in _SAFE_METHODS and headers.get("origin") != f"http://{host}":
+            raise PageError(403, "origin", "Only the page itself may send this request.")
+
+
+def name_cookie(port: int) -> str:
+    """Return the name of the cookie. It has the port, because browsers send cookies to every port."""
+    return f"nearveil-{port}"
+
+
+def _read_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return headers by name; refuse a duplicate of a header that is checked."""
+    values: dict[str, str] = {}
+    for raw, value in headers:
+        name = raw.decode("latin-1").lower()
+        if name in values and name in _UNIQUE_HEADERS:
+            raise PageError(400, "http", f"Duplicate header {name}.")
+        values[name] = value.decode("latin-1")
+    return values
+
+
+def _find_cookies(headers: dict[str, str], name: str) -> list[str]:
+    """Return all values of a cookie. Cookies of other servers on this machine may be malformed."""
+    pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
+    return [value for key, _, value in pairs if key == name]
+
+
+async def _send_error(send: Any, error: PageError) -> None:
+    body = json.dumps(make_error_dict(error)).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def make_error_dict(error: PageError) -> dict[str, Any]:
+    """Return the JSON body of an error."""
+    return {"code": error.code, "words": error.words, "paid": error.paid, "again": error.again}
