@@ -51,8 +51,9 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/service.py --out $(OUT)/bench
 	$(BIN)/python bench/strangers.py --out $(OUT)/bench
 
-audit: $(VENV)/.dev ## Attack every promise in full, up to half an hour; a table, a page, JSON
-	$(BIN)/nearveil audit all --out $(OUT)/audit --docs docs/results
+audit: $(VENV)/.dev ## Attack every promise in full, up to half an hour; a table, Markdown, JSON
+	$(BIN)/nearveil audit all --out $(OUT)/audit
+	cp $(OUT)/audit/audit.md $(OUT)/audit/audit.png docs/results/
 
 study: $(VENV)/.dev ## Make all tables and figures, up to an hour; goes on where it was stopped
 	$(BIN)/nearveil study all --out $(OUT)/study --docs docs/results

@@ -164,8 +164,7 @@ def audit(
     epsilon: Annotated[float, typer.Option(help="What the mechanisms guarantee.")] = 4.0,
     confidence: Annotated[float, typer.Option(help="Of every interval.")] = 0.95,
     effort: Annotated[float, typer.Option(help="Runs, as a multiple of the usual number.")] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="A folder for a page, pictures and JSON.")] = None,
-    docs: Annotated[Path | None, typer.Option(help="A folder for audit.md and audit.png, as in docs/results.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.md, audit.png and audit.json.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
     list_all: Annotated[bool, typer.Option("--list", help="Print what can be audited, and what cannot.")] = False,
 ) -> None:
@@ -192,8 +191,7 @@ def audit(
         return _print_list(epsilon, as_json=as_json)
     sections = _choose(name, epsilon)
     make_folder(out, "--out")  # before half an hour is spent
-    make_folder(docs, "--docs")
-    from nearveil.audit.report import write_markdown, write_page
+    from nearveil.audit.report import write_markdown
 
     began = time.process_time()
     found, outcome, wrong = _run_audit(sections, confidence, effort)
@@ -201,9 +199,8 @@ def audit(
     result = {"sections": _as_dict(found), "wrong": wrong, "outcome": outcome, "exit_status": _STATUSES[outcome]}
     if out is not None:
         (out / "audit.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        write_page(found, out, outcome, wrong)
-    if docs is not None:
-        write_markdown(found, docs, outcome, command=f"nearveil {shlex.join(sys.argv[1:])}", minutes=minutes)
+        command = f"nearveil {shlex.join(sys.argv[1:])}"
+        write_markdown(found, out, outcome, wrong, command=command, minutes=minutes)
     if as_json:
         print_json(result)
     else:
@@ -265,7 +262,7 @@ def _print(found: "dict[str, list[Report]]", wrong: list[str], out: Path | None)
             *cells, verdict = (report.cells[heading] for heading in headings)
             rows.append((*cells, Text(verdict, style=_STYLES[report.verdict])))
         print_table(headings, rows, title=title, right=headings[1:-1], whole=headings[1:])  # figures are never cut off
-    print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"The page is {out / 'index.html'}"]))
+    print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"The report is {out / 'audit.md'}"]))
     print_lines(*wrong, style="red")
 
 
