@@ -52,7 +52,7 @@ def test_broken_bytes_never_do_anything_but_raise(noise, place, value):  # type:
     [
         ([], b"", "fields"),
         ({"mechanism": "a"}, b"", "fields"),
-        ({"mechanism": 1, "public_id": "b", "seeded": False, "arrays": {"x": ["<i4", []]}}, b"0000", "must be text"),
+        ({"mechanism": 1, "public_id": "b", "seeded": False, "arrays": {"x": ["<i4", []]}}, b"0000", "must be str"),
         ({"mechanism": "a", "public_id": "b", "seeded": 0, "arrays": {"x": ["<i4", []]}}, b"0000", "seeded"),
         ({"mechanism": "a", "public_id": "b", "seeded": False, "arrays": {}}, b"", "1 to 16"),
         ({"mechanism": "a", "public_id": "b", "seeded": False, "arrays": {"x": ["|O", []]}}, b"0" * 8, "type"),
@@ -90,5 +90,5 @@ def test_the_message_keeps_its_own_copy():  # type: ignore[no-untyped-def]
     message = Message("a", "b", {"x": values})
     values[0] = 7
     assert message["x"].tolist() == [0, 1, 2]
-    with pytest.raises(MessageError, match="must hold 'y'"):
+    with pytest.raises(MessageError, match="must contain 'y'"):
         message["y"]

@@ -1,4 +1,4 @@
-"""The one interface of all releases (fit on what is public, release what is private, rank), and their messages."""
+"""The interface of all releases (fit public rows, release private rows, rank a gallery), and their messages."""
 
 import copy
 import hashlib
@@ -24,9 +24,9 @@ from nearveil.privacy.checks import check_integer, check_numbers, check_rows
 from nearveil.privacy.noise import Source, secure_source
 
 _MAGIC = b"NVM"
-_HEADER = struct.Struct("<3sBI")  # magic, version, length of the JSON that follows
+_HEADER = struct.Struct("<3sBI")  # magic, version, length of the JSON header
 _TYPES = ("|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<f4", "<f8")
-_LARGEST = 64 << 20  # bytes of a message: far above any of ours, far below what hurts a server
+_LARGEST = 64 << 20  # bytes of a message
 _LARGEST_JSON = 1 << 16
 _MOST_ARRAYS = 16
 _FIELDS = {"mechanism", "public_id", "seeded", "arrays"}
@@ -35,21 +35,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class MessageError(NearveilError, ValueError):
-    """Bytes are not a message, or a message does not fit the mechanism or map that shall read it."""
+    """Raised for invalid message bytes, and for a message of another mechanism or map."""
 
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """What a release sends: all that the server gets. Two messages are equal if all their fields are.
+    """All that a release sends to the server. Messages with equal fields are equal.
 
     Parameters
     ----------
     mechanism : str
         The name of the mechanism, such as "privunit".
     public_id : str
-        The fingerprint of the public things that both sides must share: anchors, projection, map.
+        Fingerprint of the public data that both sides share: anchors, projection, map.
     arrays : mapping of str to ndarray
-        The numbers, kept as read-only copies. Integers or floats, all finite.
+        Finite integers or floats, stored as read-only copies.
     seeded : bool, default=False
         Whether the noise came from a seed. Such a message has no guarantee.
 
@@ -69,17 +69,17 @@ class Message:
 
     def __post_init__(self) -> None:
         if not (isinstance(self.mechanism, str) and isinstance(self.public_id, str) and isinstance(self.seeded, bool)):
-            raise MessageError("mechanism and public_id must be text, and seeded true or false")
+            raise MessageError("mechanism and public_id must be str, and seeded must be bool")
         if not 1 <= len(self.arrays) <= _MOST_ARRAYS or not all(isinstance(name, str) for name in self.arrays):
             raise MessageError(f"arrays must be 1 to {_MOST_ARRAYS} named arrays")
-        kept = {name: _freeze_array(name, values) for name, values in sorted(self.arrays.items())}
-        object.__setattr__(self, "arrays", MappingProxyType(kept))
+        arrays = {name: _freeze_array(name, values) for name, values in sorted(self.arrays.items())}
+        object.__setattr__(self, "arrays", MappingProxyType(arrays))
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         try:
             return self.arrays[name]
         except KeyError:
-            raise MessageError(f"arrays must hold {name!r}: the message is of another kind or version") from None
+            raise MessageError(f"arrays must contain {name!r}: the message has another kind or version") from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Message) and self.to_bytes() == other.to_bytes()
@@ -92,27 +92,27 @@ class Message:
 
     @property
     def nbytes(self) -> int:
-        """Return how many bytes go over the wire."""
+        """Size of the message in bytes."""
         return len(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        """Return the message as bytes, the same for equal messages on every machine."""
-        described = {name: [values.dtype.str, list(values.shape)] for name, values in self.arrays.items()}
-        top = {"mechanism": self.mechanism, "public_id": self.public_id, "seeded": self.seeded, "arrays": described}
-        text = json.dumps(top, sort_keys=True, separators=(",", ":")).encode()
+        """Serialize the message; equal messages give equal bytes on every machine."""
+        forms = {name: [values.dtype.str, list(values.shape)] for name, values in self.arrays.items()}
+        header = {"mechanism": self.mechanism, "public_id": self.public_id, "seeded": self.seeded, "arrays": forms}
+        text = json.dumps(header, sort_keys=True, separators=(",", ":")).encode()
         body = b"".join(values.tobytes() for values in self.arrays.values())
         return _HEADER.pack(_MAGIC, self.version, len(text)) + text + body
 
     @classmethod
     def from_bytes(cls, data: bytes, largest: Shapes | None = None) -> Self:
-        """Read a message, or raise a MessageError; nothing in the bytes is trusted.
+        """Parse untrusted bytes, or raise a MessageError.
 
         Parameters
         ----------
         data : bytes
-            As :meth:`to_bytes` made them.
+            Output of :meth:`to_bytes`.
         largest : mapping of str to tuple of int, optional
-            The arrays that the message may hold, with the largest shape of each.
+            Names of the allowed arrays, each with its largest shape.
         """
         if len(data) > _LARGEST:
             raise MessageError(f"data must be at most {_LARGEST} bytes")
@@ -120,20 +120,20 @@ class Message:
             raise MessageError("data is not a nearveil message")
         _, version, length = _HEADER.unpack_from(data)
         if version != cls.version:
-            raise MessageError(f"data has version {version} of the format; this program reads version {cls.version}")
+            raise MessageError(f"data has format version {version}; this program reads version {cls.version}")
         if length > _LARGEST_JSON or _HEADER.size + length > len(data):
             raise MessageError("data is truncated")
-        top = _parse_header(data[_HEADER.size : _HEADER.size + length])
+        header = _parse_header(data[_HEADER.size : _HEADER.size + length])
         return cls(
-            mechanism=top["mechanism"],
-            public_id=top["public_id"],
-            arrays=_split_body(_read_forms(top["arrays"], largest), data[_HEADER.size + length :]),
-            seeded=top["seeded"],
+            mechanism=header["mechanism"],
+            public_id=header["public_id"],
+            arrays=_split_body(_read_forms(header["arrays"], largest), data[_HEADER.size + length :]),
+            seeded=header["seeded"],
         )
 
 
 def read_vector(message: Message, name: str, kind: Literal["int8", "float32"], size: int) -> NDArray[np.float64]:
-    """Return a vector of a message as doubles, or refuse one of another type or length."""
+    """Return a vector of a message as doubles, after a check of its type and length."""
     vector = message[name]
     if vector.dtype != np.dtype(kind) or vector.shape != (size,):
         words = {"int8": "integers of 8 bits", "float32": "floats of 32 bits"}[kind]
@@ -142,10 +142,10 @@ def read_vector(message: Message, name: str, kind: Literal["int8", "float32"], s
 
 
 def check_shape(name: str, shape: Sequence[int], largest: Shapes) -> None:
-    """Refuse an array that is not known, or is larger than it may be in any dimension."""
+    """Raise an error if the array is unknown or larger than its limit in any dimension."""
     most = largest.get(name)
     if most is None:
-        raise MessageError(f"arrays: {name!r} has no place here")
+        raise MessageError(f"arrays: unexpected array {name!r}")
     if len(shape) != len(most) or any(side > limit for side, limit in zip(shape, most, strict=True)):
         raise MessageError(f"{name} must be an array of at most {' x '.join(map(str, most)) or 'one number'}")
 
@@ -164,25 +164,25 @@ def _freeze_array(name: str, values: NDArray[Any]) -> NDArray[Any]:
 
 
 def _parse_header(text: bytes) -> dict[str, Any]:
-    """Return the JSON of a message, checked for its fields."""
+    """Parse the JSON header of a message and check its fields."""
     try:
-        top = json.loads(text)
+        header = json.loads(text)
     except (ValueError, RecursionError):
-        raise MessageError("data is not a nearveil message: its header is broken") from None
-    if not isinstance(top, dict) or set(top) != _FIELDS or not isinstance(top["arrays"], dict):
+        raise MessageError("data is not a nearveil message: the header is corrupted") from None
+    if not isinstance(header, dict) or set(header) != _FIELDS or not isinstance(header["arrays"], dict):
         raise MessageError(f"data must have exactly the fields {sorted(_FIELDS)}")
-    return top
+    return header
 
 
-def _read_forms(described: dict[str, Any], largest: Shapes | None) -> list[tuple[str, str, list[int]]]:
-    """Return name, type and shape of the arrays that a header describes."""
+def _read_forms(header: dict[str, Any], largest: Shapes | None) -> list[tuple[str, str, list[int]]]:
+    """Return name, type and shape of each array in a header."""
     forms = []
-    for name, entry in sorted(described.items()):
+    for name, entry in sorted(header.items()):
         if not (isinstance(entry, list) and len(entry) == 2 and entry[0] in _TYPES and isinstance(entry[1], list)):
-            raise MessageError(f"arrays: {name!r} has a type that is not known")
+            raise MessageError(f"arrays: {name!r} has an unknown type")
         kind, shape = entry
         if len(shape) > 3 or not all(type(side) is int and 0 <= side <= _LARGEST for side in shape):
-            raise MessageError(f"arrays: {name!r} has an impossible shape")
+            raise MessageError(f"arrays: {name!r} has an invalid shape")
         if largest is not None:
             check_shape(name, shape, largest)
         forms.append((name, kind, shape))
@@ -190,7 +190,7 @@ def _read_forms(described: dict[str, Any], largest: Shapes | None) -> list[tuple
 
 
 def _split_body(forms: list[tuple[str, str, list[int]]], body: bytes) -> dict[str, NDArray[Any]]:
-    """Cut the body into arrays; it must end with the last of them."""
+    """Split the body into arrays; it must end with the last array."""
     arrays = {}
     start = 0
     for name, kind, shape in forms:
@@ -207,18 +207,18 @@ def _split_body(forms: list[tuple[str, str, list[int]]], body: bytes) -> dict[st
 
 Floats = NDArray[np.float64]
 
-CODE_BYTES = 128  # of a candidate in an answer with compact codes, its id included
-_ROUNDING = 1e-9  # 0.29 of 100 items is 29 of them, though the product of the floats is below
+CODE_BYTES = 128  # size of a candidate in an answer with compact codes, including its id
+_ROUNDING = 1e-9  # 0.29 of 100 items is 29, although the product of the floats is smaller
 
 
 class Release(BaseEstimator, ABC):  # type: ignore[misc]
-    """A mechanism that tells a server about a private record no more than its guarantee says.
+    """A mechanism with messages that reveal no more about a private record than its guarantee says.
 
     Both sides fit the same public rows. The client calls :meth:`release` and sends the message; the server calls
-    :meth:`rank`. Features are centred by the public mean and brought to norm one first.
+    :meth:`rank`. Both first centre features by the public mean and scale them to norm one.
 
-    Fitting freezes parameters and guarantee together (``docs/theory/guarantee.md``): after a parameter is changed,
-    everything that needs a fit raises an error until `fit` is called again, and what was learned cannot be assigned.
+    A fitted release is immutable, so that it always matches its guarantee (``docs/theory/guarantee.md``). To change a
+    parameter, use ``clone(release).set_params(...)`` and fit the clone.
 
     Subclasses implement the abstract methods and pass the suite of ``tests/mechanisms/conformance.py``.
 
@@ -232,78 +232,88 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     """
 
     name: ClassVar[str]
+    _guarantee: Guarantee
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "guarantee" in vars(cls):
-            raise TypeError(f"{cls.__name__} must define _make_guarantee: fit keeps what it returns as guarantee")
+            raise TypeError(f"{cls.__name__} must define _make_guarantee, not guarantee: fit stores its result")
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
-        """Learn what both sides share from public rows and, where a mechanism uses them, their integer labels.
+        """Learn the data that both sides share from public rows and, for some mechanisms, their integer labels.
 
-        Never give it private rows: they would be in the open.
+        Never fit private rows: messages and maps reveal them.
         """
         rows = check_rows(public_X, "public_X")
         labels = None if public_y is None else check_labels(public_y, len(rows), "public_y")
-        given = self.get_params(deep=False)
-        # A twin learns, from copies of the parameters: nobody can reach into what it has learned, and where it fails,
-        # or another thread is at work, nothing is half fitted.
-        twin = self._with_attributes(copy.deepcopy(given))
-        twin._learn(rows, labels)
-        learned = {name: value for name, value in vars(twin).items() if name not in given}
-        _make_read_only(tuple(learned.values()))
-        fitted_with = {name: _copy_parameter(value) for name, value in given.items()}
-        object.__setattr__(self, "__dict__", {**given, **learned, "_fitted_with": fitted_with})
+        # A digest of the input, not of results: sums differ in their last bits between machines.
+        return self._fit_public(rows, labels, fingerprint(rows, labels))
+
+    def _fit_public(self, rows: Floats, labels: NDArray[np.int64] | None, public_digest: str) -> Self:
+        """Fit a copy, then replace all attributes in one step.
+
+        The copy learns from deep copies of the parameters, so no caller can modify the fitted release through them.
+        If the fit fails, or while another thread uses this object, the previous fit stays complete.
+        """
+        learner = self._with_attributes(copy.deepcopy(self.get_params(deep=False)))
+        learner.n_features_in_ = rows.shape[1]
+        with np.errstate(over="ignore"):  # _unit_rows raises an error
+            learner.mean_ = rows.mean(axis=0)
+        learner._public_digest = public_digest
+        learner._fit(learner._unit_rows(rows, "public_X", lenient=True), labels)
+        learner._guarantee = learner._make_guarantee()
+        self._freeze(learner.__dict__)
         return self
 
+    def _store(self, *, without: tuple[str, ...] = (), **attributes: Any) -> None:
+        """Add attributes to a fitted release, and remove those listed in `without`."""
+        others = {name: value for name, value in vars(self).items() if name not in without}
+        self._freeze({**others, **attributes})
+
+    def _freeze(self, attributes: dict[str, Any]) -> None:
+        _make_read_only(tuple(attributes.values()))
+        object.__setattr__(self, "__dict__", attributes)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuse what a fit has learned, and anything else but a parameter: the guarantee is that of the fit."""
-        if name not in vars(self).get("_fitted_with", (name,)):
-            raise self._make_refusal(name)
+        """Raise an error if the release is fitted: its guarantee would no longer match."""
+        self._refuse_change(name)
         super().__setattr__(name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Refuse, once this is fitted, as assigning does."""
-        if "_fitted_with" in vars(self):
-            raise self._make_refusal(name)
+        """Raise an error if the release is fitted, as for an assignment."""
+        self._refuse_change(name)
         super().__delattr__(name)
 
-    def _make_refusal(self, name: str) -> AttributeError:
-        return AttributeError(
-            f"{name} of a fitted {type(self).__name__} belongs to its guarantee: change parameters and call fit again"
-        )
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, also of nested estimators. Raises an error if the release is fitted."""
+        for name in params:
+            self._refuse_change(name)
+        super().set_params(**params)
+        return self
 
-    def _store(self, *, without: tuple[str, ...] = (), **learned: Any) -> None:
-        """Store, read-only, what was learned besides the fit, and forget what is named in `without`."""
-        _make_read_only(tuple(learned.values()))
-        kept = {name: value for name, value in vars(self).items() if name not in without}
-        object.__setattr__(self, "__dict__", {**kept, **learned})
+    def _refuse_change(self, name: str) -> None:
+        if "_guarantee" in vars(self):
+            raise AttributeError(
+                f"{name} of a fitted {type(self).__name__} cannot change, because its guarantee would not match. "
+                "Use clone(release).set_params(...) and fit the clone."
+            )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Lock again what was learned: pickles and deep copies hold arrays that can be written to."""
+        """Make arrays read-only again: pickles and deep copies do not preserve the flag."""
         super().__setstate__(state)
-        given = self.get_params(deep=False)
-        _make_read_only(tuple(value for name, value in vars(self).items() if name not in given))
-
-    def _learn(self, rows: Floats, labels: NDArray[np.int64] | None) -> None:
-        self.n_features_in_ = rows.shape[1]
-        with np.errstate(over="ignore"):  # told below, in words
-            self.mean_ = rows.mean(axis=0)
-        # Of what was given, not of what is computed from it: sums differ in their last bits between machines.
-        self._public_digest = fingerprint(rows, labels)
-        self._fit(self._unit_rows(rows, "public_X", lenient=True), labels)
-        self._guarantee = self._make_guarantee()
+        if "_guarantee" in vars(self):
+            _make_read_only(tuple(vars(self).values()))
 
     def features(self, X: ArrayLike, name: str = "X", *, lenient: bool = False) -> Floats:
-        """Centre rows by the public mean and bring them to norm one.
+        """Centre rows by the public mean and scale them to norm one.
 
         Parameters
         ----------
         X : array-like of shape (n, d)
         name : str, default="X"
-            What an error calls them.
+            Name of the argument in error messages.
         lenient : bool, default=False
-            Whether a row that equals the public mean becomes zeros instead of an error. For public rows alone.
+            Whether a row that equals the public mean becomes zeros instead of an error. Only for public rows.
 
         Returns
         -------
@@ -319,13 +329,13 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         with np.errstate(over="ignore"):
             rows: Floats = checked - self.mean_
         if not np.isfinite(rows).all():
-            raise ValueError(f"{name} holds numbers so large that their differences overflow: scale them down")
+            raise ValueError(f"{name} contains numbers so large that their differences overflow; scale them down")
         if not lenient and not rows.any(axis=1).all():
-            raise ValueError(f"{name} must not hold a row that equals the public mean: centred, it is zero")
+            raise ValueError(f"{name} must not contain a row that equals the public mean: it has no direction")
         return scale_to_unit(rows)
 
     def release(self, X: ArrayLike, *, rng: Source | None = None) -> Any:
-        """Make a message of a private row, or of each row of a batch. Spends the guarantee once for every row.
+        """Make a message from a private row, or one from each row of a batch. Each row uses the guarantee once.
 
         Parameters
         ----------
@@ -342,57 +352,58 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         source = secure_source() if rng is None else check_source(rng)
         rows = check_numbers(X, "X")
         single = rows.ndim == 1
-        found = fitted._release(fitted.features(rows[None] if single else rows), source)
-        return found[0] if single else found
+        messages = fitted._release(fitted.features(rows[None] if single else rows), source)
+        return messages[0] if single else messages
 
     def rank(self, message: Message, gallery: ArrayLike) -> Floats:
-        """Score the server's items by what the message tells.
+        """Score the server's items by a message.
 
         Parameters
         ----------
         message : Message
-            Of this mechanism, fitted on the same public rows.
+            From this mechanism, fitted on the same public rows.
         gallery : array-like of shape (n, d)
 
         Returns
         -------
         ndarray of shape (n,)
-            The higher, the nearer.
+            A higher score means nearer.
         """
         fitted = self._snapshot()
         fitted._check_messages([message])
         return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
-        """Return the bytes of an answer with compact codes that holds `n` candidates for each target of a message."""
+        """Return the size of an answer with compact codes and `n` candidates."""
         return CODE_BYTES * check_integer(n, "n")
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of one message, with randomness from the operating system: as it was when this was fitted."""
-        return self._snapshot()._guarantee
+        """Guarantee of one message with randomness from the operating system, as computed by :meth:`fit`."""
+        self._check_fitted()
+        return self._guarantee
 
     def guarantee_of(self, message: Message) -> Guarantee:
-        """Return the guarantee of a message of this mechanism: none where its noise came from a seed."""
+        """Return the guarantee of a message of this mechanism; a message from a seed has none."""
         self._check_messages([message])
         return self.guarantee.as_seeded() if message.seeded else self.guarantee
 
     @property
     def gallery_guarantee(self) -> Guarantee:
-        """The guarantee for the server's items: none. Answers, and the public map, are made of them."""
+        """Guarantee for the server's items: none, because answers and the public map reveal them."""
         return replace(
             make_guarantee(math.inf, 0.0, "an open gallery", "docs/theory/covers.md"), protects="database", unit="item"
         )
 
     @property
     def public_id(self) -> str:
-        """The fingerprint of all that both sides must share. Messages carry it."""
+        """Fingerprint of the data that both sides share; a field of every message."""
         self._check_fitted()
         return fingerprint(self.name, self._public_digest, *self._public_parts())
 
     @abstractmethod
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        """Learn from public features of norm one (or zero)."""
+        """Learn from public features of norm one (or zero); may set attributes."""
 
     @abstractmethod
     def _make_guarantee(self) -> Guarantee:
@@ -400,22 +411,22 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
 
     @abstractmethod
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        """Make a message of each row; rows have norm one."""
+        """Make a message from each row; rows have norm one."""
 
     def _prepare(self, features: Floats) -> Any:
-        """Return what a server computes once of its gallery, features of norm one (or zero), for :meth:`_rank`."""
+        """Precompute the input of :meth:`_rank` from a gallery's features of norm one (or zero)."""
         return features
 
     @abstractmethod
     def _rank(self, message: Message, prepared: Any) -> Floats:
-        """Score the items of a gallery that was prepared."""
+        """Score the items of a prepared gallery."""
 
     @abstractmethod
     def _public_parts(self) -> tuple[object, ...]:
-        """Return parameters and public arrays, other than the fitted rows, that a message's meaning depends on."""
+        """Return the parameters and public arrays, besides the fitted rows, that the server needs to read a message."""
 
     def _messages(self, source: Source, /, **batches: NDArray[Any]) -> list[Message]:
-        """Make one message of the first entries of all batches, one of the second, and so on."""
+        """Make one message from the first entries of all batches, one from the second, and so on."""
         public_id = self.public_id
         rows = zip(*batches.values(), strict=True)
         return [
@@ -426,50 +437,46 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         public_id = self.public_id
         for message in messages:
             if not isinstance(message, Message):
-                raise MessageError("message must be a Message; Message.from_bytes reads one")
+                raise MessageError("message must be a Message; parse bytes with Message.from_bytes")
             if message.mechanism != self.name:
                 raise MessageError(f"message must come from {self.name!r}; it comes from {message.mechanism!r}")
             if message.public_id != public_id:
                 raise MessageError(
-                    "message was made with other public rows, parameters or map: fetch the map and ask anew"
+                    "message was made with other public rows, parameters or map: fetch the map and ask again"
                 )
 
     def _snapshot(self) -> Self:
-        """Return this mechanism as it is now, with the parameters of its fit, whatever other threads change."""
-        one = self._with_attributes(vars(self).copy())
-        one._check_fitted()
-        return one
+        """Return the current fit as an object that a later fit in another thread does not change."""
+        snapshot = self._with_attributes(self.__dict__)  # a fit replaces this dict and never modifies it
+        snapshot._check_fitted()
+        return snapshot
 
     def _with_attributes(self, attributes: dict[str, Any]) -> Self:
         other = object.__new__(type(self))
-        other.__dict__ = attributes
+        object.__setattr__(other, "__dict__", attributes)
         return other
 
     def _check_fitted(self) -> None:
-        fitted_with = vars(self).get("_fitted_with")
-        if fitted_with is None:
+        if "_guarantee" not in vars(self):
             raise NotFittedError(f"{type(self).__name__} must be fitted on public rows first: call fit(public_X)")
-        changed = [name for name, value in fitted_with.items() if not _is_same(getattr(self, name), value)]
-        if changed:
-            raise NotFittedError(f"parameters changed after fit ({', '.join(changed)}): call fit again")
 
 
 class TractableRelease(Release):
-    """A release whose messages have a density that can be computed."""
+    """A release with a density of messages that can be computed."""
 
     def log_density(self, messages: Message | Sequence[Message], X: ArrayLike) -> Floats:
-        """Return the log-density of messages for each row that may have caused them, shape (n_messages, n_rows).
+        """Return the log-density of messages given each possible row, shape (n_messages, n_rows).
 
         Up to a constant: the difference between two rows is a message's evidence for one against the other.
         """
-        given = [messages] if isinstance(messages, Message) else list(messages)
+        checked = [messages] if isinstance(messages, Message) else list(messages)
         features = self.features(X)
-        self._check_messages(given)
-        return self._log_density(given, features)
+        self._check_messages(checked)
+        return self._log_density(checked, features)
 
     @abstractmethod
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        """Return the log-density of messages that were checked, for features of norm one."""
+        """Return the log-density of checked messages given features of norm one."""
 
 
 def make_guarantee(
@@ -482,7 +489,7 @@ def make_guarantee(
     extra_delta: float = 0.0,
     reason: str = "",
 ) -> Guarantee:
-    """Return the guarantee about the record that a message is made of; `reason` says why it is not sound."""
+    """Return a guarantee for the record in a message; a `reason` makes it unsound."""
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -497,28 +504,8 @@ def make_guarantee(
     )
 
 
-def _copy_parameter(value: Any) -> Any:
-    """Return a parameter to compare with: arrays and lists as copies, anything else as itself."""
-    if isinstance(value, np.ndarray):
-        return value.copy()
-    return type(value)(map(_copy_parameter, value)) if type(value) in (list, tuple) else value
-
-
-def _is_same(now: Any, then: Any) -> bool:
-    """Return whether a parameter is unchanged: by value, or for other objects by identity, as `fit` copied them."""
-    if now is then:
-        return True
-    if type(now) is not type(then):
-        return False
-    if isinstance(then, np.ndarray):
-        return now.dtype == then.dtype and np.array_equal(now, then)
-    if isinstance(then, list | tuple):
-        return len(now) == len(then) and all(map(_is_same, now, then))
-    return isinstance(then, int | float | str | np.generic) and bool(now == then)
-
-
 def _make_read_only(value: Any) -> None:
-    """Lock the arrays that a fit has learned, also inside dataclasses, tuples and sparse arrays."""
+    """Make arrays read-only, also inside dataclasses, tuples and sparse arrays."""
     if isinstance(value, np.ndarray):
         value.setflags(write=False)
     elif isinstance(value, scipy.sparse.csr_array):
@@ -532,7 +519,7 @@ def _make_read_only(value: Any) -> None:
 
 def scale_to_unit(rows: Floats) -> Floats:
     """Divide rows by their norms, in place; rows of zeros stay zeros."""
-    # Scaled first: squares of tiny or huge numbers leave the range of a float.
+    # Divide by the largest entry first: squares of tiny or huge numbers leave the range of a float.
     largest = np.abs(rows).max(axis=1, keepdims=True)
     np.divide(rows, largest, out=rows, where=largest > 0)
     norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
@@ -541,7 +528,7 @@ def scale_to_unit(rows: Floats) -> Floats:
 
 
 def candidate_count(candidates: float, items: int) -> int:
-    """Return floor(f N), how many candidates an answer holds, or say that f is too small for one."""
+    """Return floor(f N), the number of candidates in an answer; at least 1."""
     count = math.floor(check_fraction(candidates) * items + _ROUNDING)
     if count < 1:
         raise ValueError(f"candidates must be at least 1/{items}, one item of this gallery")
@@ -549,38 +536,38 @@ def candidate_count(candidates: float, items: int) -> int:
 
 
 def check_fraction(candidates: float) -> float:
-    """Return the fraction of a gallery that an answer holds, or say what is wrong with it."""
+    """Check the fraction of a gallery that an answer contains."""
     if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.number)) or not 0 < candidates <= 1:
         raise ValueError("candidates must be a fraction of the gallery, above 0 and at most 1")
     return float(candidates)
 
 
 def check_number(value: float, name: str) -> float:
-    """Return a real number as a float, or say that it is none."""
+    """Check a real number and return it as a float."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
         raise ValueError(f"{name} must be a number")
     return float(value)
 
 
 def check_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
-    """Return integer labels, one a row."""
+    """Check integer labels, one for each row."""
     labels = np.asarray(y)
     if labels.shape != (n_rows,):
         raise ValueError(f"{name} must hold one label for each of the {n_rows} rows")
     if labels.dtype.kind not in "iu":
-        raise ValueError(f"{name} must be integers; numpy.unique(..., return_inverse=True) numbers names")
+        raise ValueError(f"{name} must be integers; encode names with numpy.unique(..., return_inverse=True)")
     return labels.astype(np.int64)
 
 
 def check_source(rng: Source) -> Source:
-    """Return the source, or refuse what is none."""
+    """Check that `rng` is a source of randomness."""
     if not (hasattr(rng, "words") and hasattr(rng, "sound")):
-        raise ValueError("rng must be secure_source(), or unsafe_seeded(seed) where a test asks for it")
+        raise ValueError("rng must be secure_source(), or unsafe_seeded(seed) in tests")
     return rng
 
 
 def fingerprint(*parts: object) -> str:
-    """Return 32 hexadecimal digits that stand for arrays, numbers and text, on every machine alike."""
+    """Return a hash of arrays, numbers and text: 32 hexadecimal digits, the same on every machine."""
     total = hashlib.sha256()
     for part in parts:
         if isinstance(part, np.ndarray):

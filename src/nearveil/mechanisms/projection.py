@@ -1,5 +1,6 @@
 """Public projections: from features of norm one to fewer dimensions, and to norm one again. They cost no privacy."""
 
+import copy
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
@@ -140,4 +141,5 @@ def _wrap_transformer(transformer: Any, features: Floats) -> Projection:
     mapped = np.asarray(transformer.transform(probe))
     if mapped.ndim != 2 or len(mapped) != 1 or mapped.shape[1] == 0 or mapped.dtype.kind not in "fiu":
         raise ValueError("projection must map rows to rows of numbers: its transform returned something else")
-    return Projection(mapped.shape[1], str(joblib.hash(transformer)), transformer=transformer)
+    # A copy: the parameter itself stays within reach of callers.
+    return Projection(mapped.shape[1], str(joblib.hash(transformer)), transformer=copy.deepcopy(transformer))

@@ -57,7 +57,7 @@ from nearveil.mechanisms.covers.members import (
     reach_items,
 )
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_numbers
+from nearveil.privacy.checks import check_numbers, check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.wire.frames import MOST_FEATURES
@@ -515,10 +515,8 @@ class MappedRelease(TractableRelease):
         row = check_numbers(mean, "mean")
         if row.ndim != 1:
             raise ValueError(f"mean must be one row; it has {row.ndim} dimensions")
-        self.fit(row[None])  # the mean of one row is that row, to the last bit
-        if public_digest is not None:
-            self._store(_public_digest=str(public_digest))
-        return self
+        rows = check_rows(row[None], "mean")  # the mean of one row is that row, to the last bit
+        return self._fit_public(rows, None, fingerprint(rows, None) if public_digest is None else str(public_digest))
 
     @property
     def public_digest(self) -> str:
