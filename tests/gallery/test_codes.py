@@ -242,7 +242,7 @@ PRODUCTS: dict[str, Any] = {
         ("codes-whole", {"dimension": np.array(0)}, "1 to 16000 dimensions"),
         ("codes-whole", {"dimension": np.zeros(2, np.int64)}, "dimension must be"),
         ("codes-whole", {"double": np.array(3)}, "'dimension'"),
-        ("codes-whole", {"dimension": np.array(3), "more": np.array(3)}, "no place here"),
+        ("codes-whole", {"dimension": np.array(3), "more": np.array(3)}, "unexpected array"),
         ("codes-whole", {"dimension": np.array(3), "double": np.array(3)}, "written as it must"),
         ("codes-scalar", SCALARS | {"double": np.array(5)}, "fit each other"),
         ("codes-scalar", SCALARS | {"double": np.array(-1)}, "fit each other"),

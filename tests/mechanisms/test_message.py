@@ -90,5 +90,5 @@ def test_the_message_keeps_its_own_copy():  # type: ignore[no-untyped-def]
     message = Message("a", "b", {"x": values})
     values[0] = 7
     assert message["x"].tolist() == [0, 1, 2]
-    with pytest.raises(MessageError, match="must contain 'y'"):
+    with pytest.raises(MessageError, match="must hold 'y'"):
         message["y"]

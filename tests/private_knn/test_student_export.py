@@ -181,7 +181,7 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "no reach": ("positive reach", lambda data: forge(data, whitening={"reach": 0.0, "bits": 20})),
     "no whitening": ("rows alone", lambda data: forge(data, whitening=None)),
     "a wide mean": ("for each component", lambda data: forge(data, {"mean": np.zeros(99)})),
-    "an array too many": ("no place here", lambda data: forge(data, {"code": np.zeros(1)})),
+    "an array too many": ("unexpected array", lambda data: forge(data, {"code": np.zeros(1)})),
     "no components": ("must hold 'components'", lambda data: forge(data, {"components": None})),
     "another model": ("must fit", lambda data: forge(data, model="pickle")),
     "a constant of ten classes": ("must fit", lambda data: forge(data, model="constant")),

@@ -79,7 +79,7 @@ class Message:
         try:
             return self.arrays[name]
         except KeyError:
-            raise MessageError(f"arrays must contain {name!r}: the message has another kind or version") from None
+            raise MessageError(f"arrays must hold {name!r}: the message has another kind or version") from None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Message) and self.to_bytes() == other.to_bytes()
@@ -145,7 +145,7 @@ def check_shape(name: str, shape: Sequence[int], largest: Shapes) -> None:
     """Raise an error if the array is unknown or larger than its limit in any dimension."""
     most = largest.get(name)
     if most is None:
-        raise MessageError(f"arrays: unexpected array {name!r}")
+        raise MessageError(f"arrays: {name!r} is an unexpected array")
     if len(shape) != len(most) or any(side > limit for side, limit in zip(shape, most, strict=True)):
         raise MessageError(f"{name} must be an array of at most {' x '.join(map(str, most)) or 'one number'}")
 
