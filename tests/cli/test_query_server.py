@@ -181,7 +181,6 @@ def test_what_was_paid_for_can_be_asked_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(OpenGallery, "query", gone)
-        patch.setattr(OpenGallery, "known", lambda *_, **__: None)
         text = refused("query", image, *words)
     assert "the gallery cannot be read now" in text
     key = text.split("It is paid for: --key ")[1].split()[0]

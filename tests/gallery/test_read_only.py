@@ -32,7 +32,8 @@ with Index.open(mounted) as index:
     gallery = OpenGallery(index, "birds")
     gallery.refresh()
     gallery.refresh()
-    print(gallery.info().is_published, gallery.is_current())
+    print(gallery.info().is_published)
+    revision = gallery.info().revision
     if (mounted / "index.db-wal").exists():
         sys.exit()
     try:
@@ -43,9 +44,8 @@ with Index.open(mounted) as index:
     with Index.open(writable) as other:
         other.add([Item(unit_rows(1)[0], "new")])
         other.republish()
-    print(gallery.is_current())
     gallery.refresh()
-    print(len(index), gallery.info().revision - index.revision)
+    print(len(index), gallery.info().revision - index.revision, gallery.info().revision > revision)
 """
 
 
@@ -74,10 +74,9 @@ def test_an_index_opens_on_a_read_only_volume_and_changes_are_noticed(tmp_path: 
     assert run_on_read_only_mount(tmp_path / "a gallery", tmp_path / "mounted") == [
         "Read-only file system",
         "60 0",
-        "True True",
+        "True",
         "give this user the right to write",
-        "False",
-        "61 0",
+        "61 0 True",
     ]
 
 
@@ -91,4 +90,4 @@ def test_an_index_with_a_log_opens_on_a_read_only_volume(tmp_path: Path) -> None
         for name in ("index.db", "index.db-wal", "index.db-shm"):
             shutil.copy(tmp_path / "birds" / name, tmp_path / "killed" / name)
     lines = run_on_read_only_mount(tmp_path / "killed", tmp_path / "mounted")
-    assert lines == ["Read-only file system", "59 0", "True False"]  # whether it is current takes a look at the file
+    assert lines == ["Read-only file system", "59 0", "True"]

@@ -30,7 +30,7 @@ from nearveil.ui._views import (
     verify_ledger,
 )
 from nearveil.ui.auth import PageEntry, PageGuard, make_error_dict, name_cookie
-from nearveil.ui.session import PageSession, Query
+from nearveil.ui.session import PageSession, QueryParameters
 
 _CONTENT_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _MAX_IGNORED_BODY = 1024  # bytes
@@ -105,7 +105,7 @@ def _add_queries(app: FastAPI, session: PageSession) -> None:
     @app.post("/api/ask")
     async def ask(request: Request, gallery: str, epsilon: float, candidates: float | None = None) -> dict[str, Any]:
         image = await _read_body(request, MOST_BYTES)
-        query = Query(epsilon, gallery, candidates)
+        query = QueryParameters(epsilon, gallery, candidates)
         return await _run(lambda: session.ask(image, query, lambda: _is_connected(request)))
 
     @app.post("/api/classify")

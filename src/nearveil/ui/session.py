@@ -61,7 +61,7 @@ _LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Query:
+class QueryParameters:
     """Parameters of a query, without the image."""
 
     epsilon: float
@@ -73,7 +73,7 @@ class Query:
 class UnansweredQuery:
     """A query that is paid for and has no answer yet."""
 
-    query: Query
+    query: QueryParameters
     info: GalleryInfo  # of the gallery, as listed at the time
     row: Singles = field(repr=False)  # the feature row. Private
     asked: int  # time of the query, in seconds since 1970
@@ -190,7 +190,9 @@ class PageSession:
         guarantee = ClientProtocol(checked_epsilon(epsilon)).guarantee
         return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
-    def ask(self, image: bytes, query: Query, is_connected: Callable[[], bool] = lambda: True) -> dict[str, Any]:
+    def ask(
+        self, image: bytes, query: QueryParameters, is_connected: Callable[[], bool] = lambda: True
+    ) -> dict[str, Any]:
         """Search for an image file with a new key, and return the values that the page shows.
 
         The same image asked again is a new query, and is charged. An answer that the browser did not receive, by

@@ -33,7 +33,6 @@ from nearveil.mechanisms.base import (
 from nearveil.mechanisms.covers.learning import (
     CHOICE_DECAY,
     CHOICE_RANKS,
-    MOST_QUERIES,
     Learned,
     Progress,
     Rows,
@@ -855,8 +854,7 @@ class Covers(MappedRelease):
         held = reach_items(carry_members(self.members_, places, local, size), local, self.reach)
         members = make_members(held, len(features))
         if len(features) <= count_prototypes(len(features), old.n_sets, size) or len(old.prototypes) == old.n_items:
-            components = find_components(features.take(choose_rows(len(features), MOST_QUERIES), "taking rows"))
-            grouping = group_around_prototypes(features, members, components)
+            grouping = group_around_prototypes(features, members, old.components)
             public_map = _make_map(len(features), grouping, size)
         else:
             around = _round_coverage(measure_around(near[:, 0], members, len(old.prototypes)))
