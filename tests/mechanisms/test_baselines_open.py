@@ -269,7 +269,7 @@ def test_one_column_of_the_chain_is_exact() -> None:
         ({"method": "gibbs"}, "allow_unsound"),
         ({"method": "exact"}, "method"),
         ({"delta": 0.0}, "delta"),
-        ({"mean": [1.0, 2.0]}, "mean must hold 6"),
+        ({"mean": [1.0, 2.0]}, "mean must contain 6"),
         ({"mean": [math.nan] * 6}, "mean must be finite"),
     ],
 )
@@ -289,7 +289,7 @@ def test_bad_rows_of_the_projector() -> None:
         learned.fit(data(20), rng=np.random.default_rng(0))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="must be fitted"):
         PrivatePCA(1.0).transform(data(20))
-    with pytest.raises(ValueError, match="has been fitted"):
+    with pytest.raises(ValueError, match="is fitted"):
         PrivatePCARelease(PrivatePCA(1.0)).fit(data(20))
     with pytest.raises(ValueError, match="fitted on 5 columns"):
         PrivatePCARelease(learned).fit(np.random.default_rng(0).standard_normal((9, 5)))
@@ -298,7 +298,7 @@ def test_bad_rows_of_the_projector() -> None:
 @pytest.mark.parametrize(
     ("release", "labels", "words"),
     [
-        (PlainLDA(), None, "public_y must label"),
+        (PlainLDA(), None, "public_y must contain"),
         (PlainLDA(), np.zeros(30, dtype=int), "at least two classes"),
         (PlainLDA(3), np.arange(30) % 3, "n_components must be at most 2"),
         (PlainManifold(0), None, "n_components"),

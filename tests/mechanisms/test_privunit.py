@@ -595,7 +595,7 @@ def test_maps_to_no_finite_place_take_the_first_axis_too() -> None:
         ({"projection": np.ones(3)}, "projection must have rows and columns"),
         ({"projection": PCA(2)}, "projection must be fitted"),
         ({"projection": object()}, "projection must be an array of real numbers"),
-        ({"projection": type("Odd", (), {"transform": len})()}, "projection must be a transformer"),
+        ({"projection": type("Odd", (), {"transform": len})()}, "projection must be a fitted scikit-learn transformer"),
         ({"projection": FunctionTransformer(np.ravel)}, "projection must map rows to rows"),
         ({"n_components": 2}, "n_components must be None"),
         ({"projection": "pca", "n_components": 4}, "n_components must be an integer from 1 to 3"),
@@ -614,5 +614,5 @@ def test_bad_projections(options: dict[str, Any], words: str) -> None:
 
 @pytest.mark.parametrize("projection", ["pca", PCA(1).fit(np.eye(3))])
 def test_public_rows_that_are_all_alike_teach_no_projection(projection: Any) -> None:
-    with pytest.raises(ValueError, match="public_X must hold a row that differs"):
+    with pytest.raises(ValueError, match="public_X must contain a row that differs"):
         PrivUnit(1.0, projection=projection).fit(np.ones((4, 3)))

@@ -1,4 +1,4 @@
-"""The query's side: mechanisms that tell a server about a private record no more than their guarantee says."""
+"""Mechanisms for private queries: their messages reveal no more about a record than their guarantee says."""
 
 from typing import TYPE_CHECKING
 

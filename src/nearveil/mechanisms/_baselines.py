@@ -1,4 +1,4 @@
-"""Baselines: plain embeddings, DP-dSNE with clipped and noised gradient steps, and private principal components."""
+"""Baselines: plain embeddings, DP-dSNE with clipped and noisy gradient steps, and private principal components."""
 
 import importlib
 import math
@@ -45,7 +45,7 @@ _BISECTIONS = 50
 
 
 class EmbeddedRelease(Release):
-    """A message says where the row lies in an embedding; the server embeds its gallery alike and ranks by distance."""
+    """Send the row's position in an embedding; the server embeds its gallery the same way and ranks by distance."""
 
     @abstractmethod
     def _prepare(self, features: Floats) -> Floats:
@@ -57,27 +57,26 @@ class EmbeddedRelease(Release):
 
 
 class PlainRelease(EmbeddedRelease):
-    """Sends where the row lies, without noise or guarantee."""
+    """Send the row's position in an embedding, without noise or guarantee."""
 
     def _make_guarantee(self) -> Guarantee:
         return make_guarantee(math.inf, 0.0, "no protection", LINK)
 
     def _fit(self, features: Floats, labels: Labels | None) -> None:
         self._validate_params()
-        known = features.any(axis=1)
-        self._transformer = self._fit_map(features[known], None if labels is None else labels[known])
-        self._columns = int(self._map(features[known][:1]).shape[1]) if known.any() else features.shape[1]
+        nonzero = features.any(axis=1)
+        self._transformer = self._fit_map(features[nonzero], None if labels is None else labels[nonzero])
+        self._columns = int(self._map(features[nonzero][:1]).shape[1]) if nonzero.any() else features.shape[1]
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         return self._messages(source, embedding=self._prepare(features).astype(np.float32))
 
     def _prepare(self, features: Floats) -> Floats:
-        # Rows that equal the public mean have no direction; they are put where the others' middle is.
-        given = features.any(axis=1)
-        found = np.zeros((len(features), self._columns))
-        if given.any():
-            found[given] = self._map(features[given])
-        return found
+        embedding = np.zeros((len(features), self._columns))  # zero for rows that equal the public mean
+        nonzero = features.any(axis=1)
+        if nonzero.any():
+            embedding[nonzero] = self._map(features[nonzero])
+        return embedding
 
     def _map(self, features: Floats) -> Floats:
         """Embed rows of norm one."""
@@ -85,11 +84,11 @@ class PlainRelease(EmbeddedRelease):
 
     @abstractmethod
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
-        """Return a transformer that was fitted on public rows of norm one."""
+        """Return a transformer fitted on public rows of norm one."""
 
 
 class RawFeatures(PlainRelease):
-    """Send the feature itself, centred and of norm one. Not private: what all releases are measured by.
+    """Send the feature itself, centred and of norm one. Not private; a reference for other releases.
 
     Examples
     --------
@@ -115,7 +114,7 @@ class RawFeatures(PlainRelease):
 
 @dataclass(eq=False, repr=False)
 class PlainManifold(PlainRelease):
-    """Send where the supervised manifold learning query puts the row. Not private.
+    """Send the row's position by the supervised manifold learning query. Not private.
 
     Parameters
     ----------
@@ -124,7 +123,7 @@ class PlainManifold(PlainRelease):
     label_weight : float, default=0.6
     n_iter : int, default=20
     public_seed : int, default=0
-        Of the start.
+        Seed of the start.
 
     Examples
     --------
@@ -169,14 +168,14 @@ class PlainManifold(PlainRelease):
 
 @dataclass(eq=False, repr=False)
 class PlainTSNE(PlainRelease):
-    """Send where t-SNE puts the row among public rows (openTSNE; the extra of that name). Not private.
+    """Send the row's t-SNE position among public rows (needs openTSNE). Not private.
 
     Parameters
     ----------
     n_components : int, default=2
         1 or 2.
     perplexity : float, default=30.0
-        A third of the public rows at most.
+        At most a third of the public rows.
     public_seed : int, default=0
 
     Examples
@@ -205,19 +204,19 @@ class PlainTSNE(PlainRelease):
         except ImportError:
             raise ImportError("PlainTSNE needs openTSNE: pip install openTSNE") from None
         if len(features) < 10:
-            raise ValueError("public_X must have at least 10 rows that differ from their mean, for t-SNE")
+            raise ValueError("public_X must have at least 10 rows that differ from their mean for t-SNE")
         embedding = library.TSNE(
             int(self.n_components),
             perplexity=min(float(self.perplexity), (len(features) - 1) / 3),
             neighbors="exact",
             negative_gradient_method="bh",
             random_state=int(self.public_seed),
-            n_jobs=1,  # sums in one order, so that both sides come to the same place
+            n_jobs=1,  # a fixed order of sums: both sides need the same result
         ).fit(features)
         return pickle.dumps(embedding)
 
     def _map(self, features: Floats) -> Floats:
-        # Read anew each time: the library's search tree counts what it is asked.
+        # Unpickle for each call: the library's search tree has mutable state.
         embedding = pickle.loads(self._transformer)  # noqa: S301
         return np.asarray(embedding.transform(features), dtype=np.float64)
 
@@ -232,7 +231,7 @@ class PlainLDA(PlainRelease):
     Parameters
     ----------
     n_components : int, optional
-        At most the number of classes less one, which is the default where there are as many features.
+        At most, and by default, the number of classes less one, or the number of features if that is smaller.
 
     Examples
     --------
@@ -249,7 +248,7 @@ class PlainLDA(PlainRelease):
 
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
         if labels is None or len(np.unique(labels)) < 2:
-            raise ValueError("public_y must label the rows with at least two classes, for LDA")
+            raise ValueError("public_y must contain at least two classes for LDA")
         most = min(features.shape[1], len(np.unique(labels)) - 1)
         if self.n_components is not None and self.n_components > most:
             raise ValueError(f"n_components must be at most {most} for these rows and classes")
@@ -261,37 +260,37 @@ class PlainLDA(PlainRelease):
 
 @dataclass(eq=False, repr=False)
 class DPdSNE(EmbeddedRelease):
-    """Find the row's place among public anchors by t-SNE, each gradient clipped and noised (after Saha et al. 2021).
+    """Find the row's position among public anchors by t-SNE with clipped, noisy gradients (after Saha et al. 2021).
 
-    The anchors have a public t-SNE embedding and stay where they are. A private row starts in their middle and takes
-    `n_steps` gradient steps on its own Kullback-Leibler divergence. A clipped gradient changes by at most ``2 clip``
-    when the row is replaced, so the steps cost what so many Gaussian mechanisms cost. The server takes the same steps
-    with its gallery, without noise.
+    The anchors have a fixed, public t-SNE embedding. A private row starts in its centre and takes `n_steps` gradient
+    steps on its own Kullback-Leibler divergence. A clipped gradient changes by at most ``2 clip`` when the row is
+    replaced, so each step is a Gaussian mechanism (Theorem 7 of ``docs/theory/baselines.md``). The server takes the
+    same steps with its gallery, without noise.
 
     Parameters
     ----------
     epsilon : float
-        From 1e-6 to 64, for all steps together.
+        From 1e-6 to 64, for all steps.
     delta : float, default=1e-5
     n_components : int, default=2
     n_steps : int, default=10
     clip : float, default=0.1
         The largest norm of a gradient.
     learning_rate : float, optional
-        By default such that all steps together could cross the anchors' embedding.
+        By default, all steps together can cross the anchors' embedding.
     perplexity : float, default=30.0
-        A third of the anchors at most.
+        At most a third of the anchors.
     n_anchors : int, optional
-        How many public rows, drawn by `public_seed`, are anchors; all unless given.
+        Number of public rows, drawn by `public_seed`, to use as anchors; all by default.
     public_seed : int, default=0
-        Of the anchors and their embedding.
+        Seed of the anchors and their embedding.
 
     Attributes
     ----------
     anchors_ : ndarray of shape (m, d)
     embedding_ : ndarray of shape (m, n_components)
     noises_ : tuple of GaussianNoise
-        Of each step, for one row.
+        Noise of each step, for one row.
 
     Examples
     --------
@@ -353,12 +352,12 @@ class DPdSNE(EmbeddedRelease):
         self.noises_ = calibrate_steps("gaussian", self.epsilon, self.delta, [change] * int(self.n_steps), k)
 
     def _choose_anchors(self, features: Floats) -> Floats:
-        kept = choose_anchors(features, self.n_anchors, self.public_seed)
-        if len(kept) < max(4, int(self.n_components) + 1):
+        anchors = choose_anchors(features, self.n_anchors, self.public_seed)
+        if len(anchors) < max(4, int(self.n_components) + 1):
             raise ValueError(
                 "public_X must have at least 4 rows that differ from their mean, and more than n_components"
             )
-        return features[kept]
+        return features[anchors]
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         def noised(step: int, gradients: Floats) -> Floats:
@@ -372,17 +371,17 @@ class DPdSNE(EmbeddedRelease):
         return self._walk(features, lambda _, gradients: gradients)
 
     def _walk(self, features: Floats, noised: Callable[[int, Floats], Floats]) -> Floats:
-        """Take all steps of all rows, a block at a time."""
+        """Take all steps for all rows, one block of rows at a time."""
         block = max(1, _BLOCK // len(self.anchors_))
         return np.concatenate([self._steps(features[i : i + block], noised) for i in range(0, len(features), block)])
 
     def _steps(self, features: Floats, noised: Callable[[int, Floats], Floats]) -> Floats:
         pull = compute_affinities(cdist(features, self.anchors_, "sqeuclidean"), self._perplexity)
-        places = np.zeros((len(features), int(self.n_components)))
+        positions = np.zeros((len(features), int(self.n_components)))
         for step in range(int(self.n_steps)):
-            gradients = clip_rows(compute_gradient(places, self.embedding_, pull), float(self.clip))
-            places = places - self._rate * noised(step, gradients)
-        return places
+            gradients = clip_rows(compute_gradient(positions, self.embedding_, pull), float(self.clip))
+            positions = positions - self._rate * noised(step, gradients)
+        return positions
 
     def _public_parts(self) -> tuple[object, ...]:
         return (
@@ -394,7 +393,7 @@ class DPdSNE(EmbeddedRelease):
 
 
 def compute_affinities(squared: Floats, perplexity: float) -> Floats:
-    """Return t-SNE's probabilities of the anchors for each row, by squared distances: weights of a perplexity."""
+    """Return t-SNE's probabilities of the anchors for each row, from squared distances and a perplexity."""
     squared = squared - squared.min(axis=1, keepdims=True)
     low, high = np.full((len(squared), 1), -20.0), np.full((len(squared), 1), 20.0)  # logarithms of the precision
     for _ in range(_BISECTIONS):
@@ -407,15 +406,15 @@ def compute_affinities(squared: Floats, perplexity: float) -> Floats:
     return np.asarray(weights / total)
 
 
-def compute_gradient(places: Floats, embedding: Floats, pull: Floats) -> Floats:
-    """Return the gradient of each row's Kullback-Leibler divergence (t-SNE), the anchors staying where they are."""
-    student = 1 / (1 + cdist(places, embedding, "sqeuclidean"))
+def compute_gradient(positions: Floats, embedding: Floats, pull: Floats) -> Floats:
+    """Return the gradient of each row's Kullback-Leibler divergence (t-SNE) with fixed anchors."""
+    student = 1 / (1 + cdist(positions, embedding, "sqeuclidean"))
     forces = 4 * (pull - student / student.sum(axis=1, keepdims=True)) * student
-    return np.asarray(forces.sum(axis=1, keepdims=True) * places - forces @ embedding)
+    return np.asarray(forces.sum(axis=1, keepdims=True) * positions - forces @ embedding)
 
 
 def clip_rows(gradients: Floats, clip: float) -> Floats:
-    """Scale rows down to a norm of at most `clip`; one that is not finite becomes zero, since an error would tell."""
+    """Scale rows down to a norm of at most `clip`. Infinite rows become zero, because an error would reveal them."""
     safe = np.where(np.isfinite(gradients).all(axis=1, keepdims=True), gradients, 0.0)
     return np.asarray(safe * np.minimum(1.0, clip / np.maximum(np.linalg.norm(safe, axis=1, keepdims=True), 1e-300)))
 
@@ -423,11 +422,11 @@ def clip_rows(gradients: Floats, clip: float) -> Floats:
 def _embed_anchors(anchors: Floats, n_components: int, perplexity: float, seed: int) -> Floats:
     """Embed the public anchors, centred."""
     method = "barnes_hut" if n_components < 4 else "exact"
-    # Principal components first, where there are as many; their signs are fixed by the library.
+    # Start from principal components if there are enough; the library fixes their signs.
     init = "pca" if n_components <= min(anchors.shape) else "random"
-    found = TSNE(n_components, perplexity=perplexity, init=init, random_state=seed, method=method, n_jobs=1)
-    with threadpool_limits(1):  # sums in one order, so that both sides come to the same place
-        embedding = found.fit_transform(anchors).astype(np.float64)
+    tsne = TSNE(n_components, perplexity=perplexity, init=init, random_state=seed, method=method, n_jobs=1)
+    with threadpool_limits(1):  # a fixed order of sums: both sides need the same result
+        embedding = tsne.fit_transform(anchors).astype(np.float64)
     return np.asarray(embedding - embedding.mean(axis=0))
 
 
@@ -438,9 +437,9 @@ _GAUSS_BITS = 46
 def draw_bingham(scores: Floats, source: Source) -> Floats:
     """Draw a unit vector of density proportional to ``exp(v' scores v)``.
 
-    By rejection from an angular central Gaussian distribution (Kent, Ganeiber and Mardia 2013): exact, but for
-    doubles. With A = (largest eigenvalue) - scores, q dimensions and any b from 1 to q, the density ``exp(-u)``,
-    u = v'Av, is at most ``exp((b - q) / 2) (q / b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b rejects fewest.
+    Rejection sampling from an angular central Gaussian distribution (Kent, Ganeiber and Mardia 2013), exact except
+    for rounding. With A = (largest eigenvalue) - scores, q dimensions and any b from 1 to q, the density ``exp(-u)``,
+    u = v'Av, is at most ``exp((b - q) / 2) (q / b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b minimises rejections.
     """
     values, vectors = np.linalg.eigh(scores)
     gaps = values[-1] - values
@@ -449,7 +448,7 @@ def draw_bingham(scores: Floats, source: Source) -> Floats:
     while True:
         gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), _BATCH * q, source).reshape(_BATCH, q)
         proposals = gauss / np.sqrt(1 + 2 * gaps / b)
-        with np.errstate(invalid="ignore"):  # a proposal of zeros is none, and is not accepted
+        with np.errstate(invalid="ignore"):  # a proposal of zeros is never accepted
             proposals /= np.linalg.norm(proposals, axis=1, keepdims=True)
         u = proposals**2 @ gaps
         log_accept = -u + q / 2 * np.log1p(2 * u / b) + (q - b) / 2 - q / 2 * np.log(q / b)
@@ -459,9 +458,9 @@ def draw_bingham(scores: Floats, source: Source) -> Floats:
 
 
 def run_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, source: Source) -> Floats:
-    """Run the Gibbs chain whose limit has the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009).
+    """Run a Gibbs chain towards the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009).
 
-    How near the limit is after some sweeps is not proved. One column needs no chain and is exact.
+    No bound on the distance from the limit is proved. One column needs no chain and is exact.
     """
     d = len(scores)
     gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), d * n_components, source).reshape(d, n_components)
@@ -474,13 +473,13 @@ def run_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, source: 
 
 
 def find_complement(columns: Floats) -> Floats:
-    """Return orthonormal columns across those given, which are orthonormal."""
+    """Return an orthonormal basis of the complement of orthonormal columns."""
     d, k = columns.shape
     return np.asarray(np.linalg.qr(np.hstack([columns, np.eye(d)]))[0][:, k:d]) if k else np.eye(d)
 
 
 def _draw_uniform(count: int, source: Source) -> Floats:
-    """Return uniform numbers above 0 that are as precise as doubles, however small."""
+    """Return uniform numbers above 0 with the full precision of doubles, however small."""
     words = source.words(2 * count).astype(np.float64)
     return np.asarray((words[:count] + (words[count:] + 0.5) * 2.0**-64) * 2.0**-64)
 
@@ -490,7 +489,7 @@ Method = Literal["gaussian", "bingham", "gibbs"]
 CHAIN = "the Gibbs chain is stopped after some sweeps, and how far it is from its limit is not proved"
 FLOATS = "its proof is about real numbers, and does not cover the rounding of floating-point numbers"
 UNSOUND: dict[str, str] = {"bingham": FLOATS, "gibbs": CHAIN}
-_COARSE = 2.0**20  # directions are told in steps of 2^-20: low bits of doubles are no part of the proof
+_COARSE = 2.0**20  # directions are released in steps of 2^-20: the proof does not cover low bits of doubles
 _UNITS: dict[str, str] = {
     "gaussian": "record of the set whose covariance is released",
     "bingham": "record of the set that the directions are learned from",
@@ -500,7 +499,7 @@ _UNITS: dict[str, str] = {
 
 @dataclass(frozen=True, eq=False)
 class _Learned:
-    """Directions as columns, and what they cost."""
+    """Directions as columns, and their privacy cost."""
 
     columns: Floats
     basis: str
@@ -511,34 +510,34 @@ class _Learned:
 
 @dataclass(eq=False, repr=False)
 class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Learn principal directions from a private set, so that none of its records shows.
+    """Learn principal directions from a private set, with a guarantee for each of its records.
 
-    Rows are centred by a public mean and brought to norm one. Only a record of the set that `fit` was given is
-    protected: rows that are transformed later are not.
+    Rows are centred by a public mean and scaled to norm one. The guarantee protects records that are passed to `fit`,
+    not rows that are transformed later. Theorems 5 and 6 of ``docs/theory/baselines.md``.
 
     Parameters
     ----------
     epsilon : float
-        From 1e-6 to 64, for all directions together.
+        From 1e-6 to 64, for all directions.
     n_components : int, default=8
     method : {"gaussian", "bingham", "gibbs"}, default="gaussian"
         "gaussian": the covariance with symmetric Gaussian noise (Dwork et al. 2014, "Analyze Gauss"). "bingham": the
-        exponential mechanism (Chaudhuri, Sarwate and Sinha 2013), one direction after the other, each with an equal
-        part of epsilon. "gibbs": all directions at once, by the Gibbs chain that the paper runs. The guarantees of
-        the last two are not proved.
+        exponential mechanism (Chaudhuri, Sarwate and Sinha 2013), one direction at a time, each with an equal part of
+        epsilon. "gibbs": all directions at once, by the paper's Gibbs chain. The guarantees of the last two are not
+        proved.
     delta : float, default=1e-5
-        For "gaussian"; the others have none.
+        Only for "gaussian".
     mean : array-like of shape (d,), optional
-        Public; zero unless given.
+        Public; zero by default.
     n_sweeps : int, default=50
-        For "gibbs".
+        Only for "gibbs".
     allow_unsound : bool, default=False
-        Must be set for "bingham" and "gibbs".
+        Required for "bingham" and "gibbs".
 
     Attributes
     ----------
     components_ : ndarray of shape (n_components, d)
-        Orthonormal rows. Public from now on.
+        Orthonormal rows, public.
     n_features_in_ : int
 
     Examples
@@ -573,7 +572,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     allow_unsound: bool = False
 
     def fit(self, X: ArrayLike, y: object = None, *, rng: Source | None = None) -> Self:
-        """Learn the directions. Spends the guarantee once.
+        """Learn the directions. Uses the guarantee once.
 
         Parameters
         ----------
@@ -588,24 +587,24 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         PrivatePCA
         """
         del y
-        # A copy: what another thread sets meanwhile must not make a guarantee of what was not done.
-        given = type(self)(**self.get_params(deep=False))
-        given._validate_params()
-        reason = UNSOUND.get(given.method, "")
-        if reason and not given.allow_unsound:
+        # Copy the parameters: another thread may set them during the fit.
+        fixed = type(self)(**self.get_params(deep=False))
+        fixed._validate_params()
+        reason = UNSOUND.get(fixed.method, "")
+        if reason and not fixed.allow_unsound:
             raise ValueError(
-                f'method="{given.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
+                f'method="{fixed.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
             )
         source = secure_source() if rng is None else check_source(rng)
-        rows = given._unit_rows(X)
-        if not given.n_components <= rows.shape[1]:
+        rows = fixed._unit_rows(X)
+        if not fixed.n_components <= rows.shape[1]:
             raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")
-        learned = given._learn(rows, source)
+        learned = fixed._learn(rows, source)
         self._guarantee = Guarantee(
-            epsilon=float(given.epsilon),
+            epsilon=float(fixed.epsilon),
             delta=learned.delta,
             protects="database",
-            unit=_UNITS[given.method],
+            unit=_UNITS[fixed.method],
             relation="replace",
             basis=Basis(learned.basis, LINK),
             sound=not reason,
@@ -620,7 +619,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee for a record of the set: as it was when the directions were learned."""
+        """Guarantee for a record of the private set, as computed by :meth:`fit`."""
         self._check_fitted()
         return self._guarantee
 
@@ -629,7 +628,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             raise NotFittedError("PrivatePCA must be fitted first: call fit(X)")
 
     def transform(self, X: ArrayLike) -> Floats:
-        """Project rows, centred and brought to norm one, to shape (n, n_components). Nothing protects them."""
+        """Centre rows, scale them to norm one and project them to shape (n, n_components), without protection."""
         self._check_fitted()
         rows = self._unit_rows(X)
         if rows.shape[1] != self.n_features_in_:
@@ -637,12 +636,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         return np.asarray(rows @ self.components_.T)
 
     def _unit_rows(self, X: ArrayLike) -> Floats:
-        """Centre and normalise; a row that equals the mean stays zero, since an error would show it."""
+        """Centre and normalise; a row that equals the mean stays zero, because an error would reveal it."""
         rows = check_rows(X, "X")
         if self.mean is not None:
             mean = check_rows(np.atleast_2d(np.asarray(self.mean)), "mean")
             if mean.shape != (1, rows.shape[1]):
-                raise ValueError(f"mean must hold {rows.shape[1]} numbers, one for each column of X")
+                raise ValueError(f"mean must contain {rows.shape[1]} numbers, one for each column of X")
             rows = rows - mean
         return scale_to_unit(rows.copy())
 
@@ -662,18 +661,18 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
 
 
 def calibrate_covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:
-    """Return the noise of a sum of n outer products xx', replace one: sqrt(2) in Frobenius norm.
+    """Return the noise for a sum of n outer products xx' if one is replaced: sqrt(2) in Frobenius norm.
 
-    Theorem 5 of docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`. The sums of
-    doubles are off by n roundings, of terms whose Frobenius norms add up to n. The noise is for the d (d + 1) / 2
-    entries of the diagonal and, times sqrt(2), above it.
+    Theorem 5 of docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`. Sums of
+    doubles have n rounding errors; the Frobenius norms of the terms add up to n. The noise is for the d (d + 1) / 2
+    entries on the diagonal and, times sqrt(2), above it.
     """
     change = math.sqrt(2) * bound_computed_norm(d) ** 2 + 2 * (n + 8) * n * 2.0**-52
     return calibrate_gaussian(epsilon, delta, sensitivity=change, size=d * (d + 1) // 2)
 
 
 def add_covariance_noise(moments: Floats, noise: GaussianNoise, source: Source) -> Floats:
-    """Add symmetric noise: 1 / sqrt(2) of its scale off the diagonal, as these entries stand twice in the norm."""
+    """Add symmetric noise: 1 / sqrt(2) of its scale off the diagonal, as the norm counts these entries twice."""
     i, j = np.triu_indices(len(moments))
     weights = np.where(i == j, 1.0, math.sqrt(2))
     noisy = np.zeros_like(moments)
@@ -686,7 +685,7 @@ def draw_directions(moments: Floats, k: int, epsilon: float, source: Source) -> 
     d = len(moments)
     columns = np.zeros((d, 0))
     for _ in range(k):
-        # Across what was told, not what was drawn: the next draw may depend on nothing else.
+        # The next draw may only depend on rounded directions, which are released.
         basis = find_complement(columns)
         drawn = basis @ draw_bingham(epsilon / (2 * k) * (basis.T @ moments @ basis), source)
         columns = _round_directions(np.column_stack([columns, drawn]))
@@ -702,12 +701,12 @@ def _round_directions(columns: Floats) -> Floats:
 class PrivatePCARelease(Release):
     """Send a query's projection on private principal directions, in the clear.
 
-    The guarantee is about the set that the directions were learned from. **The query is not protected.**
+    The guarantee protects the set that the directions were learned from. **The query is not protected.**
 
     Parameters
     ----------
     projector : PrivatePCA
-        Fitted; inside a ``sklearn.frozen.FrozenEstimator`` where this object is to be cloned.
+        Fitted; in a ``sklearn.frozen.FrozenEstimator`` if you clone this object.
 
     Examples
     --------
@@ -725,13 +724,13 @@ class PrivatePCARelease(Release):
     projector: PrivatePCA
 
     def _make_guarantee(self) -> Guarantee:
-        """Return that of the projector's set; there is none about the query."""
+        """Return the guarantee of the projector's private set; the query has none."""
         return self.projector.guarantee
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
         if not hasattr(self.projector, "components_"):
-            raise ValueError("projector must be a PrivatePCA that has been fitted on its private set")
+            raise ValueError("projector must be a PrivatePCA that is fitted on its private set")
         if self.projector.components_.shape[1] != features.shape[1]:
             raise ValueError(f"projector must have been fitted on {features.shape[1]} columns, as public_X has")
         self.components_: Floats = self.projector.components_

@@ -1,4 +1,4 @@
-"""LATENT, OME and unary encoding: values become bits, and every bit is randomised."""
+"""LATENT, OME and unary encoding: mechanisms that encode values as bits and randomise every bit."""
 
 import math
 from abc import abstractmethod
@@ -43,14 +43,14 @@ from nearveil.privacy.noise import Source, round_up
 Pairs = Literal["strings", "code words"]
 Decoder = Literal["expected", "unbiased"]
 
-_FORMAT = 1  # of the bits in a message
+_FORMAT = 1  # version of the bits in a message
 LINK = "docs/theory/latent-ome.md"
 _ALPHAS = (1e-3, 1e3)
 
 
 @dataclass(eq=False, repr=False)
 class BitwiseRelease(ProjectedRelease):
-    """A release of randomised bits. Subclasses say how a value is rounded and what a bit's odds are."""
+    """A release of randomised bits. Subclasses define the rounding of values and the odds of bits."""
 
     rounding: ClassVar[Literal["down", "nearest"]]
 
@@ -70,10 +70,10 @@ class BitwiseRelease(ProjectedRelease):
         return make_guarantee(self.exact_epsilon_, 0.0, theorem, LINK, events=self._events())
 
     def budgets(self, delta: float = 1e-5) -> Budgets:
-        """Return the budget as claimed, as corrected in print, and exactly: at delta 0 and at `delta`."""
+        """Return the claimed, the published corrected and the exact epsilon, at delta 0 and at `delta`."""
         self._check_fitted()
         exact, code_words = compute_prices(self.string_, self.encoding_, delta)
-        with localcontext(PRECISE):  # nothing may depend on the application's decimal context
+        with localcontext(PRECISE):  # independent of the application's decimal context
             correction = self._compute_published_correction(self.nominal_epsilon_, self.string_.length)
         return Budgets(
             claimed=self.nominal_epsilon_,
@@ -86,30 +86,30 @@ class BitwiseRelease(ProjectedRelease):
         )
 
     def measure_clipping(self, public_X: ArrayLike) -> float:
-        """Return the share of values of public rows that the code is too short for; they are cut off."""
+        """Return the fraction of values in public rows that exceed the code's range and are clipped."""
         rows = self.projection_(self.features(public_X, "public_X", lenient=True))
         return float((self.encoding_.magnitudes(rows) > self.encoding_.largest).mean())
 
     def decode(self, message: Message) -> Floats:
         """Return the expected value of the projected row, shape (n_values,).
 
-        With ``decoder="expected"`` that of a row drawn like the public ones, value by value; with "unbiased" an
-        estimate whose mean is the encoded row, whatever it is, and whose noise is far larger.
+        With ``decoder="expected"``, for a row that is drawn like the public ones, value by value. With "unbiased",
+        an unbiased estimate of the encoded row, with far more noise.
         """
         self._check_messages([message])
-        seen = self._read_bits(message)
+        bits = self._read_bits(message)
         if self.decoder == "unbiased":
-            return self._estimate_values(self.string_.unbiased(seen).reshape(-1, self.encoding_.word_bits))
-        evidence = self.string_.evidence(seen).reshape(-1, self.encoding_.word_bits)
+            return self._estimate_values(self.string_.unbiased(bits).reshape(-1, self.encoding_.word_bits))
+        evidence = self.string_.evidence(bits).reshape(-1, self.encoding_.word_bits)
         chances = softmax(evidence @ self.encoding_.words()[0].T + self.log_prior_, axis=1)
         return np.asarray((chances * self.word_values_).sum(axis=1))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         bits = [self._read_bits(message) for message in messages]
-        seen = np.array(bits, dtype=np.uint8).reshape(-1, self.string_.length)
+        observed = np.array(bits, dtype=np.uint8).reshape(-1, self.string_.length)
         codes = self.encoding_.encode(self.projection_(features)).astype(np.float64)
         return np.asarray(
-            self.string_.evidence(seen) @ codes.T + self.string_.log_if_zero(seen).sum(axis=1, keepdims=True)
+            self.string_.evidence(observed) @ codes.T + self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
         )
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
@@ -131,7 +131,7 @@ class BitwiseRelease(ProjectedRelease):
         self.log_prior_, self.word_values_ = _learn_prior(encoding, projection(features[features.any(axis=1)]))
 
     def _find_nominal(self, price: Callable[[float], float], length: int) -> float:
-        """Return the nominal epsilon: the one given, or the largest whose exact epsilon is the one given."""
+        """Return `nominal_epsilon`, or the largest one with an exact epsilon of at most `epsilon`."""
         if (self.epsilon is None) == (self.nominal_epsilon is None):
             raise ValueError(
                 "epsilon must be given, the exact one of a message, or nominal_epsilon, the paper's; and not both"
@@ -158,17 +158,17 @@ class BitwiseRelease(ProjectedRelease):
         return read_bits(message, self.string_.length)
 
     def _estimate_values(self, bits: Floats) -> Floats:
-        """Return values from estimates of their bits, shape (n_values, word_bits): bits are independent."""
-        places = 2.0 ** np.arange(bits.shape[1] - 2, -1, -1)
+        """Return values from independent estimates of their bits, shape (n_values, word_bits)."""
+        powers = 2.0 ** np.arange(bits.shape[1] - 2, -1, -1)
         middle = 0.5 if self.rounding == "down" else 0.0
-        return np.asarray((1 - 2 * bits[:, 0]) * (bits[:, 1:] @ places + middle) / self.encoding_.steps)
+        return np.asarray((1 - 2 * bits[:, 0]) * (bits[:, 1:] @ powers + middle) / self.encoding_.steps)
 
     def _events(self) -> tuple[DpEvent, ...]:
         if self.pairs != "strings":
             return (PureDp(self.exact_epsilon_),)
-        # Bit by bit: many messages then compose to less than the sum of their epsilons.
-        counted = zip(self.string_.laws, self.string_.counts(), strict=True)
-        return tuple(SelfComposedDpEvent(PureDp(law.epsilon), count) for law, count in counted if count)
+        # One event per bit: many messages then compose to less than the sum of their epsilons.
+        counts = zip(self.string_.laws, self.string_.counts(), strict=True)
+        return tuple(SelfComposedDpEvent(PureDp(law.epsilon), count) for law, count in counts if count)
 
     def _public_parts(self) -> tuple[object, ...]:
         laws = [number for law in self.string_.laws for number in (law.if_one, law.if_zero)]
@@ -191,34 +191,34 @@ class BitwiseRelease(ProjectedRelease):
 
     @property
     def _least_bits(self) -> int:
-        """Bits that a magnitude needs: none where zero has a sign."""
+        """Minimum number of bits of a magnitude: none if zero has a sign."""
         return 0 if self.rounding == "down" else 1
 
     @abstractmethod
     def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
-        """Return the odds of bits in turn, for a nominal epsilon of all `length` bits."""
+        """Return the laws that bits follow in turn, for a nominal epsilon of all `length` bits."""
 
     @abstractmethod
     def _compute_published_correction(self, nominal: float, length: int) -> float:
-        """Return what the correction in print says."""
+        """Return the epsilon of the published correction."""
 
     def _turn(self) -> float:
-        """Return the nominal epsilon of a bit from which on the exact epsilon rises."""
+        """Return the nominal epsilon of a bit above which the exact epsilon increases."""
         return 0.0
 
 
 def _learn_prior(encoding: Encoding, rows: Floats) -> tuple[Floats, Floats]:
-    """Return how common each code word is among public rows, in logarithms, and their mean value where it occurs.
+    """Return the log-frequency of each code word among public rows, and the mean value of its rows.
 
-    Each of shape (n_values, n_words). One imagined row is spread over all words, with the words' own values.
+    Each of shape (n_values, n_words). One pseudo-row is spread over all words, with their nominal values.
     """
     words, middle = encoding.words()
-    places = 1 << np.arange(encoding.word_bits)
-    numbers = words @ places
+    powers = 1 << np.arange(encoding.word_bits)
+    numbers = words @ powers
     order = np.argsort(numbers)
     n_values = rows.shape[1]
-    found = encoding.encode(rows).reshape(len(rows), n_values, -1) @ places
-    at = np.broadcast_to(np.arange(n_values), found.shape), order[np.searchsorted(numbers[order], found)]
+    codes = encoding.encode(rows).reshape(len(rows), n_values, -1) @ powers
+    at = np.broadcast_to(np.arange(n_values), codes.shape), order[np.searchsorted(numbers[order], codes)]
     counts = np.full((n_values, len(words)), 1 / len(words))
     sums = counts * middle
     np.add.at(counts, at, 1.0)
@@ -227,42 +227,42 @@ def _learn_prior(encoding: Encoding, rows: Floats) -> tuple[Floats, Floats]:
 
 
 class Latent(BitwiseRelease):
-    """Tell a vector by its bits, each kept or changed at random (Arachchige et al. 2019), at its exact price.
+    """LATENT: send the bits of a vector, each kept or flipped at random (Arachchige et al. 2019).
 
     A value becomes a sign, integer and fraction bits; the words of all values are concatenated to dl bits. A true 1
     stays 1 with probability ``1 / (1 + alpha)``; a true 0 becomes 1 with ``1 / (1 + alpha e^x)``, where x is the
-    nominal epsilon over dl. The exact local epsilon is ``dl max(a, x - a)``, ``a = ln((1 + alpha e^x) / (1 + alpha))``:
-    between half of the nominal one and all of it (Theorem 2 of ``docs/theory/latent-ome.md``).
+    nominal epsilon divided by dl. With ``a = ln((1 + alpha e^x) / (1 + alpha))``, the exact local epsilon is
+    ``dl max(a, x - a)``, from half of the nominal one to all of it (Theorem 2 of ``docs/theory/latent-ome.md``).
 
     Parameters
     ----------
     epsilon : float, optional
-        The exact epsilon of a whole message, from 1e-6 to 40. The odds are solved for it.
+        Exact epsilon of a whole message, from 1e-6 to 40. The odds are solved for it.
     nominal_epsilon : float, optional
-        The paper's epsilon, in place of `epsilon`. The guarantee states the exact one nevertheless.
+        The paper's epsilon, instead of `epsilon`. The guarantee still states the exact one.
     alpha : float, optional
-        The odds of a true 1 to be told as 0, from 0.001 to 1000; the paper has them above 1. By default ``e^(-x/2)``,
-        the best: both errors are then equally likely, and the exact epsilon is half of the nominal one.
+        Odds that a true 1 becomes 0, from 0.001 to 1000; above 1 in the paper. The default ``e^(-x/2)`` is the best:
+        both errors are equally likely, and the exact epsilon is half of the nominal one.
     integer_bits, fraction_bits : int, default=0
-        Of a value, besides its sign; further digits are cut off, and magnitudes above ``2^integer_bits`` too, as
-        :meth:`measure_clipping` counts.
+        Bits of a value, besides its sign. Further digits are cut off, and magnitudes above ``2^integer_bits`` are
+        clipped: see :meth:`measure_clipping`.
     scale : float, default=1.0
-        Values, which lie between -1 and 1, are multiplied by it first. Public.
+        Factor for values, which are between -1 and 1. Public.
     pairs : {"strings", "code words"}, default="strings"
-        Whether the guarantee counts all pairs of bit strings, or only those that rows of norm one can have.
+        Whether the guarantee covers all pairs of bit strings, or only those that rows of norm one can have.
     decoder : {"expected", "unbiased"}, default="expected"
-        How the server reads bits: :meth:`decode`.
+        How the server decodes bits: see :meth:`decode`.
     projection, n_components, projection_seed
-        A public map to fewer dimensions, as of :class:`~nearveil.mechanisms.PrivUnit`. Every bit costs: use it.
+        A public map to fewer dimensions, as for :class:`~nearveil.mechanisms.PrivUnit`. Use it: every bit costs.
 
     Attributes
     ----------
     nominal_epsilon_ : float
-        What the paper would say.
+        Epsilon by the paper's formula.
     exact_epsilon_ : float
-        What is true, over `pairs`.
+        Exact epsilon, over `pairs`.
     string_ : BitString
-        The odds of all bits.
+        Odds of all bits.
     encoding_ : Encoding
     projection_ : Projection
 
@@ -283,16 +283,16 @@ class Latent(BitwiseRelease):
     rounding = "down"
 
     def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
-        """Return eq. 30."""
+        """Return the odds of every bit (eq. 30)."""
         return (BitLaw.nearest_to(*(convert_odds(Decimal(1), odds) for odds in self._odds(nominal, length))),)
 
     def _compute_published_correction(self, nominal: float, length: int) -> float:
-        """Return Theorem 8's value."""
+        """Return the epsilon of Theorem 8."""
         alpha, grown = self._odds(nominal, length)
         return float((1 + alpha) * (1 + grown) / (alpha + grown) * as_decimal(nominal))
 
     def _odds(self, nominal: float, length: int) -> tuple[Decimal, Decimal]:
-        """Return the odds of a true 1, and of a true 0, to be told as 0: alpha and alpha e^x."""
+        """Return the odds that a true 1, and a true 0, is sent as 0: alpha and alpha e^x."""
         if self.alpha is None:
             half = compute_exp_of_part(nominal, 2 * length)
             return PRECISE.divide(Decimal(1), half), half
@@ -305,28 +305,28 @@ class Latent(BitwiseRelease):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class OME(BitwiseRelease):
-    """Tell a vector by its bits, even and odd places with different odds (Lyu et al. 2020), at its exact price.
+    """OME: send the bits of a vector, with different odds at even and odd positions (Lyu et al. 2020).
 
-    A value x becomes 11 bits: its sign and ``round(32 |x|)``. A true 1 is told as 1 with probability
-    ``alpha / (1 + alpha)`` in even places of the whole string and ``1 / (1 + alpha^3)`` in odd ones; a true 0 with
-    ``1 / (1 + alpha e^x)``, x being the nominal epsilon over the number of bits dl.
+    A value x becomes 11 bits: its sign and ``round(32 |x|)``. A true 1 is sent as 1 with probability
+    ``alpha / (1 + alpha)`` at even positions of the whole string and ``1 / (1 + alpha^3)`` at odd ones; a true 0 with
+    ``1 / (1 + alpha e^x)``, where x is the nominal epsilon divided by the number of bits dl.
 
-    The paper counts the losses of even and odd places with opposite signs, so that alpha cancels. They do not cancel:
-    for alpha above 1 and x up to 2 ln alpha the exact epsilon is ``dl / 2 ln(alpha^3 - alpha^2 + alpha)``, whatever
-    the nominal one is (Theorem 3 of ``docs/theory/latent-ome.md``). So a small `epsilon` needs an alpha near 1.
+    The paper counts the losses of even and odd positions with opposite signs, so that alpha cancels. They do not
+    cancel: for alpha above 1 and x up to 2 ln alpha the exact epsilon is ``dl / 2 ln(alpha^3 - alpha^2 + alpha)``,
+    for any nominal one (Theorem 3 of ``docs/theory/latent-ome.md``). So a small `epsilon` needs an alpha near 1.
 
     Parameters
     ----------
     epsilon : float, optional
-        The exact epsilon of a whole message, from 1e-6 to 40. The odds are solved for it.
+        Exact epsilon of a whole message, from 1e-6 to 40. The odds are solved for it.
     nominal_epsilon : float, optional
-        The paper's epsilon, in place of `epsilon`. The guarantee states the exact one nevertheless.
+        The paper's epsilon, instead of `epsilon`. The guarantee still states the exact one.
     alpha : float, default=1.0
-        From 0.001 to 1000; the paper has 100.
+        From 0.001 to 1000; 100 in the paper.
     integer_bits, fraction_bits : int, default=5
-        Of a value, besides its sign. Larger magnitudes are cut off, as :meth:`measure_clipping` counts.
+        Bits of a value, besides its sign. Larger magnitudes are clipped: see :meth:`measure_clipping`.
     scale, pairs, decoder, projection, n_components, projection_seed
-        As for :class:`~nearveil.mechanisms.Latent`, which also has the same attributes.
+        As for :class:`~nearveil.mechanisms.Latent`, which has the same attributes.
 
     Examples
     --------
@@ -348,22 +348,22 @@ class OME(BitwiseRelease):
     fraction_bits: int = 5
 
     def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
-        """Return eq. 36: the odds of even places, then of odd ones."""
+        """Return the odds of even, then of odd positions (eq. 36)."""
         even, odd, false = self._chances(nominal, length)
         return BitLaw.nearest_to(even, false), BitLaw.nearest_to(odd, false)
 
     def _compute_published_correction(self, nominal: float, length: int) -> float:
-        """Return Theorem 9's value."""
+        """Return the epsilon of Theorem 9."""
         *chances, false = self._chances(nominal, length)
         even, odd = (true * (1 - false) + false * (1 - true) for true in chances)
         logarithm = as_decimal(self.alpha).ln(PRECISE)
         return float(length * (1 / even - 1 / odd) * logarithm + as_decimal(nominal) * (1 / even + 1 / odd) / 2)
 
     def _chances(self, nominal: float, length: int) -> tuple[Decimal, Decimal, Decimal]:
-        """Return how likely a true 1 in an even place, one in an odd place, and a true 0 are told as 1."""
-        one, alpha = Decimal(1), as_decimal(self.alpha)
-        false = convert_odds(one, PRECISE.multiply(alpha, compute_exp_of_part(nominal, length)))
-        return convert_odds(alpha, one), convert_odds(one, PRECISE.power(alpha, 3)), false
+        """Return the probabilities that a true 1 at an even, at an odd position, and a true 0 are sent as 1."""
+        unit, alpha = Decimal(1), as_decimal(self.alpha)
+        false = convert_odds(unit, PRECISE.multiply(alpha, compute_exp_of_part(nominal, length)))
+        return convert_odds(alpha, unit), convert_odds(unit, PRECISE.power(alpha, 3)), false
 
     def _turn(self) -> float:
         return 2 * abs(math.log(self.alpha))
@@ -377,10 +377,11 @@ _MOST_CELLS = 4096
 
 @dataclass(eq=False, repr=False)
 class Unary(TractableRelease):
-    """Tell which of the public rows' k-means cells a row lies in, by a string of bits with a single 1.
+    """Send a row's k-means cell among public rows, as a string of randomised bits with a single true 1.
 
-    Every bit is randomised by itself. Two strings differ in two bits, so the exact epsilon is
-    ``ln(p (1 - q) / (q (1 - p)))``, p and q being the odds of a true 1 and of a true 0 to be told as 1.
+    Every bit is randomised independently. Two strings differ in two bits, so the exact epsilon is
+    ``ln(p (1 - q) / (q (1 - p)))``, where p and q are the probabilities that a true 1 and a true 0 are sent as 1
+    (Theorem 6 of ``docs/theory/latent-ome.md``).
 
     Parameters
     ----------
@@ -396,7 +397,7 @@ class Unary(TractableRelease):
     ----------
     centroids_ : ndarray of shape (n_cells, d)
     string_ : BitString
-        The odds of all bits.
+        Odds of all bits.
 
     Examples
     --------
@@ -419,9 +420,9 @@ class Unary(TractableRelease):
         return make_guarantee(epsilon, 0.0, "exact likelihood ratio of two bits", LINK, events=(PureDp(epsilon),))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        seen = np.stack([self._read_bits(message) for message in messages])
-        always = self.string_.log_if_zero(seen).sum(axis=1, keepdims=True)
-        return np.asarray(self.string_.evidence(seen)[:, self._cells(features)] + always)
+        observed = np.stack([self._read_bits(message) for message in messages])
+        always = self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
+        return np.asarray(self.string_.evidence(observed)[:, self._cells(features)] + always)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
@@ -429,8 +430,8 @@ class Unary(TractableRelease):
         check_integer(self.n_cells, "n_cells", 2, min(_MOST_CELLS, len(features)))
         law = make_unary_law(self.epsilon, self.kind)
         self.centroids_ = centres(features.astype(np.float32), int(self.n_cells), seed=0).astype(np.float64)
-        own = self._cells(features)
-        self.log_prior_ = np.log(np.bincount(own, minlength=self.n_cells) + 1 / self.n_cells)
+        cells = self._cells(features)
+        self.log_prior_ = np.log(np.bincount(cells, minlength=self.n_cells) + 1 / self.n_cells)
         self.string_ = BitString((law,), int(self.n_cells))
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
@@ -454,9 +455,9 @@ class Unary(TractableRelease):
 
 
 def make_unary_law(epsilon: float, kind: UnaryKind) -> BitLaw:
-    """Return the odds of a bit such that two of them have the exact epsilon."""
-    value, one = checked_epsilon(epsilon), Decimal(1)
+    """Return the odds of a bit for which two bits have exactly `epsilon`."""
+    value, unit = checked_epsilon(epsilon), Decimal(1)
     if kind == "optimised":
-        return BitLaw.nearest_to(Decimal("0.5"), convert_odds(one, compute_exp_of_part(value, 1)))
+        return BitLaw.nearest_to(Decimal("0.5"), convert_odds(unit, compute_exp_of_part(value, 1)))
     half = compute_exp_of_part(value, 2)
-    return BitLaw.nearest_to(convert_odds(half, one), convert_odds(one, half))
+    return BitLaw.nearest_to(convert_odds(half, unit), convert_odds(unit, half))

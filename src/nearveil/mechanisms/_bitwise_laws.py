@@ -1,4 +1,4 @@
-"""Randomised bits: codes of values, the laws by which bits flip, and their exact prices."""
+"""Randomised bits: codes of values, the odds of bits, and their exact epsilons."""
 
 import math
 from collections.abc import Callable
@@ -27,35 +27,35 @@ _CHUNK = 1 << 22  # words drawn at a time
 
 @dataclass(frozen=True)
 class BitLaw:
-    """The odds of one randomised bit: out of 2^64 words, how many make it a 1."""
+    """Odds of one randomised bit: the number of 64-bit words, of 2^64, that make it a 1."""
 
-    if_one: int  # where the true bit is 1
-    if_zero: int
+    if_one: int  # if the true bit is 1
+    if_zero: int  # if the true bit is 0
 
     @classmethod
     def nearest_to(cls, p: Decimal, q: Decimal) -> Self:
-        """Return the law nearest to P(1 | 1) = p, P(1 | 0) = q whose losses are not above theirs."""
-        with localcontext(PRECISE):  # Python's own 28 digits would round a threshold to the next word
+        """Return the law nearest to P(1 | 1) = p, P(1 | 0) = q with losses that are not larger."""
+        with localcontext(PRECISE):  # Python's default of 28 digits would round a threshold to the next word
             high = math.floor(max(p, q) * WORD - _DOUBT)
             low = math.ceil(min(p, q) * WORD + _DOUBT)
-        high = max(high, low)  # nearer to each other than a word: the bit tells nothing
+        high = max(high, low)  # nearer to each other than a word: the bit reveals nothing
         return cls(high, low) if p > q else cls(low, high)
 
     @property
     def one(self) -> float:
-        """The largest log-likelihood ratio of a 1 against a 0; rounded up."""
+        """Largest log-likelihood ratio of a 1 against a 0, rounded up."""
         if self.if_one >= self.if_zero:
             return _log_ratio(self.if_one, self.if_zero)
         return _log_ratio(WORD - self.if_one, WORD - self.if_zero)
 
     @property
     def zero(self) -> float:
-        """The largest log-likelihood ratio of a 0 against a 1; rounded up."""
+        """Largest log-likelihood ratio of a 0 against a 1, rounded up."""
         return BitLaw(self.if_zero, self.if_one).one
 
     @property
     def epsilon(self) -> float:
-        """The exact epsilon of the bit."""
+        """Exact epsilon of the bit."""
         return max(self.one, self.zero)
 
     @property
@@ -90,33 +90,33 @@ class BitString:
         ]
         return np.concatenate(drawn).astype(np.uint8)
 
-    def evidence(self, seen: Bits) -> Floats:
+    def evidence(self, observed: Bits) -> Floats:
         """Return the log-likelihood ratio of a true 1 against a true 0, bit by bit."""
-        return self._log(seen, "if_one") - self.log_if_zero(seen)
+        return self._log(observed, "if_one") - self.log_if_zero(observed)
 
-    def log_if_zero(self, seen: Bits) -> Floats:
-        """Return the log-probability of what is seen of each bit if all true bits are 0, shape (..., length)."""
-        return self._log(seen, "if_zero")
+    def log_if_zero(self, observed: Bits) -> Floats:
+        """Return the log-probability of each observed bit if all true bits are 0, shape (..., length)."""
+        return self._log(observed, "if_zero")
 
-    def unbiased(self, seen: Bits) -> Floats:
-        """Return estimates of the true bits whose mean is the true bit; zeros where a law tells nothing."""
+    def unbiased(self, observed: Bits) -> Floats:
+        """Return unbiased estimates of the true bits; zeros if a law reveals nothing."""
         q = self._each([law.q for law in self.laws])
         gap = self._each([(law.if_one - law.if_zero) / WORD for law in self.laws])
-        return np.asarray(np.divide(seen - q, gap, out=np.zeros(seen.shape), where=gap != 0))
+        return np.asarray(np.divide(observed - q, gap, out=np.zeros(observed.shape), where=gap != 0))
 
-    def _log(self, seen: Bits, name: str) -> Floats:
+    def _log(self, observed: Bits, name: str) -> Floats:
         counts = [getattr(law, name) for law in self.laws]
         yes, no = (self._each([math.log(part(n) / WORD) for n in counts]) for part in (int, lambda n: WORD - n))
-        return np.where(seen, yes, no)
+        return np.where(observed, yes, no)
 
     def _each(self, values: list[int] | list[float]) -> NDArray[Any]:
-        """Return the value of each bit's law, shape (length,)."""
+        """Return the value for each bit, shape (length,)."""
         kind = np.uint64 if isinstance(values[0], int) else np.float64
         return np.resize(np.array(values, dtype=kind), self.length)
 
 
 def convert_odds(yes: Decimal, no: Decimal) -> Decimal:
-    """Return yes / (yes + no), to 79 digits: a probability from odds."""
+    """Convert odds to a probability: yes / (yes + no), to 79 digits."""
     return PRECISE.divide(yes, PRECISE.add(yes, no))
 
 
@@ -126,12 +126,12 @@ def compute_exp_of_part(epsilon: float, parts: int) -> Decimal:
 
 
 def as_decimal(number: float) -> Decimal:
-    """Return the decimal number that is written, as the ledger reads it."""
+    """Return the decimal number that Python prints, as in the ledger."""
     return Decimal(repr(float(number)))
 
 
 def read_bits(message: Message, length: int) -> Bits:
-    """Return the `length` bits of a message, or refuse it."""
+    """Return the `length` bits of a message, after a check."""
     packed: NDArray[Any] = message["bits"]
     if packed.dtype != np.uint8 or packed.shape != (-(-length // 8),) or np.unpackbits(packed)[length:].any():
         raise MessageError(f"arrays: 'bits' must hold {length} bits in whole bytes, and zeros after them")
@@ -139,55 +139,55 @@ def read_bits(message: Message, length: int) -> Bits:
 
 
 def _log_ratio(larger: int, smaller: int) -> float:
-    """Return the logarithm of a ratio of integers, with all its digits near 1; rounded up."""
+    """Return the logarithm of a ratio of integers, accurate near 1, rounded up."""
     return round_up(math.log1p(Fraction(larger - smaller, smaller)))
 
 
-MOST_BITS = 12  # integer and fraction bits of a value: tables of pairs stay small
-_SLACK = 1e-9  # by which the norm of a computed unit row may pass one, generously
+MOST_BITS = 12  # integer and fraction bits of a value: keeps tables of pairs small
+_SLACK = 1e-9  # generous bound on the excess of the norm of a computed unit row
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """One sign bit, then the magnitude's integer and fraction bits, highest first; larger magnitudes are cut off.
+    """One sign bit, then the integer and fraction bits of the magnitude, highest first; larger magnitudes are clipped.
 
-    Rounding "down" cuts further digits off, and a value below one step keeps its sign; by "nearest" zero has none.
+    Rounding "down" truncates, and a value below one step keeps its sign; with "nearest", zero has no sign.
     """
 
     integer_bits: int
     fraction_bits: int
-    scale: float  # values are multiplied by it first
+    scale: float  # factor for values
     rounding: Literal["down", "nearest"]
 
     @property
     def word_bits(self) -> int:
-        """Bits of a value."""
+        """Number of bits of a value."""
         return 1 + self.integer_bits + self.fraction_bits
 
     @property
     def steps(self) -> float:
-        """How many steps of the code the number one has."""
+        """Number of steps per unit."""
         return self.scale * 2.0**self.fraction_bits
 
     @property
     def largest(self) -> int:
-        """The largest magnitude, in steps."""
+        """Largest magnitude, in steps."""
         return (1 << (self.integer_bits + self.fraction_bits)) - 1
 
     def magnitudes(self, rows: Floats) -> Floats:
-        """Return magnitudes in whole steps, before they are cut off; of the shape of the rows."""
+        """Return magnitudes in whole steps before clipping, in the shape of the rows."""
         steps = np.abs(rows) * self.steps
         return np.floor(steps) if self.rounding == "down" else np.rint(steps)
 
     def encode(self, rows: Floats) -> Bits:
         """Return the code words of rows, concatenated."""
-        kept = np.minimum(self.magnitudes(rows), self.largest).astype(np.int64)
-        negative = (rows < 0) & (kept >= self._first_signed)
-        words = np.concatenate([negative[..., None], self._digits(kept)], axis=2)
+        clipped = np.minimum(self.magnitudes(rows), self.largest).astype(np.int64)
+        negative = (rows < 0) & (clipped >= self._first_signed)
+        words = np.concatenate([negative[..., None], self._digits(clipped)], axis=2)
         return words.reshape(len(rows), -1).astype(np.uint8)
 
     def words(self) -> tuple[Bits, Floats]:
-        """Return all code words that values from -1 to 1 can have, and the values they stand for."""
+        """Return all code words of values from -1 to 1, and the values that they represent."""
         steps = self._reachable()
         digits = self._digits(steps)
         middle = (steps + (0.5 if self.rounding == "down" else 0.0)) / self.steps
@@ -197,30 +197,30 @@ class Encoding:
         return np.concatenate([plus, minus]).astype(np.uint8), np.concatenate([middle, -middle[signed]])
 
     def losses(self, one: Floats, zero: Floats) -> Floats:
-        """Return the largest loss of each pair of magnitudes, from the losses of a bit 1 against 0 and 0 against 1."""
+        """Return the largest loss of each pair of magnitudes, from the losses of each bit."""
         steps = self._reachable()
         digits = self._digits(steps).astype(np.float64)
         rising, falling = (digits * one[1:]) @ (1 - digits).T, ((1 - digits) * zero[1:]) @ digits.T
-        signed = (steps >= self._first_signed).astype(np.float64)  # a sign costs where the word can have either
+        signed = (steps >= self._first_signed).astype(np.float64)  # a sign costs if the word can have both
         signs = np.maximum(one[0] * signed[:, None], zero[0] * signed[None, :])
         return np.asarray(rising + falling + signs)
 
     def worst(self, one: Floats, zero: Floats, n_values: int) -> float:
         """Bound the loss between two unit rows of `n_values` values from above.
 
-        Theorem 5 of docs/theory/latent-ome.md: squares of a unit row sum to at most one. For every price of a unit
-        of squares, what is left of the best pair of each value, plus the price, is a bound; the least is taken.
+        Theorem 5 of docs/theory/latent-ome.md, by Lagrangian duality: squares of a unit row sum to at most one, and
+        each price of a unit of squares gives a bound. Returns the smallest.
         Attacked by `test_no_two_unit_rows_pass_the_bound`.
         """
         squares = self._least(self._reachable()) ** 2
-        spent = squares[:, None] + squares[None, :]
+        sums = squares[:, None] + squares[None, :]
         kinds, counts = np.unique(
             np.concatenate([one.reshape(n_values, -1), zero.reshape(n_values, -1)], axis=1), axis=0, return_counts=True
         )
         tables = [self.losses(*np.split(kind, 2)) for kind in kinds]
 
         def bound(price: float) -> float:
-            parts = [count * float((table - price * spent).max()) for table, count in zip(tables, counts, strict=True)]
+            parts = [count * float((table - price * sums).max()) for table, count in zip(tables, counts, strict=True)]
             return float(sum(parts) + 2 * price * (1 + _SLACK))
 
         free = bound(0.0)
@@ -230,32 +230,32 @@ class Encoding:
         return min(free, float(least.fun)) * (1 + 1e-12)
 
     def _reachable(self) -> NDArray[np.int64]:
-        """Return the magnitudes that values from -1 to 1 have."""
+        """Return the magnitudes of values from -1 to 1."""
         most = min(int(self.magnitudes(np.array(1 + _SLACK))), self.largest)
         return np.arange(most + 1)
 
     def _least(self, steps: NDArray[np.int64]) -> Floats:
-        """Return the least value of each magnitude."""
+        """Return the smallest value of each magnitude."""
         return np.asarray(np.maximum(steps - (0.0 if self.rounding == "down" else 0.5), 0.0) / self.steps)
 
     @property
     def _first_signed(self) -> int:
-        """The least magnitude that has a sign."""
+        """Smallest magnitude with a sign."""
         return 0 if self.rounding == "down" else 1
 
     def _digits(self, steps: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the binary digits of magnitudes, highest first, in a new last axis."""
-        places = np.arange(self.word_bits - 2, -1, -1)
-        return np.asarray((steps[..., None] >> places) & 1)
+        shifts = np.arange(self.word_bits - 2, -1, -1)
+        return np.asarray((steps[..., None] >> shifts) & 1)
 
 
-LEAST, MOST = 1e-9, 40.0  # of the nominal epsilon of a bit: below, thresholds are too coarse; above, nothing is hidden
+LEAST, MOST = 1e-9, 40.0  # nominal epsilon of a bit: below, thresholds are too coarse; above, nothing is hidden
 
 
 def find_largest_nominal(
     price: Callable[[float], float], epsilon: float, turn: float, length: int, name: str = "the mechanism"
 ) -> float:
-    """Return the largest nominal epsilon found whose exact price, rising from `turn` on, is at most `epsilon`."""
+    """Search the largest nominal epsilon with an exact price, increasing above `turn`, of at most `epsilon`."""
     least, most = LEAST * length, MOST * length
     starts = [start for start in (max(turn, least), least) if price(start) <= epsilon]
     if not starts:
@@ -270,21 +270,21 @@ def find_largest_nominal(
         low, high = high, min(2 * high, most)
     if price(high) <= epsilon:
         return high
-    found = float(brentq(lambda nominal: price(nominal) - epsilon, low, high, rtol=1e-15, xtol=1e-300))
+    root = float(brentq(lambda nominal: price(nominal) - epsilon, low, high, rtol=1e-15, xtol=1e-300))
     step = 2.0**-50
-    while found > low and price(found) > epsilon:  # rounding, or a bound that is minimised to a few digits
-        found, step = max(found * (1 - step), low), 2 * step
-    return found
+    while root > low and price(root) > epsilon:  # rounding, or a bound that is minimised to a few digits
+        root, step = max(root * (1 - step), low), 2 * step
+    return root
 
 
-_MOST_EXACT = 1024  # bits of one law whose mixtures of directions are all tried
+_MOST_EXACT = 1024  # maximum number of bits of one law for which all mixtures are tried
 _GRID = 1 << 14
-_DELTA_DOUBT = 1e-13  # what rounding may hide of a delta
+_DELTA_DOUBT = 1e-13  # largest rounding error of a delta
 
 
 @dataclass(frozen=True)
 class Price:
-    """Local epsilons: of one value's bits and of the whole message, at delta 0 and at that of the budgets."""
+    """Local epsilons of one value and of the whole message, at delta 0 and at the delta of the budgets."""
 
     per_value: float
     per_vector: float
@@ -294,19 +294,19 @@ class Price:
 
 @dataclass(frozen=True)
 class Budgets:
-    """A mechanism's budget for a whole vector, by whoever states it.
+    """The epsilon of a whole vector, by each source.
 
     Attributes
     ----------
     claimed : float
-        The epsilon of the mechanism's own paper.
+        By the mechanism's paper.
     published_correction : float
-        That of "Corrected privacy budget bounds in LATENT and OME". It divides by an expected distance, so it is not
-        a bound on a likelihood ratio: ``published_label`` says so.
+        By "Corrected privacy budget bounds in LATENT and OME". It divides by an expected distance, so it is not a
+        bound on a likelihood ratio, as ``published_label`` states.
     exact : Price
         Over all pairs of bit strings.
     code_word_bound : Price
-        An upper bound over the pairs of code words that rows of norm one can have: not exact, and never above `exact`.
+        Upper bound over the pairs of code words that rows of norm one can have; never above `exact`.
     delta : float
     n_bits, n_values : int
     """
@@ -343,7 +343,7 @@ class Budgets:
 
 
 def compute_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
-    """Return the exact epsilons over all strings, and upper bounds over the code words that can occur."""
+    """Return the exact epsilons over all strings, and upper bounds over the code words of unit rows."""
     check_delta(delta)
     n_values = string.length // encoding.word_bits
     words = [_make_string_of_value(string.laws, start, encoding.word_bits) for start in range(len(string.laws))]
@@ -364,20 +364,20 @@ def compute_prices(string: BitString, encoding: Encoding, delta: float) -> tuple
 
 
 def compute_pure_epsilon(string: BitString) -> float:
-    """Return the exact epsilon over all strings: that of every bit, summed (Theorem 2 of docs/theory/latent-ome.md)."""
+    """Return the exact epsilon over all strings, the sum over all bits (Theorem 2 of docs/theory/latent-ome.md)."""
     return sum(law.epsilon * count for law, count in zip(string.laws, string.counts(), strict=True))
 
 
 def bound_code_word_epsilon(string: BitString, encoding: Encoding, n_values: int) -> float:
-    """Return an upper bound on epsilon over the code words of unit rows (Theorem 5); never above that of strings."""
-    one, zero = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
-    return min(encoding.worst(one, zero, n_values), compute_pure_epsilon(string))
+    """Return an upper bound on epsilon over the code words of unit rows (Theorem 5); at most that of strings."""
+    losses = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
+    return min(encoding.worst(*losses, n_values), compute_pure_epsilon(string))
 
 
 def compute_epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) -> float:
     """Return an epsilon at a delta for strings that differ in `counts` bits of each law.
 
-    Exact for one law; for two, from above by at most one cell of a grid of 16,384 (Theorem 4 of
+    Exact for one law; for two, at most one cell of a grid of 16,384 too large (Theorem 4 of
     docs/theory/latent-ome.md). Attacked by `test_at_delta_against_all_pairs_of_strings`.
     """
     groups = [(law, n) for law, n in zip(laws, counts, strict=True) if n > 0 and law.epsilon > 0]
@@ -393,22 +393,22 @@ def compute_epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta:
         return pure
     if curve(0.0) <= delta:
         return 0.0
-    found = float(brentq(lambda epsilon: curve(epsilon) - delta, 0.0, pure, xtol=1e-13, rtol=1e-14))
-    return min(found * (1 + 1e-12), pure)
+    root = float(brentq(lambda epsilon: curve(epsilon) - delta, 0.0, pure, xtol=1e-13, rtol=1e-14))
+    return min(root * (1 + 1e-12), pure)
 
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """Losses of n bits of one law that differ, k of them 1 in the first string and n - k in the second.
+    """Losses of n differing bits of one law, k of them 1 in the first string and n - k in the second.
 
-    Probabilities are of every mixture and loss under the first string; their last column is zero.
+    Probabilities of every mixture and loss under the first string; their last column is zero.
     """
 
-    lowest: Floats  # the least loss of every mixture k; the others follow in steps of `gap`
+    lowest: Floats  # smallest loss of every mixture k; the next ones follow in steps of `gap`
     gap: float
     masses: Floats
-    tails: Floats  # of the loss and all greater ones
-    discounted: Floats  # the same, each greater loss discounted by what it is greater
+    tails: Floats  # probabilities of the loss and all larger ones
+    discounted: Floats  # the same, with each larger loss discounted by its excess
 
     @classmethod
     def count(cls, law: BitLaw, n: int) -> "Mixtures":
@@ -431,7 +431,7 @@ class Mixtures:
         return np.asarray(self.lowest[:, None] + self.gap * np.arange(len(self.lowest)))
 
     def delta(self, epsilons: Floats) -> Floats:
-        """Return the largest delta of all mixtures at each epsilon, which may be negative; shape (m,)."""
+        """Return the largest delta of all mixtures at each epsilon, shape (m,); an epsilon may be negative."""
         at = np.floor((epsilons[:, None] - self.lowest) / self.gap).astype(np.int64) + 1
         at = np.clip(at, 0, len(self.lowest))
         rows = np.arange(len(self.lowest))
@@ -448,12 +448,12 @@ def _join_curves(groups: list[Mixtures]) -> Callable[[float], float]:
     losses, masses = first.losses(), first.masses[:, :-1]
     reach = float(np.abs(second.losses()).max())
     grid = np.linspace(-reach, reach, _GRID)
-    known = second.delta(grid)
+    deltas_on_grid = second.delta(grid)
 
     def curve(epsilon: float) -> float:
         rest = epsilon - losses
-        # Delta falls with epsilon: the grid's point to the left is from above. Below all losses it is 1 - e^rest.
-        left = known[np.maximum(np.searchsorted(grid, rest, side="right") - 1, 0)]
+        # Delta falls with epsilon, so the grid's point to the left is an upper bound. Below all losses: 1 - e^rest.
+        left = deltas_on_grid[np.maximum(np.searchsorted(grid, rest, side="right") - 1, 0)]
         deltas = np.where(rest < -reach, -np.expm1(np.minimum(rest, 0.0)), left)
         return float((masses * deltas).sum(axis=1).max()) + _DELTA_DOUBT
 
@@ -461,14 +461,14 @@ def _join_curves(groups: list[Mixtures]) -> Callable[[float], float]:
 
 
 def _make_string_of_value(laws: tuple[BitLaw, ...], start: int, length: int) -> BitString:
-    """Return the string of a value whose first bit follows law `start`."""
+    """Return the string of a value that starts with law `start`."""
     return BitString(laws[start:] + laws[:start], length)
 
 
 def _count_differing(string: BitString, encoding: Encoding, n_values: int) -> tuple[int, ...]:
-    """Return in how many bits of each law two code words of unit rows can differ; an upper bound."""
-    found = []
+    """Bound the number of bits of each law in which two code words of unit rows can differ."""
+    bounds = []
     for number, count in enumerate(string.counts()):
         marks = (np.arange(string.length) % len(string.laws) == number).astype(np.float64)
-        found.append(min(count, math.floor(encoding.worst(marks, marks, n_values) + 1e-6)))
-    return tuple(found)
+        bounds.append(min(count, math.floor(encoding.worst(marks, marks, n_values) + 1e-6)))
+    return tuple(bounds)

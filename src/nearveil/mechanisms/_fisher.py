@@ -1,8 +1,8 @@
-"""The von Mises-Fisher channel: how heights are drawn, and what the arithmetic costs of epsilon.
+"""The von Mises-Fisher mechanism: the sampler of heights, the cost of arithmetic, and the release.
 
 The density is ``exp(kappa <g, x>)`` on the sphere of D dimensions. With ``<g, x> = tanh s`` the height s has the
-log-density ``kappa tanh s - (D - 1) log cosh s``, whose curvature is bounded everywhere. It is replaced by straight
-lines between knots; each piece is a truncated exponential distribution, which inverts in closed form.
+log-density ``kappa tanh s - (D - 1) log cosh s``, with a bounded curvature. Straight lines between knots replace it;
+each piece is a truncated exponential distribution, which inverts in closed form.
 ``docs/theory/baselines.md`` has the proofs.
 """
 
@@ -21,24 +21,24 @@ from nearveil.mechanisms.base import Floats, Message
 from nearveil.privacy.noise import Source, Table, gaussian_integers, look_up, make_alias_table, round_down
 
 EPSILONS = (1e-2, 64.0)
-LEAST_DIMENSION = 16  # shorter rows are padded: the direction across x must not be drawn from too few numbers
+LEAST_DIMENSION = 16  # shorter rows are padded: the direction across x needs enough numbers
 LARGEST_DIMENSION = 1 << 14
 PIECES = 1 << 13
-GAUSS_BITS = 46  # the Gaussians that the direction across x is made of are multiples of 2^-46
+GAUSS_BITS = 46  # Gaussians for the direction across x are multiples of 2^-46
 FINE_BITS = 36  # of the grid of the blur, in a message's units
 BLUR = 2.0**-4  # the scale of the blur in those units; a coordinate of a direction is about one
 
 _TAIL = 17.0
-_RARE = 200 * math.log(2)  # what has a probability below 2^-200 is paid by extra_delta
+_RARE = 200 * math.log(2)  # extra_delta covers events of a probability below 2^-200
 _WEIGHT_BITS = 420
 _ULP = 2.0**-52
 _LEAST_RISE = 1e-9
-_WEIGHTS = 1e-8  # what doubles do to the logarithms of the pieces' weights, and slopes too small to divide by
+_WEIGHTS = 1e-8  # rounding of the logarithms of the pieces' weights, and slopes too small to divide by
 
 
 @dataclass(frozen=True)
 class FisherChannel:
-    """The law of a message.
+    """The distribution of a message.
 
     Examples
     --------
@@ -50,29 +50,29 @@ class FisherChannel:
     """
 
     epsilon: float  # of the guarantee
-    dimension: int  # of the sphere: that of the rows, or 16 if they have fewer
+    dimension: int  # of the sphere: at least 16
     kappa: float  # the concentration
     reach: float  # heights s end at +-reach
 
     @property
     def cost(self) -> float:
-        """What the arithmetic takes of epsilon, whatever two rows are compared."""
+        """Epsilon spent on floating-point arithmetic, for any two rows."""
         return self.epsilon - 2 * self.kappa
 
     @property
     def extra_delta(self) -> float:
-        """What finite tables and cut tails add to delta."""
+        """Delta of finite tables and truncated tails."""
         return self.dimension * 2.0**-100
 
     @property
     def step(self) -> float:
-        """The distance of knots."""
+        """Distance between knots."""
         return 2 * self.reach / PIECES
 
 
 @lru_cache(maxsize=16)
 def make_pieces(channel: FisherChannel) -> tuple[Table, Floats]:
-    """Return the table of the pieces between knots, by their masses, and the rise of the log-density over each."""
+    """Return an alias table of the pieces between knots, and the rise of the log-density over each piece."""
     at = np.linspace(-channel.reach, channel.reach, PIECES + 1)
     knots = log_height(at, channel.kappa, channel.dimension)
     rises = np.diff(knots)
@@ -89,7 +89,7 @@ def log_height(heights: Floats, kappa: float, dimension: int) -> Floats:
 
 
 def calibrate(epsilon: float, dimension: int) -> FisherChannel:
-    """Return the channel of the largest concentration: 2 kappa and what the arithmetic costs make epsilon.
+    """Return the channel with the largest concentration: 2 kappa plus the cost of arithmetic is epsilon.
 
     (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
     `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
@@ -102,28 +102,28 @@ def calibrate(epsilon: float, dimension: int) -> FisherChannel:
 
 
 def bound_arithmetic_cost(dimension: int, reach: float) -> float:
-    """Return what doubles cost on either side of a comparison (Theorem 4 of docs/theory/privunit.md)."""
+    """Bound the cost of doubles on either side of a comparison (Theorem 4 of docs/theory/privunit.md)."""
     shift = bound_displacement(dimension, reach) / BLUR
     return _TAIL * shift + shift**2 / 2
 
 
 def bound_displacement(dimension: int, reach: float) -> float:
-    """Bound how far the computed vector, times sqrt(D), is from the true one (Lemma B of docs/theory/baselines.md)."""
+    """Bound the error of the computed vector, times sqrt(D) (Lemma B of docs/theory/baselines.md)."""
     root = math.sqrt(dimension)
     across = root * (45 * 2.0**-GAUSS_BITS + 18 * (3 * dimension + 24) * _ULP)
-    # The Gaussian vector across x is shorter than this with a probability below 2^-200.
+    # The Gaussian vector across x is shorter with a probability below 2^-200.
     shortest = math.sqrt((dimension - 1) * math.exp(-2 * _RARE / (dimension - 1) - 1))
     along = 2 * reach / PIECES * 2.0**-46 + reach * 2.0**-50
     return root * (2 * across / shortest + along + (2 * dimension + 64) * _ULP + 0.51 * 2.0**-FINE_BITS)
 
 
 def _bound_bending(kappa: float, dimension: int, reach: float) -> float:
-    """Bound how far straight lines between knots are from the log-density: an eighth of step^2 times its curvature."""
+    """Bound the error of straight lines between knots: an eighth of step^2 times the curvature."""
     return (2 * reach / PIECES) ** 2 / 8 * (dimension - 1 + 0.77 * kappa)
 
 
 def _find_reach(kappa: float, dimension: int) -> float:
-    """Return where heights may end: beyond lies less than 2^-200 (Lemma A of docs/theory/baselines.md)."""
+    """Return the largest height; the mass beyond is below 2^-200 (Lemma A of docs/theory/baselines.md)."""
 
     def log_tail(reach: float) -> float:
         outside = -(dimension - 1) * math.log(math.cosh(reach)) - math.log((dimension - 1) * math.tanh(reach))
@@ -137,21 +137,21 @@ _CHUNK = 1 << 17  # coordinates at a time
 
 @dataclass(eq=False, repr=False)
 class VonMisesFisher(DirectionRelease):
-    """Tell a direction by a random one around it, of density ``exp(kappa <g, x>)`` (Weggenmann and Kerschbaum 2021).
+    """Send a random direction around the row, of density ``exp(kappa <g, x>)`` (Weggenmann and Kerschbaum 2021).
 
-    Two rows at a Euclidean distance r are told apart by a factor of at most ``exp(kappa r)``: metric privacy, with
-    `metric_epsilon` = kappa for each unit of distance. On the sphere r is at most 2, so it is also a pure local
-    guarantee of epsilon = 2 kappa, which is what `epsilon` and the guarantee state. At equal epsilon PrivUnit hides
-    all pairs of rows alike and tells far more; this one hides near rows better. The message is the direction times
-    sqrt(D), in cells of 1/8, one byte a coordinate.
+    The likelihoods of two rows at a Euclidean distance r differ by a factor of at most ``exp(kappa r)``: metric
+    privacy, with `metric_epsilon` = kappa for each unit of distance (Theorem 4 of ``docs/theory/baselines.md``). On
+    the sphere r is at most 2, which gives the pure local guarantee of epsilon = 2 kappa. At equal epsilon PrivUnit
+    hides all pairs of rows equally well and has a far larger signal; this mechanism hides near rows better. The
+    message is the direction times sqrt(D), in cells of 1/8, one byte per coordinate.
 
     Parameters
     ----------
     epsilon : float
-        From 0.01 to 64: for the whole sphere.
+        From 0.01 to 64, for the whole sphere.
     projection, n_components, projection_seed
-        A public map to fewer dimensions, as for :class:`~nearveil.mechanisms.PrivUnit`. Distances of the
-        metric guarantee are those after it.
+        A public map to fewer dimensions, as for :class:`~nearveil.mechanisms.PrivUnit`. The metric
+        guarantee uses distances after this map.
 
     Attributes
     ----------
@@ -173,18 +173,18 @@ class VonMisesFisher(DirectionRelease):
 
     @property
     def metric_epsilon(self) -> float:
-        """Epsilon for each unit of Euclidean distance between two rows of norm one; `metric_slack` comes on top."""
+        """Epsilon for each unit of Euclidean distance between two rows of norm one, without `metric_slack`."""
         self._check_fitted()
         return self.channel_.kappa
 
     @property
     def metric_slack(self) -> float:
-        """What the arithmetic adds to epsilon at every distance, be it ever so small."""
+        """Epsilon that arithmetic adds at every distance, however small."""
         self._check_fitted()
         return self.channel_.cost
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        """Leave out the blur and the cells: that touches an attack's quality alone."""
+        """Ignore the blur and the cells: that only makes an attack weaker."""
         rows = self.projection_(features)
         vectors = np.array([self._vector(message) for message in messages]).reshape(-1, rows.shape[1])
         return np.asarray(self.channel_.kappa / np.sqrt(self.channel_.dimension) * vectors @ rows.T)
@@ -195,14 +195,14 @@ class VonMisesFisher(DirectionRelease):
     def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
         step = max(1, _CHUNK // self.channel_.dimension)
         parts = (draw(self.channel_, rows[i : i + step], source) for i in range(0, len(rows), step))
-        return np.concatenate([round_to_cells(found) for found in parts])
+        return np.concatenate([round_to_cells(vectors) for vectors in parts])
 
     def _public_parts(self) -> tuple[object, ...]:
         return self.projection_.n_components, self.projection_.public_id
 
 
 def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int64]:
-    """Draw a direction around each unit row on the grid of 2^-36, times sqrt(D) and blurred to hide what doubles do."""
+    """Draw a direction around each unit row on the grid of 2^-36, times sqrt(D), with a blur that hides rounding."""
     n, d = rows.shape
     axes = np.zeros((n, channel.dimension))
     axes[:, :d] = rows
@@ -210,16 +210,16 @@ def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int
     plain = gaussian_integers(Fraction(1 << GAUSS_BITS), axes.size, source).reshape(axes.shape) * 2.0**-GAUSS_BITS
     across = plain - np.einsum("ij,ij->i", plain, axes)[:, None] * axes
     across /= np.sqrt(np.einsum("ij,ij->i", across, across))[:, None]
-    found = (np.tanh(along) * axes + across / np.cosh(along)) * np.sqrt(channel.dimension)
+    vectors = (np.tanh(along) * axes + across / np.cosh(along)) * np.sqrt(channel.dimension)
     blur = gaussian_integers(Fraction(int(BLUR * 2**FINE_BITS)), axes.size, source).reshape(axes.shape)
-    return np.asarray((np.rint(found * 2.0**FINE_BITS).astype(np.int64) + blur)[:, :d])
+    return np.asarray((np.rint(vectors * 2.0**FINE_BITS).astype(np.int64) + blur)[:, :d])
 
 
 def heights(channel: FisherChannel, count: int, source: Source) -> Floats:
-    """Draw heights s, ``<g, x> = tanh s``: a piece from the table, then a place in it by inversion."""
+    """Draw heights s, ``<g, x> = tanh s``: a piece from the table, then a position in it by inversion."""
     table, rises = make_pieces(channel)
     chosen = look_up(table, source.words(count), source)
     uniform = ((source.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     rise = rises[chosen]
-    places = np.log1p(uniform * np.expm1(rise)) / rise
-    return np.asarray(channel.step * (chosen + places) - channel.reach)
+    positions = np.log1p(uniform * np.expm1(rise)) / rise
+    return np.asarray(channel.step * (chosen + positions) - channel.reach)

@@ -33,7 +33,7 @@ REASON = (
 
 
 class NoisyVector(TractableRelease):
-    """A vector that the row is mapped to, plus Gaussian noise; the server ranks by inner products with it."""
+    """Send an image of the row with Gaussian noise; the server ranks by inner products with it."""
 
     epsilon: float
     delta: float
@@ -64,7 +64,7 @@ class NoisyVector(TractableRelease):
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         values = self._prepare(features)
-        # The calibration is for one row; a batch is many of them. Single precision is post-processing.
+        # The calibration covers one row, a batch has many. Rounding to single precision is post-processing.
         noisy = add_noise(values, replace(self.noise_, size=values.size), source=source)
         return self._messages(source, vector=noisy.astype(np.float32))
 
@@ -85,8 +85,8 @@ class NoisyVector(TractableRelease):
 class AnalyticGaussian(ProjectedRelease, NoisyVector):
     """Send the feature itself with the least Gaussian noise that keeps the guarantee (Balle and Wang 2018).
 
-    Two rows of norm one are at most 2 apart, so the noise is that of sensitivity 2 on every coordinate. The message
-    is of the same kind as PrivUnit's, with three times the noise.
+    Two rows of norm one are at most 2 apart, so every coordinate gets noise for sensitivity 2 (Theorem 1 of
+    ``docs/theory/baselines.md``). The message has the form of PrivUnit's, with three times the noise.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class AnalyticGaussian(ProjectedRelease, NoisyVector):
     Attributes
     ----------
     noise_ : GaussianNoise
-        Of one row.
+        Noise of one row.
     projection_ : Projection
 
     Examples
@@ -136,9 +136,9 @@ class AnalyticGaussian(ProjectedRelease, NoisyVector):
 
 
 def bound_computed_norm(dimension: int) -> float:
-    """Bound the norm of a row that was divided by its norm in doubles.
+    """Bound the norm of a row after division by its norm in doubles.
 
-    A sum of d squares is off by d roundings at most, its root by half of that, the quotient by one more.
+    The sum of d squares has at most d rounding errors, its root half as many, the quotient one more.
     """
     return 1 + (dimension + 8) * 2.0**-52
 
@@ -147,30 +147,31 @@ def bound_computed_norm(dimension: int) -> float:
 class RandomProjection(NoisyVector):
     """Project to fewer dimensions by a public random matrix and add noise (Kenthapadi et al. 2012).
 
-    The matrix has independent entries of variance ``1 / n_components``, drawn from a public seed. The noise is for
-    twice its largest singular value: replacing a row of norm one moves the projection by no more. The paper protects
-    less, one attribute that changes by at most one; `as_published` has its noise, which is smaller.
+    The matrix has independent entries of variance ``1 / n_components``, drawn from a public seed. The noise covers
+    twice its largest singular value, the largest change when a row of norm one is replaced (Theorem 2 of
+    ``docs/theory/baselines.md``). The paper only protects one attribute that changes by at most one, with less noise:
+    set `as_published`.
 
     Parameters
     ----------
     epsilon : float
         From 1e-6 to 64.
     delta : float, default=1e-5
-        Below 1/2 as published.
+        Below 1/2 if `as_published`.
     n_components : int, default=64
-        May exceed the number of features.
+        Can exceed the number of features.
     projection_seed : int, default=0
         Public: the server needs it too.
     as_published : bool, default=False
-        Calibrate as the paper does. Unsound for a record.
+        Use the noise of the paper. Unsound for a record.
     allow_unsound : bool, default=False
-        Must be set for `as_published`.
+        Required for `as_published`.
 
     Attributes
     ----------
     matrix_ : ndarray of shape (d, n_components)
     noise_ : GaussianNoise
-        Of one row.
+        Noise of one row.
 
     Examples
     --------
@@ -210,7 +211,7 @@ class RandomProjection(NoisyVector):
     def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
         del labels
         if self.as_published and not self.allow_unsound:
-            raise ValueError(f"as_published has no guarantee: {REASON}. Set allow_unsound=True to run it all the same")
+            raise ValueError(f"as_published has no guarantee: {REASON}. Set allow_unsound=True to use it anyway")
         d, k = features.shape[1], int(self.n_components)
         self.matrix_ = np.random.default_rng(self.projection_seed).standard_normal((d, k)) / math.sqrt(k)
         if self.as_published:
@@ -225,10 +226,10 @@ class RandomProjection(NoisyVector):
 
 
 def record_sensitivity(matrix: Floats) -> float:
-    """Bound how far apart the projections of two rows of norm one lie: ``2 |P|``, in the spectral norm.
+    """Bound the distance between the projections of two rows of norm one: ``2 |P|``, in the spectral norm.
 
-    Theorem 2 of docs/theory/baselines.md; `test_the_projection_moves_as_far_as_the_bound_and_no_farther`. Added is
-    what doubles may add: d roundings in each inner product, and as many in the singular value.
+    Theorem 2 of docs/theory/baselines.md; `test_the_projection_moves_as_far_as_the_bound_and_no_farther`. Includes
+    d rounding errors in each inner product, and as many in the singular value.
     """
     d, k = matrix.shape
     rounding = 4 * (d + k) * 2.0**-52 * float(np.linalg.norm(matrix))
@@ -236,9 +237,9 @@ def record_sensitivity(matrix: Floats) -> float:
 
 
 def compute_published_noise(matrix: Floats, epsilon: float, delta: float) -> GaussianNoise:
-    """Return the paper's noise: ``w sqrt(2 (ln(1 / (2 delta)) + epsilon)) / epsilon``, w the largest row's norm.
+    """Return the paper's noise: ``w sqrt(2 (ln(1 / (2 delta)) + epsilon)) / epsilon`` for the largest row norm w.
 
-    It suffices for a change of one attribute by one (docs/theory/baselines.md, Theorem 3).
+    Sufficient for a change of one attribute by one (docs/theory/baselines.md, Theorem 3).
     """
     if not delta < 0.5:
         raise ValueError("delta must be below 1/2 for the published calibration")

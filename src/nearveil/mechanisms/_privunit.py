@@ -1,10 +1,10 @@
-"""PrivUnit's channel: what the message's law is, how much of epsilon the arithmetic costs, where the cap begins.
+"""PrivUnit: the distribution of a message, the cost of floating-point arithmetic, and the release.
 
 A message is ``g = a x + (h - <h, x> x) + z``, x being the private unit vector. The height a is a discrete
 Gaussian of scale one on multiples of 1/128, tilted: heights in the cap ``a >= t`` are e^epsilon times as
 likely. h is a plain discrete Gaussian on the same lattice in every coordinate. z is a narrow Gaussian: it
-fills the gaps between the lattice's points, which lie elsewhere for every x, and drowns the rounding of
-floating point. ``docs/theory/privunit.md`` has the proofs.
+fills the gaps between the points of the lattice, which depend on x, and hides the rounding of floating point.
+``docs/theory/privunit.md`` has the proofs.
 """
 
 import math
@@ -25,26 +25,26 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source, Table, as_double, gaussian_integers, look_up, make_alias_table, round_down
 
-EPSILONS = (1e-3, 64.0)  # above, what finite tables add to delta is not proved
-LARGEST_DIMENSION = 1 << 20  # up to which the sampler's sums are exact
-STEPS = 128  # of the lattice of a and h, in one
+EPSILONS = (1e-3, 64.0)  # above, the delta of finite tables is not proved
+LARGEST_DIMENSION = 1 << 20  # the largest for which the sampler's sums are exact
+STEPS = 128  # of the lattice of a and h, per unit
 BLUR_STEPS = 3  # the scale of z in steps of that lattice
 FINE_BITS = 29  # bits between that lattice and the grid of z, 2^-36
 CELL_BITS = 33  # bits between the grid of z and the message's cells, which are 1/8 wide
 CELL = 2.0**-3
 LARGEST_CELL = 127  # a message's coordinates are cut off at +-127 cells, 15.9
-REACH = 22 * STEPS  # of a, in steps; beyond lies less than 2^-255 even where tilted by e^64
+REACH = 22 * STEPS  # of a, in steps; the mass beyond is below 2^-255, even if tilted by e^64
 
 _BLUR = BLUR_STEPS / STEPS
 _NOISE = _BLUR**2 + CELL**2 / 12  # variance that z and the cells add to each direction
 _DISTANCE = 0.51  # between the computed and the true vector, in grid steps for each sqrt(dimension)
-_TAIL = 17.0  # standard deviations that z is taken to stay within, but for 2^-207
+_TAIL = 17.0  # standard deviations; z exceeds them with probability 2^-207
 _DELTA_PER_COORDINATE = 2.0**-100
 
 
 @dataclass(frozen=True)
 class PrivUnitChannel:
-    """The law of a message.
+    """The distribution of a message.
 
     Examples
     --------
@@ -57,40 +57,40 @@ class PrivUnitChannel:
 
     epsilon: float  # of the guarantee
     dimension: int
-    tilt: float  # the epsilon of the tilt: what `bound_arithmetic_cost` leaves
+    tilt: float  # epsilon less `bound_arithmetic_cost`
     threshold: int  # where the cap begins, in steps of 1/128
 
     @property
     def cap_start(self) -> float:
-        """The t of the continuous cap that the lattice's cap stands for: half a step before its first height."""
+        """Start t of the continuous cap that the lattice's cap represents: half a step before its first height."""
         return (self.threshold - 0.5) / STEPS
 
     @property
     def cap_share(self) -> float:
-        """The q of the formulas: what the cap holds of an untilted Gaussian."""
+        """Mass q of the cap under an untilted Gaussian."""
         return float(_measure_caps()[0][self.threshold])
 
     @property
     def p(self) -> float:
-        """The probability of the cap."""
+        """Probability of the cap."""
         return self.cap_share / (self.cap_share + math.exp(-self.tilt) * (1 - self.cap_share))
 
     @property
     def signal(self) -> float:
-        """The mean along x in units of the noise along any other direction."""
+        """Mean along x in units of the noise along any other direction."""
         return float(_compute_heights(self.tilt)[self.threshold]) / math.sqrt(1 + _NOISE)
 
     @property
     def extra_delta(self) -> float:
-        """What finite tables add to delta (Theorem 5; `test_what_the_arithmetic_and_the_tables_cost`)."""
+        """Delta of finite tables (Theorem 5; `test_what_the_arithmetic_and_the_tables_cost`)."""
         return self.dimension * _DELTA_PER_COORDINATE
 
     def log_likelihood(self, projections: Floats) -> Floats:
         """Return the log-density of a message with projection <g, x>, relative to a Gaussian of variance 1 + `_NOISE`.
 
-        Cells count as noise of their variance, and the cut at +-15.9 is left out. The range has the width `tilt`.
+        Counts cells as noise of their variance and ignores the cut at +-15.9. The range has the width `tilt`.
         """
-        # Of a, given <g, x>: Gaussian again, with this mean and deviation, before the tilt.
+        # Before the tilt, a given <g, x> is Gaussian with this mean and deviation.
         mean, deviation = projections / (1 + _NOISE), math.sqrt(_NOISE / (1 + _NOISE))
         inside = ndtr((mean - self.cap_start) / deviation)
         low = math.exp(-self.tilt)
@@ -104,7 +104,7 @@ class PrivUnitChannel:
 
 
 def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:
-    """Return the channel of the largest signal, (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md.
+    """Return the channel with the largest signal, (epsilon, extra_delta)-DP by Theorem 5 of docs/theory/privunit.md.
 
     Attacked by `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
     """
@@ -114,7 +114,7 @@ def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:
 
 
 def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int, most: int) -> float:
-    """Return epsilon as a float, or raise: also where rows have too many columns."""
+    """Check epsilon and the number of columns; return epsilon as a float."""
     value = as_double(epsilon)
     if isinstance(epsilon, bool) or not isinstance(value, float) or not epsilons[0] <= value <= epsilons[1]:
         raise ValueError(f"epsilon must be a number from {epsilons[0]:g} to {epsilons[1]:g}; got {epsilon!r}")
@@ -124,7 +124,7 @@ def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int,
 
 
 def bound_arithmetic_cost(dimension: int) -> float:
-    """Return what rounding costs of epsilon (Theorem 4; attacked by `test_what_the_arithmetic_and_the_tables_cost`)."""
+    """Bound the epsilon that rounding costs (Theorem 4; attacked by `test_what_the_arithmetic_and_the_tables_cost`)."""
     shift = _DISTANCE * math.sqrt(dimension) / (BLUR_STEPS << FINE_BITS)
     return 2 * (_TAIL * shift + shift**2 / 2)
 
@@ -134,7 +134,7 @@ def _measure_caps() -> tuple[Floats, Floats]:
     """Return the share and the first moment of every cap, by its threshold from 0 to `REACH`."""
     heights = np.arange(REACH + 1) / STEPS
     weights = np.exp(-(heights**2) / 2) / (STEPS * math.sqrt(2 * math.pi))
-    # From the far end, so that a small tail is not the difference of large sums.
+    # Sum from the far end: a small tail must not be the difference of large sums.
     return np.cumsum(weights[::-1])[::-1], np.cumsum((weights * heights)[::-1])[::-1]
 
 
@@ -146,38 +146,38 @@ def _compute_heights(tilt: float) -> Floats:
 
 Integers = NDArray[np.int64]
 
-_DIRECTION_BITS = 26  # of a coordinate of x: squares of such integers sum up exactly in doubles
+_DIRECTION_BITS = 26  # of a coordinate of x: sums of squares of such integers are exact in doubles
 _WEIGHT_BITS = 384
 _ODDS_BITS = 128
-_DECIMAL = Context(prec=120)  # exp() is correctly rounded by the standard; 120 digits are 398 bits
+_DECIMAL = Context(prec=120)  # the standard guarantees a correctly rounded exp(); 120 digits are 398 bits
 _CHUNK = 1 << 17  # coordinates at a time
 
 
 def draw(channel: PrivUnitChannel, rows: Floats, source: Source) -> NDArray[np.int8]:
-    """Draw the cells of a message for each row; norms play no part, and a row of zeros counts as the first axis."""
+    """Draw the cells of a message for each row; ignores norms, and treats a row of zeros as the first axis."""
     if rows.shape[1] != channel.dimension:
-        raise ValueError(f"rows must have {channel.dimension} columns, as the channel has")
+        raise ValueError(f"rows must have {channel.dimension} columns, like the channel")
     step = max(1, _CHUNK // channel.dimension)
     chunks = [round_to_cells(draw_fine_vectors(channel, rows[i : i + step], source)) for i in range(0, len(rows), step)]
     return np.concatenate(chunks)
 
 
 def draw_fine_vectors(channel: PrivUnitChannel, rows: Floats, source: Source) -> Integers:
-    """Draw the vectors that messages are made of, in steps of 2^-36; their low bits are uniform for all rows."""
+    """Draw vectors before rounding to cells, in steps of 2^-36; their low bits are uniform for all rows."""
     heights = look_up(make_lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
     plain = look_up(make_lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
     blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
     return turn_to_axes(heights, plain, compute_directions(rows)) + blur
 
 
-def round_to_cells(found: Integers) -> NDArray[np.int8]:
-    """Round vectors on the grid to the nearest cell, in integers, and cut off at the last."""
-    cells = (found + (1 << (CELL_BITS - 1))) >> CELL_BITS
+def round_to_cells(vectors: Integers) -> NDArray[np.int8]:
+    """Round vectors on the grid to the nearest cell, in integers, and clip to the last cell."""
+    cells = (vectors + (1 << (CELL_BITS - 1))) >> CELL_BITS
     return np.asarray(np.clip(cells, -LARGEST_CELL, LARGEST_CELL), dtype=np.int8)
 
 
 def compute_directions(rows: Floats) -> Floats:
-    """Return each row's direction in integers, of length about 2^26; divided by its length, it is the proofs' x."""
+    """Return integer directions of length about 2^26; divided by its length, each is the x of the proofs."""
     largest = np.abs(rows).max(axis=1, keepdims=True)
     scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
     scaled[:, 0] = np.where(largest[:, 0] > 0, scaled[:, 0], 1.0)
@@ -186,12 +186,12 @@ def compute_directions(rows: Floats) -> Floats:
 
 
 def turn_to_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
-    """Return ``a x + (h - <h, x> x)`` on the fine grid, x being an axis divided by its length.
+    """Return ``a x + (h - <h, x> x)`` on the fine grid, for an axis x divided by its length.
 
     Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
     `test_computed_vectors_lie_within_the_bound`). `heights` (a) and `plain` (h) are in lattice steps.
     """
-    # Both sums are exact: they add up integers below 2^53, in whatever order.
+    # Both sums are exact in any order: all integers are below 2^53.
     squares = np.einsum("ij,ij->i", axes, axes)
     products = np.einsum("ij,ij->i", axes, plain.astype(np.float64))
     along = heights / np.sqrt(squares) - products / squares
@@ -201,7 +201,7 @@ def turn_to_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
 
 @lru_cache(maxsize=16)
 def make_lattice_table(tilt: float, threshold: int) -> Table:
-    """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, and likelier by a tilt from `threshold` on.
+    """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, with a tilt from `threshold` on.
 
     The odds e^tilt are a fraction over 2^128, rounded down. Within 2^-240 of that distribution (Lemma 2 of
     docs/theory/privunit.md; attacked by `test_tables_are_what_the_proof_says`).
@@ -213,7 +213,7 @@ def make_lattice_table(tilt: float, threshold: int) -> Table:
 
 @lru_cache(maxsize=1)
 def _compute_half_weights() -> tuple[int, ...]:
-    """Return exp(-a^2 / 2) for a of 0 to `REACH` steps, in units of 2^-384, at most two units off."""
+    """Return exp(-a^2 / 2) for a of 0 to `REACH` steps, in units of 2^-384, to within two units."""
     unit, scale = Decimal(1 << _WEIGHT_BITS), Decimal(2 * STEPS**2)
     return tuple(
         int(_DECIMAL.multiply(_DECIMAL.exp(_DECIMAL.divide(Decimal(-k * k), scale)), unit)) for k in range(REACH + 1)
@@ -225,9 +225,9 @@ _FORMAT = 1  # of the vector in a message
 
 @dataclass(eq=False, repr=False)
 class DirectionRelease(ProjectedRelease):
-    """Tells the direction of a row by cells of a random vector, one byte a coordinate: at a pure epsilon."""
+    """Send the cells of a random vector around the direction of a row, one byte per coordinate, at a pure epsilon."""
 
-    _theorem: ClassVar[tuple[str, str]]  # why that holds, and where it is proved
+    _theorem: ClassVar[tuple[str, str]]  # name and link of the proof
 
     epsilon: float
 
@@ -246,12 +246,12 @@ class DirectionRelease(ProjectedRelease):
         return np.asarray(prepared @ self._vector(message))
 
     def _vector(self, message: Message) -> Floats:
-        """Return the middle of a message's cells."""
+        """Return the centres of a message's cells."""
         return read_vector(message, "vector", "int8", self.projection_.n_components) * CELL
 
     @abstractmethod
     def _calibrate(self, dimension: int) -> Any:
-        """Return the channel: the law of a message."""
+        """Return the distribution of a message."""
 
     @abstractmethod
     def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
@@ -260,32 +260,32 @@ class DirectionRelease(ProjectedRelease):
 
 @dataclass(eq=False, repr=False)
 class PrivUnit(DirectionRelease):
-    """Tell the direction of a private row by a Gaussian vector (Bhowmick et al. 2018, Asi et al. 2022).
+    """Send a Gaussian vector around the direction of a private row (Bhowmick et al. 2018, Asi et al. 2022).
 
-    A Gaussian vector g is drawn from the cap ``<g, x> >= t`` with probability p and from the rest of space
-    otherwise. Where the cap holds q of all Gaussian vectors, ``p/(1-p) (1-q)/q = e^epsilon``, and t is where the
-    signal is largest. The signal, the mean of g along x in units of the noise across it, is 0.397 at epsilon 1,
-    0.786 at 2, 1.516 at 4 and 2.743 at 8, in every dimension. The message is g rounded to 1/8, one byte a
-    coordinate. What the arithmetic costs is taken off epsilon first: ``docs/theory/privunit.md``.
+    A Gaussian vector g is drawn from the cap ``<g, x> >= t`` with probability p, otherwise from the rest of space.
+    If a fraction q of all Gaussian vectors is in the cap, ``p/(1-p) (1-q)/q = e^epsilon``; t maximises the signal.
+    The signal, the mean of g along x in units of the noise across it, is 0.397 at epsilon 1, 0.786 at 2, 1.516 at 4
+    and 2.743 at 8, in every dimension. The message is g rounded to 1/8, one byte per coordinate. The cost of
+    floating-point arithmetic is subtracted from epsilon first (Theorem 5 of ``docs/theory/privunit.md``).
 
     Parameters
     ----------
     epsilon : float
         From 1e-3 to 64.
     projection : None, "pca", "random", "manifold", array-like or fitted transformer, default=None
-        A public map to fewer dimensions, after which rows are brought to norm one again. None keeps all
-        dimensions. "pca", "random" (orthonormal directions) and "manifold" (a
-        :class:`~nearveil.privatemail.manifold.SupervisedManifold`) are made in `fit`, of public rows. A matrix has
-        shape (d, n_components). A transformer must be fitted and map each row by itself.
+        A public map to fewer dimensions; rows are then scaled to norm one again. None keeps all dimensions.
+        `fit` learns "pca", "random" (orthonormal directions) and "manifold" (a
+        :class:`~nearveil.privatemail.manifold.SupervisedManifold`) from public rows. A matrix has shape
+        (d, n_components). A transformer must be fitted and map each row independently.
     n_components : int, optional
-        For "pca", "random" and "manifold"; 64 by default, or as many as there can be.
+        For "pca", "random" and "manifold"; by default 64, or the maximum if that is smaller.
     projection_seed : int, default=0
-        For "random" and "manifold". Public: the server needs it too.
+        For "random" and "manifold". Public: the server needs the same seed.
 
     Attributes
     ----------
     channel_ : PrivUnitChannel
-        The law of a message; its ``signal`` is what the server gets.
+        The distribution of a message, with its ``signal``.
     projection_ : Projection
 
     Examples
@@ -310,7 +310,7 @@ class PrivUnit(DirectionRelease):
     channel_: PrivUnitChannel = field(init=False)
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        """By the middle of a message's cells; that they are cells is counted as noise."""
+        """Use the centres of a message's cells, and count rounding to cells as noise."""
         vectors = np.array([self._vector(message) for message in messages]).reshape(-1, self.channel_.dimension)
         squares = np.einsum("ij,ij->i", vectors, vectors)
         return self.channel_.log_density(vectors @ self.projection_(features).T, squares[:, None])

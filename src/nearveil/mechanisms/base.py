@@ -267,8 +267,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
 
     def _store(self, *, without: tuple[str, ...] = (), **attributes: Any) -> None:
         """Add attributes to a fitted release, and remove those listed in `without`."""
-        others = {name: value for name, value in vars(self).items() if name not in without}
-        self._freeze({**others, **attributes})
+        unchanged = {name: value for name, value in vars(self).items() if name not in without}
+        self._freeze({**unchanged, **attributes})
 
     def _freeze(self, attributes: dict[str, Any]) -> None:
         _make_read_only(tuple(attributes.values()))

@@ -1,4 +1,4 @@
-"""Public projections: from features of norm one to fewer dimensions, and to norm one again. They cost no privacy."""
+"""Public projections of features to fewer dimensions, with norm one again. They cost no privacy."""
 
 import copy
 from dataclasses import KW_ONLY, dataclass
@@ -17,7 +17,7 @@ from nearveil.privatemail.manifold import SupervisedManifold
 
 Kind = Literal["pca", "random", "manifold"]
 
-_COMPONENTS = 64  # by default, where there are as many
+_COMPONENTS = 64  # the default, if there are as many
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,13 +32,13 @@ class Projection:
            [ 1. ,  0. ]])
     """
 
-    n_components: int  # columns of what it returns
-    public_id: str  # A fingerprint of what it was made from, besides the public rows
+    n_components: int  # columns of the output
+    public_id: str  # fingerprint of its parameters, besides the public rows
     matrix: Floats | None = None  # of a linear map
-    transformer: Any = None  # of any other map; without either, features stay as they are
+    transformer: Any = None  # of any other map; without either, features stay unchanged
 
     def __call__(self, features: Floats) -> Floats:
-        """Project rows to norm one; zero and infinite images become the first axis: an error would tell of them."""
+        """Project rows to norm one. Zero and infinite images become the first axis: an error would reveal them."""
         mapped = self._map(features)
         mapped = np.where(np.isfinite(mapped).all(axis=1, keepdims=True), mapped, 0.0)
         mapped[:, 0] = np.where(mapped.any(axis=1), mapped[:, 0], 1.0)
@@ -50,15 +50,15 @@ class Projection:
         if self.transformer is None:
             return features.copy()
         mapped = np.zeros((len(features), self.n_components))
-        given = features.any(axis=1)  # maps of directions refuse rows of zeros, which public rows may be
-        if given.any():
-            mapped[given] = np.asarray(self.transformer.transform(features[given]), dtype=np.float64)
+        nonzero = features.any(axis=1)  # public rows can be zeros, which some transformers refuse
+        if nonzero.any():
+            mapped[nonzero] = np.asarray(self.transformer.transform(features[nonzero]), dtype=np.float64)
         return mapped
 
 
 @dataclass(eq=False, repr=False)
 class ProjectedRelease(TractableRelease):
-    """A release of a row that a public projection has mapped to fewer dimensions first."""
+    """A release of rows after a public projection to fewer dimensions."""
 
     _: KW_ONLY
     projection: Any = None
@@ -83,7 +83,7 @@ def fit_projection(
     n_components: int | None = None,
     seed: int = 0,
 ) -> Projection:
-    """Learn a projection from public features of norm one (or zero), or take the one that is given."""
+    """Learn a projection from public features of norm one (or zero), or check the one that was passed."""
     if isinstance(projection, str):
         return _learn_projection(projection, features, labels, n_components, seed)
     if n_components is not None:
@@ -107,22 +107,22 @@ def _learn_projection(
     n, d = rows.shape
     most = {"pca": min(n, d), "random": d, "manifold": n}[kind]
     if most == 0:
-        raise ValueError("public_X must hold a row that differs from the others, to learn a projection from")
+        raise ValueError("public_X must contain a row that differs from the mean, to learn a projection")
     size = min(_COMPONENTS, most) if n_components is None else check_integer(n_components, "n_components", 1, most)
     seed = check_integer(seed, "projection_seed", 0, (1 << 32) - 1)
     public_id = fingerprint(kind, size, seed)
-    if kind == "pca":  # without its centring: features are centred already
+    if kind == "pca":  # not its centring: features are already centred
         return Projection(size, public_id, matrix=PCA(size, svd_solver="full").fit(rows).components_.T)
     if kind == "random":
         return Projection(size, public_id, matrix=_draw_orthonormal(d, size, seed))
-    known = None if labels is None else labels[features.any(axis=1)]
+    row_labels = None if labels is None else labels[features.any(axis=1)]
     manifold = SupervisedManifold(size, random_state=seed)
-    return Projection(size, public_id, transformer=manifold.fit(rows, known))
+    return Projection(size, public_id, transformer=manifold.fit(rows, row_labels))
 
 
 def _draw_orthonormal(d: int, size: int, seed: int) -> Floats:
     directions, triangle = np.linalg.qr(np.random.default_rng(seed).standard_normal((d, size)))
-    # The signs are a library's choice; both sides must make the same.
+    # Signs depend on the library; both sides need the same.
     return np.asarray(directions * np.where(np.diagonal(triangle) < 0, -1.0, 1.0))
 
 
@@ -131,15 +131,15 @@ def _wrap_transformer(transformer: Any, features: Floats) -> Projection:
         check_is_fitted(transformer)
     except NotFittedError:
         raise ValueError(
-            "projection must be fitted on public rows before; clone() forgets that, unless a FrozenEstimator holds it"
+            "projection must be fitted on public rows first; clone() resets it unless it is in a FrozenEstimator"
         ) from None
     except (AttributeError, TypeError):
-        raise ValueError("projection must be a transformer that has been fitted, as scikit-learn has them") from None
+        raise ValueError("projection must be a fitted scikit-learn transformer") from None
     probe = features[features.any(axis=1)][:1]
     if len(probe) == 0:
-        raise ValueError("public_X must hold a row that differs from the others, to try the projection on")
+        raise ValueError("public_X must contain a row that differs from the mean, to try the projection")
     mapped = np.asarray(transformer.transform(probe))
     if mapped.ndim != 2 or len(mapped) != 1 or mapped.shape[1] == 0 or mapped.dtype.kind not in "fiu":
-        raise ValueError("projection must map rows to rows of numbers: its transform returned something else")
-    # A copy: the parameter itself stays within reach of callers.
+        raise ValueError("projection must map rows to rows of numbers; its transform returned something else")
+    # Copy it: callers can modify the parameter.
     return Projection(mapped.shape[1], str(joblib.hash(transformer)), transformer=copy.deepcopy(transformer))
