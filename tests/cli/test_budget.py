@@ -280,7 +280,7 @@ def test_looking_leaves_the_file_of_another_program_as_it_is(
     before = path.read_bytes()
     result = run(*words, "--ledger", "other.db")
     assert result.exit_code == 1
-    assert "not a" in result.output
+    assert "not a ledger" in result.output
     assert path.read_bytes() == before
     assert [file.name for file in here.iterdir()] == ["other.db"]
 

@@ -109,6 +109,18 @@ def test_edited_rows_are_not_spent_from(what: str, url: str, ledger: Ledger, acc
     assert len(account.history()) == 6
 
 
+@pytest.mark.parametrize("payload", ["[", "[]", '{"charge":3,"message":3}', '{"charge":[["x",1]],"message":"*"}'])
+def test_a_corrupted_payload_is_an_error_of_the_ledger(
+    payload: str, url: str, ledger: Ledger, account: Account
+) -> None:
+    by_hand(url, ENTRY.format(f"payload = '{payload}'", 3))
+    entry = account.history()[2]
+    for name in ("events", "message"):
+        with pytest.raises(CorruptLedgerError, match=r"Entry 3 of account 'images' is corrupted; verify\(\)"):
+            getattr(entry, name)
+    assert not ledger.verify()
+
+
 def test_an_entry_that_was_changed_together_with_its_hash_is_found(url: str, ledger: Ledger, account: Account) -> None:
     rows = ledger._database.read(lambda connection: list(read_entries(connection, "images")))
     debit, message = rows[2:4]

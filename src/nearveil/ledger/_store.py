@@ -178,6 +178,12 @@ def find_quota(connection: sa.Connection, name: str, client: str) -> BudgetState
     return None if row is None else BudgetState(row.terms, _parse_totals(row.totals, name), row.sequence)
 
 
+def list_shares(connection: sa.Connection, name: str) -> dict[str | None, BudgetState]:
+    """Return all quotas and caps of an account, by name."""
+    rows = connection.execute(sa.select(quotas).where(quotas.c.account == name))
+    return {row.client: BudgetState(row.terms, _parse_totals(row.totals, name), row.sequence) for row in rows}
+
+
 def find_entry(connection: sa.Connection, name: str, sequence: int) -> Entry | None:
     """Return an entry by its sequence number."""
     query = sa.select(entries).where(entries.c.account == name, entries.c.sequence == sequence)

@@ -5,19 +5,9 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from nearveil.ledger._store import find_account, find_hash, find_quota, list_accounts, quotas, read_entries
-from nearveil.ledger.account import find_plan_cost
-from nearveil.ledger.budget import (
-    Amounts,
-    Budget,
-    Charge,
-    FilterBudget,
-    PlanBudget,
-    PureBudget,
-    UnpricedError,
-    add_amounts,
-    parse_budget,
-)
+from nearveil.ledger._store import find_account, find_hash, list_accounts, list_shares, read_entries
+from nearveil.ledger.account import find_plan_cost, open_budget
+from nearveil.ledger.budget import Budget, Charge, PlanBudget, UnpricedError, add_amounts, parse_budget
 from nearveil.ledger.database import LedgerDatabase
 from nearveil.ledger.entries import (
     CAP,
@@ -137,17 +127,16 @@ def _find_missing_accounts(
 
 
 class _Replay:
-    """The replay of one account."""
+    """The replay of one account: repeats every entry and compares the result with the hashes, states and rows."""
 
     def __init__(self, connection: sa.Connection, name: str, marks: Sequence[tuple[int, str, str]]) -> None:
         self.connection, self.name, self.count = connection, name, 0
-        self._marks = marks  # sequence, hash and source of what was seen elsewhere
+        self._marks = marks  # (sequence, hash, source) of entries that the witness or a receipt has seen
         self._row: AccountRow | None = None
         self._sequence, self._head = 0, GENESIS
-        self._shares: dict[str, BudgetState] = {}  # quotas and caps
-        self._debits: dict[str, Charge] = {}
-        self._counted: set[str] = set()  # keys that were counted in a cap
-        self._answered: set[str] = set()  # keys with a message
+        self._shares: dict[str | None, BudgetState] = {}  # quotas and caps
+        self._charges: dict[str | None, Charge] = {}  # of debits, by key
+        self._slots: set[str | None] = set()
         self._problems: list[LedgerProblem] = []
 
     def run(self) -> list[LedgerProblem]:
@@ -173,8 +162,9 @@ class _Replay:
     def _check_chain(self, entry: Entry) -> None:
         if entry.sequence != self._sequence + 1:
             self._report(entry, f"entries {self._sequence + 1} to {entry.sequence - 1} are missing")
-        if entry.slot != make_slot(entry.account, entry.key, entry.kind):
-            self._report(entry, "has the index value of another key")
+        if entry.slot != make_slot(entry.account, entry.key, entry.kind) or entry.slot in self._slots:
+            self._report(entry, "has the index value of another entry")
+        self._slots |= {entry.slot} - {None}
         if entry.compute_hash(self._head) != entry.hash:
             self._report(entry, "does not match its hash: it was edited, or an entry before it")
         for sequence, hash_, source in self._marks:
@@ -182,95 +172,79 @@ class _Replay:
                 self._report(entry, f"differs from what {source} has seen")
 
     def _apply(self, entry: Entry) -> None:
-        """Repeat the effect of an entry on account, quotas and caps."""
-        steps = {
-            OPENED: self._open_account,
-            QUOTA: self._open_share,
-            CAP: self._open_share,
-            DEBIT: self._debit,
-            TAKE: self._count_in_cap,
-            MESSAGE: self._store_message,
-        }
-        if entry.kind not in steps or (entry.kind == OPENED) != (self._row is None):
-            self._report(entry, "has a kind that is not allowed here")
-        else:
-            steps[entry.kind](entry)
+        """Repeat the effect of an entry on the account, its quotas and its caps."""
+        content, row = entry.content, self._row
+        if entry.kind == OPENED and row is None:
+            state = BudgetState.open(content["terms"])
+            self._row = AccountRow(self.name, content["opening"], state, GENESIS)
+            self._check_limits(entry, state.budget)
+        elif row is None:
+            self._report(entry, "comes before the account is opened")
+        elif entry.kind in (QUOTA, CAP) and entry.client is not None and entry.client not in self._shares:
+            self._open_share(entry, row.state.budget, parse_budget(content["terms"]))
+        elif entry.kind == DEBIT and entry.key is not None:
+            charge = self._charges[entry.key] = tuple((str(text), int(times)) for text, times in content["charge"])
+            self._row = replace(row, state=self._pay(entry, row.state, charge, content["price"], "account"))
+            if entry.client is not None:
+                self._pay_share(entry, charge, content["client_price"])
+        elif entry.kind == TAKE and entry.key in self._charges:
+            self._pay_share(entry, self._charges[entry.key], content["price"])
+        elif not (entry.kind == MESSAGE and entry.key in self._charges and isinstance(content["message"], str)):
+            self._report(entry, "does not follow from the entries before it")
 
-    def _check_states(self, entry: Entry) -> None:
-        if self._row is not None and entry.state != self._row.digest:
-            self._report(entry, "records other totals than the sum of the entries up to it")
-        share = self._shares.get(entry.client) if entry.client is not None else None
-        if entry.client_state != (None if share is None else share.digest):
-            self._report(entry, "records other totals of the client than the sum of the entries up to it")
-
-    def _open_account(self, entry: Entry) -> None:
-        state = BudgetState.open(entry.content["terms"])
-        self._row = AccountRow(self.name, entry.content["opening"], state, GENESIS)
-        cost = find_plan_cost(state.budget)
-        if cost is not None and cost > state.budget.epsilon * (1 + 1 / _SLACK):
-            self._report(entry, "opens a plan that costs more than its budget")
-        if _has_wide_limits(state.budget):
-            self._report(entry, "has limits that are wider than its budget")
-
-    def _open_share(self, entry: Entry) -> None:
-        budget = parse_budget(entry.content["terms"])
-        if entry.client is None or entry.client in self._shares or self._row is None:
-            self._report(entry, "opens a quota or a cap without a name, or twice")
-            return
-        self._shares[entry.client] = BudgetState.open(budget.terms(), entry.sequence)
-        if entry.kind == CAP and not isinstance(budget, PlanBudget):
+    def _open_share(self, entry: Entry, whole: Budget, part: Budget) -> None:
+        self._shares[entry.client] = BudgetState.open(part.terms(), entry.sequence)
+        if entry.kind == CAP and not isinstance(part, PlanBudget):
             self._report(entry, "opens a cap without a plan")
-        if entry.kind == QUOTA and not self._row.state.budget.contains(budget):
-            self._report(entry, "opens a quota that is not a part of the account")
-        if entry.kind == QUOTA and _has_wide_limits(budget):
+        if entry.kind == QUOTA:
+            self._check_limits(entry, part)
+            if not whole.contains(part):
+                self._report(entry, "opens a quota that is not a part of the account")
+
+    def _check_limits(self, entry: Entry, budget: Budget) -> None:
+        """Compare the limits with those of a new budget with the same epsilon and delta."""
+        cost = find_plan_cost(budget)
+        if cost is not None:
+            is_wide = cost > budget.epsilon * (1 + 1 / _SLACK)
+        else:
+            fresh = open_budget(budget.epsilon, budget.delta, None, "replace")
+            # The limits of another version, which chose other orders, cannot be compared.
+            pairs = (
+                zip(budget.limits, fresh.limits, strict=True) if replace(fresh, limits=budget.limits) == budget else ()
+            )
+            is_wide = any(stored > limit + abs(limit) // _SLACK for stored, limit in pairs)
+        if is_wide:
             self._report(entry, "has limits that are wider than its budget")
 
-    def _debit(self, entry: Entry) -> None:
-        content = entry.content
-        charge = tuple((str(text), int(times)) for text, times in content["charge"])
-        if entry.key is None or entry.key in self._debits or self._row is None:
-            self._report(entry, "debits a key that was spent before, or no key")
-            return
-        self._debits[entry.key] = charge
-        state = self._pay(entry, self._row.state, charge, content["price"], "")
-        self._row = replace(self._row, state=state)
-        if entry.client is not None and entry.client not in self._shares:
-            self._report(entry, "debits a client without a quota")
-        elif entry.client is not None:
-            quota = self._shares[entry.client]
-            self._shares[entry.client] = self._pay(entry, quota, charge, content["client_price"], " (of the client)")
-
-    def _count_in_cap(self, entry: Entry) -> None:
-        if entry.key not in self._debits or entry.key in self._counted or entry.client not in self._shares:
-            self._report(entry, "counts a key without a debit, or twice, or in a cap that does not exist")
-            return
-        self._counted.add(entry.key)
-        cap, charge = self._shares[entry.client], self._debits[entry.key]
-        self._shares[entry.client] = self._pay(entry, cap, charge, entry.content["price"], " (of the cap)")
-
-    def _store_message(self, entry: Entry) -> None:
-        if entry.key not in self._debits or entry.key in self._answered:
-            self._report(entry, "stores a message for a key that has no debit, or has a message")
-        if entry.key is not None:
-            self._answered.add(entry.key)
-        if not isinstance(entry.content["message"], str):
-            self._report(entry, "has no message")
+    def _pay_share(self, entry: Entry, charge: Charge, price: Sequence[int | None]) -> None:
+        if entry.client in self._shares:
+            state = self._shares[entry.client]
+            self._shares[entry.client] = self._pay(entry, state, charge, price, f"client {entry.client}")
+        else:
+            self._report(entry, "debits a quota or a cap that was not opened")
 
     def _pay(
-        self, entry: Entry, state: BudgetState, charge: Charge, recorded: list[int | None], of: str
+        self, entry: Entry, state: BudgetState, charge: Charge, price: Sequence[int | None], payer: str
     ) -> BudgetState:
         """Return the state after a recorded price, and report a price that is too low or a budget that is exceeded."""
-        price: Amounts = tuple(recorded)
+        of = "" if payer == "account" else f" (of {payer})"
         try:
             due = state.budget.price(charge)
             if not all(_is_enough(*pair) for pair in zip(price, due, strict=True)):
                 self._report(entry, f"was charged less than its events cost{of}")
         except UnpricedError:
             self._report(entry, f"pays for events that this budget cannot price{of}")
-        state = replace(state, totals=add_amounts(state.totals, price), sequence=entry.sequence)
+        state = replace(state, totals=add_amounts(state.totals, tuple(price)), sequence=entry.sequence)
         if not state.budget.allows(state.totals):
             self._report(entry, f"exceeds the budget{of}")
         return state
+
+    def _check_states(self, entry: Entry) -> None:
+        if self._row is not None and entry.state != self._row.digest:
+            self._report(entry, "records other totals than the sum of the entries up to it")
+        share = self._shares.get(entry.client)
+        if entry.client_state != (None if share is None else share.digest):
+            self._report(entry, "records other totals of the client than the sum of the entries up to it")
 
     def _check_rows(self) -> None:
         """Compare the replayed states with the rows that spending reads."""
@@ -284,26 +258,10 @@ class _Replay:
             )
             if stored != replayed:
                 self._report(None, "its row is not the sum of its entries")
-            clients = sa.select(quotas.c.client).where(quotas.c.account == self.name)
-            for client in sorted({*self._shares, *self.connection.execute(clients).scalars()}):
-                if find_quota(self.connection, self.name, client) != self._shares.get(client):
-                    self._report(None, f"the quota of client {client!r} is not the sum of its entries")
+            if list_shares(self.connection, self.name) != self._shares:
+                self._report(None, "the quotas and caps are not the sum of its entries")
         except CorruptLedgerError:
             self._report(None, "its row, or that of a quota, is corrupted")
-
-
-def _has_wide_limits(budget: Budget) -> bool:
-    """Return whether limits are wider than those of a new budget with the same epsilon and delta."""
-    if isinstance(budget, PureBudget):
-        limits = PureBudget.open(budget.epsilon).limits
-    elif isinstance(budget, FilterBudget):
-        fresh = FilterBudget.open(budget.epsilon, budget.delta)
-        if fresh.orders != budget.orders:  # of another version, which chose other orders
-            return False
-        limits = fresh.limits
-    else:
-        return False
-    return any(stored > right + abs(right) // _SLACK for stored, right in zip(budget.limits, limits, strict=True))
 
 
 def _is_enough(recorded: int | None, due: int | None) -> bool:

@@ -63,7 +63,10 @@ class Entry:
     @property
     def content(self) -> dict[str, Any]:
         """The parsed payload."""
-        return dict(json.loads(self.payload))
+        content = json.loads(self.payload)
+        if not isinstance(content, dict):
+            raise TypeError("payload must be a JSON object")
+        return content
 
     @cached_property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
@@ -78,7 +81,7 @@ class Entry:
         """The stored message, None for other kinds of entries."""
         try:
             message = self.content.get("message")
-            return None if message is None else base64.b64decode(message)
+            return None if message is None else base64.b64decode(message, validate=True)
         except (AttributeError, TypeError, ValueError):
             raise self._corrupt() from None
 
