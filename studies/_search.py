@@ -12,7 +12,8 @@ from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilo
 from nearveil.mechanisms import AnalyticGaussian, Cells, Message, PrivUnit, Release, Unary
 from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.catalog import find_mechanism
-from nearveil.mechanisms.covers.covers import MappedRelease, RandomizedResponse
+from nearveil.mechanisms.covers.channels import RandomizedResponse
+from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source

@@ -16,7 +16,7 @@ from nearveil.audit.attacks import _hostile_server
 from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
 from nearveil.client import questions
 from nearveil.mechanisms import PublicMap
-from nearveil.mechanisms.covers.covers import NEIGHBORS
+from nearveil.mechanisms.covers.maps import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire.client import PublicPart, question_period
 from tests.audit.mechanisms import SURE

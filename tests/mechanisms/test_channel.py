@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from nearveil.mechanisms.covers.covers import RandomizedResponse, SubsetSelection, _exp
+from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, _exp
 from nearveil.privacy.noise import unsafe_seeded
 
 

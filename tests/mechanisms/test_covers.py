@@ -12,7 +12,8 @@ from sklearn.exceptions import NotFittedError
 from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
-from nearveil.mechanisms.covers.covers import MapError, set_guarantee
+from nearveil.mechanisms.covers.covers import set_guarantee
+from nearveil.mechanisms.covers.maps import MapError
 from nearveil.mechanisms.covers.members import find_prototypes_of, fit_coverage, measure_around
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
@@ -84,9 +85,9 @@ def _named(coverage: Floats, epsilon: float, softness: float) -> Floats:
 
 def test_neither_step_lowers_the_recall() -> None:
     features = np.random.default_rng(1).standard_normal((300, 4)).astype(np.float32)
-    wanted, plan = learning.Demand.of(_lists(features), 300).wanted, learning.Plan(5, 40, 2.0)
+    wanted, plan = learning.Demand.of(_lists(features), 300).training, learning.Plan(5, 40, 2.0)
     start = np.random.default_rng(2).integers(0, 5, 300)
-    sets = learning.fill_sets(wanted, learning.Shares.given(start, 5), plan)
+    sets = learning.fill_sets(wanted, learning.Shares.assign(start, 5), plan)
     last = 0.0
     for _ in range(8):
         coverage = learning.measure_coverage(wanted, sets)
@@ -103,9 +104,9 @@ def test_neither_step_lowers_the_recall() -> None:
 def test_a_sparse_pass_is_a_dense_one(epsilon: float, softness: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "_FAINT", 0.0)
     features = _clusters(600, 5, 12, 5)
-    wanted, plan = learning.Demand.of(_lists(features), 600).wanted, learning.Plan(7, 60, epsilon)
+    wanted, plan = learning.Demand.of(_lists(features), 600).training, learning.Plan(7, 60, epsilon)
     start = learning.nearest_centre(features, learning.centres(features, 7, 0))
-    sets = learning.fill_sets(wanted, learning.Shares.given(start, 7), plan)
+    sets = learning.fill_sets(wanted, learning.Shares.assign(start, 7), plan)
     assert sets.sum(axis=1).tolist() == [60.0] * 7
     coverage = learning.measure_coverage(wanted, sets)
     dense = (wanted.toarray() @ sets.toarray().T).astype(float)
@@ -168,18 +169,18 @@ def test_soft_passes_gain() -> None:
     features = _clusters(3000, 6)
     demand, plan = learning.Demand.of(_lists(features), 3000), learning.Plan(12, 150, 4.0)
     start = learning.nearest_centre(features, learning.centres(features, 12, 0))
-    first = learning.fill_sets(demand.wanted, learning.Shares.given(start, 12), plan)
-    hard, soft = learning.refine(demand.wanted, first, plan), learning.learn(demand.wanted, start, plan)
+    first = learning.fill_sets(demand.training, learning.Shares.assign(start, 12), plan)
+    hard, soft = learning.refine(demand.training, first, plan), learning.learn(demand.training, start, plan)
     assert learning.measure_recall(demand, soft, plan) > learning.measure_recall(demand, hard, plan)
 
 
 def test_the_set_is_dropped_that_is_missed_least(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "_PASSES_A_DROP", 0)
     features = _clusters(900, 7, 12, 5)
-    wanted = learning.Demand.of(_lists(features), 900).wanted
+    wanted = learning.Demand.of(_lists(features), 900).training
     plan, fewer = learning.Plan(8, 90, 2.0), learning.Plan(7, 90, 2.0)
     start = learning.nearest_centre(features, learning.centres(features, 7, 0))
-    sets = learning.fill_sets(wanted, learning.Shares.given(start, 8), plan)
+    sets = learning.fill_sets(wanted, learning.Shares.assign(start, 8), plan)
     sets = csr_array(np.vstack([sets.toarray()[:7], sets.toarray()[2:3]]))  # two are the same
     kept = learning.drop_sets(wanted, sets, fewer).toarray()
 
@@ -195,7 +196,7 @@ def test_more_sets_than_wanted_are_a_better_start() -> None:
     lists, plan = _lists(features), learning.Plan(12, 150, 4.0)
     demand = learning.Demand.of(lists, 3000)
     start = learning.nearest_centre(features, learning.centres(features, 12, 0))
-    plain = learning.learn(demand.wanted, start, plan)
+    plain = learning.learn(demand.training, start, plan)
     found = learning.learn_sets(SpreadRows.cut(features), 150, 4.0, 12, lambda _stage, _part: None).sets
     assert found.shape == plain.shape
     assert learning.measure_recall(demand, found, plan) > learning.measure_recall(demand, plain, plan)
@@ -309,7 +310,7 @@ def test_a_client_needs_the_map_alone(digits: tuple[Floats, Floats, Floats]) -> 
     other = Covers(2.0, 0.2, n_sets=4).fit(public).index(gallery)
     with pytest.raises(MessageError, match="other public rows, parameters or map"):
         other.rank(client.release(queries[0]), gallery)
-    with pytest.raises(ValueError, match="the one that was indexed"):
+    with pytest.raises(ValueError, match="the indexed one"):
         server.rank(client.release(queries[0]), gallery[:-1])
     with pytest.raises(MessageError, match="name 1 of the 5 sets"):
         server.rank(Message("covers", server.public_id, {"sets": np.array([5], dtype=np.int32)}), gallery)
@@ -335,14 +336,14 @@ def _many(prototypes: int, n_sets: int) -> dict[str, object]:
     ("changed", "words"),
     [
         ({"components": np.full((3, 2), np.nan, dtype=np.float16)}, "components must be finite"),
-        ({"components": np.ones((3, 3), dtype=np.float16)}, "as many columns"),
+        ({"components": np.ones((3, 3), dtype=np.float16)}, "equally many columns"),
         ({"components": np.ones(3, dtype=np.float16)}, "components must be a table"),
         ({"prototypes": np.ones((4, 2))}, "prototypes must be a table"),
-        ({"prototypes": np.ones((5, 2), dtype=np.int8)}, "as many columns"),
+        ({"prototypes": np.ones((5, 2), dtype=np.int8)}, "equally many columns"),
         ({"coverage": np.ones((4, 1), dtype=np.uint8)}, "2 to 4096 sets"),
         ({"coverage": np.ones((4, 4097), dtype=np.uint8)}, "coverage must be an array of at most 32768 x 4096"),
         ({"prototypes": np.ones((32769, 2), dtype=np.int8)}, "prototypes must be an array of at most 32768 x 64"),
-        (_many(8193, 5), "coverage must be 0 or 255 where there are more than 8192 prototypes"),
+        (_many(8193, 5), "coverage must be 0 or 255 with more than 8192 prototypes"),
         (_many(8193, 4096), "coverage must hold at most 33554432 numbers"),
         ({"components": np.ones((3, 65), dtype=np.float16)}, "components must be an array of at most 16000 x 64"),
         ({"components": np.ones((16_001, 2), dtype=np.float16)}, "components must be an array of at most"),
@@ -384,7 +385,7 @@ def test_a_map_of_many_prototypes_holds_bits() -> None:
         ((8193, 1), [9000, 10, 1], "2 to 4096 sets"),
         ((8193, 512), [9000, 10, 4096], "at most 33554432 numbers"),
         ((8193, 513), [9000, 10, 4104], "bits must be an array of at most 32768 x 512"),
-        ((4, 2), [9000, 10, 13], "more than 8192 prototypes as bits, of others not"),
+        ((4, 2), [9000, 10, 13], "over 8192 prototypes"),
         ((4, 2), [9000], "not a map"),
     ],
 )
@@ -405,6 +406,7 @@ def test_small_answers_have_more_prototypes(
     public, gallery, queries = digits
     for name, value in (("PROTOTYPES", 64), ("MOST_GRADED", 64), ("MOST_PROTOTYPES", 512)):
         monkeypatch.setattr(f"nearveil.mechanisms.covers.covers.{name}", value)
+    monkeypatch.setattr("nearveil.mechanisms.covers.maps.MOST_GRADED", 64)
     many = Covers(4.0, 0.025).fit(public).index(gallery)
     assert (len(many.map_.prototypes), set(np.unique(many.map_.coverage))) == (512, {0, 255})
     assert len(Covers(4.0, 0.03).fit(public).index(gallery).map_.prototypes) == 64
@@ -450,7 +452,7 @@ def test_strange_bytes_are_no_map(digits: tuple[Floats, Floats, Floats]) -> None
     good = _map()
     with pytest.raises(MapError, match="not a map"):
         PublicMap.from_bytes(Message("other", "x", {"components": np.zeros((2, 2), np.uint16)}).to_bytes())
-    with pytest.raises(MapError, match="not the map that it says"):
+    with pytest.raises(MapError, match="does not match its map_id"):
         PublicMap.from_bytes(Message("map", "0" * 32, dict(Message.from_bytes(good.to_bytes()).arrays)).to_bytes())
     edited = bytearray(good.to_bytes())
     edited[-1] ^= 1

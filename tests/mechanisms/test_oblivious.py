@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
 from nearveil.mechanisms import PublicMap
-from nearveil.mechanisms.covers.covers import (
+from nearveil.mechanisms.covers.maps import (
     _FINE,
     _WEIGHTS,
     MOST_NEIGHBORS,
@@ -114,10 +114,10 @@ def test_the_rule_is_that_of_integers_for_many_prototypes() -> None:
 def test_one_row_and_many_are_chosen_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     public_map = some_map()
     rows = unit(np.random.default_rng(2).standard_normal((300, DIMENSION)))
-    monkeypatch.setattr("nearveil.mechanisms.covers.covers._CHUNK", 5000)
+    monkeypatch.setattr("nearveil.mechanisms.covers.maps._CHUNK", 5000)
     together = public_map.choose(rows)
     np.testing.assert_array_equal(together, np.concatenate([public_map.choose(row[None]) for row in rows]))
-    monkeypatch.setattr("nearveil.mechanisms.covers.covers._BLOCK", 100)
+    monkeypatch.setattr("nearveil.mechanisms.covers.maps._BLOCK", 100)
     np.testing.assert_array_equal(together, public_map.choose(rows))
 
 

@@ -20,7 +20,7 @@ from nearveil.client.errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.client.transport import Request
 from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
-from nearveil.mechanisms.covers import covers as _map
+from nearveil.mechanisms.covers import maps as _map
 from nearveil.private_knn import discriminant_model
 from nearveil.wire import frames as _wire
 from nearveil.wire import schema

@@ -10,7 +10,7 @@ from nearveil import Client
 from nearveil.features.extractor import unit_rows
 from nearveil.gallery import Index, Item
 from nearveil.mechanisms import Covers, PublicMap
-from nearveil.mechanisms.covers.covers import RandomizedResponse
+from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from nearveil.search.outlook import Outlook, make_outlook, unit_prototypes

@@ -18,7 +18,8 @@ from hypothesis.extra import numpy as hnp
 from nearveil.gallery.answers import Answer, ProductCodes, ScalarCodes, make_codes
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.mechanisms import Message
-from nearveil.mechanisms.covers.covers import MapError, RandomizedResponse
+from nearveil.mechanisms.covers.channels import RandomizedResponse
+from nearveil.mechanisms.covers.maps import MapError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire.client import ClientProtocol, ProtocolError, PublicPart, PublicRequest, Query, decode_frame
 from nearveil.wire.frames import Kind, WireError, frame, unframe
@@ -213,8 +214,8 @@ SIZES = np.array([200, 40], np.int64).tobytes()
     [
         (sent_by(_number(COMPONENTS, NAN)), "components must be finite"),
         (sent_by(_number(COMPONENTS, NAN.replace(b"\x7e", b"\x7c"))), "components must be finite"),
-        (sent_by(_number(COMPONENTS, bytes(len(COMPONENTS)))), "not the map that it says it is"),
-        (sent_by(_number(SIZES, np.array([200, 41], np.int64).tobytes())), "not the map that it says it is"),
+        (sent_by(_number(COMPONENTS, bytes(len(COMPONENTS)))), "does not match its map_id"),
+        (sent_by(_number(SIZES, np.array([200, 41], np.int64).tobytes())), "does not match its map_id"),
         (sent_by(_number(SIZES, np.array([200, 0], np.int64).tobytes())), "set_size"),
         (sent_by(_number(SIZES, np.array([-1, -1], np.int64).tobytes())), "set_size"),
         (sent_by(_number(b'"coverage":["|u1",[200,6]]', b'"coverage":["|u1",[200,9]]')), "truncated"),

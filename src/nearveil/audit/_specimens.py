@@ -25,7 +25,7 @@ from nearveil.audit.attacks._clock import (
 )
 from nearveil.audit.attacks._wire import Send, ask_question, make_wire_experiment
 from nearveil.mechanisms import OME, Cells, Message, PublicMap
-from nearveil.mechanisms.covers.covers import DECAY, NEIGHBORS
+from nearveil.mechanisms.covers.maps import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import NoisyScreening, VoteHistogram

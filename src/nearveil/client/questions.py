@@ -53,7 +53,7 @@ from nearveil.gallery.answers import (
 )
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import MessageError
-from nearveil.mechanisms.covers.covers import checked_epsilon
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import as_rows, check_text, is_integer, normalize_rows
 from nearveil.privacy.noise import Source
@@ -524,7 +524,7 @@ class NearestQuestion:
     def __post_init__(self) -> None:
         self._check_way()
         if self.epsilon != 0:
-            checked_epsilon(self.epsilon)
+            check_channel_epsilon(self.epsilon)
         if self.k is not None and not is_integer(self.k, 1):
             raise QuestionError("k", "it must be a whole number of at least 1")
         fraction = self.candidates

@@ -36,7 +36,7 @@ from nearveil.gallery.items import (
     make_damaged_error,
     metadata,
 )
-from nearveil.mechanisms.covers.covers import MOST_ITEMS
+from nearveil.mechanisms.covers.maps import MOST_ITEMS
 from nearveil.storage import Database, describe_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server

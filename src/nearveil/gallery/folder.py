@@ -22,7 +22,7 @@ from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item, Progress, Tick
 from nearveil.gallery.publishing import KEPT_MAPS, Published
 from nearveil.mechanisms.base import candidate_count
-from nearveil.mechanisms.covers.covers import checked_epsilon
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.storage import data_folder, describe_url, make_data_folder
 
 _PARTS = 100  # of the work of learning a map, on a bar
@@ -66,7 +66,7 @@ class MapTerms:
         if items < 2:
             raise ValueError(f"a map needs two items at least; {state}")
         try:
-            checked_epsilon(self.epsilon)
+            check_channel_epsilon(self.epsilon)
             candidate_count(self.candidates, items)
         except ValueError as error:
             raise ValueError(f"{error} ({items:,} items); {state}") from None

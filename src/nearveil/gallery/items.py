@@ -40,7 +40,7 @@ from nearveil.gallery.errors import (
     NotAnIndexError,
     PrivateIndexError,
 )
-from nearveil.mechanisms.covers.covers import MOST_ITEMS
+from nearveil.mechanisms.covers.maps import MOST_ITEMS
 from nearveil.privacy.checks import as_rows, is_integer, normalize_rows
 from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from nearveil.mechanisms._privunit import PrivUnit
     from nearveil.mechanisms.base import Message, MessageError, Release
     from nearveil.mechanisms.catalog import default
-    from nearveil.mechanisms.covers.covers import Cells, Covers, PublicMap
+    from nearveil.mechanisms.covers.covers import Cells, Covers
+    from nearveil.mechanisms.covers.maps import PublicMap
 
 __all__ = [
     "OME",
@@ -56,6 +57,7 @@ __getattr__ = import_later(
         "._privunit": "PrivUnit",
         ".base": "Message MessageError Release",
         ".catalog": "default",
-        ".covers.covers": "Cells Covers PublicMap",
+        ".covers.covers": "Cells Covers",
+        ".covers.maps": "PublicMap",
     },
 )

@@ -32,7 +32,7 @@ from nearveil.mechanisms._bitwise_laws import (
     read_bits,
 )
 from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee
-from nearveil.mechanisms.covers.covers import checked_epsilon
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.learning import centres
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
@@ -144,7 +144,7 @@ class BitwiseRelease(ProjectedRelease):
                 )
             return nominal
         assert self.epsilon is not None
-        epsilon = checked_epsilon(self.epsilon)
+        epsilon = check_channel_epsilon(self.epsilon)
         return find_largest_nominal(price, epsilon, self._turn() * length, length, type(self).__name__)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
@@ -416,7 +416,7 @@ class Unary(TractableRelease):
     def _make_guarantee(self) -> Guarantee:
         """Theorem 6 of docs/theory/latent-ome.md."""
         law = self.string_.laws[0]
-        epsilon = min(round_up(law.one + law.zero), checked_epsilon(self.epsilon))
+        epsilon = min(round_up(law.one + law.zero), check_channel_epsilon(self.epsilon))
         return make_guarantee(epsilon, 0.0, "exact likelihood ratio of two bits", LINK, events=(PureDp(epsilon),))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
@@ -456,7 +456,7 @@ class Unary(TractableRelease):
 
 def make_unary_law(epsilon: float, kind: UnaryKind) -> BitLaw:
     """Return the odds of a bit for which two bits have exactly `epsilon`."""
-    value, unit = checked_epsilon(epsilon), Decimal(1)
+    value, unit = check_channel_epsilon(epsilon), Decimal(1)
     if kind == "optimised":
         return BitLaw.nearest_to(Decimal("0.5"), convert_odds(unit, compute_exp_of_part(value, 1)))
     half = compute_exp_of_part(value, 2)

@@ -370,8 +370,8 @@ def compute_pure_epsilon(string: BitString) -> float:
 
 def bound_code_word_epsilon(string: BitString, encoding: Encoding, n_values: int) -> float:
     """Return an upper bound on epsilon over the code words of unit rows (Theorem 5); at most that of strings."""
-    losses = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
-    return min(encoding.worst(*losses, n_values), compute_pure_epsilon(string))
+    ones, zeros = (np.resize([getattr(law, side) for law in string.laws], string.length) for side in ("one", "zero"))
+    return min(encoding.worst(ones, zeros, n_values), compute_pure_epsilon(string))
 
 
 def compute_epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) -> float:

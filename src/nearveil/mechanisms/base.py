@@ -320,14 +320,13 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         ndarray of shape (n, d)
         """
         self._check_fitted()
-        return self._unit_rows(X, name, lenient=lenient)
+        return self._unit_rows(check_rows(X, name), name, lenient=lenient)
 
-    def _unit_rows(self, X: ArrayLike, name: str, *, lenient: bool) -> Floats:
-        checked = check_rows(X, name)
-        if checked.shape[1] != self.n_features_in_:
+    def _unit_rows(self, finite: Floats, name: str, *, lenient: bool) -> Floats:
+        if finite.shape[1] != self.n_features_in_:
             raise ValueError(f"{name} must have {self.n_features_in_} columns, as public_X had")
         with np.errstate(over="ignore"):
-            rows: Floats = checked - self.mean_
+            rows: Floats = finite - self.mean_
         if not np.isfinite(rows).all():
             raise ValueError(f"{name} contains numbers so large that their differences overflow; scale them down")
         if not lenient and not rows.any(axis=1).all():

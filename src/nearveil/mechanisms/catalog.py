@@ -1,4 +1,4 @@
-"""The registry of all mechanisms, which the audit and the command line read, and their table."""
+"""The registry of all mechanisms, for the audit, the command line and tests."""
 
 import math
 from collections.abc import Mapping
@@ -24,30 +24,31 @@ from nearveil.mechanisms._fisher import VonMisesFisher
 from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
 from nearveil.mechanisms._privunit import PrivUnit
 from nearveil.mechanisms.base import Floats, Message, Release, check_fraction
-from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease, checked_epsilon
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail.mechanism import PrivateMail
 
 
 def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
-    """Return learned covers, which find most on image features at every epsilon and answer size measured.
+    """Return learned covers, which had the best recall on image features at every measured epsilon and answer size.
 
-    Where epsilon is very large and answers very small, :class:`PrivUnit` may find more: evaluate both.
+    With a very large epsilon and very small answers, :class:`PrivUnit` may have a better recall: evaluate both.
 
     Parameters
     ----------
     epsilon : float
         From 1e-6 to 40.
     candidates : float, default=0.1
-        The fraction of the gallery that an answer holds.
+        The fraction of the gallery in an answer.
 
     Examples
     --------
     >>> default(4.0, 0.1)
     Covers(epsilon=4.0)
     """
-    checked_epsilon(epsilon)
+    check_channel_epsilon(epsilon)
     check_fraction(candidates)
     return Covers(epsilon, candidates)
 
@@ -58,45 +59,44 @@ ROWS, DIMENSION, CLASSES = 200, 64, 4
 
 @dataclass(frozen=True)
 class MechanismSummary:
-    """What is known of a mechanism, at epsilon 4 and fitted on 200 rows of 64 features in 4 classes."""
+    """Properties of a mechanism at epsilon 4, fitted on 200 rows of 64 features in 4 classes."""
 
-    name: str  # what messages call it, and the variant
-    class_name: str  # of :mod:`nearveil.mechanisms`
-    protects: str  # what it protects, in words
+    name: str  # name in messages, and variant
+    class_name: str  # in :mod:`nearveil.mechanisms`
+    protects: str  # for example "the query"
     sound: bool  # whether its guarantee is proved
-    reason: str  # why not, where it is not
+    reason: str  # why it is not proved, or empty
     kind: str  # "pure", "approximate", "metric, pure" or "none"
-    message_bytes: int | None  # None where a library is missing
-    source: str  # where it was published
+    message_bytes: int | None  # None if a library is missing
+    source: str  # publication
 
 
 @dataclass(frozen=True)
 class MechanismEntry:
-    """How to build a mechanism, and where it comes from. Catalog, audit and tests read :data:`REGISTRY`."""
+    """The class, parameters and source of a mechanism."""
 
     kind: type[Any]
     source: str
     variant: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)  # besides epsilon
-    labelled: bool = False  # whether a release needs the target's own label
-    needs: str = ""  # a library that may be missing, and what can be said without
+    labelled: bool = False  # whether a release needs the label of its row
+    needs: str = ""  # an optional library
 
     @property
     def name(self) -> str:
-        """What messages call it, and the variant."""
-        own = PrivatePCARelease.name if self.kind is PrivatePCA else self.kind.name
-        return f"{own} ({self.variant})" if self.variant else own
+        """Name in messages, and variant."""
+        name = PrivatePCARelease.name if self.kind is PrivatePCA else self.kind.name
+        return f"{name} ({self.variant})" if self.variant else name
 
     def make(self, epsilon: float = EPSILON, **changes: Any) -> Any:
-        """Return it with some parameters changed, not fitted: a release, or a :class:`PrivatePCA`."""
+        """Return the unfitted release, or :class:`PrivatePCA`, with changed parameters."""
         bound = {"epsilon": epsilon} if "epsilon" in signature(self.kind).parameters else {}
         return self.kind(**bound, **{**self.parameters, **changes})
 
     def make_release(self, private: Floats) -> Release:
-        """Return a release, not fitted; a private PCA learns its directions from private rows."""
-        made = self.make()
-        # A seed would void the guarantee that the table states.
-        release: Release = PrivatePCARelease(made.fit(private)) if self.kind is PrivatePCA else made
+        """Return an unfitted release; a private PCA learns its directions from private rows."""
+        mechanism = self.make()
+        release: Release = PrivatePCARelease(mechanism.fit(private)) if self.kind is PrivatePCA else mechanism
         return release
 
 
@@ -143,22 +143,22 @@ REGISTRY = (
     MechanismEntry(PlainTSNE, "van der Maaten, Hinton 2008; openTSNE", needs="openTSNE"),
     MechanismEntry(PlainLDA, "Fisher 1936"),
 )
-"""Every mechanism of the library; those that protect nothing are for comparison."""
+"""All mechanisms of the library, including unprotected ones for comparison."""
 
 
 def find_mechanism(name: str) -> MechanismEntry:
     """Return an entry of the registry by its name."""
-    known = {entry.name: entry for entry in REGISTRY}
-    if name not in known:
-        raise ValueError(f"name must be one of {', '.join(known)}")
-    return known[name]
+    entries = {entry.name: entry for entry in REGISTRY}
+    if name not in entries:
+        raise ValueError(f"name must be one of {', '.join(entries)}")
+    return entries[name]
 
 
 def describe_mechanisms() -> list[MechanismSummary]:
-    """Build every mechanism on a small stated example and say what each protects, how well, and in how many bytes."""
+    """Fit every mechanism on a small example and summarize its guarantee and message size."""
     generator = np.random.default_rng(0)
     rows, labels = generator.standard_normal((2 * ROWS, DIMENSION)), np.arange(ROWS) % CLASSES
-    with threadpool_limits(1):  # rows so few are slower on many threads
+    with threadpool_limits(1):  # faster for few rows
         return [_describe(entry, rows, labels) for entry in REGISTRY]
 
 
@@ -189,26 +189,26 @@ def _describe(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) ->
 
 
 def _make_message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
-    """Return a message: its noise plays no part, only its size."""
+    """Make a message for its size; the noise does not matter."""
     source = unsafe_seeded(0)
     if entry.labelled:
         assert isinstance(release, PrivateMail)
         message: Message = release.release(row, rng=source, labels=0)
     else:
         message = release.release(row, rng=source)
-    # A message that was not seeded says so in one letter more.
+    # Without the seed: "seeded": false is one byte longer than true.
     return Message(message.mechanism, message.public_id, message.arrays)
 
 
 def _describe_protected(guarantee: Guarantee) -> str:
     if math.isinf(guarantee.epsilon):
         return "nothing"
-    what = "the query" if guarantee.protects == "query" else f"a {guarantee.unit}; not the query"
-    return what if guarantee.sound else f"claims: {what}"
+    protected = "the query" if guarantee.protects == "query" else f"a {guarantee.unit}; not the query"
+    return protected if guarantee.sound else f"claims: {protected}"
 
 
 def _name_kind(release: Release, guarantee: Guarantee) -> str:
-    """Say what kind of guarantee it is; what finite tables add to delta does not make a pure one approximate."""
+    """Name the kind of guarantee; the delta of finite tables does not make a pure one approximate."""
     if math.isinf(guarantee.epsilon):
         return "none"
     kind = "pure" if guarantee.delta == guarantee.extra_delta else "approximate"

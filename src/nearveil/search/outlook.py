@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.mechanisms import PublicMap
-from nearveil.mechanisms.covers.covers import DECAY, RandomizedResponse
+from nearveil.mechanisms.covers.channels import RandomizedResponse
+from nearveil.mechanisms.covers.maps import DECAY
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
 from nearveil.wire.client import FULL, K, PublicPart, find_prototypes
 

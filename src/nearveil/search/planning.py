@@ -8,14 +8,10 @@ from numpy.typing import ArrayLike
 
 from nearveil.gallery.answers import ID_BYTES, Answer
 from nearveil.mechanisms.base import CODE_BYTES
-from nearveil.mechanisms.covers.covers import (
-    MOST_DIMENSIONS,
-    MOST_GRADED,
-    MOST_SETS,
-    checked_epsilon,
-    count_prototypes,
-)
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.mechanisms.covers.covers import count_prototypes
 from nearveil.mechanisms.covers.learning import usual_number
+from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS
 from nearveil.privacy.checks import is_integer
 from nearveil.sealed.sizes import SealedSizes, estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
@@ -208,7 +204,7 @@ def plan(
         if not is_integer(value, 1):
             raise ValueError(f"{name} must be a whole number of at least 1")
     if epsilon != 0:
-        checked_epsilon(epsilon)
+        check_channel_epsilon(epsilon)
     utility_ceiling(epsilon, delta, 0.5)  # refuses an absurd delta
     if popularity is not None and np.shape(popularity) != (items,):
         raise ValueError(f"popularity must hold one number for each of the {items} items")

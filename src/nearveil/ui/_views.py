@@ -17,7 +17,7 @@ from nearveil.ledger import Account, Ledger, LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
 from nearveil.ledger.entries import Entry
 from nearveil.ledger.views import count_affordable
-from nearveil.mechanisms.covers.covers import RandomizedResponse
+from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor

@@ -13,7 +13,7 @@ from nearveil.client.clients import Client
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import make_refusal
-from nearveil.mechanisms.covers.covers import checked_epsilon
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
@@ -187,7 +187,7 @@ class PageSession:
                 "words": "",
                 "promise": _FREE_PROMISE,
             }
-        guarantee = ClientProtocol(checked_epsilon(epsilon)).guarantee
+        guarantee = ClientProtocol(check_channel_epsilon(epsilon)).guarantee
         return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
     def ask(
@@ -200,7 +200,7 @@ class PageSession:
         """
         if query.epsilon == 0:
             return self._ask_free(image, query.gallery)
-        checked_epsilon(query.epsilon)
+        check_channel_epsilon(query.epsilon)
         with self._take_turn():
             info, row = self._prepare(image, query.gallery)
             cost = self._check_cost(query.epsilon)

@@ -26,7 +26,9 @@ from nearveil.gallery.answers import (
 )
 from nearveil.mechanisms import Covers, Message, PublicMap, Release
 from nearveil.mechanisms.base import candidate_count
-from nearveil.mechanisms.covers.covers import NEIGHBORS, MappedRelease, checked_epsilon, set_guarantee
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.mechanisms.covers.covers import MappedRelease, set_guarantee
+from nearveil.mechanisms.covers.maps import NEIGHBORS
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_numbers, is_integer
 from nearveil.privacy.noise import Source, secure_source
@@ -535,7 +537,7 @@ class ClientProtocol:
         fingerprint: str | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._epsilon = checked_epsilon(epsilon)
+        self._epsilon = check_channel_epsilon(epsilon)
         self._fingerprint, self._limits = fingerprint, limits
         self._state: State = "start"
         self._row: NDArray[np.float64] | None = None

@@ -21,7 +21,7 @@ from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import fit_release, make_release_experiment
 from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
-from nearveil.mechanisms.covers.covers import MOST_DIMENSIONS, MOST_PROTOTYPES
+from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
 from nearveil.wire import ClientProtocol
 from nearveil.wire.client import PublicPart

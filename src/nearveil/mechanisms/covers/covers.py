@@ -1,15 +1,9 @@
-"""Covers and cells: mechanisms whose message names one set of a public map.
-
-The channel is randomised response. A client chooses its set by the map in whole numbers, in a time that tells nothing.
-"""
+"""Covers and cells: mechanisms with messages that name a set of a public map."""
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
-from decimal import Context
-from fractions import Fraction
-from functools import cached_property, lru_cache
-from typing import Any, Literal, Self, TypeVar, get_args
+from dataclasses import KW_ONLY, dataclass
+from functools import lru_cache
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import scipy.sparse
@@ -26,13 +20,11 @@ from nearveil.mechanisms.base import (
     candidate_count,
     check_fraction,
     check_number,
-    check_shape,
     fingerprint,
     make_guarantee,
 )
+from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, check_channel_epsilon
 from nearveil.mechanisms.covers.learning import (
-    CHOICE_DECAY,
-    CHOICE_RANKS,
     Learned,
     Progress,
     Rows,
@@ -43,6 +35,15 @@ from nearveil.mechanisms.covers.learning import (
     learn_sets,
     project,
     projection,
+)
+from nearveil.mechanisms.covers.maps import (
+    MOST_COVERAGE,
+    MOST_DIMENSIONS,
+    MOST_GRADED,
+    MOST_PROTOTYPES,
+    NEIGHBORS,
+    MapError,
+    PublicMap,
 )
 from nearveil.mechanisms.covers.members import (
     carry_members,
@@ -59,441 +60,28 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_numbers, check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
-from nearveil.wire.frames import MOST_FEATURES
 
-_WORD = 1 << 64
-_DECIMAL = Context(prec=60)
-_LARGEST_EPSILON = 40.0  # e^40 words still fit between two thresholds of a 64-bit word
-_LEAST_EPSILON = 1e-6  # below 1e-12 a rounded word would weigh more than epsilon
-
-Indices = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class RandomizedResponse:
-    """Name the good set with odds e^epsilon against each other set."""
-
-    epsilon: float  # from 1e-6 to 40
-    n_sets: int  # at least 2
-
-    def __post_init__(self) -> None:
-        checked_epsilon(self.epsilon)
-        if not 2 <= self.n_sets < 1 << 20:
-            raise ValueError("n_sets must be from 2 to a million")
-
-    @cached_property
-    def _miss(self) -> int:
-        """Return how many words name one particular other set; rounded up, so that the odds of the good one fall."""
-        return _WORD // (_exp(self.epsilon) + self.n_sets - 1) + 1
-
-    @property
-    def odds(self) -> Fraction:
-        """Return the odds of the good set against one other, exactly; never above e^epsilon."""
-        return Fraction(_WORD - (self.n_sets - 1) * self._miss, self._miss)
-
-    @property
-    def hit(self) -> float:
-        """Return the probability of the good set."""
-        return 1 - (self.n_sets - 1) * self._miss / _WORD
-
-    def sample(self, good: Indices, source: Source) -> Indices:
-        """Name one set for each row, whose `good` sets are given; one out of range would name itself, so is refused."""
-        _check_good(good, self.n_sets)
-        words = source.words(len(good))
-        first = np.uint64(_WORD - (self.n_sets - 1) * self._miss)
-        others = ((words - first) // np.uint64(self._miss)).astype(np.int64)  # wraps around where a word is a hit
-        return np.where(words < first, good, others + (others >= good))
-
-
-@dataclass(frozen=True)
-class SubsetSelection:
-    """Name `size` cells; subsets with the good one are e^epsilon times as likely (Wang et al. 2016, Ye, Barg 2018)."""
-
-    epsilon: float  # from 1e-6 to 40
-    n_sets: int
-    size: int  # from 1 to ``n_sets - 1``
-
-    def __post_init__(self) -> None:
-        checked_epsilon(self.epsilon)
-        if not 2 <= self.n_sets < 1 << 20:
-            raise ValueError("n_sets must be from 2 to a million")
-        if not 1 <= self.size < self.n_sets:
-            raise ValueError("size must be from 1 to n_sets - 1")
-
-    @cached_property
-    def _threshold(self) -> int:
-        """Return how many words mean that the good cell is in; rounded down."""
-        weight = self.size * _exp(self.epsilon)
-        return int(_WORD * weight / (weight + self.n_sets - self.size))
-
-    @property
-    def odds(self) -> Fraction:
-        """Return the odds of a subset with the good cell against one without, exactly; never above e^epsilon."""
-        return Fraction(self._threshold * (self.n_sets - self.size), (_WORD - self._threshold) * self.size)
-
-    @property
-    def hit(self) -> float:
-        """Return the probability that the good cell is in."""
-        return self._threshold / _WORD
-
-    def sample(self, good: Indices, source: Source) -> Indices:
-        """Name a subset for each row, sorted, so that the place of the good cell tells nothing."""
-        _check_good(good, self.n_sets)
-        kept = source.words(len(good)) < np.uint64(self._threshold)
-        order = _draw_orders(len(good), self.n_sets, source)
-        # The good cell goes first or last in the random order; the order of the others stays uniform.
-        place = np.argsort(np.where(order == good[:, None], np.where(kept, -1, self.n_sets)[:, None], 0), 1, "stable")
-        chosen = np.take_along_axis(order, place, axis=1)[:, : self.size]
-        return np.sort(chosen, axis=1)
-
-
-def _draw_orders(n: int, length: int, source: Source) -> Indices:
-    """Return uniformly random orders, shape (n, length): by random keys, drawn anew should two be equal."""
-    while True:
-        keys = source.words(n * length).reshape(n, length)
-        order = np.argsort(keys, axis=1)
-        ranked = np.take_along_axis(keys, order, axis=1)
-        if (ranked[:, 1:] != ranked[:, :-1]).all():
-            return order
-
-
-def _check_good(good: Indices, n_sets: int) -> None:
-    if ((good < 0) | (good >= n_sets)).any():
-        raise ValueError(f"good must be one of the {n_sets} sets")
-
-
-def checked_epsilon(epsilon: float) -> float:
-    """Return the epsilon of a channel, or say what is wrong with it."""
-    if not _LEAST_EPSILON <= check_number(epsilon, "epsilon") <= _LARGEST_EPSILON:
-        raise ValueError(f"epsilon must be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}; smaller protects more")
-    return float(epsilon)
-
-
-@lru_cache(maxsize=256)
-def _exp(epsilon: float) -> Fraction:
-    """Return e^epsilon to 50 digits, rounded down; epsilon is the decimal number that is written, as in the ledger."""
-    # Nothing here may depend on the decimal context of the application.
-    near = _DECIMAL.exp(_DECIMAL.create_decimal(repr(float(epsilon))))
-    return Fraction(near) * (1 - Fraction(1, 10**50))
-
-
-Singles = NDArray[np.float32]
-Keys = NDArray[np.int32]
-
-NEIGHBORS = CHOICE_RANKS  # prototypes that have a say
-DECAY = CHOICE_DECAY  # of their weights, in ranks
-MOST_NEIGHBORS = 32  # what the network keeps: a power of two
-_LENGTH = 4000.0  # of a direction: products of two are below 2^24, so exact in 32-bit floats in any order of summing
-_FINE = 2.0**20  # steps of a unit in numbers of 64 bits
-_INDEX_BITS = (13, 15)  # of up to 8192 prototypes, and of more
-_SIMILARITY_DROPS = 7  # bits of a similarity fewer than the index has: 32 bits hold the rest and the index
-_LOWEST = np.iinfo(np.int32).min
-# Weights sum up to 2^15.02; times a coverage of 255 that is below 2^24.
-_WEIGHTS = np.append(np.rint(4096 * np.exp(-np.arange(NEIGHBORS) / DECAY)), 0).astype(np.float32)
-_BLOCK = 1 << 22  # coverages that are floats at once
-
-
-def round_to_steps(values: Floats, steps: float = _FINE) -> Floats:
-    """Return values in whole steps, as floats that are whole numbers."""
-    return np.rint(values * steps)
-
-
-def directions(rows: Floats) -> Singles:
-    """Return rows of up to 64 numbers as integers of one length; correctly rounded, so equal on every machine."""
-    largest = np.maximum(np.abs(rows).max(axis=1, keepdims=True), 1.0)
-    scaled = np.rint(rows * _FINE / largest)
-    norms = np.sqrt((scaled * scaled).sum(axis=1, keepdims=True))  # the sum is below 2^53, so exact
-    return np.asarray(np.rint(scaled * _LENGTH / np.maximum(norms, 1.0)), dtype=np.float32)
-
-
-def similarity_keys(queries: Singles, prototypes: Singles) -> Keys:
-    """Return keys of queries with at most 32768 prototypes: larger if nearer, and of equally near ones if first."""
-    bits = _index_bits(len(prototypes))
-    similarities = (queries @ prototypes.T).astype(np.int32)
-    similarities >>= bits - _SIMILARITY_DROPS
-    similarities <<= bits
-    similarities += (1 << bits) - 1 - np.arange(len(prototypes), dtype=np.int32)
-    return similarities
-
-
-def _index_bits(count: int) -> int:
-    """Return how many bits of a key name one of so many prototypes."""
-    return _INDEX_BITS[count > MOST_GRADED]
-
-
-def largest_keys(keys: Keys) -> Keys:
-    """Return the 32 largest keys of each row, largest first, by a network of comparisons that is fixed by the shape.
-
-    Lists are merged in pairs (Batcher's bitonic merge). The lowest number of 32 bits stands where there are fewer.
-    """
-    n, m = keys.shape
-    lists = np.full((1, max(MOST_NEIGHBORS, 1 << (m - 1).bit_length()), n), _LOWEST, dtype=np.int32)
-    lists[0, :m] = keys.T
-    while lists.shape[1] > 1:
-        length, count = len(lists), lists.shape[1] // 2
-        first, second = lists[:, :count], lists[::-1, count:]
-        lists = np.maximum(first, second)[None] if length == MOST_NEIGHBORS else _exchange(first, second)
-        while length > 1:
-            length //= 2
-            blocks = lists.reshape(-1, 2, length, count, n)
-            lists = _exchange(blocks[:, 0], blocks[:, 1]).swapaxes(0, 1)
-        lists = lists.reshape(-1, count, n)
-    return lists[:, 0].T
-
-
-def _exchange(first: Keys, second: Keys) -> Keys:
-    out = np.empty((2, *first.shape), dtype=np.int32)
-    np.maximum(first, second, out=out[0])
-    np.minimum(first, second, out=out[1])
-    return out
-
-
-def find_prototypes(keys: Keys, count: int) -> NDArray[np.int64]:
-    """Return which of so many prototypes keys belong to."""
-    last = (1 << _index_bits(count)) - 1
-    return (last - (keys & last)).astype(np.int64)
-
-
-def most_covered(keys: Keys, coverage: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Return the (first) set that covers most around each query: its nearest prototypes are weighted by rank."""
-    weights = _rank_weights(keys)
-    m, n_sets = coverage.shape
-    total = np.zeros((len(keys), n_sets), dtype=np.float32)
-    step = max(1, _BLOCK // n_sets)
-    for start in range(0, m, step):
-        some = slice(start, start + step)
-        total += weights[:, some] @ coverage[some].astype(np.float32)
-    ranked = total.astype(np.int64) * MOST_SETS + np.arange(MOST_SETS - 1, MOST_SETS - 1 - n_sets, -1)
-    best: NDArray[np.int64] = ranked.max(axis=1)
-    return MOST_SETS - 1 - best % MOST_SETS
-
-
-def _rank_weights(keys: Keys) -> Singles:
-    """Return the weight of each prototype for each query, shape (n, m); zero for all but the nearest."""
-    top = largest_keys(keys)[:, :NEIGHBORS]
-    ranks = np.zeros(keys.shape, dtype=np.uint8)
-    for place in range(NEIGHBORS):
-        ranks += keys < top[:, place, None]
-    # A table of two cache lines, of which every query takes each weight once.
-    return _WEIGHTS.take(ranks)
-
-
-Number = TypeVar("Number", bound=np.generic)
-
-_NAME = "map"
-MOST_DIMENSIONS = 64  # of a projected feature
-MOST_PROTOTYPES = 32_768
-MOST_GRADED = 8192  # prototypes that tell shares of what lies around them; of more, whether it is most, as a bit
-MOST_COVERAGE = 1 << 25  # prototypes times sets
-MOST_SETS = 4096
-MOST_ITEMS = 1 << 32  # as many as there are ids
-_LARGEST = {
-    "components": (MOST_FEATURES, MOST_DIMENSIONS),
-    "prototypes": (MOST_PROTOTYPES, MOST_DIMENSIONS),
-    "coverage": (MOST_PROTOTYPES, MOST_SETS),
-    "bits": (MOST_PROTOTYPES, MOST_SETS // 8),
-    "sizes": (3,),
-}
-_CHUNK = 1 << 18  # similarities that are held at once
-_TINY = 2.0**-24  # the smallest component above zero
-
-
-class MapError(MessageError):
-    """A map is not valid: wrong or too large shapes, or numbers that are not finite."""
-
-
-@dataclass(frozen=True, eq=False)
-class PublicMap:
-    """A small table from which a client finds the good set of a row. Nothing in it is private.
-
-    Prototypes stand for the gallery; each knows how much of what lies around it every set covers. A row is projected,
-    its nearest prototypes are weighted by rank, and the set that covers most is the good one. The choice is a fixed
-    function of the row, so a hostile map breaks no guarantee.
-
-    Parameters
-    ----------
-    components : ndarray of shape (d, r), float16
-        Projection of features of norm one.
-    prototypes : ndarray of shape (m, r), int8
-        Projected and scaled so that the largest entry is 127.
-    coverage : ndarray of shape (m, n_sets), uint8
-        The share of what lies around a prototype that a set holds, times 255. Of more than 8192 prototypes it is 0 or
-        255, and the map's bytes hold it as bits.
-    n_items : int
-        Of the gallery.
-    set_size : int
-        Items that every answer holds.
-
-    Examples
-    --------
-    >>> from nearveil.mechanisms import Cells
-    >>> rows = np.random.default_rng(0).standard_normal((80, 3))
-    >>> map_ = Cells(2.0, 0.2).fit(rows[:40]).index(rows[40:]).map_
-    >>> PublicMap.from_bytes(map_.to_bytes()).n_sets
-    5
-    """
-
-    components: NDArray[np.float16] = field(repr=False)
-    prototypes: NDArray[np.int8] = field(repr=False)
-    coverage: NDArray[np.uint8] = field(repr=False)
-    n_items: int
-    set_size: int
-
-    def __post_init__(self) -> None:
-        for name, kind in (("components", "f2"), ("prototypes", "i1"), ("coverage", "u1")):
-            given = getattr(self, name)
-            if given.dtype != np.dtype(kind) or given.ndim != 2 or 0 in given.shape:
-                raise MapError(f"{name} must be a table of type {kind} with rows and columns")
-            _check_size(name, given.shape)
-            object.__setattr__(self, name, _read_only(np.array(given, order="C")))
-        if not np.isfinite(self.components).all():
-            raise MapError("components must be finite")
-        if self.components.shape[1] != self.prototypes.shape[1] or len(self.prototypes) != len(self.coverage):
-            raise MapError("components and prototypes must have as many columns, and coverage a row for each prototype")
-        if self.n_sets < 2:
-            raise MapError(f"coverage must be of 2 to {MOST_SETS} sets")
-        if self.coverage.size > MOST_COVERAGE:
-            raise MapError(f"coverage must hold at most {MOST_COVERAGE} numbers")
-        if self.has_bits and (self.coverage + np.uint8(1)).max() > 1:  # 255 + 1 is 0
-            raise MapError(f"coverage must be 0 or 255 where there are more than {MOST_GRADED} prototypes")
-        if self.n_items > MOST_ITEMS:
-            raise MapError(f"n_items must be at most {MOST_ITEMS}, as many as there are ids")
-        if not 1 <= self.set_size <= self.n_items:
-            raise MapError("set_size must be from 1 to n_items")
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self).from_bytes, (self.to_bytes(),)
-
-    @property
-    def n_sets(self) -> int:
-        """The number of sets, the L of the channel."""
-        return int(self.coverage.shape[1])
-
-    @property
-    def has_bits(self) -> bool:
-        """Whether prototypes tell of each set no more than that it holds most of what lies around them."""
-        return len(self.prototypes) > MOST_GRADED
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that a client fetches once."""
-        return len(self.to_bytes())
-
-    @cached_property
-    def map_id(self) -> str:
-        """The fingerprint that messages carry."""
-        return fingerprint(self.components, self.prototypes, self.coverage, self.n_items, self.set_size)
-
-    def choose(self, features: Floats) -> NDArray[np.int64]:
-        """Return the good set of each row of norm one: a function of the row and the map alone."""
-        if features.shape[1] != len(self.components):
-            raise MapError(f"the map is for {len(self.components)} features; X has {features.shape[1]}")
-        good = np.zeros(len(features), dtype=np.int64)
-        for some in self._chunks(len(features)):
-            keys = self._keys(round_to_steps(features[some]) @ self._components)
-            good[some] = most_covered(keys, self.coverage)
-        return good
-
-    def nearest(self, projected: Floats, count: int) -> NDArray[np.int64]:
-        """Return the prototypes nearest to projected rows of any length, nearest first, at most 32 for each."""
-        if not 1 <= count <= min(MOST_NEIGHBORS, len(self.prototypes)):
-            raise ValueError(f"count must be from 1 to {min(MOST_NEIGHBORS, len(self.prototypes))}")
-        near = np.zeros((len(projected), count), dtype=np.int64)
-        for some in self._chunks(len(projected)):
-            near[some] = find_prototypes(largest_keys(self._keys(projected[some]))[:, :count], len(self.prototypes))
-        return near
-
-    def _keys(self, projected: Floats) -> Keys:
-        return similarity_keys(directions(projected), self._directions)
-
-    def _chunks(self, n_rows: int) -> Iterator[slice]:
-        step = max(1, _CHUNK // len(self.prototypes))
-        return (slice(start, start + step) for start in range(0, n_rows, step))
-
-    @cached_property
-    def _components(self) -> Floats:
-        """Whole numbers up to 2^16. With features in steps of 2^-20 all sums are below 2^53, so exact."""
-        wide = self.components.astype(np.float64)
-        return _read_only(round_to_steps(wide / max(float(np.abs(wide).max()), _TINY), 2.0**16))
-
-    @cached_property
-    def _directions(self) -> Singles:
-        return _read_only(directions(self.prototypes.astype(np.float64)))
-
-    def to_bytes(self) -> bytes:
-        """Return the map as bytes, in the form of messages."""
-        sizes = [self.n_items, self.set_size]
-        arrays: dict[str, NDArray[Any]] = {
-            "components": self.components.view(np.uint16),
-            "prototypes": self.prototypes,
-        }
-        if self.has_bits:
-            sizes.append(self.n_sets)
-            arrays["bits"] = np.packbits(self.coverage, axis=1)
-        else:
-            arrays["coverage"] = self.coverage
-        arrays["sizes"] = np.array(sizes, dtype=np.int64)
-        return Message(_NAME, self.map_id, arrays).to_bytes()
-
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Read a map, or raise a MessageError; nothing in the bytes is trusted."""
-        read = Message.from_bytes(data, _LARGEST)
-        if read.mechanism != _NAME or read["components"].dtype != np.uint16 or read["sizes"].shape not in ((2,), (3,)):
-            raise MapError("data is not a map")
-        n_items, set_size, *n_sets = (int(size) for size in read["sizes"])
-        coverage = _unpack(read["bits"], *n_sets) if n_sets else read["coverage"]
-        found = cls(read["components"].view(np.float16), read["prototypes"], coverage, n_items, set_size)
-        if found.has_bits != bool(n_sets):
-            raise MapError(f"data must hold the coverage of more than {MOST_GRADED} prototypes as bits, of others not")
-        if found.map_id != read.public_id:
-            raise MapError("data is not the map that it says it is")
-        return found
-
-
-def _unpack(bits: NDArray[Any], n_sets: int) -> NDArray[np.uint8]:
-    """Return the coverage that bits tell, checked before it takes memory."""
-    if bits.dtype != np.uint8 or bits.ndim != 2 or not 8 * (bits.shape[1] - 1) < n_sets <= 8 * bits.shape[1]:
-        raise MapError("data is not a map: bits must hold one for each set")
-    if n_sets < 2:
-        raise MapError(f"coverage must be of 2 to {MOST_SETS} sets")
-    if len(bits) * n_sets > MOST_COVERAGE:
-        raise MapError(f"coverage must hold at most {MOST_COVERAGE} numbers")
-    return 255 * np.unpackbits(bits, axis=1, count=n_sets)
-
-
-def _read_only(values: NDArray[Number]) -> NDArray[Number]:
-    values.setflags(write=False)
-    return values
-
-
-def _check_size(name: str, shape: tuple[int, ...]) -> None:
-    try:
-        check_shape(name, shape, _LARGEST)
-    except MessageError as error:
-        raise MapError(str(error)) from None
-
-
-_OF_THE_GALLERY = ("map_", "members_", "drift_", "_gallery_digest")
-PROTOTYPES = MOST_GRADED  # a gallery up to this size stands for itself
-_SMALL_ANSWER = 0.03  # of a gallery: below it, where a row lies must be told more precisely
-_SAMPLED = 1 << 20  # items that prototypes are learned from
-_FITTED = 50_000  # queries that the coverage of prototypes is fitted to
-DUE = 0.1  # the part of a gallery that may change before its sets should be learned anew
+_CHUNK = 1 << 18  # numbers of features in memory at once: a block fits into a processor's cache
+_GALLERY_ATTRIBUTES = ("map_", "members_", "drift_", "_gallery_digest")
+PROTOTYPES = MOST_GRADED  # in a gallery up to this size, every item is a prototype
+_SMALL_ANSWER = 0.03  # part of a gallery: smaller answers need more prototypes
+_SAMPLED = 1 << 20  # items to learn prototypes from
+_FITTED = 50_000  # queries to fit the coverage of prototypes to
+DUE = 0.1  # the part of a gallery that may change before you should learn its sets again
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Sets of a gallery, and how a client shall choose among them."""
+    """Sets of a gallery, and the tables by which a client chooses a set."""
 
-    members: scipy.sparse.csr_array  # ones where an item is in a set
-    components: NDArray[np.float16]  # the projection of features
-    prototypes: Rows  # projected rows that stand for the gallery
-    coverage: NDArray[np.float32]  # the share of what lies around a prototype that a set holds
+    members: scipy.sparse.csr_array  # 1 if an item is in a set
+    components: NDArray[np.float16]  # projection of features
+    prototypes: Rows  # projected rows that represent the gallery
+    coverage: NDArray[np.float32]  # fraction of the items around a prototype that are in a set
 
 
 class MappedRelease(TractableRelease):
-    """A message names sets of a public map; the server answers with their items, at most floor(f N) of them."""
+    """A release that names sets of a public map; the server returns their items, at most floor(f N)."""
 
     epsilon: float
     candidates: float
@@ -502,14 +90,14 @@ class MappedRelease(TractableRelease):
     _gallery_digest: str
 
     def fit_mean(self, mean: ArrayLike, public_digest: str | None = None) -> Self:
-        """Take the public mean instead of public rows: it is all that a mapped release needs of them.
+        """Fit the public mean instead of public rows; a mapped release needs nothing else.
 
         Parameters
         ----------
         mean : array-like of shape (d,)
-            As the server published it.
+            Published by the server.
         public_digest : str, optional
-            `public_digest` of the server's release, so that messages fit both sides; by default that of the mean.
+            `public_digest` of the server's release, for messages that fit both sides; by default that of the mean.
         """
         row = check_numbers(mean, "mean")
         if row.ndim != 1:
@@ -519,20 +107,20 @@ class MappedRelease(TractableRelease):
 
     @property
     def public_digest(self) -> str:
-        """The fingerprint of the public rows, for :meth:`fit_mean` at the other side."""
+        """Fingerprint of the public rows, for :meth:`fit_mean` on the other side."""
         self._check_fitted()
         return str(self._public_digest)
 
     def index(self, gallery: ArrayLike, *, progress: Progress | None = None, cluster: Any = None) -> Self:
-        """Build the public map of a gallery: the server's part, done once and published.
+        """Build the public map of a gallery, once, on the server.
 
         Parameters
         ----------
         gallery : array-like of shape (n, d)
         progress : callable, optional
-            Called with what is done now, in words, and the part of all work that is done, from 0 to 1.
+            Called with the current stage and the completed fraction of the work, from 0 to 1.
         cluster : str or dask.distributed.Client, optional
-            Whose workers search; see :func:`nearveil.cluster.connect`. The map is the same to the last bit.
+            Workers to search with; see :func:`nearveil.cluster.connect`. The map is the same to the last bit.
 
         Returns
         -------
@@ -543,52 +131,52 @@ class MappedRelease(TractableRelease):
             return self.index_features(SpreadRows.cut(features, workers), progress=progress)
 
     def gallery_features(self, gallery: ArrayLike) -> Rows:
-        """Return the features of public rows in 32 bits, by blocks: all of them in 64 bits would fill the memory."""
-        given = np.asarray(gallery)
-        if given.ndim != 2 or len(given) < 2:
-            self.features(given, "gallery", lenient=True)
-            raise ValueError("gallery must hold at least two items")
-        return _make_features(given, self)
+        """Return the features of public rows in 32 bits, computed by blocks to save memory."""
+        rows = np.asarray(gallery)
+        if rows.ndim != 2 or len(rows) < 2:
+            self.features(rows, "gallery", lenient=True)  # raises an error about other mistakes first
+            raise ValueError("gallery must contain at least two items")
+        return _make_features(rows, self)
 
     def index_features(self, features: SpreadRows, *, progress: Progress | None) -> Self:
-        """Do the work of :meth:`index` on features in partitions."""
+        """Build the map from features in partitions; see :meth:`index`."""
         size = candidate_count(self.candidates, len(features))
-        tell = progress or (lambda _stage, _done: None)
+        report = progress or (lambda _stage, _done: None)
         with use_one_thread():
-            grouping = self._group(features, size, tell)
+            grouping = self._group(features, size, report)
         self._store(
             map_=_make_map(len(features), grouping, size),
             members_=grouping.members,
             drift_=0.0,
             _gallery_digest=_hash_rows(features),
         )
-        tell("making the map", 1.0)
+        report("making the map", 1.0)
         return self
 
     @property
     def reach_(self) -> float:
-        """The part of the items that are in any set: the others are never returned."""
+        """Fraction of the items that are in a set; other items are never returned."""
         self._check_indexed()
         return float(len(np.unique(self.members_.indices)) / self.members_.shape[1])
 
     def use_map(self, public_map: PublicMap) -> Self:
-        """Take the map that a server published: the client's part. The guarantee holds for any map."""
+        """Use a server's map, on the client. The guarantee holds for any map."""
         self._check_fitted()
         if not isinstance(public_map, PublicMap):
-            raise MapError("public_map must be a PublicMap; PublicMap.from_bytes reads one")
+            raise MapError("public_map must be a PublicMap; parse bytes with PublicMap.from_bytes")
         if len(public_map.components) != self.n_features_in_:
             raise MapError(f"public_map must be for {self.n_features_in_} features, as public_X had")
         if public_map.set_size != candidate_count(self.candidates, public_map.n_items):
             raise MapError(
                 f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
             )
-        self._store(without=_OF_THE_GALLERY, map_=public_map)  # members belong to another map
+        self._store(without=_GALLERY_ATTRIBUTES, map_=public_map)
         return self
 
     def with_epsilon(self, epsilon: float) -> Self:
-        """Return a release with the same public rows, gallery and map at another epsilon, with its own guarantee."""
+        """Return a release with the same public rows, gallery and map at another epsilon."""
         other: Self = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
-        other._store(**{name: value for name, value in vars(self).items() if name in _OF_THE_GALLERY})
+        other._store(**{name: value for name, value in vars(self).items() if name in _GALLERY_ATTRIBUTES})
         return other
 
     def _make_guarantee(self) -> Guarantee:
@@ -602,15 +190,15 @@ class MappedRelease(TractableRelease):
         return np.where((named[:, None, :] == good[None, :, None]).any(axis=2), np.log(odds), 0.0)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        del features, labels  # the public mean is all that both sides need; the map carries the rest
-        checked_epsilon(self.epsilon)
+        del features, labels  # both sides need the public mean and the map only
+        check_channel_epsilon(self.epsilon)
         check_fraction(self.candidates)
 
     def _prepare(self, features: Floats) -> Floats:
         self._check_indexed()
         rows = features.astype(np.float32)
-        if self._gallery_digest not in {_hash_rows(SpreadRows.cut(rows)), fingerprint(rows)}:  # the second: up to 0.1
-            raise ValueError("gallery must be the one that was indexed, in the same order: call index(gallery) anew")
+        if self._gallery_digest not in {_hash_rows(SpreadRows.cut(rows)), fingerprint(rows)}:  # the second: version 0.1
+            raise ValueError("gallery must be the indexed one, in the same order: call index(gallery) again")
         return features
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
@@ -619,28 +207,28 @@ class MappedRelease(TractableRelease):
         return self._messages(source, sets=named.reshape(len(features), -1))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
-        del prepared  # which items are in a set was settled when the gallery was indexed
+        del prepared  # members_ is already known
         named = self.read_sets(message)
         return np.asarray(self.members_[named].sum(axis=0) > 0, dtype=np.float64)
 
     def read_sets(self, message: Message) -> NDArray[np.int64]:
-        """Return the sets that a message names, checked."""
+        """Check a message and return the sets that it names."""
         self._check_messages([message])
         return self._read_sets([message]).reshape(-1)
 
     def _read_sets(self, messages: list[Message]) -> NDArray[np.int64]:
-        """Return the sets that messages of this mechanism name, a row for each."""
+        """Return the sets that checked messages name, one row for each."""
         channel = self._channel(self._map())
         size = channel.size if isinstance(channel, SubsetSelection) else 1
         named = [message["sets"] for message in messages]
-        if all(one.dtype == np.int32 and one.shape == (size,) for one in named):
+        if all(sets.dtype == np.int32 and sets.shape == (size,) for sets in named):
             rows: NDArray[np.int64] = np.array(named, dtype=np.int64).reshape(-1, size)
             if ((rows >= 0) & (rows < channel.n_sets)).all():
                 return rows
         raise MessageError(f"message must name {size} of the {channel.n_sets} sets")
 
     def _public_parts(self) -> tuple[object, ...]:
-        # Not epsilon: which set a message names means the same at any, and the client's choice need not be the map's.
+        # Not epsilon: a named set means the same at any epsilon, and the client may choose another than the server.
         return (self._map().map_id,)
 
     def _map(self) -> PublicMap:
@@ -659,39 +247,39 @@ class MappedRelease(TractableRelease):
         """Return the channel for a map."""
 
     @abstractmethod
-    def _group(self, features: SpreadRows, set_size: int, tell: Progress) -> Grouping:
-        """Make the sets of a gallery, features of norm one (or zero), and tell how far it is."""
+    def _group(self, features: SpreadRows, set_size: int, report: Progress) -> Grouping:
+        """Make the sets of a gallery from features of norm one (or zero), and report progress."""
 
 
 @lru_cache(maxsize=256)
 def set_guarantee(epsilon: float) -> Guarantee:
-    """Return the guarantee of a message that names sets: pure epsilon, whatever the map; made once for each epsilon."""
-    epsilon = checked_epsilon(epsilon)
+    """Return the guarantee of a message that names sets: pure epsilon, for any map."""
+    epsilon = check_channel_epsilon(epsilon)
     theorem = "exact odds of a channel that names sets"
     return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(PureDp(epsilon),))
 
 
 def find_components(features: Rows) -> NDArray[np.float16]:
-    """Return the projection that a map publishes."""
+    """Return the projection of a map."""
     return projection(features, MOST_DIMENSIONS).astype(np.float16)
 
 
 def spread_features(release: MappedRelease, gallery: SpreadRows) -> SpreadRows:
-    """Return the features of public rows in partitions, as of :meth:`MappedRelease.gallery_features`."""
+    """Return the features of public rows in partitions; see :meth:`MappedRelease.gallery_features`."""
     return gallery.then(_make_features, release)
 
 
 def _make_features(rows: NDArray[Any], release: MappedRelease) -> Rows:
-    found = np.empty(rows.shape, np.float32)
-    for some in cut_rows(len(rows), max(1, _CHUNK // rows.shape[1])):  # what is in a processor's cache is fast
-        found[some] = release.features(rows[some], "gallery", lenient=True)
-    return found
+    features = np.empty(rows.shape, np.float32)
+    for block in cut_rows(len(rows), max(1, _CHUNK // rows.shape[1])):
+        features[block] = release.features(rows[block], "gallery", lenient=True)
+    return features
 
 
 def _hash_rows(features: SpreadRows) -> str:
-    """Return the fingerprint of a gallery: that of its partitions' where there are several."""
-    found = list(features.map(fingerprint, stage="taking fingerprints"))
-    return found[0] if len(found) == 1 else fingerprint(*found)
+    """Return the fingerprint of a gallery, from those of its partitions."""
+    digests = list(features.map(fingerprint, stage="taking fingerprints"))
+    return digests[0] if len(digests) == 1 else fingerprint(*digests)
 
 
 def group_around_prototypes(
@@ -700,57 +288,58 @@ def group_around_prototypes(
     components: NDArray[np.float16],
     learned: Learned | None = None,
 ) -> Grouping:
-    """Choose prototypes of a gallery, and measure what the sets cover around each, or fit it to `learned` queries.
+    """Choose prototypes of a gallery, and measure the coverage around each, or fit it to `learned` queries.
 
-    A small gallery stands for itself, in an order that tells no item's position; a large one has k-means centroids.
+    In a small gallery every item is a prototype, in an order that hides its position; a large one has k-means
+    centroids.
     """
     directions = components.astype(np.float32)
-    placed = features.then(project, directions, width=components.shape[1])
+    projected = features.then(project, directions, width=components.shape[1])
     n_sets, n_items = members.shape
     count = count_prototypes(n_items, n_sets, members.nnz // n_sets)
     if len(features) <= count:
-        rows = placed.gather("placing items")
+        rows = projected.gather("placing items")
         order = np.lexsort(rows.T)
         return Grouping(members, components, rows[order], members.toarray().T[order].astype(np.float32))
-    found = fine_centres(placed.take(choose_rows(n_items, _SAMPLED), "taking rows"), count, features.cluster)
+    fine = fine_centres(projected.take(choose_rows(n_items, _SAMPLED), "taking rows"), count, features.cluster)
     nearest = np.empty(n_items, np.uint16)
-    for some, its in zip(features.cuts, placed.map(find_fine, found, stage="placing items"), strict=True):
-        nearest[some] = its
-    coverage = measure_around(nearest, members, len(found.centroids))
-    if learned is not None and len(found.centroids) <= MOST_GRADED:
-        near = find_prototypes_of(project(learned.rows[:_FITTED], directions), found.centroids, NEIGHBORS)
+    for block, centroids in zip(features.cuts, projected.map(find_fine, fine, stage="placing items"), strict=True):
+        nearest[block] = centroids
+    coverage = measure_around(nearest, members, len(fine.centroids))
+    if learned is not None and len(fine.centroids) <= MOST_GRADED:
+        near = find_prototypes_of(project(learned.rows[:_FITTED], directions), fine.centroids, NEIGHBORS)
         fit_coverage(coverage, near, learned.lists[:_FITTED], members)
-    return Grouping(members, components, found.centroids, coverage)
+    return Grouping(members, components, fine.centroids, coverage)
 
 
 def count_prototypes(n_items: int, n_sets: int, set_size: int) -> int:
-    """Return how many prototypes a map has, where there are as many items."""
+    """Return the number of prototypes of a map, if the gallery has more items."""
     if set_size >= _SMALL_ANSWER * n_items:
         return PROTOTYPES
     return max(PROTOTYPES, min(MOST_PROTOTYPES, MOST_COVERAGE // n_sets))
 
 
 def _round_coverage(coverage: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Return shares in steps of 1/255; of many prototypes, whether they are more than a half."""
+    """Round coverage to steps of 1/255; with many prototypes, to 0 or 1."""
     if len(coverage) > MOST_GRADED:
         return np.where(coverage > 0.5, np.uint8(255), np.uint8(0))
     return np.rint(255 * coverage).astype(np.uint8)
 
 
-def _check_places(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:
-    places = np.asarray(before)
-    if places.shape != (n_items,) or not np.issubdtype(places.dtype, np.integer):
+def _check_positions(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:
+    positions = np.asarray(before)
+    if positions.shape != (n_items,) or not np.issubdtype(positions.dtype, np.integer):
         raise ValueError(f"before must hold one whole number for each of the {n_items} items")
-    kept = places[places >= 0]
-    if (places < -1).any() or (kept >= n_before).any() or len(np.unique(kept)) < len(kept):
+    old = positions[positions >= 0]
+    if (positions < -1).any() or (old >= n_before).any() or len(np.unique(old)) < len(old):
         raise ValueError(f"before must name each of the {n_before} earlier items at most once, or be -1")
-    return places.astype(np.int64)
+    return positions.astype(np.int64)
 
 
 def _make_map(n_items: int, grouping: Grouping, size: int) -> PublicMap:
-    placed = grouping.prototypes
-    largest = np.abs(placed).max(axis=1, keepdims=True)
-    scaled = np.divide(127 * placed, largest, out=np.zeros_like(placed), where=largest > 0)
+    rows = grouping.prototypes
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    scaled = np.divide(127 * rows, largest, out=np.zeros_like(rows), where=largest > 0)
     return PublicMap(
         components=grouping.components,
         prototypes=np.rint(scaled).astype(np.int8),
@@ -762,34 +351,34 @@ def _make_map(n_items: int, grouping: Grouping, size: int) -> PublicMap:
 
 @dataclass(eq=False, repr=False)
 class Covers(MappedRelease):
-    """Name one of a few overlapping sets of the gallery, learned so that this very channel finds most neighbours.
+    """Name one of a few overlapping sets of the gallery, learned to maximise recall for this channel.
 
-    The message names the good set of the record with odds e^epsilon against every other set, exactly. The server
-    returns the set's items, the client re-ranks them with its true feature. Popular items enter many sets. Few sets
-    are best where epsilon is small: then the good one is named more often.
+    The message names the record's good set with odds of exactly e^epsilon against every other set (Theorem 1 of
+    ``docs/theory/covers.md``). The server returns the set's items, and the client ranks them by its true feature.
+    Popular items are in many sets. With a small epsilon few sets are best: the good one is named more often.
 
     Parameters
     ----------
     epsilon : float
         From 1e-6 to 40. Pure: delta is 0.
     candidates : float, default=0.1
-        The fraction f of the gallery that each answer holds.
+        The fraction f of the gallery in each answer.
     n_sets : int, optional
-        The number L of sets; by default that with the best recall on held-out items of the gallery.
+        The number L of sets; by default, the one with the best recall on held-out items of the gallery.
     reach : float, default=0.0
-        The part of the items that must be in some set. With 0 the sets are those that find most, and what is hardly
-        ever wanted may be in none; then it is never returned. With 1 every item can be returned, which costs recall.
+        The minimum fraction of items that are in a set. With 0, recall is best, but items that are rarely a
+        neighbour may be in no set and are then never returned. With 1 every item can be returned.
 
     Attributes
     ----------
     map_ : PublicMap
-        What the server publishes.
+        The map to publish.
     members_ : csr array of shape (n_sets, n_items)
-        Which items are in which set; at the server alone.
+        The items of each set; only on the server.
     reach_ : float
-        The part of the items that are in any set.
+        The fraction of items that are in a set.
     drift_ : float
-        Items that were added or removed by :meth:`update` since the sets were learned, as a part of the gallery.
+        Items added or removed by :meth:`update` since the sets were learned, as a fraction of the gallery.
 
     Examples
     --------
@@ -813,21 +402,21 @@ class Covers(MappedRelease):
     reach: float = 0.0
 
     def update(self, gallery: ArrayLike, before: ArrayLike) -> Self:
-        """Bring sets and map in step with a gallery that has changed a little, without learning them anew.
+        """Update sets and map for a slightly changed gallery, without learning them again.
 
-        Items that stayed keep their sets. A new item enters the sets that hold most of what lies around it, so does
-        whatever takes the places of removed items, and every set holds floor(f N) items again. A client needs the new
-        map; messages for the old one do not fit it.
+        Remaining items keep their sets. New items, and replacements of removed items, enter the sets with the largest
+        coverage around them, until every set has floor(f N) items. Clients need the new map; messages for the old one
+        do not fit it.
 
-        Where new items are like the old ones little is lost. Learn anew (:meth:`index`) when `drift_` has passed
-        `DUE`, a tenth of the gallery, or when what is new lies where no item was: no set holds what surrounds it.
+        If new items resemble old ones, recall hardly falls. Learn the sets again with :meth:`index` when `drift_`
+        exceeds `DUE`, a tenth of the gallery, or when new items are far from all old ones.
 
         Parameters
         ----------
         gallery : array-like of shape (n, d)
-            As it is now.
+            The current gallery.
         before : array-like of shape (n,), int
-            Where each item stood in the gallery that was indexed, or updated last; -1 for a new one.
+            The position of each item in the previously indexed or updated gallery; -1 for a new item.
 
         Returns
         -------
@@ -845,22 +434,22 @@ class Covers(MappedRelease):
         return self.update_features(SpreadRows.cut(self.gallery_features(gallery)), before)
 
     def update_features(self, features: SpreadRows, before: ArrayLike) -> Self:
-        """Do the work of :meth:`update` on features in partitions."""
+        """Update from features in partitions; see :meth:`update`."""
         self._check_indexed()
-        places = _check_places(before, len(features), self.members_.shape[1])
+        positions = _check_positions(before, len(features), self.members_.shape[1])
         old, size = self.map_, candidate_count(self.candidates, len(features))
         near = find_near(features, old, count_near(old))
         local = measure_local(near, old)
-        held = reach_items(carry_members(self.members_, places, local, size), local, self.reach)
-        members = make_members(held, len(features))
+        items = reach_items(carry_members(self.members_, positions, local, size), local, self.reach)
+        members = make_members(items, len(features))
         if len(features) <= count_prototypes(len(features), old.n_sets, size) or len(old.prototypes) == old.n_items:
             grouping = group_around_prototypes(features, members, old.components)
             public_map = _make_map(len(features), grouping, size)
         else:
             around = _round_coverage(measure_around(near[:, 0], members, len(old.prototypes)))
             public_map = PublicMap(old.components, old.prototypes, around, len(features), size)
-        stayed = int((places >= 0).sum())
-        changed = len(features) - stayed + self.members_.shape[1] - stayed
+        remaining = int((positions >= 0).sum())
+        changed = len(features) - remaining + self.members_.shape[1] - remaining
         self._store(
             map_=public_map,
             members_=members,
@@ -877,20 +466,20 @@ class Covers(MappedRelease):
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, public_map.n_sets)
 
-    def _group(self, features: SpreadRows, set_size: int, tell: Progress) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, report: Progress) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         n = len(features)
         least = -(-int(np.ceil(self.reach * n - 1e-9)) // set_size)
         if self.n_sets is not None and self.n_sets < least:
             raise ValueError(f"n_sets must be at least {least}, so that sets of this size reach so many items")
-        learned = learn_sets(features, set_size, self.epsilon, self.n_sets, tell, least=least)
-        tell("making the map", 0.8)
+        learned = learn_sets(features, set_size, self.epsilon, self.n_sets, report, least=least)
+        report("making the map", 0.8)
         members = learned.sets.astype(np.uint8)
         components = learned.directions[:, :MOST_DIMENSIONS].astype(np.float16)
         if self.reach > 0:
-            free = _make_map(n, group_around_prototypes(features, members, components), set_size)
-            local = measure_local(find_near(features, free, count_near(free)), free)
+            initial = _make_map(n, group_around_prototypes(features, members, components), set_size)
+            local = measure_local(find_near(features, initial, count_near(initial)), initial)
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
         return group_around_prototypes(features, members, components, learned)
 
@@ -908,14 +497,14 @@ class Cells(MappedRelease):
     epsilon : float
         From 1e-6 to 40. Pure: delta is 0.
     candidates : float, default=0.1
-        The fraction f of the gallery that each answer holds at most.
+        The largest fraction f of the gallery in an answer.
     kind : {"kmeans", "balanced"}, default="kmeans"
-        "kmeans": a cell holds the floor(f N) items nearest to its centroid, and cells overlap.
-        "balanced": every item is in one cell, and cells are of one size, give or take one.
+        "kmeans": a cell contains the floor(f N) items nearest to its centroid, and cells overlap.
+        "balanced": every item is in one cell, and the sizes of cells differ by at most one.
     response : {"randomized", "subset"}, default="randomized"
-        "randomized" names one cell. "subset" names as many balanced cells as an answer affords.
+        "randomized" names one cell. "subset" names as many balanced cells as fit into an answer.
     n_cells : int, optional
-        As few as hold the whole gallery, about ``1 / f``, for "randomized"; four times as many for "subset".
+        By default the fewest that cover the gallery, about ``1 / f``; four times as many for "subset".
 
     Examples
     --------
@@ -941,9 +530,9 @@ class Cells(MappedRelease):
         largest = -(-public_map.n_items // public_map.n_sets)
         return SubsetSelection(self.epsilon, public_map.n_sets, max(1, public_map.set_size // largest))
 
-    def _group(self, features: SpreadRows, set_size: int, tell: Progress) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, report: Progress) -> Grouping:
         count = self._count(len(features), set_size)
-        tell("making cells", 0.0)
+        report("making cells", 0.0)
         return self._make_cells(features.gather("gathering rows"), set_size, count)
 
     def _make_cells(self, features: Rows, set_size: int, count: int) -> Grouping:
@@ -957,17 +546,17 @@ class Cells(MappedRelease):
             members = scipy.sparse.csr_array((ones, (cells, np.arange(len(features)))), shape=(count, len(features)))
             members.sort_indices()
         components = find_components(features)
-        placed = centroids @ components.astype(np.float32)
-        return Grouping(members, components, placed, np.eye(count, dtype=np.float32))
+        prototypes = centroids @ components.astype(np.float32)
+        return Grouping(members, components, prototypes, np.eye(count, dtype=np.float32))
 
     def _count(self, n_items: int, set_size: int) -> int:
-        """Return the number of cells, checked."""
+        """Check the parameters and return the number of cells."""
         if self.kind not in get_args(CellKind):
             raise ValueError('kind must be "kmeans" or "balanced"')
         if self.response not in get_args(Response):
             raise ValueError('response must be "randomized" or "subset"')
         if set_size == n_items:
-            raise ValueError("candidates must be less than the whole gallery: nothing need be asked for that")
+            raise ValueError("candidates must be less than the whole gallery")
         least = -(-n_items // set_size)
         usual = least if self.response == "randomized" else min(4 * least, n_items)
         count = usual if self.n_cells is None else self.n_cells
@@ -978,7 +567,7 @@ class Cells(MappedRelease):
 
 
 def assign_balanced(distances: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Assign rows to cells of one size, give or take one; rows that lose most by waiting choose first."""
+    """Assign rows to cells of equal sizes, to within one; rows that would lose most choose first."""
     n, count = distances.shape
     room = np.full(count, n // count)
     room[: n % count] += 1
@@ -987,17 +576,17 @@ def assign_balanced(distances: NDArray[np.float32]) -> NDArray[np.int64]:
     while len(waiting):
         open_cells = np.flatnonzero(room)
         near = distances[np.ix_(waiting, open_cells)]
-        wish = near.argmin(axis=1)
+        nearest = near.argmin(axis=1)
         loss = np.partition(near, 1, axis=1)[:, 1] - near.min(axis=1) if len(open_cells) > 1 else near[:, 0]
-        for place, cell in enumerate(open_cells):
-            asking = np.flatnonzero(wish == place)
-            taken = asking[np.argsort(-loss[asking], kind="stable")[: room[cell]]]
-            cells[waiting[taken]] = cell
-            room[cell] -= len(taken)
+        for number, cell in enumerate(open_cells):
+            candidates = np.flatnonzero(nearest == number)
+            accepted = candidates[np.argsort(-loss[candidates], kind="stable")[: room[cell]]]
+            cells[waiting[accepted]] = cell
+            room[cell] -= len(accepted)
         waiting = waiting[cells[waiting] < 0]
     return cells
 
 
 def _squared_distances(features: Rows, centroids: Rows) -> NDArray[np.float32]:
-    """Return squared distances, shape (n, n_cells), up to the rows' own norms."""
+    """Return squared distances less the squared norms of the rows, shape (n, n_cells)."""
     return np.asarray((centroids**2).sum(axis=1) - 2 * features @ centroids.T, dtype=np.float32)

@@ -1,12 +1,12 @@
-"""Sets of a gallery, learned for the very channel that will name them.
+"""Learn the sets of a gallery for the channel that will name them.
 
-Items of the gallery act as queries, each without itself. Every query has a good set, the one that covers most of its
-neighbours; every set holds the items in greatest demand, given how often the channel names it for each query. The two
-steps alternate. The first passes share a query among the sets that cover about as much, ever less softly. More sets
-than are wanted are learned at first, and those dropped that are missed least.
+Items of the gallery act as queries, each without itself. The good set of a query is the one that covers most of its
+neighbours; every set contains the items in greatest demand, given how often the channel names it for each query. The
+two steps alternate. The first passes share a query among the sets with about the same coverage, less and less softly.
+More sets than needed are learned at first, and the least useful ones dropped.
 
-One way serves all sizes: coverage and demand are sparse, and a large gallery learns from a part of its items as
-queries. All of it is public, so random choices are seeded.
+Coverage and demand are sparse, and a large gallery learns from a part of its items as queries. Everything is public,
+so random choices are seeded.
 """
 
 from collections.abc import Callable, Iterator
@@ -25,44 +25,44 @@ Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
 Positions = NDArray[np.int64]
 
-Progress = Callable[[str, float], object]  # what is done now, and the part of all work that is done
+Progress = Callable[[str, float], object]  # the current stage, and the completed fraction of the work
 
-RANKS = 48  # neighbours that count, with weights exp(-rank / DECAY): wider than the top 8, lest sets fit noise
+RANKS = 48  # neighbours that count, with weights exp(-rank / DECAY): more than the top 8, to avoid overfitting
 DECAY = 16.0
 CHOICE_RANKS, CHOICE_DECAY = 24, 8.0  # as the client chooses
 _TOP = 8
-_EXACT = 1 << 36  # products of numbers up to which neighbours are searched exactly
-_PROBES = 8  # inverted lists that are searched otherwise
-_MOST_LISTS = 4096  # with more of them, time would grow faster than the gallery
-_WHOLE = 1500  # rows or columns up to which all directions are computed
-_DIMENSIONS = 128  # where clusters are looked for, and neighbours that are not searched in all dimensions
-_SAMPLE = 20_000  # rows that leading directions are computed from
+_EXACT = 1 << 36  # largest number of products for an exact search of neighbours
+_PROBES = 8  # inverted lists to search otherwise
+_MOST_LISTS = 4096  # with more, time would grow faster than the gallery
+_WHOLE = 1500  # largest number of rows or columns for a full decomposition
+_DIMENSIONS = 128  # for clusters and approximate searches
+_SAMPLE = 20_000  # rows to compute leading directions from
 MOST_QUERIES = 250_000  # items that act as queries
-_ANNEALED = 15_000  # of these for soft passes, or as many as make enough for each set
+_ANNEALED = 15_000  # queries for soft passes, or more for many sets
 _QUERIES_A_SET = 64
-_ITEMS_A_QUERY = 16  # with fewer queries an item is wanted too seldom, and too few sets look best
+_ITEMS_A_QUERY = 16  # with fewer queries, too few sets look best
 _SOFT_PASSES = 12
 _FIRMEST = 100.0
-_HARD = 1e5  # a softness that leaves nothing to the second best
-_FAINT = 0.01  # a share of a query that is not looked at
+_HARD = 1e5  # a softness that ignores the second best
+_FAINT = 0.01  # smaller shares of a query are ignored
 _MOST_PASSES = 30
-_GAIN = 1e-4  # a pass that gains less is the last
+_GAIN = 1e-4  # stop after a smaller gain
 _STARTS = 4
-_MANY_SETS = 256  # in earlier starts, after which another would find the like
-_SPARE = 1.5  # times the usual number of sets is learned at first
-_DROPPED = 32  # of so many sets one is dropped at a time
+_MANY_SETS = 256  # sets in earlier starts; more starts would not improve
+_SPARE = 1.5  # multiple of the usual number of sets to learn at first
+_DROPPED = 32  # drop one of so many sets at a time
 _PASSES_A_DROP = 2
-_FALL = 0.03  # of the best recall, after which no more sets are dropped
+_FALL = 0.03  # stop dropping sets after such a loss of recall
 _MOST_SETS = 4096
-_ITEMS_A_SET = 8  # with fewer, sets would be lists of neighbours and a map larger than its gallery
-_CELLS = 64  # in which fine centroids are looked for
+_ITEMS_A_SET = 8  # with fewer, a map would be larger than its gallery
+_CELLS = 64  # for fine centroids
 _MOST_LISTED = 1 << 24  # positions in one list
 _SEED = 0
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What sets are learned for."""
+    """The sizes of sets and the epsilon of the channel."""
 
     n_sets: int
     set_size: int
@@ -70,23 +70,23 @@ class Plan:
 
     @property
     def favour(self) -> float:
-        """How much more often than another the good set is named."""
+        """Excess odds of the good set against another."""
         return float(np.expm1(self.epsilon))
 
 
 @dataclass(frozen=True)
 class Demand:
-    """How much each query wants each item, by three kinds of weights; rows sum to one."""
+    """The demand of each query for each item, by three kinds of weights; rows sum to one."""
 
-    wanted: csr_array  # for learning: exp(-rank / 16)
+    training: csr_array  # for learning: exp(-rank / 16)
     chosen_by: csr_array  # as the client chooses
-    top: csr_array  # the nearest 8 alike: what is measured
+    top: csr_array  # equal weights for the nearest 8, as in recall@8
 
     @classmethod
     def of(cls, lists: Lists, n_items: int) -> "Demand":
         """Weigh lists of neighbours, shape (n_queries, ranks)."""
         return cls(
-            wanted=_weigh(lists, n_items, np.exp(-np.arange(RANKS) / DECAY)),
+            training=_weigh(lists, n_items, np.exp(-np.arange(RANKS) / DECAY)),
             chosen_by=_weigh(lists, n_items, np.exp(-np.arange(CHOICE_RANKS) / CHOICE_DECAY)),
             top=_weigh(lists, n_items, np.ones(_TOP)),
         )
@@ -102,14 +102,14 @@ def _weigh(lists: Lists, n_items: int, weights: NDArray[np.float64]) -> csr_arra
 
 @dataclass(frozen=True)
 class Shares:
-    """The part of the good set that each set has in each query: `common` for all sets, and `own` besides."""
+    """The degree to which each set is the good set of each query: `common` for all sets, plus `specific`."""
 
-    own: csr_array  # (n_queries, n_sets)
+    specific: csr_array  # (n_queries, n_sets)
     common: NDArray[np.float32]  # (n_queries,)
 
     @classmethod
     def of(cls, coverage: csr_array, softness: float) -> "Shares":
-        """Share queries among sets by what they cover: in proportion to exp(softness * coverage)."""
+        """Share queries among sets in proportion to exp(softness * coverage)."""
         n_queries, n_sets = coverage.shape
         counts = np.diff(coverage.indptr)
         rows = np.repeat(np.arange(n_queries), counts)
@@ -117,83 +117,83 @@ class Shares:
         weight = np.exp(softness * (coverage.data - largest[rows]))
         nothing = np.exp(-softness * largest)  # the weight of a set that covers nothing
         total = np.bincount(rows, weight, minlength=n_queries) + (n_sets - counts) * nothing
-        own = ((weight - nothing[rows]) / total[rows]).astype(np.float32)
-        kept = own > _FAINT
-        starts = np.concatenate([[0], np.cumsum(np.bincount(rows[kept], minlength=n_queries))])
+        excess = ((weight - nothing[rows]) / total[rows]).astype(np.float32)
+        large = excess > _FAINT
+        starts = np.concatenate([[0], np.cumsum(np.bincount(rows[large], minlength=n_queries))])
         return cls(
-            csr_array((own[kept], coverage.indices[kept], starts), shape=coverage.shape),
+            csr_array((excess[large], coverage.indices[large], starts), shape=coverage.shape),
             (nothing / total).astype(np.float32),
         )
 
     @classmethod
-    def given(cls, good: Positions, n_sets: int) -> "Shares":
-        """Give each query to one set."""
+    def assign(cls, good: Positions, n_sets: int) -> "Shares":
+        """Assign each query to one set."""
         ones = np.ones(len(good), dtype=np.float32)
         return cls(csr_array((ones, good, np.arange(len(good) + 1)), shape=(len(good), n_sets)), 0 * ones)
 
     def measure(self, coverage: csr_array, plan: Plan) -> float:
-        """Return the mean of what the channel covers."""
+        """Return the mean coverage of the set that the channel names."""
         by_all = np.asarray(coverage.sum(axis=1)).ravel()
-        by_good = np.asarray(self.own.multiply(coverage).sum(axis=1)).ravel() + self.common * by_all
+        by_good = np.asarray(self.specific.multiply(coverage).sum(axis=1)).ravel() + self.common * by_all
         total = (by_all + plan.favour * by_good).sum(dtype=np.float64)
         return float(total) / (len(by_all) * (plan.favour + plan.n_sets))
 
 
-def measure_coverage(wanted: csr_array, sets: csr_array) -> csr_array:
-    """Return how much of what each query wants every set holds, shape (n_queries, n_sets)."""
-    return (wanted @ sets.T.tocsr()).tocsr()
+def measure_coverage(demand: csr_array, sets: csr_array) -> csr_array:
+    """Return the part of each query's demand that is in each set, shape (n_queries, n_sets)."""
+    return (demand @ sets.T.tocsr()).tocsr()
 
 
-def fill_sets(wanted: csr_array, shares: Shares, plan: Plan) -> csr_array:
+def fill_sets(demand: csr_array, shares: Shares, plan: Plan) -> csr_array:
     """Return the sets of the items in greatest demand, shape (n_sets, n_items)."""
-    common = np.asarray(wanted.T @ (1 + plan.favour * shares.common), dtype=np.float32)
-    demand = (shares.own.T.tocsr() @ wanted).tocsr()
-    demand.data *= plan.favour
-    hubs = np.argpartition(common, -plan.set_size)[-plan.set_size :]  # what a set holds that nobody is given to
-    value, taken = common.copy(), np.zeros(len(common), dtype=bool)
-    held = np.empty((plan.n_sets, plan.set_size), dtype=np.int32)
-    for number, (start, end) in enumerate(zip(demand.indptr[:-1], demand.indptr[1:], strict=True)):
-        own = demand.indices[start:end]
-        value[own] += demand.data[start:end]
-        taken[own] = True
-        items = np.concatenate([own, hubs[~taken[hubs]]])
-        held[number] = items[np.argpartition(value[items], -plan.set_size)[-plan.set_size :]]
-        value[own] = common[own]
-        taken[own] = False
-    held.sort(axis=1)
-    starts = np.arange(0, held.size + 1, plan.set_size)
-    return csr_array((np.ones(held.size, np.float32), held.ravel(), starts), shape=demand.shape)
+    common = np.asarray(demand.T @ (1 + plan.favour * shares.common), dtype=np.float32)
+    set_demand = (shares.specific.T.tocsr() @ demand).tocsr()
+    set_demand.data *= plan.favour
+    hubs = np.argpartition(common, -plan.set_size)[-plan.set_size :]  # the items of a set without queries
+    value, is_own = common.copy(), np.zeros(len(common), dtype=bool)
+    set_items = np.empty((plan.n_sets, plan.set_size), dtype=np.int32)
+    for number, (start, end) in enumerate(zip(set_demand.indptr[:-1], set_demand.indptr[1:], strict=True)):
+        demanded = set_demand.indices[start:end]
+        value[demanded] += set_demand.data[start:end]
+        is_own[demanded] = True
+        items = np.concatenate([demanded, hubs[~is_own[hubs]]])
+        set_items[number] = items[np.argpartition(value[items], -plan.set_size)[-plan.set_size :]]
+        value[demanded] = common[demanded]
+        is_own[demanded] = False
+    set_items.sort(axis=1)
+    starts = np.arange(0, set_items.size + 1, plan.set_size)
+    return csr_array((np.ones(set_items.size, np.float32), set_items.ravel(), starts), shape=set_demand.shape)
 
 
-def learn(wanted: csr_array, start: Positions, plan: Plan) -> csr_array:
-    """Alternate between good sets (at first `start`) and demand, first softly and then until nothing is gained."""
-    sets = fill_sets(wanted, Shares.given(start, plan.n_sets), plan)
+def learn(demand: csr_array, start: Positions, plan: Plan) -> csr_array:
+    """Alternate between good sets (at first `start`) and demand, first softly, then until the gain is small."""
+    sets = fill_sets(demand, Shares.assign(start, plan.n_sets), plan)
     for softness in np.geomspace(_softest(plan.n_sets), _FIRMEST, _SOFT_PASSES):
-        sets = fill_sets(wanted, Shares.of(measure_coverage(wanted, sets), softness), plan)
-    return refine(wanted, sets, plan)
+        sets = fill_sets(demand, Shares.of(measure_coverage(demand, sets), softness), plan)
+    return refine(demand, sets, plan)
 
 
 def _softest(n_sets: int) -> float:
-    """Return the softness to begin with: with more sets, more would be left to those that cover nothing."""
+    """Return the initial softness; with more sets, more would go to sets without coverage."""
     return float(max(3.0, 1.5 * np.log(n_sets)))
 
 
-def refine(wanted: csr_array, sets: csr_array, plan: Plan) -> csr_array:
-    """Alternate until hardly anything is gained."""
-    best, found = 0.0, sets
+def refine(demand: csr_array, sets: csr_array, plan: Plan) -> csr_array:
+    """Alternate until the gain is small."""
+    best, best_sets = 0.0, sets
     for _ in range(_MOST_PASSES):
-        coverage = measure_coverage(wanted, sets)
+        coverage = measure_coverage(demand, sets)
         shares = Shares.of(coverage, _HARD)
         reached = shares.measure(coverage, plan)
         if reached <= best * (1 + _GAIN):
             break
-        best, found = reached, sets
-        sets = fill_sets(wanted, shares, plan)
-    return found
+        best, best_sets = reached, sets
+        sets = fill_sets(demand, shares, plan)
+    return best_sets
 
 
 def measure_recall(demand: Demand, sets: csr_array, plan: Plan) -> float:
-    """Return the expected NN-recall@8 of queries, whose good sets are chosen as a client would."""
+    """Return the expected NN-recall@8 of queries, with good sets chosen as by a client."""
     chosen = Shares.of(measure_coverage(demand.chosen_by, sets), _HARD)
     return chosen.measure(measure_coverage(demand.top, sets), plan)
 
@@ -203,29 +203,29 @@ def neighbor_lists(
     queries: Positions,
     ranks: int = RANKS,
     *,
-    asked: Rows | None = None,
-    tell: Callable[[float], object] | None = None,
+    query_rows: Rows | None = None,
+    report: Callable[[float], object] | None = None,
 ) -> Lists:
-    """Return the nearest other items of items that are queries, nearest first; exact where that is cheap.
+    """Return the nearest other items of the items `queries`, nearest first; exact if that is cheap.
 
-    `asked` are the rows of the queries, where these are a random choice: inverted lists are learned from them, too.
+    Pass the rows of randomly chosen queries as `query_rows`: inverted lists are then learned from them.
     """
     n, d = features.shape
     count, exact = min(ranks, n - 1), len(queries) * n * d <= _EXACT
-    rows = features.take(queries, "taking queries") if asked is None else asked
+    rows = features.take(queries, "taking queries") if query_rows is None else query_rows
     lists = None
     if not exact:
         n_lists = min(int(2 * np.sqrt(n)), _MOST_LISTS)
-        some = choose_rows(n, 64 * n_lists)
-        sample = features.take(some, "taking rows") if asked is None else asked[: len(some)]
+        chosen = choose_rows(n, 64 * n_lists)
+        sample = features.take(chosen, "taking rows") if query_rows is None else query_rows[: len(chosen)]
         lists = _find_lists(sample, n_lists, features.cluster)
     done = 0
 
     def tick(number: int) -> None:
         nonlocal done
         done += number
-        if tell is not None:
-            tell(done / len(features.cuts))
+        if report is not None:
+            report(done / len(features.cuts))
 
     near = None
     if lists is not None:
@@ -235,27 +235,27 @@ def neighbor_lists(
         _search_part, _merge, rows, lists, near, count + 1, stage="looking for neighbours", tick=tick
     )
     # An item is its own nearest, unless another has the same features or a list ran out (-1).
-    own = nearest == queries[:, None]
-    own[~own.any(axis=1), -1] = True
-    others = nearest[~own].reshape(len(queries), count)
-    return np.asarray(np.where(others < 0, (queries[:, None] + 1) % n, others), dtype=np.int32)
+    is_self = nearest == queries[:, None]
+    is_self[~is_self.any(axis=1), -1] = True
+    neighbors = nearest[~is_self].reshape(len(queries), count)
+    return np.asarray(np.where(neighbors < 0, (queries[:, None] + 1) % n, neighbors), dtype=np.int32)
 
 
 def _search_part(
-    rows: Rows, first: int, asked: Rows, centroids: Rows | None, near: Positions | None, count: int
+    rows: Rows, first: int, queries: Rows, centroids: Rows | None, near: Positions | None, count: int
 ) -> tuple[Rows, Lists]:
-    """Return scores and items of a partition's nearest rows, counted from `first`; -1 where there are fewer."""
+    """Return scores and items of a partition's nearest rows, counted from `first`; -1 if there are fewer."""
     index = faiss.IndexFlatIP(rows.shape[1])
     if centroids is None or near is None:
         index.add(rows)
-        scores, places = index.search(asked, count)
+        scores, positions = index.search(queries, count)
     else:
         index.add(centroids)
         inverted: Any = faiss.IndexIVFFlat(index, rows.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
         inverted.is_trained, inverted.nprobe = True, near.shape[1]
         inverted.add(rows)
-        scores, places = inverted.search_preassigned(asked, count, near, None)
-    return scores, np.where(places < 0, -1, places + first).astype(np.int32)
+        scores, positions = inverted.search_preassigned(queries, count, near, None)
+    return scores, np.where(positions < 0, -1, positions + first).astype(np.int32)
 
 
 def _merge(first: tuple[Rows, Lists], second: tuple[Rows, Lists]) -> tuple[Rows, Lists]:
@@ -267,12 +267,13 @@ def _merge(first: tuple[Rows, Lists], second: tuple[Rows, Lists]) -> tuple[Rows,
 
 def _find_lists(sample: Rows, n_lists: int, workers: Cluster) -> Rows:
     """Return the centroids of inverted lists, of norm one."""
-    found = fine_centres(sample, n_lists, workers, stage="making lists").centroids
-    return np.asarray(found / np.maximum(np.linalg.norm(found, axis=1, keepdims=True), 1e-9), dtype=np.float32)
+    centroids = fine_centres(sample, n_lists, workers, stage="making lists").centroids
+    norms = np.maximum(np.linalg.norm(centroids, axis=1, keepdims=True), 1e-9)
+    return np.asarray(centroids / norms, dtype=np.float32)
 
 
 def _find_near(rows: Rows, centroids: Rows) -> Positions:
-    """Return the inverted lists that are searched for each query."""
+    """Return the inverted lists to search for each query."""
     index = faiss.IndexFlatIP(rows.shape[1])
     index.add(centroids)
     return np.asarray(index.search(rows, min(_PROBES, len(centroids)))[1])
@@ -286,7 +287,7 @@ def nearest_centre(features: Rows, centroids: Rows) -> Positions:
 
 
 def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
-    """Return k-means centroids of (at most 256 times as many) rows."""
+    """Return k-means centroids, from at most 256 rows for each."""
     means = faiss.Kmeans(
         features.shape[1], count, niter=passes, seed=seed, min_points_per_centroid=1, max_points_per_centroid=256
     )
@@ -296,7 +297,7 @@ def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
 
 @dataclass(frozen=True)
 class FineCentres:
-    """Very many centroids in cells; the centroid of a row is the nearest of its cell."""
+    """Many centroids in cells; the centroid of a row is the nearest in its cell."""
 
     cells: Rows
     centroids: Rows
@@ -307,15 +308,15 @@ class FineCentres:
         cell, nearest = nearest_centre(rows, self.cells), np.empty(len(rows), np.uint16)
         for number in np.unique(cell):
             start, stop = self.starts[number : number + 2]
-            some = cell == number
-            nearest[some] = start + nearest_centre(rows[some], self.centroids[start:stop])
+            inside = cell == number
+            nearest[inside] = start + nearest_centre(rows[inside], self.centroids[start:stop])
         return nearest
 
 
 def fine_centres(
     features: Rows, count: int, workers: Cluster = LOCAL, *, stage: str = "placing prototypes"
 ) -> FineCentres:
-    """Return very many centroids by k-means in cells: plain k-means would compare every row with every centroid."""
+    """Return many centroids by k-means in cells: plain k-means would compare every row with every centroid."""
     n_cells = min(_CELLS, max(1, count // 4))
     coarse = centres(features[choose_rows(len(features), 64 * n_cells)], n_cells, _SEED)
     cell = nearest_centre(features, coarse)
@@ -324,8 +325,8 @@ def fine_centres(
     parts, filled = np.minimum(sizes, 1 + np.diff(ends, prepend=0)), np.flatnonzero(sizes)
     cells = workers.place([(features[cell == number], int(parts[number])) for number in filled])
     names = [f"cell {number}" for number in filled]
-    found = list(workers.map(_part_cell, cells, stage=stage, names=names))
-    return FineCentres(coarse[filled], np.concatenate(found), np.concatenate([[0], np.cumsum(parts[filled])]))
+    centroids = list(workers.map(_part_cell, cells, stage=stage, names=names))
+    return FineCentres(coarse[filled], np.concatenate(centroids), np.concatenate([[0], np.cumsum(parts[filled])]))
 
 
 def _part_cell(cell: tuple[Rows, int]) -> Rows:
@@ -334,30 +335,30 @@ def _part_cell(cell: tuple[Rows, int]) -> Rows:
     return centres(rows, count, _SEED, passes=6)
 
 
-def find_fine(rows: Rows, found: FineCentres) -> NDArray[np.uint16]:
-    """Return the centroids of a partition."""
-    return found.find(rows)
+def find_fine(rows: Rows, fine: FineCentres) -> NDArray[np.uint16]:
+    """Return the centroids of a partition's rows."""
+    return fine.find(rows)
 
 
 def project(rows: Rows, matrix: Rows) -> Rows:
-    """Return the coordinates of rows in some directions."""
+    """Return the coordinates of rows in the directions of a matrix."""
     return np.asarray(rows @ matrix)
 
 
 class Learned(NamedTuple):
-    """Sets of a gallery, and the queries that they were learned from."""
+    """Sets of a gallery, and the queries used to learn them."""
 
     sets: csr_array  # (n_sets, n_items)
-    queries: Positions  # items, in a random order
+    queries: Positions  # items in a random order
     lists: Lists  # their neighbours
     rows: Rows  # their features
     directions: Rows  # the leading ones of the features, shape (d, r)
 
 
 def learn_sets(
-    features: SpreadRows, set_size: int, epsilon: float, n_sets: int | None, tell: Progress, *, least: int = 2
+    features: SpreadRows, set_size: int, epsilon: float, n_sets: int | None, report: Progress, *, least: int = 2
 ) -> Learned:
-    """Return the best sets found; their number, where it is not given, is chosen on held-out queries."""
+    """Return the best sets of several starts. By default, held-out queries determine their number."""
     (n, d), workers = features.shape, features.cluster
     queries = _choose(n, MOST_QUERIES)
     rows = features.take(queries, "taking queries")
@@ -367,23 +368,23 @@ def learn_sets(
     lists = neighbor_lists(
         features if exact else features.then(project, directions, width=small.shape[1]),
         queries,
-        asked=rows if exact else small,
-        tell=lambda done: tell("looking for neighbours", 0.4 * done),
+        query_rows=rows if exact else small,
+        report=lambda done: report("looking for neighbours", 0.4 * done),
     )
     shared = workers.share(_Task(small, lists, n, set_size, epsilon))
     most = min(_MOST_SETS, n, max(n // _ITEMS_A_SET, 2 * n // set_size))
     numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, most))
-    found: list[tuple[float, int, csr_array]] = []
+    results: list[tuple[float, int, csr_array]] = []
     seeds = range(_count_starts(n_sets) if n_sets else 1)
     while seeds:
         jobs = [(seed, *numbers) for seed in seeds]
         names = [f"start {seed}" for seed in seeds]
-        for one in workers.map(_learn_start, jobs, shared, stage="learning sets", names=names):
-            found.append(one)
-            tell("learning sets", 0.4 + 0.4 * len(found) / _STARTS)
-        numbers = (found[0][2].shape[0],) * 2  # the first start chooses the number
-        seeds = range(len(found), _count_starts(numbers[0]))
-    return Learned(max(found)[2], queries, lists, rows, directions)
+        for result in workers.map(_learn_start, jobs, shared, stage="learning sets", names=names):
+            results.append(result)
+            report("learning sets", 0.4 + 0.4 * len(results) / _STARTS)
+        numbers = (results[0][2].shape[0],) * 2  # the first start chooses the number
+        seeds = range(len(results), _count_starts(numbers[0]))
+    return Learned(max(results)[2], queries, lists, rows, directions)
 
 
 def _count_starts(n_sets: int) -> int:
@@ -393,17 +394,17 @@ def _count_starts(n_sets: int) -> int:
 def _learn_start(job: tuple[int, int, int], task: "_Task") -> tuple[float, int, csr_array]:
     """Return the best sets of one start, refined on all queries, with their recall and the start's seed."""
     seed, least, most = job
-    sets, _ = max(task.learn(least, most, seed), key=lambda one: one[1])
+    sets, _ = max(task.learn(least, most, seed), key=lambda result: result[1])
     demand, plan = Demand.of(task.lists, task.n_items), task.plan(sets.shape[0])
-    refined = refine(demand.wanted, sets, plan)
+    refined = refine(demand.training, sets, plan)
     return measure_recall(demand, refined, plan), seed, refined
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A gallery's queries, for which sets are learned."""
+    """Queries of a gallery to learn sets for."""
 
-    rows: Rows  # of the queries, which are in a random order
+    rows: Rows  # of the queries, in a random order
     lists: Lists  # their neighbours
     n_items: int
     set_size: int
@@ -413,19 +414,19 @@ class _Task:
         return Plan(n_sets, self.set_size, self.epsilon)
 
     def learn(self, least: int, most: int, seed: int) -> Iterator[tuple[csr_array, float]]:
-        """Yield ever fewer sets, learned from one start, with their recall on other queries, until recall falls.
+        """Yield fewer and fewer sets, learned from one start, with their recall on other queries, until recall falls.
 
-        To learn too many and drop those that are missed least finds better sets than a start with the best number.
+        Learning too many sets and dropping the least useful ones gives better sets than starting with the best number.
         """
         n, total = self.n_items, len(self.rows)
         usual = usual_number(n, self.set_size, self.epsilon, least, most)
         count = max(_ANNEALED, _QUERIES_A_SET * usual, self.n_items // _ITEMS_A_QUERY)
         taught = min(count, total - total // 5)
-        wanted = Demand.of(self.lists[:taught], n).wanted
+        demand = Demand.of(self.lists[:taught], n).training
         tested = Demand.of(self.lists[taught : taught + count] if total > taught else self.lists, n)
-        placed = self.rows[: taught + count]
-        plan = self.plan(min(round(_SPARE * usual) + 2, len(placed)))
-        sets = learn(wanted, nearest_centre(placed[:taught], centres(placed, plan.n_sets, seed)), plan)
+        sample = self.rows[: taught + count]
+        plan = self.plan(min(round(_SPARE * usual) + 2, len(sample)))
+        sets = learn(demand, nearest_centre(sample[:taught], centres(sample, plan.n_sets, seed)), plan)
         best = 0.0
         while True:
             if plan.n_sets <= most:
@@ -436,12 +437,12 @@ class _Task:
                     return
             target = most if plan.n_sets > most else least
             plan = self.plan(max(target, plan.n_sets - max(1, plan.n_sets // _DROPPED)))
-            sets = drop_sets(wanted, sets, plan)
+            sets = drop_sets(demand, sets, plan)
 
 
-def drop_sets(wanted: csr_array, sets: csr_array, plan: Plan) -> csr_array:
-    """Leave out those sets whose queries find about as much in another, and let the others learn."""
-    coverage = measure_coverage(wanted, sets)
+def drop_sets(demand: csr_array, sets: csr_array, plan: Plan) -> csr_array:
+    """Drop the sets that another set can replace with the smallest loss, and refine the rest."""
+    coverage = measure_coverage(demand, sets)
     rows = np.repeat(np.arange(len(coverage.indptr) - 1), np.diff(coverage.indptr))
     best = _row_maxima(coverage, coverage.data)
     is_best = coverage.data == best[rows]
@@ -450,12 +451,12 @@ def drop_sets(wanted: csr_array, sets: csr_array, plan: Plan) -> csr_array:
     loss = np.bincount(coverage.indices, coverage.data + plan.favour * is_best * missed[rows], minlength=sets.shape[0])
     sets = sets[np.sort(np.argsort(loss, kind="stable")[sets.shape[0] - plan.n_sets :])]
     for _ in range(_PASSES_A_DROP):
-        sets = fill_sets(wanted, Shares.of(measure_coverage(wanted, sets), _HARD), plan)
+        sets = fill_sets(demand, Shares.of(measure_coverage(demand, sets), _HARD), plan)
     return sets
 
 
 def _row_maxima(table: csr_array, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the largest of the values at a table's entries in each row, 0 where it has none."""
+    """Return the largest of the values at a table's entries in each row; 0 without entries."""
     largest = np.zeros(table.shape[0], dtype=np.float32)
     filled = np.flatnonzero(np.diff(table.indptr))
     if len(filled):
@@ -464,32 +465,32 @@ def _row_maxima(table: csr_array, values: NDArray[np.float32]) -> NDArray[np.flo
 
 
 def usual_number(n_items: int, set_size: int, epsilon: float, least: int, most: int) -> int:
-    """Return about how many sets are best."""
+    """Estimate the best number of sets."""
     fraction, favour = set_size / n_items, np.exp(epsilon / 2)
     number = min(2 + 0.11 * favour / fraction, 0.72 * max(1, favour * np.sqrt(fraction)) / fraction)
     return int(min(max(least, round(number)), most))
 
 
 def projection(features: Rows, dimensions: int) -> Rows:
-    """Return the leading directions of features around their origin, shape (d, r)."""
+    """Return the leading directions of uncentred features, shape (d, r)."""
     n, d = features.shape
-    kept = min(d, dimensions)
-    if min(n, d) > _WHOLE:  # the few leading directions are all that is needed
-        _, _, rows = randomized_svd(features[choose_rows(n, _SAMPLE)], kept, random_state=_SEED)
+    rank = min(d, dimensions)
+    if min(n, d) > _WHOLE:  # compute only the leading directions
+        _, _, rows = randomized_svd(features[choose_rows(n, _SAMPLE)], rank, random_state=_SEED)
         return np.ascontiguousarray(rows.T)
     if n >= d:
         _, vectors = np.linalg.eigh(features.T @ features)
-        return np.ascontiguousarray(vectors[:, ::-1][:, :kept])
+        return np.ascontiguousarray(vectors[:, ::-1][:, :rank])
     _, _, rows = np.linalg.svd(features, full_matrices=False)
-    return np.ascontiguousarray(rows[:kept].T)
+    return np.ascontiguousarray(rows[:rank].T)
 
 
 def choose_rows(n: int, count: int) -> Positions:
-    """Return a fixed random choice of positions, rising."""
+    """Return a fixed random choice of positions in increasing order."""
     return np.sort(_choose(n, count))
 
 
 def _choose(n: int, count: int) -> Positions:
-    """Return a fixed random choice of positions, in a random order; of very many, without a list of all of them."""
+    """Return a fixed random choice of positions in random order; avoids a permutation of very many."""
     rng = np.random.default_rng(_SEED)
     return rng.permutation(n)[:count] if n <= _MOST_LISTED else rng.choice(n, min(n, count), replace=False)
