@@ -25,7 +25,7 @@ def test_a_release_where_the_answer_is_large_enough() -> None:
     assert found.floor == found.candidates
     assert found.expected[0] == pytest.approx((1 - CODE_LOSS) * SHARES[0] * found.ceiling)
     assert found.expected[1] == pytest.approx(SHARES[1] * found.ceiling)
-    assert "where all items are equally popular" in str(found)
+    assert "if all items are equally popular" in str(found)
     assert "12.8 MB" in str(found)
 
 
@@ -34,7 +34,7 @@ def test_the_whole_gallery_where_it_fits() -> None:
     assert found.release == "whole gallery"
     assert found.epsilon == 0
     assert found.expected == (1 - CODE_LOSS, 1.0)
-    assert "nothing is asked" in str(found)
+    assert "sends no query" in str(found)
     assert plan(1000, 3.0, 1000 * 128).release == "whole gallery"  # nobody asks for want of a header
     assert plan(1000, 3.0, 1000 * 128 - 1).release == "covers"
 
@@ -68,7 +68,7 @@ def test_every_way_that_is_advised_is_a_command_that_works() -> None:
         plan(1000, 1.0, 50),
     )
     for found in known_plans:
-        assert found.commands == next((way.commands for way in found.ways if way.advised), ())
+        assert found.commands == next((way.commands for way in found.ways if way.recommended), ())
         for line in (line for way in found.ways for line in way.commands):
             program, name, *words = line.split()
             assert program == "nearveil"
@@ -119,7 +119,7 @@ def test_plans_are_consistent(items: int, epsilon: float, answer: int) -> None:
     assert "nan" not in str(found)
     for way in found.ways:
         assert (way.epsilon > 0) == (way.name == "message")
-        assert 0 <= way.found[0] <= way.found[1] <= 1
+        assert 0 <= way.recall[0] <= way.recall[1] <= 1
         assert all(float(line.split()[8]) < 1 for line in way.commands if "--candidates" in line)
     assert ("message" in [way.name for way in found.ways]) == (epsilon > 0 and found.release != "whole gallery")
     more = plan(items, epsilon, 2 * answer)
@@ -177,7 +177,7 @@ def test_what_is_expected_is_what_was_measured() -> None:
 def test_a_plan_says_what_is_never_returned_and_where_it_guesses() -> None:
     found = plan(60_000, 2.0, 6_000 * 128 + 100)
     assert found.reach == pytest.approx(0.5, abs=0.05)
-    assert "are in any set, and the others are never returned" in str(found)
+    assert "are in a set, and others are never returned" in str(found)
     assert "extrapolation" not in str(found)
     for guessed in (plan(1_000_000, 8.0, 500 * 128), plan(2_000_000, 4.0, 40_000 * 128)):
         assert guessed.release == "covers"
@@ -190,9 +190,9 @@ def test_the_map_takes_about_as_many_bytes_as_a_plan_says() -> None:
     rows = np.random.default_rng(0).standard_normal((1000, 12)).astype(np.float32)
     for fraction in (0.1, 0.02):
         made = Covers(4.0, fraction).fit(rows).index(rows).map_
-        found = plan(1000, 4.0, int(fraction * 1000) * 32 + 40, dimension=12).ways[2].keeps
+        found = plan(1000, 4.0, int(fraction * 1000) * 32 + 40, dimension=12).ways[2].stored_bytes
         assert found == pytest.approx(made.nbytes, rel=0.5)
-    small = plan(1_000_000, 7.5, 600 * 128 + 100).ways[2].keeps
+    small = plan(1_000_000, 7.5, 600 * 128 + 100).ways[2].stored_bytes
     assert 2**21 < small < 2**23  # 28,000 prototypes of 64 numbers, and a bit for each of 1,200 sets
 
 
@@ -213,18 +213,18 @@ def test_what_is_expected_fits_into_the_answer_and_needs_no_delta() -> None:
 def test_three_ways_are_weighed_and_one_is_advised(items: int, storage: int, advised: str | None) -> None:
     found = plan(items, 6.0, 1_000_000, dimension=64, storage=storage)
     assert [way.name for way in found.ways] == ["home", "sealed", "message"]
-    assert [way.name for way in found.ways if way.advised] == ([] if advised is None else [advised])
+    assert [way.name for way in found.ways if way.recommended] == ([] if advised is None else [advised])
     home, sealed, message = found.ways
     assert (home.epsilon, sealed.epsilon, message.epsilon) == (0.0, 0.0, 6.0)
-    assert home.sends == home.gets == 0
-    assert message.found[1] <= found.ceiling
+    assert home.sent_bytes == home.received_bytes == 0
+    assert message.recall[1] <= found.ceiling
 
 
 def test_nothing_is_paid_for_an_answer_that_holds_everything() -> None:
     for epsilon, answer in ((4.0, 2_000_000), (0.0, 2_000_000), (0.0, 20_000)):
         found = plan(5000, epsilon, answer)
         assert [way.name for way in found.ways] == ["home", "sealed"]
-        assert found.ways[0].found == (1 - CODE_LOSS, 1.0)
+        assert found.ways[0].recall == (1 - CODE_LOSS, 1.0)
         assert not any("--candidates" in line for way in found.ways for line in way.commands)
     assert "At epsilon 0 no message" in str(found)
     assert "an answer of" not in str(found)  # at epsilon 0 it would be the whole gallery
@@ -234,15 +234,15 @@ def test_nothing_is_paid_for_an_answer_that_holds_everything() -> None:
 def test_an_answer_is_a_tenth_of_the_gallery_unless_it_is_said() -> None:
     found = plan(5000, 4.0)
     assert (found.candidates, found.release) == (0.1, "covers")
-    assert found.ways[2].passes == found.ways[2].gets == Answer.header_bytes + 500 * 128
+    assert found.ways[2].scanned_bytes == found.ways[2].received_bytes == Answer.header_bytes + 500 * 128
     assert plan(3, 4.0).candidates == pytest.approx(1 / 3)
 
 
 def test_a_large_answer_is_never_called_too_small() -> None:
     message = plan(1000, 1.0, 64_000).ways[2]
-    assert message.found[1] > 0.6
-    assert "less than twice" in message.why
-    assert "too small" not in message.why
+    assert message.recall[1] > 0.6
+    assert "less than twice" in message.reason
+    assert "too small" not in message.reason
 
 
 def test_sizes_of_sealed_search_are_those_of_an_index() -> None:

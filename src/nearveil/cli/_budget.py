@@ -562,9 +562,9 @@ def _print_ways(found: "SearchPlan") -> None:
             (
                 way.name,
                 f"{way.epsilon:g}",
-                *map(write_bytes, (way.keeps, way.sends, way.gets, way.passes)),
-                "-".join(dict.fromkeys(f"{100 * part:.0f}" for part in way.found)) + "%",
-                "advised" if way.advised else "",
+                *map(write_bytes, (way.stored_bytes, way.sent_bytes, way.received_bytes, way.scanned_bytes)),
+                "-".join(dict.fromkeys(f"{100 * part:.0f}" for part in way.recall)) + "%",
+                "advised" if way.recommended else "",
             )
             for way in found.ways
         ],
@@ -574,7 +574,9 @@ def _print_ways(found: "SearchPlan") -> None:
     for way in found.ways:
         said = [str(found)] if way.name == "message" else []
         print_lines(
-            f"{way.name}: the server learns {way.learns}; {way.why}.", *said, *(f"  {line}" for line in way.commands)
+            f"{way.name}: the server learns {way.server_learns}; {way.reason}.",
+            *said,
+            *(f"  {line}" for line in way.commands),
         )
     if all(way.name != "message" for way in found.ways):
         print_lines(f"message: none. {found}")

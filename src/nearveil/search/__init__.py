@@ -1,4 +1,4 @@
-"""Private search on one machine, how good it is, and how good it can be."""
+"""Private search on one machine, its evaluation, its theoretical limits, and planning."""
 
 from nearveil.search.evaluation import evaluate
 from nearveil.search.planning import plan

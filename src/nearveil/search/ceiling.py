@@ -1,4 +1,4 @@
-"""How good a private answer can be at most, whatever the mechanism, and how good one is that tells nothing.
+"""Upper bounds on the quality of private answers, for any mechanism, and the quality without a message.
 
 Proofs: ``docs/theory/ceiling.md``. Attacks: ``tests/search/test_ceiling.py``.
 """
@@ -18,11 +18,11 @@ __all__ = ["answer_ceiling", "class_ceiling", "neighbor_ceiling", "popular_floor
 
 Floats = NDArray[np.float64]
 
-_HUGE = 700.0  # e^epsilon is still a float; beyond it every ceiling is one to the last bit
+_HUGE = 700.0  # e^epsilon is still finite; above, every ceiling is one to the last bit
 
 
 def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) -> float:
-    """Return the most often that one of k answered classes can be the true one (Theorem C).
+    """Return the largest probability that one of k answered classes is the true one (Theorem C).
 
     Holds for `n_classes` equally likely classes and every (epsilon, delta)-LDP message; subset
     selection attains it at delta 0. Attacked by linear programmes in ``test_ceiling.py``.
@@ -30,10 +30,10 @@ def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) ->
     Parameters
     ----------
     epsilon : float
-        At least 0; may be infinite.
+        At least 0; can be infinite.
     n_classes : int
     k : int
-        How many distinct classes an answer holds at most, 1 to `n_classes`.
+        The largest number of distinct classes in an answer, 1 to `n_classes`.
     delta : float, default=0.0
 
     Returns
@@ -51,12 +51,12 @@ def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) ->
             raise ValueError(f"{name} must be a whole number of at least 1")
     if k > n_classes:
         raise ValueError("k must be at most n_classes")
-    # An answer is worth one or nothing, so the pair x = x' needs no delta: C - 1 of C pairs remain.
+    # An answer has utility one or zero, so the pair x = x' needs no delta: C - 1 of C pairs remain.
     return utility_ceiling(epsilon, delta * (n_classes - 1) / n_classes, k / n_classes)
 
 
 def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
-    """Return the most expected utility of a private answer, for any prior and any utility in [0, 1] (Theorem C').
+    """Return the largest expected utility of a private answer, for any prior and utility in [0, 1] (Theorem C').
 
     Attacked by linear programmes in ``test_ceiling.py``.
 
@@ -65,7 +65,7 @@ def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
     epsilon : float
     delta : float
     floor : float
-        The expected utility of the best answer that is the same for everybody.
+        The expected utility of the best answer that is the same for everyone.
 
     Returns
     -------
@@ -79,7 +79,7 @@ def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
     _check_guarantee(epsilon, delta)
     if not 0 <= floor <= 1:
         raise ValueError("floor must be a utility from 0 to 1")
-    # Numerator and denominator divided by e^epsilon, which may be infinite.
+    # Divide numerator and denominator by e^epsilon, which may be infinite.
     shrink = math.exp(-epsilon)
     denominator = floor + (1 - floor) * shrink
     if denominator == 0:
@@ -88,15 +88,15 @@ def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
 
 
 def reference_line(epsilon: float, candidates: float) -> float:
-    """Return Theorem D's ceiling where all items are equally popular: ``f e^eps / (f e^eps + 1 - f)``.
+    """Return Theorem D's ceiling for equally popular items: ``f e^eps / (f e^eps + 1 - f)``.
 
-    No bound where some items are nearer to many queries than others.
+    Not a bound if some items are near to more queries than others.
 
     Parameters
     ----------
     epsilon : float
     candidates : float
-        The fraction f of the gallery that an answer holds.
+        The fraction f of the gallery in an answer.
 
     Returns
     -------
@@ -106,12 +106,12 @@ def reference_line(epsilon: float, candidates: float) -> float:
 
 
 def popular_floor(candidates: float, popularity: ArrayLike) -> float:
-    """Return the share that the floor(f N) most popular items hold: an answer that needs no message.
+    """Return the recall of the floor(f N) most popular items, an answer that needs no message.
 
     Parameters
     ----------
     candidates : float
-        The fraction f of the gallery that an answer holds.
+        The fraction f of the gallery in an answer.
     popularity : array-like of shape (N,)
         How often each item is a true neighbour: counts or shares.
 
@@ -129,17 +129,17 @@ def popular_floor(candidates: float, popularity: ArrayLike) -> float:
 
 
 def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, delta: float = 0.0) -> float:
-    """Return the most NN-recall of a private message that is answered with floor(f N) candidates (Theorem D).
+    """Return the largest NN-recall of a private message with an answer of floor(f N) candidates (Theorem D).
 
-    Exact for pure epsilon: D is a linear programme, whose dual has one variable. A delta above 0 adds
-    (N - 1) delta (Theorem D'), or Theorem C' about the popular floor is taken where that is lower. Linear
-    programmes over all channels attack both in ``test_ceiling.py``.
+    Exact for pure epsilon: D is a linear programme, and its dual has one variable. A delta above 0 adds
+    (N - 1) delta (Theorem D'), or Theorem C' for the popular floor applies if that is lower. Linear programmes over
+    all channels attack both in ``test_ceiling.py``.
 
     Parameters
     ----------
     epsilon : float
     candidates : float
-        The largest fraction f of the gallery that any message returns.
+        The largest fraction f of the gallery in an answer.
     popularity : array-like of shape (N,)
         How often each item is a true neighbour: counts or shares.
     delta : float, default=0.0
@@ -147,7 +147,7 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
     Returns
     -------
     float
-        Never below the true maximum but for the rounding of sums.
+        Never below the true maximum, except for rounding of sums.
 
     Examples
     --------
@@ -164,9 +164,9 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
 
 @dataclass(frozen=True)
 class BestChannel:
-    """The optimum of Theorem D: `ceiling` is the value of the dual programme, which no message exceeds.
+    """The optimum of Theorem D: no message exceeds `ceiling`, the value of the dual programme.
 
-    It is the mean, weighted by popularity, of the `chances` of each item to reach a query that it is a neighbour of.
+    It is the mean, weighted by popularity, of each item's `chances` to be returned for a query that it is near to.
     """
 
     ceiling: float
@@ -189,14 +189,14 @@ def best_channel(epsilon: float, candidates: float, popularity: ArrayLike) -> Be
 
     ratio = math.exp(epsilon)
     last = float(falling[count - 1])
-    # At `last` the left end of the bracket is the higher of the two, at `ratio * last` the right one.
+    # At `last` the left end of the bracket is higher, at `ratio * last` the right end.
     price = last if last == 0 or ratio == 1 else _find_price(bound, last, ratio)
-    ceiling = max(bound(price), bound(price / ratio))  # weak duality: valid at whatever price the search ended
+    ceiling = max(bound(price), bound(price / ratio))  # weak duality: valid at any price
     return BestChannel(min(1.0, ceiling), _find_chances(shares, count, price, ratio))
 
 
 def _find_price(bound: Callable[[float], float], last: float, ratio: float) -> float:
-    """Return the price at which both ends of the dual are equal."""
+    """Return the price that makes both ends of the dual equal."""
 
     def difference(price: float) -> float:
         return bound(price) - bound(price / ratio)
@@ -209,34 +209,34 @@ def _find_price(bound: Callable[[float], float], last: float, ratio: float) -> f
 
 
 def _find_chances(shares: Floats, count: int, price: float, ratio: float) -> Floats:
-    """Return a primal optimum: sure for popular items, one chance for the middle, none for the rest."""
+    """Return a primal optimum: 1 for popular items, one probability for the middle, 0 for the rest."""
     sure = shares > price
     middle = (shares > price / ratio) & ~sure
     room = count - int(sure.sum())
     if ratio == 1 or not room < middle.sum():
-        # No message, or no ties to break by one: the most popular, by position where equal.
+        # No message, or no ties: the most popular items, by position among equals.
         first: Floats = np.zeros(len(shares))
         first[np.argsort(-shares, kind="stable")[:count]] = 1.0
         return first
     size = float(middle.sum())
-    kept = size / (size + (ratio - 1) * room)  # Theorem D's m, from the budget that it must use up
-    chances: Floats = np.where(sure, 1.0, np.where(middle, (1 - kept) * ratio / (ratio - 1), 0.0))
+    mass = size / (size + (ratio - 1) * room)  # Theorem D's m, which uses up the budget
+    chances: Floats = np.where(sure, 1.0, np.where(middle, (1 - mass) * ratio / (ratio - 1), 0.0))
     return chances
 
 
 def answer_ceiling(epsilon: float, recalls: ArrayLike, *, gap: float = 1e-4) -> float:
-    """Return the most expected recall of a private message that is answered with one of some answers (Theorem E).
+    """Return the largest expected recall of a private message, given a list of all possible answers (Theorem E).
 
-    Every answer is listed, so this is for small cases. Cutting planes raise the dual programme from below; the value
-    that is returned is a certificate of the theorem, so no message does better, and one comes within `gap` of it.
+    For small cases. Cutting planes raise the dual programme from below. The result is a certificate of the theorem:
+    no message exceeds it, and one comes within `gap` of it.
 
     Parameters
     ----------
     epsilon : float
     recalls : array-like of shape (n_answers, n_queries)
-        What each query finds in each answer, from 0 to 1. Queries are equally likely.
+        Recall of each query in each answer, from 0 to 1. Queries are equally likely.
     gap : float, default=1e-4
-        At which the search ends.
+        Tolerance of the search.
 
     Returns
     -------
@@ -258,20 +258,20 @@ def answer_ceiling(epsilon: float, recalls: ArrayLike, *, gap: float = 1e-4) -> 
     best = float(levels.mean())
     while True:
         above = values - levels
-        worth = values.mean(axis=1) + favour * np.maximum(above, 0).mean(axis=1)
-        best = min(best, max(float(levels.mean()), float(worth.max())))
-        for answer in np.argsort(-worth)[:n]:  # the n answers that break the condition most
+        utility = values.mean(axis=1) + favour * np.maximum(above, 0).mean(axis=1)
+        best = min(best, max(float(levels.mean()), float(utility.max())))
+        for answer in np.argsort(-utility)[:n]:  # the n answers that violate the condition most
             better = above[answer] > 0
             cuts.append(-(1 + favour * better) / n)
             rights.append(-float(values[answer].mean() + favour * values[answer, better].sum() / n))
-        found = linprog(np.full(n, 1 / n), A_ub=np.array(cuts), b_ub=rights, bounds=(0, 1))
-        if best - found.fun <= gap:
+        solution = linprog(np.full(n, 1 / n), A_ub=np.array(cuts), b_ub=rights, bounds=(0, 1))
+        if best - solution.fun <= gap:
             return best
-        levels = found.x
+        levels = solution.x
 
 
 def check_popularity(popularity: ArrayLike) -> Floats:
-    """Return shares that sum to one, or say what is wrong with them."""
+    """Check popularity and return shares that sum to one."""
     values = np.asarray(popularity, dtype=np.float64)
     if values.ndim != 1 or len(values) == 0:
         raise ValueError("popularity must hold one number for each item of the gallery")

@@ -1,4 +1,4 @@
-"""How good answers are: true neighbours, recall, and the share of the best possible."""
+"""Evaluation of a retriever: true neighbours, recall, ceiling and floor."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +16,11 @@ from nearveil.search.ceiling import best_channel, neighbor_ceiling
 from nearveil.search.retriever import Retriever
 
 Items = NDArray[np.intp]
-_CELLS = 1 << 24  # of a matrix that is held at a time
+_CELLS = 1 << 24  # entries of a matrix in memory at once
 
 
 class Copies:
-    """Which items of a gallery are equal: the `point` of each item; points are in the order of their `first` items.
+    """Groups of equal items in a gallery: the `point` of each item, in the order of their `first` items.
 
     Examples
     --------
@@ -34,38 +34,38 @@ class Copies:
     def __init__(self, gallery: Singles) -> None:
         rows = np.ascontiguousarray(gallery) + gallery.dtype.type(0)  # minus zero is zero
         whole = rows.view(np.dtype((np.void, rows.dtype.itemsize * rows.shape[1]))).ravel()
-        _, first, place = np.unique(whole, return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(whole, return_index=True, return_inverse=True)
         self.first: Items = np.sort(first)
-        self.point: Items = np.argsort(np.argsort(first))[place]
+        self.point: Items = np.argsort(np.argsort(first))[inverse]
         self.sizes: Items = np.bincount(self.point)
         self._order: Items = np.argsort(self.point, kind="stable")
         self._start: Items = np.cumsum(self.sizes) - self.sizes
 
     def canonical(self, items: NDArray[np.integer]) -> Items:
-        """Return, by point, as many copies of each as are among some items, each given once: always the first ones."""
-        points, places = np.sort(self.point[items], axis=-1), np.arange(items.shape[-1])
+        """Replace items by the first copies of their points, as many of each as are among `items`; sorted by point."""
+        points, positions = np.sort(self.point[items], axis=-1), np.arange(items.shape[-1])
         starts = np.ones(points.shape, dtype=bool)
         starts[..., 1:] = points[..., 1:] != points[..., :-1]
-        turn = places - np.maximum.accumulate(np.where(starts, places, 0), axis=-1)
-        return np.asarray(self._order[self._start[points] + turn])
+        copy = positions - np.maximum.accumulate(np.where(starts, positions, 0), axis=-1)
+        return np.asarray(self._order[self._start[points] + copy])
 
     def recall(self, truth: Items, items: NDArray[np.integer]) -> NDArray[np.float64]:
-        """Return the part of each query's true neighbours in one answer to all queries, or in one answer to each."""
-        held, found = self.canonical(items), np.empty(len(truth))
-        if held.ndim == 1:
-            return np.asarray(np.isin(np.arange(len(self.point)), held)[truth].mean(axis=1))
-        for some in _cut_blocks(len(truth), len(self.point)):
-            inside = np.zeros((len(truth[some]), len(self.point)), dtype=bool)
-            np.put_along_axis(inside, held[some], values=True, axis=1)
-            found[some] = np.take_along_axis(inside, truth[some], axis=1).mean(axis=1)
-        return found
+        """Return the fraction of each query's true neighbours in one answer to all, or in one answer to each query."""
+        answers, recalls = self.canonical(items), np.empty(len(truth))
+        if answers.ndim == 1:
+            return np.asarray(np.isin(np.arange(len(self.point)), answers)[truth].mean(axis=1))
+        for block in _cut_blocks(len(truth), len(self.point)):
+            inside = np.zeros((len(truth[block]), len(self.point)), dtype=bool)
+            np.put_along_axis(inside, answers[block], values=True, axis=1)
+            recalls[block] = np.take_along_axis(inside, truth[block], axis=1).mean(axis=1)
+        return recalls
 
-    def _filled(self, near: Items, sizes: Items, k: int) -> Items:
-        """Return the first k items of points that are given in an order, so many of each."""
-        ends, places = np.cumsum(sizes, axis=1), np.arange(k)
-        which = (ends[:, :, None] <= places).sum(axis=1)
-        points, before = (np.take_along_axis(one, which, axis=1) for one in (near, ends - sizes))
-        return np.asarray(self._order[self._start[points] + places - before])
+    def expand(self, points: Items, sizes: Items, k: int) -> Items:
+        """Return the first k items of ordered points, with `sizes` items of each."""
+        ends, positions = np.cumsum(sizes, axis=1), np.arange(k)
+        which = (ends[:, :, None] <= positions).sum(axis=1)
+        chosen, before = (np.take_along_axis(table, which, axis=1) for table in (points, ends - sizes))
+        return np.asarray(self._order[self._start[chosen] + positions - before])
 
 
 def true_neighbors(
@@ -73,40 +73,40 @@ def true_neighbors(
 ) -> Items:
     """Return the k items of highest inner product with each query, nearest first.
 
-    Of points that are equally near, the first in the gallery is taken, and of copies the first ones. With `leave_out`,
-    query i is item i and no neighbour of itself; its copies are.
+    Among equally near points, and among copies, the first in the gallery win. With `leave_out`, query i is item i and
+    not its own neighbour, but its copies are.
     """
     copies = Copies(gallery)
     points = gallery[copies.first]
     blocks = _cut_blocks(len(queries), len(points))
-    found = workers.map(
+    neighbors = workers.map(
         _find_nearest, blocks, queries, points, copies, k, leave_out, stage="looking for true neighbours"
     )
-    return np.concatenate([np.empty((0, k), np.intp), *found])
+    return np.concatenate([np.empty((0, k), np.intp), *neighbors])
 
 
-def _find_nearest(some: slice, queries: Singles, points: Singles, copies: Copies, k: int, leave_out: bool) -> Items:
-    """Return the true neighbours of some queries."""
-    scores = queries[some] @ points.T
-    own = copies.point[some] if leave_out else np.full(len(scores), -1)
-    alone = np.flatnonzero(leave_out & (copies.sizes[own] == 1))
-    scores[alone, own[alone]] = -np.inf
+def _find_nearest(block: slice, queries: Singles, points: Singles, copies: Copies, k: int, leave_out: bool) -> Items:
+    """Return the true neighbours of a block of queries."""
+    scores = queries[block] @ points.T
+    self_points = copies.point[block] if leave_out else np.full(len(scores), -1)
+    alone = np.flatnonzero(leave_out & (copies.sizes[self_points] == 1))
+    scores[alone, self_points[alone]] = -np.inf
     near = _find_highest(scores, min(k, len(points)))
-    return copies._filled(near, copies.sizes[near] - (near == own[:, None]), k)
+    return copies.expand(near, copies.sizes[near] - (near == self_points[:, None]), k)
 
 
 def count_popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
-    """Return how often each item, of norm one, is among the k nearest of another item of the gallery."""
+    """Return how often each item, of norm one, is among the k nearest of another item."""
     return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
 
 
 def _find_highest(scores: Singles, count: int) -> Items:
-    """Return the places of the highest scores of each row, highest first, and of equal ones the first."""
+    """Return the positions of the highest scores of each row, highest first; among equal scores, the first."""
     least = np.partition(scores, -count, axis=1)[:, -count, None]
     above, level = scores > least, scores == least
     room = count - above.sum(axis=1, keepdims=True)
-    kept = above | (level & (np.cumsum(level, axis=1, dtype=np.int32) <= room))
-    near = np.nonzero(kept)[1].reshape(len(scores), count)
+    selected = above | (level & (np.cumsum(level, axis=1, dtype=np.int32) <= room))
+    near = np.nonzero(selected)[1].reshape(len(scores), count)
     order = np.argsort(-np.take_along_axis(scores, near, axis=1), axis=1, kind="stable")
     return np.take_along_axis(near, order, axis=1)
 
@@ -133,26 +133,26 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What :func:`evaluate` found.
+    """Results of :func:`evaluate`.
 
-    `nn_recall`: The part of the true k nearest items, by cosine of centred features, among the k that were chosen.
-    Items with equal features are copies, and one is as good as another.
+    `nn_recall`: The fraction of the true k nearest items, by cosine of centred features, among the k results. Items
+    with equal features are copies and count as equal.
     `message_bytes, answer_bytes`: The largest of each.
-    `ceiling`: Theorem D for the mechanism's guarantee and the popularity of items. The interval brackets that of the
-    population of queries (``docs/theory/ceiling.md``); on the queries that were asked no private mechanism is
-    expected above its high end, whatever they are.
+    `ceiling`: Theorem D for the mechanism's guarantee and the popularity of items. The interval covers the ceiling of
+    the population of queries (``docs/theory/ceiling.md``); no private mechanism is expected above its high end on
+    these queries.
     """
 
     nn_recall: Estimate
-    covered: Estimate  # the part of them among the candidates: `nn_recall` without what the codes lose
-    recall: Estimate | None  # how often an item of the query's class is among the k chosen; None without labels
-    candidates: float  # the largest fraction of the gallery that an answer held
+    covered: Estimate  # the fraction among the candidates: `nn_recall` without the loss by codes
+    recall: Estimate | None  # how often an item of the query's class is among the k results; None without labels
+    candidates: float  # the largest fraction of the gallery in an answer
     message_bytes: int
     answer_bytes: int
     ceiling: Estimate
-    floor: Estimate  # what the most popular items would find, sent to everybody without asking
+    floor: Estimate  # recall of the most popular items, without a message
     share: Estimate  # `nn_recall` over the ceiling's value
-    reach: float | None  # the part of the items that some answer holds; None where a message may call for any item
+    reach: float | None  # the fraction of items in a set; None if a message can return any item
     k: int
     queries: int
     repeats: int
@@ -187,26 +187,25 @@ def evaluate(
 ) -> Evaluation:
     """Measure a retriever on queries that are not in its gallery.
 
-    The ceiling and the floor need to know how popular items are. Their popularity is that among the
-    gallery's own items, each asked for with itself left out: there are many, and the test's queries
-    have no part in it, unless they show by themselves that the ceiling must be higher. The floor is then measured on
-    the queries.
+    The ceiling and the floor depend on the popularity of items. It is estimated from the gallery, with each item as a
+    query that excludes itself; the test queries only raise the ceiling if they show that it must be higher. The floor
+    is measured on the queries.
 
     Parameters
     ----------
     retriever : Retriever
-        With its gallery.
+        With an indexed gallery.
     queries : array-like of shape (n, d)
-        Each is asked `repeats` times; for studies, not for private rows.
+        Searched `repeats` times each; for studies, not for private rows.
     query_labels : array-like of shape (n,), optional
         For Recall@k, together with the gallery's labels.
     k : int, default=8
     rng : Source, optional
     confidence : float, default=0.95
-        Of every interval.
+        Confidence of every interval.
     repeats : int, default=1
     cluster : str or dask.distributed.Client, optional
-        Whose workers look for true neighbours, most of the work; see :func:`nearveil.cluster.connect`.
+        Workers to search true neighbours with, most of the work; see :func:`nearveil.cluster.connect`.
 
     Returns
     -------
@@ -217,28 +216,28 @@ def evaluate(
     if not is_integer(repeats, 1):
         raise ValueError("repeats must be a whole number of at least 1")
     gallery = retriever.features
-    wanted = retriever.mechanism.features(queries, "queries").astype(np.float32)
-    labels = _check_labels(retriever, query_labels, len(wanted))
+    features = retriever.mechanism.features(queries, "queries").astype(np.float32)
+    labels = _check_labels(retriever, query_labels, len(features))
     if len(gallery) <= k:
         raise ValueError("k must be below the number of items of the gallery")
     with connect(cluster) as workers:
-        truth = true_neighbors(wanted, gallery, k, workers=workers)
-        own = true_neighbors(gallery, gallery, k, leave_out=True, workers=workers)
+        truth = true_neighbors(features, gallery, k, workers=workers)
+        among_items = true_neighbors(gallery, gallery, k, leave_out=True, workers=workers)
     copies = Copies(gallery)
-    found, covered, hits = (np.zeros(len(wanted)) for _ in range(3))
+    recalls, covered, hits = (np.zeros(len(features)) for _ in range(3))
     message_bytes, answer_bytes, most = 0, 0, 0
     for _ in range(repeats):
-        chosen, sent, answers = retriever.search(queries, k, rng=rng)
-        found += copies.recall(truth, chosen) / repeats
+        chosen, sizes, answers = retriever.search(queries, k, rng=rng)
+        recalls += copies.recall(truth, chosen) / repeats
         covered += _measure_covered(copies, truth, answers) / repeats
         if labels is not None:
             hits += (labels[0][chosen] == labels[1][:, None]).any(axis=1) / repeats
-        message_bytes = max(message_bytes, *sent)
+        message_bytes = max(message_bytes, *sizes)
         answer_bytes = max(answer_bytes, *(answer.nbytes for answer in answers))
         most = max(most, *(len(answer.ids) for answer in answers))
     fraction = most / len(gallery)
-    ceiling, floor = _find_limits(retriever, truth, own, fraction, confidence)
-    recall = estimate_mean(found, confidence)
+    ceiling, floor = _find_limits(retriever, truth, among_items, fraction, confidence)
+    recall = estimate_mean(recalls, confidence)
     top = max(ceiling.value, 1e-300)
     return Evaluation(
         nn_recall=recall,
@@ -252,18 +251,18 @@ def evaluate(
         share=Estimate(recall.value / top, recall.low / top, recall.high / top),
         reach=getattr(retriever.mechanism, "reach_", None),
         k=k,
-        queries=len(wanted),
+        queries=len(features),
         repeats=repeats,
         confidence=confidence,
     )
 
 
 def _find_limits(
-    retriever: Retriever, truth: Items, own: Items, fraction: float, confidence: float
+    retriever: Retriever, truth: Items, among_items: Items, fraction: float, confidence: float
 ) -> tuple[Estimate, Estimate]:
-    """Return ceiling and floor; `own` are the neighbours of the gallery's items among themselves."""
+    """Return ceiling and floor; `among_items` are the neighbours of the gallery's items among themselves."""
     gallery, guarantee = retriever.features, retriever.guarantee
-    # A guarantee to somebody else says nothing about the query.
+    # A guarantee for the database does not limit messages.
     epsilon = guarantee.epsilon if guarantee.protects == "query" else np.inf
     size = len(gallery)
 
@@ -273,16 +272,16 @@ def _find_limits(
     def chances(neighbors: Items) -> Floats:
         return best_channel(epsilon, fraction, _count_neighbors(neighbors, size)).chances
 
-    # What is best for half of the queries is possible for the others: on them it is not too high, whatever they are.
+    # Cross-validation: the optimum of one half is feasible for the other half, so this is not too high.
     halves = truth[::2], truth[1::2]
-    crossed = sum(chances(one)[other].sum() for one, other in (halves, halves[::-1]) if len(one)) / truth.size
-    value = max(top(own), crossed)
-    # So is what is best for the gallery. On itself, which it was fitted to, it is not too low; nor are the queries'.
-    best = chances(own)
+    crossed = sum(chances(fit)[test].sum() for fit, test in (halves, halves[::-1]) if len(fit)) / truth.size
+    value = max(top(among_items), crossed)
+    # So is the gallery's optimum. On the data that they are fitted to, optima are not too low.
+    best = chances(among_items)
     low = estimate_mean(best[truth].mean(axis=1), confidence).low
-    above = estimate_mean(best[own].mean(axis=1), confidence)
+    above = estimate_mean(best[among_items].mean(axis=1), confidence)
     high = min(1.0, max(value + above.high - above.value, top(truth)))
-    popular = np.argsort(-_count_neighbors(own, size), kind="stable")[: candidate_count(fraction, size)]
+    popular = np.argsort(-_count_neighbors(among_items, size), kind="stable")[: candidate_count(fraction, size)]
     floor = estimate_mean(np.isin(truth, popular).mean(axis=1), confidence)
     return Estimate(value, min(low, value), high), floor
 
@@ -303,18 +302,18 @@ def _check_labels(
 
 
 def _measure_covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:
-    """Return the part of the true neighbours that each answer holds; equal answers are looked at together."""
+    """Return the fraction of the true neighbours in each answer; queries that share an answer are grouped."""
     groups: dict[int, list[int]] = {}
     for row, answer in enumerate(answers):
         groups.setdefault(id(answer), []).append(row)
-    found = np.empty(len(answers))
+    covered = np.empty(len(answers))
     for rows in groups.values():
-        found[rows] = copies.recall(truth[rows], answers[rows[0]].ids)
-    return found
+        covered[rows] = copies.recall(truth[rows], answers[rows[0]].ids)
+    return covered
 
 
 def estimate_mean(values: Floats, confidence: float) -> Estimate:
-    """Return the mean of values in [0, 1], with an interval after Agresti and Coull, whose width is never zero."""
+    """Return the mean of values in [0, 1] with an Agresti-Coull interval, which never has width zero."""
     z = float(norm.ppf((1 + confidence) / 2))
     total = len(values) + z * z
     mean = (values.sum() + z * z / 2) / total

@@ -1,6 +1,6 @@
-"""What a public map can be expected to find, from the map alone: a line, its ceiling and its floor.
+"""Expected recall of a public map, estimated from the map alone, with its ceiling and floor.
 
-A hostile server can make a map state anything; the guarantee of a message does not depend on the map.
+A hostile server can publish a map with any estimate; the guarantee of a message does not depend on the map.
 """
 
 from dataclasses import dataclass, field
@@ -16,69 +16,69 @@ from nearveil.wire.client import FULL, K, PublicPart, find_prototypes
 
 Singles = NDArray[np.float32]
 EPSILONS = tuple(round(0.25 * step, 2) for step in range(1, 49))  # up to 12
-_MOST_ROWS = 2048  # that act as queries where prototypes stand for many items
+_MOST_ROWS = 2048  # prototypes to use as queries if they represent many items
 
 
 @dataclass(frozen=True, eq=False)
 class Outlook:
-    """What a map can be expected to find.
+    """Expected recall of a map.
 
-    `right, other`: The mean share of the nearest images that the good set holds, and that any other set holds.
-    `popularity`: How often each is among the nearest of another; None where prototypes stand for many items.
+    `right, other`: The mean share of the nearest images in the good set, and in another set.
+    `popularity`: How often each is among the nearest of another; None if prototypes represent many items.
     """
 
     n_sets: int
     right: float
     other: float
-    whole: bool  # whether the map's prototypes are the gallery's items, so that their popularity is known
+    whole: bool  # whether prototypes are the gallery's items, so that their popularity is known
     candidates: float
-    reach: float  # the part of the images that some set holds; where prototypes stand for many items, about
+    reach: float  # the fraction of images in a set; an estimate if prototypes represent many items
     popularity: NDArray[np.int64] | None = field(repr=False)
 
     def expected(self, epsilon: float) -> float:
-        """Return the share of the nearest images that an answer is expected to hold. An estimate."""
+        """Estimate the share of the nearest images in an answer."""
         hit = RandomizedResponse(epsilon, self.n_sets).hit
         return hit * self.right + (1 - hit) * self.other
 
     def ceiling(self, epsilon: float) -> float:
-        """Return Theorem D for the popularity that the map shows; where it shows none, that of equal popularity."""
+        """Return Theorem D's ceiling for the map's popularity; for equal popularity if it is unknown."""
         if self.popularity is None:
             return reference_line(epsilon, self.candidates)
         return neighbor_ceiling(epsilon, self.candidates, self.popularity)
 
     @property
     def floor(self) -> float:
-        """What an answer finds that is the same for everybody."""
+        """Recall of an answer that is the same for everyone."""
         return self.candidates if self.popularity is None else popular_floor(self.candidates, self.popularity)
 
 
 def make_outlook(public: PublicPart) -> Outlook:
-    """Look at a map: its prototypes act as queries, each left out of its own neighbours.
+    """Estimate recall from a map: its prototypes act as queries, each excluded from its neighbours.
 
-    Where prototypes are centroids of many items, the map's coverage around them counts, and nothing is left out.
+    If prototypes are centroids of many items, use the coverage around them and exclude nothing.
     """
-    held = public.map
-    whole = held.n_items == len(held.prototypes) and not held.has_bits  # many would take long to compare
-    rows = unit_prototypes(held)
-    some = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
-    near = find_prototypes(held, rows[some], some if whole else None)
+    table = public.map
+    whole = table.n_items == len(table.prototypes) and not table.has_bits  # comparing many would be slow
+    rows = unit_prototypes(table)
+    queries = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
+    near = find_prototypes(table, rows[queries], queries if whole else None)
     weights, counted = np.exp(-np.arange(near.shape[1]) / DECAY), K if whole else 1
     right = other = 0.0
-    for one in near:  # a row at a time: a map may have thousands of sets
-        covered = held.coverage[one]
+    for prototypes in near:  # one row at a time: a map may have thousands of sets
+        covered = table.coverage[prototypes]
         around = covered[:counted].mean(axis=0) / FULL
         good = around[(weights @ covered).argmax()]
         right += good / len(near)
-        other += (around.sum() - good) / (held.n_sets - 1) / len(near)
+        other += (around.sum() - good) / (table.n_sets - 1) / len(near)
     popularity = np.bincount(near[:, :K].ravel(), minlength=len(rows)) if whole else None
-    # Of the items around a centroid at least those are in a set that its best set holds.
-    reach = float(held.coverage.max(axis=1).mean() / FULL)
-    return Outlook(held.n_sets, float(right), float(other), whole, public.candidates, reach, popularity)
+    # At least the items of the best set around a centroid are in a set.
+    reach = float(table.coverage.max(axis=1).mean() / FULL)
+    return Outlook(table.n_sets, float(right), float(other), whole, public.candidates, reach, popularity)
 
 
-def unit_prototypes(held: PublicMap) -> Singles:
+def unit_prototypes(public_map: PublicMap) -> Singles:
     """Return the prototypes with norm one, or zero."""
-    rows = held.prototypes.astype(np.float32)
+    rows = public_map.prototypes.astype(np.float32)
     norms = np.linalg.norm(rows, axis=1, keepdims=True)
     np.divide(rows, norms, out=rows, where=norms > 0)
     return rows

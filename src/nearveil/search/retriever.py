@@ -1,4 +1,4 @@
-"""Private search in one object: both halves of the protocol, for those who hold both."""
+"""Private search on one machine: client and server in one object."""
 
 import copy
 from collections.abc import Sequence
@@ -18,35 +18,35 @@ from nearveil.wire.client import rank_candidates
 
 
 class GalleryRanker:
-    """Ranks a gallery by messages, and answers with the first candidates of each. It never sees a query."""
+    """The server: ranks a gallery by messages and returns the best candidates. It never sees a query."""
 
     def __init__(self, mechanism: Release, features: Singles, codes: Bytes, count: int) -> None:
         self._mechanism = mechanism
-        # Once, not for every message: projections, embeddings.
+        # Once for all messages: projections, embeddings.
         self._prepared = mechanism._prepare(features)  # type: ignore[arg-type]
         self._codes = codes
         self._count = count
 
     def answers(self, messages: Sequence[Message]) -> list[Answer]:
-        """Answer messages; equal ones are ranked once and share their answer."""
-        known: dict[bytes, Answer] = {}
-        found = []
+        """Answer messages; equal messages share one answer."""
+        cache: dict[bytes, Answer] = {}
+        answers = []
         for message in messages:
             key = message.to_bytes()
-            if key not in known:
+            if key not in cache:
                 ids = select_first(self._scores(message), self._count)
-                known[key] = Answer(ids.astype(np.uint32), self._codes[ids])
-            found.append(known[key])
-        return found
+                cache[key] = Answer(ids.astype(np.uint32), self._codes[ids])
+            answers.append(cache[key])
+        return answers
 
     def _scores(self, message: Message) -> NDArray[np.float64]:
-        # Not `rank`: it would centre, normalise and prepare the whole gallery anew for every message.
+        # Not `rank`, which would prepare the whole gallery again for every message.
         self._mechanism._check_messages([message])
         return self._mechanism._rank(message, self._prepared)
 
 
 def select_first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Return the positions of the highest scores, rising; of equal scores, those of the lowest positions.
+    """Return the positions of the highest scores in increasing order; of equal scores, the lowest positions.
 
     Examples
     --------
@@ -62,20 +62,19 @@ def select_first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
 class Retriever:
     """Search a gallery with private queries.
 
-    A query goes the whole way: the mechanism makes a message of it, the server ranks its gallery by the
-    message and answers with a fraction of it, and the client chooses among those by the true
-    feature. The server learns the message and nothing else.
+    The mechanism makes a message from a query, the server ranks its gallery by the message and returns a fraction of
+    it, and the client ranks these candidates by the true feature. The server learns only the message.
 
     Parameters
     ----------
     mechanism : Release
-        How queries are told. A copy of it is fitted, and given its map of the gallery, by this object.
+        Makes the messages. The retriever fits and indexes a copy.
     candidates : float, optional
-        The fraction f of the gallery that an answer holds: floor(f N) items. The mechanism's own where it
-        has one; if both are given they must agree.
+        The fraction f of the gallery in an answer: floor(f N) items. By default the mechanism's; must not differ from
+        it.
     code_bytes : int, "auto" or None, default="auto"
-        Bytes of a candidate in an answer, its id included. Fewer bytes lose some neighbours
-        (``docs/howto/retrieve.md`` has figures); None sends whole features. "auto" loses less than 0.01 of them:
+        Bytes of a candidate in an answer, including its id. Fewer bytes lose some neighbours
+        (``docs/howto/retrieve.md`` has figures); None sends whole features. "auto" loses less than 0.01 of recall:
         128 bytes up to 90 dimensions, whole features above.
 
     Examples
@@ -94,16 +93,14 @@ class Retriever:
         if not isinstance(mechanism, Release):
             raise ValueError("mechanism must be a release, such as nearveil.mechanisms.default(epsilon=4.0)")
         if getattr(mechanism, "_dummies", None) is not None:
-            raise ValueError(
-                "mechanism must not have dummies: their answers are for release_with_position and rank_each"
-            )
-        own: float | None = getattr(mechanism, "candidates", None)
-        fraction = own if candidates is None else candidates
+            raise ValueError("mechanism must not have dummies; use release_with_position and rank_each instead")
+        default: float | None = getattr(mechanism, "candidates", None)
+        fraction = default if candidates is None else candidates
         if fraction is None:
             raise ValueError("candidates must be given: the mechanism has no fraction of its own")
-        if own is not None and fraction != own:
-            raise ValueError(f"candidates must agree with the mechanism's own, {own}; leave it out to take that")
-        # A copy: another retriever may fit the same mechanism on other rows.
+        if default is not None and fraction != default:
+            raise ValueError(f"candidates must agree with the mechanism's own, {default}; omit it to use that")
+        # Copy it: another retriever may fit the same mechanism on other rows.
         self._mechanism = copy.deepcopy(mechanism)
         self.candidates = check_fraction(fraction)
         self.code_bytes = code_bytes
@@ -111,7 +108,7 @@ class Retriever:
         self._ranker: GalleryRanker | None = None
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
-        """Fit the mechanism on public rows. An index made before is void.
+        """Fit the mechanism on public rows, and drop the index.
 
         Parameters
         ----------
@@ -128,14 +125,14 @@ class Retriever:
         return self
 
     def index(self, gallery: ArrayLike, gallery_y: ArrayLike | None = None) -> Self:
-        """Take a gallery: its features, its codes, and the mechanism's map of it.
+        """Index a gallery: compute its features, codes and the mechanism's map.
 
         Parameters
         ----------
         gallery : array-like of shape (N, d)
-            Open to the client as far as the map and the answers show it; no guarantee covers it.
+            The map and the answers reveal it to the client; no guarantee covers it.
         gallery_y : array-like of shape (N,), optional
-            Labels, for :func:`evaluate` alone.
+            Labels, only for :func:`evaluate`.
 
         Returns
         -------
@@ -155,43 +152,43 @@ class Retriever:
 
     @property
     def mechanism(self) -> Release:
-        """How queries are told: the copy that this object has fitted."""
+        """The mechanism, a copy that this object fits."""
         return self._mechanism
 
     @property
     def guarantee(self) -> Guarantee:
-        """What one query promises: the mechanism's guarantee."""
+        """Guarantee of one query, from the mechanism."""
         return self.mechanism.guarantee
 
     @property
     def features(self) -> Singles:
-        """The gallery, centred and of norm one, shape (N, d)."""
+        """Features of the gallery, centred and of norm one, shape (N, d)."""
         self._indexed()
         return self._features
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
-        """The gallery's labels, shape (N,), where given."""
+        """Labels of the gallery, shape (N,), or None."""
         self._indexed()
         return self._labels
 
     @property
     def codes(self) -> Codes:
-        """The public table that codes are read by."""
+        """Public table that decodes codes."""
         self._indexed()
         return self._codes
 
     def nearest(self, x: ArrayLike, k: int = 8, *, rng: Source | None = None) -> NDArray[np.int64]:
-        """Ask privately. Spends the guarantee once for each row.
+        """Search privately. Uses the guarantee once for each row.
 
         Parameters
         ----------
         x : array-like of shape (d,) or (n, d)
             Private.
         k : int, default=8
-            At most the number of candidates of an answer, floor(f N): more is an error.
+            At most the number of candidates in an answer, floor(f N).
         rng : Source, optional
-            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`.
+            Only for tests and studies; see :meth:`nearveil.mechanisms.Release.release`.
 
         Returns
         -------
@@ -205,7 +202,7 @@ class Retriever:
     def search(
         self, X: ArrayLike, k: int = 8, *, rng: Source | None = None
     ) -> tuple[NDArray[np.int64], list[int], list[Answer]]:
-        """Ask privately, and show what went over the wire.
+        """Search privately, and return the messages' sizes and the answers as well.
 
         Parameters
         ----------
@@ -220,7 +217,7 @@ class Retriever:
         answers : list of n Answer
         """
         ranker = self._indexed()
-        # Before anything is spent: a message that brings no answer costs as much as one that does.
+        # Check before the release: a message without an answer costs as much as one with an answer.
         if not is_integer(k, 1, self._count):
             raise ValueError(f"k must be a whole number from 1 to {self._count}, the candidates of an answer")
         messages = self.mechanism.release(X, rng=rng)
@@ -233,5 +230,5 @@ class Retriever:
 
     def _indexed(self) -> GalleryRanker:
         if self._ranker is None:
-            raise NotFittedError("Retriever must have a gallery first: call index(gallery)")
+            raise NotFittedError("Retriever must index a gallery first: call index(gallery)")
         return self._ranker
