@@ -328,7 +328,7 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     assert "were compared, encrypted" in text
     assert "This is a computational guarantee" in text
     assert f"All {COUNT} items of the copy on this machine were compared" in nothing
-    assert "Nothing is told about which record was asked for" in nothing
+    assert "Nothing is revealed about which record was asked for" in nothing
     sealed, home = (told("query", image, "--by", way) for way in ("sealed", "home"))
     assert sealed["found"][0]["id"] == home["found"][0]["id"]
     assert 8 <= sealed["candidates"] <= COUNT  # items, and not slots

@@ -49,7 +49,7 @@ def test_vector_11(rows: Floats) -> None:
     assert not budgets.claim_holds
     assert "1 (false)" in str(budgets)
     assert release.guarantee.epsilon == budgets.exact.per_vector
-    assert "may be next to certain" in str(release.guarantee)
+    assert "may be almost certain" in str(release.guarantee)
 
 
 def test_vector_12(rows: Floats) -> None:

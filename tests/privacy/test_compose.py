@@ -137,10 +137,10 @@ def test_one_that_is_not_sound_makes_the_whole_unsound() -> None:
         ([promise(), promise(unit="person")], 1e-5, "agree in unit"),
         ([promise(), promise(protects="database")], 1e-5, "agree in protects"),
         ([promise(), promise(relation="add-remove")], 1e-5, "agree in relation"),
-        ([promise(), promise(events=(), sound=False, reason="a claim")], 1e-5, "must say what happened"),
-        ([promise()], 0.0, "delta must lie between"),
-        ([promise()], 1.0, "delta must lie between"),
-        ([promise()], float("nan"), "delta must lie between"),
+        ([promise(), promise(events=(), sound=False, reason="a claim")], 1e-5, "must have events"),
+        ([promise()], 0.0, "delta must be between"),
+        ([promise()], 1.0, "delta must be between"),
+        ([promise()], float("nan"), "delta must be between"),
     ],
 )
 def test_what_cannot_be_composed_is_refused(guarantees: list[Guarantee], delta: float, message: str) -> None:

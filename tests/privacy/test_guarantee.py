@@ -67,14 +67,14 @@ def promise(**changes: Any) -> Guarantee:
             "Seeing the answers changes the odds about whether any one image is in the database"
             + " by at most a factor of 7.4.",
         ),
-        ({"epsilon": 0.0}, "Nothing is told about which image was asked for: no message depends on it."),
+        ({"epsilon": 0.0}, "Nothing is revealed about which image was asked for: no message depends on it."),
         (
             {"epsilon": 0.001},
             "Seeing this message changes the odds between any two images by at most a factor of 1.0011.",
         ),
         (
             {"epsilon": 20.0},
-            "Whoever sees the message may be next to certain about which image was asked for: "
+            "Anyone who sees the message may be almost certain about which image was asked for: "
             + "a factor of more than a million protects nothing.",
         ),
         ({"epsilon": math.inf}, "Nothing is guaranteed about which image was asked for."),
@@ -151,9 +151,9 @@ def test_it_is_not_added_by_hand() -> None:
         ({"reason": "because"}, "a reason that says why"),
         ({"events": ("gaussian",)}, "events must be dp-accounting events"),
         ({"extra_delta": 0.1}, "extra_delta must be a part of delta"),
-        ({"events": ()}, "events must say what happened"),
+        ({"events": ()}, "events must not be empty"),
         ({"source": "dice"}, 'source must be "system" or "seeded"'),
-        ({"source": "seeded"}, "sound must be False where the source is seeded"),
+        ({"source": "seeded"}, "sound must be False if the source is seeded"),
         ({"epsilon": 65.0, "delta": 1e-5, "extra_delta": 1e-9}, "epsilon must be at most 64, or infinity"),
         ({"within": FilterTerms(3.0, 0.0)}, "must be those of the filter"),
         ({"events": (PureDp(2.1),), "within": FilterTerms(2.0, 0.0)}, "within the filter"),
@@ -268,8 +268,8 @@ HONEST = promise(delta=1e-5, events=(GaussianDpEvent(2.5),), extra_delta=1e-20)
     [
         (Guarantee, {**vars(HONEST), "epsilon": 0.01}, "epsilon must be at least what the events cost"),
         (Guarantee, {**vars(HONEST), "delta": 1e-9}, "epsilon must be at least what the events cost"),
-        (Guarantee, {**vars(HONEST), "events": ()}, "events must say what happened"),
-        (Guarantee, {**vars(HONEST), "source": "seeded"}, "sound must be False where the source is seeded"),
+        (Guarantee, {**vars(HONEST), "events": ()}, "events must not be empty"),
+        (Guarantee, {**vars(HONEST), "source": "seeded"}, "sound must be False if the source is seeded"),
         (Guarantee, {**vars(HONEST), "as_seeded": None}, "as_seeded"),
         (Guarantee, {"sound": True}, "epsilon"),
         (Guarantee, {**vars(promise()), "events": (Forged(PureDp, {"epsilon": -9.0}),)}, "number of at least 0"),

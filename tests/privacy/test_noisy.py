@@ -71,5 +71,5 @@ def test_a_seed_voids_the_promise(noise: Any) -> None:
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, float("nan"), NOISES[0].extra_delta / 2])
 def test_a_delta_that_the_sampler_exceeds_is_refused(delta: float) -> None:
-    with pytest.raises(ValueError, match="delta must lie between"):
+    with pytest.raises(ValueError, match="delta must be between"):
         noise_guarantee(NOISES[0], delta=delta, source=secure_source(), **STATED)

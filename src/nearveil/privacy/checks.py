@@ -1,4 +1,4 @@
-"""Argument checks: one clear error each, which names the field and never holds its value."""
+"""Argument checks. Each error names the argument and never shows its value."""
 
 import math
 from collections.abc import Callable
@@ -15,18 +15,18 @@ ROUNDING = 2.0**-46
 """Relative; more than the error of a value made by a few library functions, each within 4 units in the last place."""
 
 LONGEST_TEXT = 200
-_OFF_ONE = 1e-3  # of a norm: what 16-bit rows lose, and more. Rows nearer to one stay as they are, to the last bit
-_BLOCK = 4096  # rows that are normalised at a time
+_OFF_ONE = 1e-3  # tolerance of a norm, above the rounding of 16-bit rows; rows within it keep every bit
+_BLOCK = 4096  # rows to normalise at a time
 
 
-def _check(value: Any, name: str, wanted: str, fits: Callable[[float], bool]) -> float:
-    """Return `value` as a float that `fits`, or say that it must `wanted`."""
+def _check(value: Any, name: str, rule: str, fits: Callable[[float], bool]) -> float:
+    """Return `value` as a float if it `fits`, or raise "`name` must `rule`"."""
     try:
         number = math.nan if isinstance(value, str | bytes | bool) else float(value)
     except (TypeError, ValueError):
         number = math.nan
     if not fits(number):
-        raise ValueError(f"{name} must {wanted}")
+        raise ValueError(f"{name} must {rule}")
     return number
 
 
@@ -52,24 +52,24 @@ def check_range(value: float, name: str, least: float, most: float) -> float:
 
 def check_rate(value: float) -> float:
     """Return a number in (0, 1] as a float, or raise."""
-    return _check(value, "sampling_rate", "lie in (0, 1]", lambda number: 0 < number <= 1)
+    return _check(value, "sampling_rate", "be in (0, 1]", lambda number: 0 < number <= 1)
 
 
 def check_delta(value: float) -> float:
     """Return a number in (0, 1) as a float, or raise."""
-    return _check(value, "delta", "lie in (0, 1), both ends excluded", lambda number: 0 < number < 1)
+    return _check(value, "delta", "be in (0, 1), both ends excluded", lambda number: 0 < number < 1)
 
 
 def check_epsilon(value: float, name: str = "epsilon") -> float:
     """Return a number in [0, 500] as a float, or raise."""
-    wanted = f"be from 0 to {MAX_EPSILON:g}; smaller protects more"
-    return _check(value, name, wanted, lambda number: 0 <= number <= MAX_EPSILON)
+    rule = f"be from 0 to {MAX_EPSILON:g}; smaller protects more"
+    return _check(value, name, rule, lambda number: 0 <= number <= MAX_EPSILON)
 
 
 def check_budget(value: float, name: str = "epsilon") -> float:
     """Return the epsilon of a budget, a number in (0, 500], as a float, or raise."""
-    wanted = f"be above 0 and at most {MAX_EPSILON:g}: a budget of 0 buys nothing"
-    return _check(value, name, wanted, lambda number: 0 < number <= MAX_EPSILON)
+    rule = f"be above 0 and at most {MAX_EPSILON:g}: a budget of 0 buys nothing"
+    return _check(value, name, rule, lambda number: 0 < number <= MAX_EPSILON)
 
 
 def check_order(value: float, name: str = "order") -> float:
@@ -79,10 +79,9 @@ def check_order(value: float, name: str = "order") -> float:
 
 def check_count(value: int, name: str, least: int = 0) -> int:
     """Return a whole number of at least `least` as an int, or raise."""
-    wanted = f"be a whole number of at least {least}"
-    _check(value, name, wanted, lambda number: number.is_integer() and number >= least)
-    # Through a float, a count above 2^53 would be rounded, perhaps down.
-    return int(value)
+    rule = f"be a whole number of at least {least}"
+    _check(value, name, rule, lambda number: number.is_integer() and number >= least)
+    return int(value)  # not through a float, which would round counts above 2^53
 
 
 def is_integer(value: Any, least: float = -math.inf, most: float = math.inf) -> bool:
@@ -144,13 +143,13 @@ def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
     ([[3.0, 4.0]], (2, 2))
     """
     try:
-        with np.errstate(over="ignore"):  # infinity is told where rows are normalised
-            found = np.asarray(_convert_to_array(value))
-            if found.dtype == object:  # a column of vectors
-                found = np.stack([np.asarray(_convert_to_array(row), np.float64) for row in found.ravel()])
-            if found.dtype.kind not in "fiu" or not found.ndim:
+        with np.errstate(over="ignore"):  # `normalize_rows` reports infinity
+            array = np.asarray(_convert_to_array(value))
+            if array.dtype == object:  # a column of vectors
+                array = np.stack([np.asarray(_convert_to_array(row), np.float64) for row in array.ravel()])
+            if array.dtype.kind not in "fiu" or not array.ndim:
                 raise TypeError
-            rows = np.ascontiguousarray(np.atleast_2d(found), np.float32)
+            rows = np.ascontiguousarray(np.atleast_2d(array), np.float32)
     except (TypeError, ValueError, AttributeError, OverflowError):
         raise ValueError(f"{name} must be numbers, in rows of one length") from None
     if rows.ndim != 2 or 0 in rows.shape:
@@ -159,11 +158,11 @@ def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
 
 
 def _convert_to_array(value: Any) -> Any:
-    """Return what NumPy can read of a tensor, a frame or a column."""
-    if hasattr(value, "detach"):  # a tensor of torch, perhaps on a device, or in a type that NumPy has not
+    """Convert a tensor, a data frame or a column to a type that NumPy reads."""
+    if hasattr(value, "detach"):  # a torch tensor, perhaps on a GPU or in bfloat16
         value = value.detach().cpu()
         return (value.float() if value.is_floating_point() else value).numpy()
-    if hasattr(value, "combine_chunks"):  # a table or a column of pyarrow
+    if hasattr(value, "combine_chunks"):  # a pyarrow table or chunked column
         return _flatten_arrow(value.combine_chunks())
     if hasattr(value, "flatten") and hasattr(value, "to_pylist"):
         return _flatten_arrow(value)
@@ -173,7 +172,7 @@ def _convert_to_array(value: Any) -> Any:
 
 
 def _flatten_arrow(value: Any) -> Any:
-    """Return the numbers of a pyarrow table, by columns, or of a column of lists."""
+    """Return the numbers of a pyarrow table or of a column of lists."""
     if hasattr(value, "column_names"):
         return np.stack([column.to_numpy() for column in value.columns], axis=1)
     if value.null_count:
@@ -187,17 +186,17 @@ def _flatten_arrow(value: Any) -> Any:
 
 
 def normalize_rows(rows: NDArray[Any], name: str) -> NDArray[Any]:
-    """Return rows divided by their norms, where those are not one: the same for galleries and for questions."""
+    """Divide rows by their norms unless those are one; galleries and queries share this function."""
     out = rows
     of = f"{name} number" if name.endswith(":") else f"{name} of number"
     for start in range(0, len(rows), _BLOCK):
-        some = rows[start : start + _BLOCK]
+        block = rows[start : start + _BLOCK]
         with np.errstate(over="ignore", invalid="ignore"):
-            norms = np.sqrt(np.einsum("ij,ij->i", some, some))
+            norms = np.sqrt(np.einsum("ij,ij->i", block, block))
         off = np.flatnonzero(~(np.abs(norms - 1) <= _OFF_ONE))
         if not len(off):
             continue
-        wide = some[off].astype(np.float64)
+        wide = block[off].astype(np.float64)
         finite = np.isfinite(wide).all(axis=1)
         if not finite.all():
             raise ValueError(f"{of} {start + off[np.argmin(finite)]} must be finite: it holds NaN or infinity")

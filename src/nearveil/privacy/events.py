@@ -1,12 +1,11 @@
-"""What happened: frozen events, where dp-accounting has none.
+"""Frozen events that dp-accounting lacks.
 
-An event says what was released and with how much noise; an accountant says what it costs
-(:mod:`nearveil.privacy.accounting`). These events stand inside dp-accounting's own
-``ComposedDpEvent``, ``SelfComposedDpEvent`` and ``PoissonSampledDpEvent``.
+An event describes a release and its noise; an accountant prices it (:mod:`nearveil.privacy.accounting`). Use these
+events inside dp-accounting's ``ComposedDpEvent``, ``SelfComposedDpEvent`` and ``PoissonSampledDpEvent``.
 
-Events about neighbours' votes speak of databases that differ by one record added or removed. Their
-sensitivities hold only if the order of neighbours is a total order that depends on the query and the
-record alone: exact search, ties broken by record id. Pass the *unscaled* noise; the event knows the sensitivity.
+Events about neighbours' votes are priced for one record added or removed. Their sensitivities hold only if neighbours
+have a total order that depends on the query and the record alone: exact search, ties broken by record id. Pass the
+*unscaled* noise; the event knows the sensitivity.
 """
 
 import math
@@ -34,7 +33,7 @@ Leaves = list[tuple[DpEvent, int]]
 
 
 def _validate(check: Callable[..., object], *options: object) -> Any:
-    """Return a field that is checked when the event is made."""
+    """Return a field that is checked when the event is created."""
     return attr.field(validator=lambda _, field, value: check(value, field.name, *options))
 
 
@@ -42,7 +41,7 @@ def _validate(check: Callable[..., object], *options: object) -> Any:
 class PureDp(DpEvent):  # type: ignore[misc]
     """Any release that is epsilon-differentially private, with delta 0: randomised response, a cell, PrivUnit.
 
-    Nothing else is known of it, so its cost is that of the worst such mechanism, randomised response on one bit.
+    It is priced as the worst such mechanism, randomised response on one bit.
 
     Examples
     --------
@@ -55,9 +54,9 @@ class PureDp(DpEvent):  # type: ignore[misc]
 
 @attr.frozen
 class Budgeted(DpEvent):  # type: ignore[misc]
-    """Whatever a budget lets pass, its parameters chosen along the way: the guarantee of an account without a plan.
+    """Any releases that a budget admits, with parameters chosen along the way: for accounts without a plan.
 
-    No accountant prices it, so it neither composes nor is paid for; a guarantee states it within that budget alone.
+    No accountant prices it, so it cannot be composed or debited; only a guarantee within that budget states it.
     """
 
     epsilon: float
@@ -66,7 +65,7 @@ class Budgeted(DpEvent):  # type: ignore[misc]
 
 @attr.frozen
 class NoisyScreening(DpEvent):  # type: ignore[misc]
-    """Say whether the votes agree: max-vote + N(0, noise^2) >= threshold.
+    """Decide whether the votes agree: max-vote + N(0, noise^2) >= threshold.
 
     One record more or less changes the max-vote, a whole number from 0 to `n_neighbors`, by at most 1.
 
@@ -82,7 +81,7 @@ class NoisyScreening(DpEvent):  # type: ignore[misc]
 
     @property
     def gaussian(self) -> GaussianDpEvent:
-        """The Gaussian mechanism whose output, compared with the threshold, is this event's."""
+        """The Gaussian mechanism that this event compares with the threshold."""
         return GaussianDpEvent(self.noise)
 
 
@@ -122,7 +121,7 @@ class ClippedVotes(DpEvent):  # type: ignore[misc]
     clip : float
         Largest L1 norm of one neighbour's votes.
     votes : {"binary", "nonnegative", "signed"}
-        What a vote is before the clipping.
+        The kind of votes before clipping.
 
     Examples
     --------
@@ -198,7 +197,7 @@ class SampledScreening(DpEvent):  # type: ignore[misc]
 
 @singledispatch
 def split_event(event: DpEvent, count: int = 1) -> Leaves:
-    """Return the single mechanisms of an event, in terms that accountants price, each with how often it ran."""
+    """Split an event into the mechanisms that accountants price, each with its number of runs."""
     if not isinstance(event, DpEvent):
         raise TypeError(f"event must be a DpEvent, not {type(event).__name__}")
     return [(event, count)]
@@ -247,7 +246,7 @@ def _(event: NoisyScreening, count: int = 1) -> Leaves:
 def _(event: dp.PoissonSampledDpEvent, count: int = 1) -> Leaves:
     rate = event.sampling_probability
     if not 0 <= rate <= 1:
-        raise ValueError("sampling_probability must lie in [0, 1]")
+        raise ValueError("sampling_probability must be in [0, 1]")
     parts = [part for part in split_event(event.event) if part[1] > 0]
     if rate == 0 or not parts:
         return []
@@ -277,7 +276,7 @@ def _amplify(event: DpEvent, rate: float) -> DpEvent:
 
 
 def _find_inverse_square(event: DpEvent) -> float:
-    """Return 1 / multiplier^2 of the Gaussian mechanism that an event is or comes from; infinity where it is none."""
+    """Return 1 / multiplier^2 of a Gaussian mechanism or a screening; infinity for other events."""
     if isinstance(event, dp.GaussianDpEvent):
         return float(event.noise_multiplier) ** -2
     if isinstance(event, SampledScreening) and event.sampling_rate == 1:

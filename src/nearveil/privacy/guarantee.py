@@ -1,4 +1,4 @@
-"""Guarantees: what is guaranteed, checked against its events, and how several become one."""
+"""Guarantees, checked against their events, and their composition."""
 
 import math
 from collections import Counter
@@ -22,17 +22,17 @@ Relation = Literal["replace", "add-remove"]
 Randomness = Literal["system", "seeded"]
 Adaptivity = Literal["fixed", "adaptive"]
 
-_SEEDED = "the noise came from a seed, so whoever knows the seed can take it away"
+_SEEDED = "the noise came from a seed, so anyone who knows the seed can remove it"
 _DOCUMENTATION = "docs/theory/"
 _LINK = "docs/theory/accounting.md"
 _PRECISE = Context(prec=40)
-_FAR = 1e6  # whose odds may change by more than this may as well be certain
+_FAR = 1e6  # a larger change of the odds amounts to certainty
 ROUNDING = 2.0**-40
-"""By how much of itself an epsilon may lie below what its events cost: the rounding of doubles."""
+"""Relative tolerance between an epsilon and the cost of its events: the rounding of doubles."""
 
 
 def freeze_event(event: DpEvent) -> DpEvent:
-    """Return an event that is checked again and that nobody can change: lists inside it become tuples."""
+    """Check an event again and make it immutable: lists inside it become tuples."""
     fields = attr.fields(type(event)) if attr.has(type(event)) else ()
     parts = {field.name: getattr(event, field.name) for field in fields}
     frozen = {name: _freeze(value) for name, value in parts.items() if isinstance(value, DpEvent | list | tuple)}
@@ -44,7 +44,7 @@ def _freeze(value: object) -> object:
 
 
 def count_events(events: Iterable[DpEvent]) -> Spent:
-    """Return the single mechanisms of events, and how often each runs; equal ones are counted together."""
+    """Return the distinct mechanisms of events, each with its number of runs."""
     counts: dict[DpEvent, int] = {}
     for event in events:
         for leaf, times in split_event(event):
@@ -54,7 +54,7 @@ def count_events(events: Iterable[DpEvent]) -> Spent:
 
 @lru_cache(maxsize=1024)
 def find_epsilon(spent: Spent, delta: float) -> float:
-    """Return the least epsilon that accountants find for parameters fixed beforehand (delta 0: a sum), or infinity."""
+    """Return the least epsilon of events with fixed parameters by any accountant (delta 0: a sum), or infinity."""
     if delta <= 0:
         return sum_pure_epsilons(spent)
     for accountant in (PldAccountant(spent), RdpAccountant(spent)):
@@ -66,14 +66,14 @@ def find_epsilon(spent: Spent, delta: float) -> float:
 
 
 def costs_at_most(spent: Spent, epsilon: float, delta: float) -> bool:
-    """Return whether an accountant confirms that events, their parameters fixed beforehand, cost (epsilon, delta)."""
+    """Return whether an accountant confirms that events with fixed parameters cost at most (epsilon, delta)."""
     allowed = epsilon * (1 + ROUNDING)
     return sum_pure_epsilons(spent) <= allowed or find_epsilon(spent, delta) <= allowed
 
 
 @lru_cache(maxsize=1024)
 def does_pass_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[float, ...]) -> bool:
-    """Return whether a filter lets all events pass: a Renyi filter, or without orders one that adds pure epsilons."""
+    """Return whether a filter admits all events: a Renyi filter, or without orders a sum of pure epsilons."""
     if not orders:
         return sum_pure_epsilons(spent) <= epsilon * (1 + ROUNDING)
     gate = RenyiFilter(epsilon, delta, orders)
@@ -82,7 +82,7 @@ def does_pass_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[f
 
 @dataclass(frozen=True)
 class Basis:
-    """Why a guarantee holds: a theorem or an accountant, and where the documentation proves it.
+    """Why a guarantee holds: a theorem or an accountant, with a link to its proof.
 
     Examples
     --------
@@ -99,7 +99,7 @@ class Basis:
 
 @dataclass(frozen=True)
 class Assumption:
-    """What a computational guarantee rests on: a problem that nobody is known to solve in less than 2^bits steps.
+    """The hard problem behind a computational guarantee: the best known attack takes 2^bits steps.
 
     Examples
     --------
@@ -118,18 +118,18 @@ class Assumption:
         return f"{self.name} (the best attack known takes about 2^{self.bits} steps)"
 
 
-class _CheckedAgain:
-    """A dataclass that is made anew when it is unpickled: the bytes may have been changed."""
+class _ValidatedOnUnpickling:
+    """A dataclass that validates its fields when it is unpickled, because the bytes may have been changed."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(vars(type(self)(**state)))
 
 
 @dataclass(frozen=True)
-class FilterTerms(_CheckedAgain):
-    """The budget of a filter: what holds for mechanisms that are chosen after seeing earlier answers.
+class FilterTerms(_ValidatedOnUnpickling):
+    """The budget of a filter, for mechanisms chosen after seeing earlier answers.
 
-    `orders`: Of a Renyi filter. Without orders, the epsilons of pure mechanisms are added up, and delta is 0.
+    `orders`: the orders of a Renyi filter. Without orders, pure epsilons are added up and delta is 0.
     """
 
     epsilon: float
@@ -144,13 +144,13 @@ class FilterTerms(_CheckedAgain):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee(_CheckedAgain):
-    """What is guaranteed, to whom, and why it is true.
+class Guarantee(_ValidatedOnUnpickling):
+    """A privacy guarantee: its figures, the record it protects, and its proof.
 
-    Immutable, and checked when it is made or unpickled: an accountant must find that the events cost no more than
-    epsilon and delta say (``docs/theory/guarantee.md``). Guarantees compose through an accountant
-    (:func:`nearveil.privacy.compose`), never by adding their figures. No guarantee covers that a query
-    was made, when, how often and from where.
+    Immutable, and validated on construction and unpickling: an accountant must confirm that the events cost at most
+    (epsilon, delta) (``docs/theory/guarantee.md``). Compose guarantees with an accountant
+    (:func:`nearveil.privacy.compose`), never by adding their figures. No guarantee covers the fact that a query was
+    made, nor its time, frequency and origin.
 
     Parameters
     ----------
@@ -159,34 +159,32 @@ class Guarantee(_CheckedAgain):
     delta : float
         From 0 to 1.
     protects : {"query", "database"}
-        Whose record it is.
+        The owner of the protected record.
     unit : str
-        What one record is, in words that follow "which": "image", "person with all images".
+        One record, in words that follow "which": "image", "person with all images".
     relation : {"replace", "add-remove"}
-        How two inputs that shall look alike differ.
+        The difference between two inputs that must look alike.
     basis : Basis
         The theorem or accountant, with a link to its documentation.
     sound : bool, default=True
-        Whether it is proved. One that is not needs a `reason`, and its figures are a claim that nobody checks.
+        Whether it is proved. An unsound guarantee needs a `reason`, and its figures are not checked.
     reason : str, default=""
         Why it is not sound.
     events : tuple of dp_accounting.DpEvent, default=()
-        What happened, for accountants. A sound guarantee of a finite epsilon must have some
-        (``NoOpDpEvent()`` where nothing is told).
+        The releases, for accountants. A sound guarantee of a finite epsilon needs at least one
+        (``NoOpDpEvent()`` if nothing is released).
     extra_delta : float, default=0.0
-        The part of `delta` that no event tells of: what samplers of finite precision cost. Proved up to an
-        epsilon of 64.
+        The part of `delta` that samplers of finite precision cost; events do not include it. Proved up to epsilon 64.
     source : {"system", "seeded"}, default="system"
-        Where the randomness came from. A guarantee of what a seed foretells is never sound; :meth:`with_source`
-        makes one.
+        The source of randomness. Guarantees of seeded releases are never sound; :meth:`with_source` sets it.
     within : FilterTerms, optional
-        The filter that let the events pass, where their parameters were chosen along the way. Its epsilon and delta
-        are then the guarantee's; without one, the parameters were fixed beforehand.
+        The filter that admitted the events, if their parameters were chosen along the way. Its epsilon and delta are
+        the guarantee's. Without a filter, the parameters were fixed in advance.
     whole : Guarantee, optional
-        The guarantee that these events are a part of, whose figures hold for the part too; :meth:`part` makes one.
+        The guarantee that includes these events; its figures hold for the part too. See :meth:`part`.
     assumptions : tuple of Assumption, default=()
-        What encryption rests on, where a part of what is sent is encrypted. The guarantee is then computational: the
-        figures hold for whoever cannot solve one of these problems, and for nobody else.
+        The assumptions of the encryption, if a part of the message is encrypted. The guarantee is then computational:
+        it holds only against observers who cannot solve these problems.
 
     Examples
     --------
@@ -228,7 +226,7 @@ class Guarantee(_CheckedAgain):
             raise ValueError('unit must say what one record is, such as "image" or "person with all images"')
         if not isinstance(self.basis, Basis):
             raise ValueError("basis must be a Basis: the name of a theorem or accountant, and a link")
-        if not all(isinstance(one, Assumption) for one in self.assumptions):
+        if not all(isinstance(item, Assumption) for item in self.assumptions):
             raise ValueError("assumptions must be a tuple of Assumption")
         object.__setattr__(self, "assumptions", tuple(self.assumptions))
         self._check_soundness()
@@ -238,32 +236,32 @@ class Guarantee(_CheckedAgain):
 
     @property
     def adaptivity(self) -> Adaptivity:
-        """Whether parameters were fixed beforehand, or chosen along the way within a filter."""
+        """Whether parameters were fixed in advance, or chosen along the way within a filter."""
         return "fixed" if self.within is None else "adaptive"
 
     @property
     def is_computational(self) -> bool:
-        """Whether it holds only as long as nobody solves a problem that is believed to be hard."""
+        """Whether it rests on a computational assumption."""
         return bool(self.assumptions)
 
     @property
     def is_vacuous(self) -> bool:
-        """Whether it says nothing: an infinite epsilon, or a delta of 1. Nobody checks, composes or pays for it."""
+        """Whether it guarantees nothing (infinite epsilon, or delta 1). It is not checked, composed or debited."""
         return math.isinf(self.epsilon) or self.delta == 1
 
     def with_source(self, source: Source) -> "Guarantee":
-        """Return the guarantee of this release with the randomness of `source`: not sound if a seed foretells it."""
+        """Return the guarantee of this release with the randomness of `source`: unsound if it is seeded."""
         return self if getattr(source, "sound", False) is True else self.as_seeded()
 
     def as_seeded(self) -> "Guarantee":
-        """Return the guarantee of the same release, had its randomness come from a seed: not sound."""
+        """Return the guarantee of the same release with seeded randomness, which is unsound."""
         if self.source == "seeded":
             return self
         reason = f"{self.reason}; {_SEEDED}" if self.reason else _SEEDED
         return replace(self, sound=False, reason=reason, source="seeded")
 
     def part(self, event: DpEvent, count: int = 1) -> "Guarantee":
-        """Return the guarantee of `count` repetitions of one event: a part, which the figures of the whole cover."""
+        """Return the guarantee of `count` repetitions of one event; the figures of the whole cover this part."""
         events = (SelfComposedDpEvent(event, check_count(count, "count", least=1)),)
         return replace(self, events=events, whole=self if self.whole is None else self.whole)
 
@@ -272,7 +270,7 @@ class Guarantee(_CheckedAgain):
             raise ValueError("sound must be True, or False with a reason that says why")
         check_choice(self.source, "source", Randomness)
         if self.source == "seeded" and self.sound:
-            raise ValueError("sound must be False where the source is seeded: whoever knows the seed can repeat it")
+            raise ValueError("sound must be False if the source is seeded: anyone who knows the seed can repeat it")
 
     def _check_events(self) -> None:
         if not 0 <= self.extra_delta <= self.delta:
@@ -287,14 +285,14 @@ class Guarantee(_CheckedAgain):
             )
 
     def _check_cost(self) -> None:
-        """Refuse figures that an accountant does not confirm."""
+        """Raise unless an accountant confirms the figures."""
         if self.extra_delta and self.epsilon > LARGEST_EPSILON:
             raise ValueError(
                 f"epsilon must be at most {LARGEST_EPSILON:g}, or infinity, where extra_delta is above 0: beyond it "
-                "nothing is proved about what samplers cost"
+                "the cost of samplers is not proved"
             )
         if not self.events:
-            raise ValueError("events must say what happened: without them nobody can check epsilon and delta")
+            raise ValueError("events must not be empty: without them, epsilon and delta cannot be checked")
         if self.whole is not None:
             self._check_part(self.whole)
         elif self.within is not None:
@@ -311,7 +309,7 @@ class Guarantee(_CheckedAgain):
         if self.events == (Budgeted(terms.epsilon, terms.delta),):
             return
         if not does_pass_filter(count_events(self.events), terms.epsilon, terms.delta, terms.orders):
-            raise ValueError("events must be within the filter: it would not have let them pass")
+            raise ValueError("events must be within the filter: it would not have admitted them")
 
     def _check_part(self, whole: "Guarantee") -> None:
         if not isinstance(whole, Guarantee):
@@ -338,20 +336,20 @@ class Guarantee(_CheckedAgain):
             return f"Nothing is guaranteed about {self._secret}."
         if not self.assumptions:
             return self._describe()
-        held, said = " and ".join(map(str, self.assumptions)), self._describe()
+        assumptions, figures = " and ".join(map(str, self.assumptions)), self._describe()
         caution = "This is a computational guarantee, not an unconditional one."
-        return f"As long as {held}, {said[0].lower()}{said[1:]} {caution}"
+        return f"As long as {assumptions}, {figures[0].lower()}{figures[1:]} {caution}"
 
     def _describe(self) -> str:
-        """Say what the figures mean."""
-        observer = "Whoever sees the message" if self.protects == "query" else "Whoever sees the answers"
+        """Explain the figures."""
+        observer = "Anyone who sees the message" if self.protects == "query" else "Anyone who sees the answers"
         if self.epsilon > math.log(_FAR):
             return (
-                f"{observer} may be next to certain about {self._secret}: "
+                f"{observer} may be almost certain about {self._secret}: "
                 "a factor of more than a million protects nothing."
             )
         if self.epsilon == self.delta == 0 and self.protects == "query" and not self.assumptions:
-            return f"Nothing is told about {self._secret}: no message depends on it."
+            return f"Nothing is revealed about {self._secret}: no message depends on it."
         if self.epsilon == self.delta == 0:
             return f"{observer} learns nothing about {self._secret}."
         seeing = "Seeing this message" if self.protects == "query" else "Seeing the answers"
@@ -365,7 +363,7 @@ class Guarantee(_CheckedAgain):
 
     @property
     def _compared(self) -> str:
-        """What the odds of a pure guarantee are about."""
+        """The alternatives that a pure guarantee compares."""
         if (self.protects, self.relation) != ("query", "replace"):
             return f"about {self._secret}"
         first, *rest = self.unit.split(" ", 1)
@@ -373,7 +371,7 @@ class Guarantee(_CheckedAgain):
 
     @property
     def _secret(self) -> str:
-        """What the observer is after."""
+        """The fact that is protected."""
         if self.protects == "query":
             return f"which {self.unit} was asked for"
         if self.relation == "replace":
@@ -382,38 +380,38 @@ class Guarantee(_CheckedAgain):
 
 
 def bound_epsilon(epsilon: float, extra_delta: float) -> float:
-    """Return infinity in place of an epsilon up to which the cost of samplers, if they cost anything, is not proved."""
+    """Return epsilon, or infinity if samplers cost something and their cost is not proved up to this epsilon."""
     return math.inf if extra_delta and epsilon > LARGEST_EPSILON else epsilon
 
 
 def _store_floats(stated: Guarantee | FilterTerms, *fields: str) -> None:
-    """Store figures as plain floats: an array of one number could be changed in place."""
+    """Store figures as plain floats: a one-element array could be changed in place."""
     for field in fields:
         object.__setattr__(stated, field, float(getattr(stated, field)))
 
 
 def format_factor(epsilon: float) -> str:
-    """Write e^epsilon, rounded up, on the safe side. Near 1, two digits of what exceeds 1."""
+    """Format e^epsilon, rounded up; near 1, with two digits of the excess over 1."""
     exact = Decimal(repr(float(epsilon))).exp(_PRECISE)
     return f"{1 + Decimal(format_rounded_up(exact - 1)) if exact < 2 else Decimal(format_rounded_up(exact)):f}"
 
 
 def format_rounded_up(number: float | Decimal, digits: int = 2) -> str:
-    """Write a number with a few digits, rounded up."""
+    """Format a number with a few digits, rounded up."""
     exact = number if isinstance(number, Decimal) else Decimal(repr(float(number)))
     rounded = Context(prec=digits, rounding=ROUND_CEILING).plus(exact)
     return f"{rounded:f}" if exact == 0 or 1e-4 <= exact < 1e7 else f"{rounded:.{digits - 1}e}"
 
 
 def needs_add_remove(event: DpEvent) -> bool:
-    """Say whether an event, or one inside it, is priced for one record more or less alone."""
+    """Return whether an event, or one inside it, is only priced for one record added or removed."""
     if isinstance(event, PoissonSampledDpEvent | NoisyScreening | VoteHistogram | ClippedVotes):
         return True
     inside = [
         *getattr(event, "events", ()),
-        *(getattr(event, part) for part in ("event", "screening") if hasattr(event, part)),
+        *(getattr(event, field) for field in ("event", "screening") if hasattr(event, field)),
     ]
-    return any(needs_add_remove(one) for one in inside)
+    return any(needs_add_remove(part) for part in inside)
 
 
 def compose(
@@ -427,14 +425,14 @@ def compose(
     Parameters
     ----------
     guarantees : sequence of Guarantee
-        They must protect the same thing, in the same unit and relation, and say what happened (`events`). What
-        guarantees nothing is refused: an infinite epsilon, or a delta of 1.
+        They must agree in `protects`, `unit` and `relation`, and have `events`. An infinite epsilon or a delta of 1
+        is refused.
     delta : float, optional
-        The delta of the whole, where the parameters of all releases were fixed before the first; they are composed by
-        privacy loss distributions. Parts (:meth:`Guarantee.part`) are refused: compose their wholes.
+        The delta of the whole, if the parameters of all releases were fixed before the first; composed by privacy loss
+        distributions. Parts (:meth:`Guarantee.part`) are refused: compose their wholes.
     within : RenyiFilter, optional
-        The filter that let the releases pass, where parameters were chosen along the way. Its own epsilon and delta are
-        then the guarantee; an epsilon computed afterwards would not be one.
+        The filter that admitted the releases, if parameters were chosen along the way. Its epsilon and delta are the
+        guarantee; an epsilon computed afterwards would not hold.
 
     Examples
     --------
@@ -452,19 +450,19 @@ def compose(
         if len({getattr(guarantee, field) for guarantee in guarantees}) > 1:
             raise ValueError(f"guarantees must agree in {field}: they are not about the same record")
     if not all(guarantee.events for guarantee in guarantees):
-        raise ValueError("every guarantee must say what happened (events): nothing else can be composed")
+        raise ValueError("every guarantee must have events: nothing else can be composed")
     if any(guarantee.is_vacuous for guarantee in guarantees):
         raise ValueError(
-            "guarantees must guarantee something: of an infinite epsilon or a delta of 1 nobody checks events"
+            "guarantees must guarantee something: with an infinite epsilon or a delta of 1, events are not checked"
         )
     if (delta is None) == (within is None):
-        raise ValueError("give delta (parameters fixed beforehand) or within (chosen along the way), one of the two")
+        raise ValueError("give delta (parameters fixed in advance) or within (chosen along the way), one of the two")
     merged: dict[str, Any] = {
         "events": tuple(event for guarantee in guarantees for event in guarantee.events),
         "extra_delta": sum(guarantee.extra_delta for guarantee in guarantees),
         "source": "seeded" if any(guarantee.source == "seeded" for guarantee in guarantees) else "system",
         "whole": None,
-        "assumptions": tuple(dict.fromkeys(one for guarantee in guarantees for one in guarantee.assumptions)),
+        "assumptions": tuple(dict.fromkeys(item for guarantee in guarantees for item in guarantee.assumptions)),
     }
     reasons = list(dict.fromkeys(guarantee.reason for guarantee in guarantees if not guarantee.sound))
     stated = _compose_fixed(guarantees, delta, **merged) if within is None else _compose_filtered(within, **merged)
@@ -481,7 +479,7 @@ def compose_events(
     basis: Basis,
     extra_delta: float = 0.0,
 ) -> Guarantee:
-    """Return the guarantee of events whose parameters are fixed beforehand, with the least epsilon at `delta`.
+    """Return the guarantee of events with fixed parameters, with the least epsilon at `delta`.
 
     At delta 0 only pure mechanisms have a finite epsilon. `extra_delta` is the part of `delta` that samplers cost; the
     other parameters are those of :class:`Guarantee`.
@@ -496,15 +494,15 @@ def compose_events(
     >>> f"{ten.epsilon:.3f}"
     '0.561'
     """
-    happened = tuple(map(freeze_event, events))
+    frozen = tuple(map(freeze_event, events))
     return Guarantee(
-        epsilon=bound_epsilon(find_epsilon(count_events(happened), delta - extra_delta), extra_delta),
+        epsilon=bound_epsilon(find_epsilon(count_events(frozen), delta - extra_delta), extra_delta),
         delta=delta,
         protects=protects,
         unit=unit,
         relation=relation,
         basis=basis,
-        events=happened,
+        events=frozen,
         extra_delta=extra_delta,
     )
 
@@ -513,16 +511,16 @@ def _compose_fixed(guarantees: Sequence[Guarantee], delta: float | None, **merge
     if any(guarantee.within is not None for guarantee in guarantees):
         raise ValueError(
             "within must be given: parameters of some guarantees were chosen along the way, and the filter of all "
-            "their events is the only guarantee; an epsilon computed afterwards would not be one"
+            "their events is the only guarantee; an epsilon computed afterwards would not hold"
         )
     if any(guarantee.whole is not None for guarantee in guarantees):
         raise ValueError(
             "guarantees must be wholes, not parts: how many parts happened may depend on the answers, so compose the "
-            "whole that was fixed beforehand (guarantee.whole), once"
+            "whole that was fixed in advance (guarantee.whole), once"
         )
     extra_delta = merged["extra_delta"]
     if delta is None or not 0 <= extra_delta < delta < 1:
-        raise ValueError("delta must lie between 0, or what the samplers cost, and 1")
+        raise ValueError("delta must be between 0, or the cost of the samplers, and 1")
     return {
         "epsilon": bound_epsilon(find_epsilon(count_events(merged["events"]), delta - extra_delta), extra_delta),
         "delta": delta,
@@ -535,7 +533,7 @@ def _compose_filtered(within: RenyiFilter, **merged: Any) -> dict[str, Any]:
     if not (extra_delta >= 0 and within.delta + extra_delta < 1):
         raise ValueError("extra_delta must not be negative, nor lift delta to 1")
     if Counter(dict(count_events(merged["events"]))) != Counter(dict(within.spent)):
-        raise ValueError("within must be the filter that let exactly these events pass")
+        raise ValueError("within must be the filter that admitted exactly these events")
     return {
         "epsilon": bound_epsilon(within.epsilon, extra_delta),
         "delta": within.delta + extra_delta,
@@ -553,10 +551,10 @@ def noise_guarantee(
     relation: Relation,
     source: Source,
 ) -> Guarantee:
-    """Return the guarantee of a release of values with `noise`; what its grid and tables cost is charged.
+    """Return the guarantee of a release of values with `noise`, including the cost of its grid and tables.
 
-    `relation` is that of the sensitivity, `source` the one that `add_noise` was given: one that is not sound makes a
-    guarantee that is not. `delta` lies between ``noise.extra_delta`` and 1.
+    `relation` is that of the sensitivity. `source` is the argument of `add_noise`; an unsound source makes an unsound
+    guarantee. `delta` is between ``noise.extra_delta`` and 1.
 
     Examples
     --------
@@ -567,11 +565,11 @@ def noise_guarantee(
     >>> f"{guarantee.epsilon:.3f}", guarantee.sound
     ('1.000', True)
     >>> print(noise_guarantee(noise, source=unsafe_seeded(7), **stated))
-    No guarantee about which image was asked for: the noise came from a seed, so whoever knows the seed can take
-    it away.
+    No guarantee about which image was asked for: the noise came from a seed, so anyone who knows the seed can
+    remove it.
     """
     if not noise.extra_delta < delta < 1:
-        raise ValueError(f"delta must lie between {noise.extra_delta:.1g}, which the sampler costs, and 1")
+        raise ValueError(f"delta must be between {noise.extra_delta:.1g}, the cost of the sampler, and 1")
     return compose_events(
         [noise.event],
         delta=delta,

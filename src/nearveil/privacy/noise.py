@@ -1,14 +1,14 @@
-"""Gaussian and Laplace noise without floating-point leaks, its price included.
+"""Gaussian and Laplace noise without floating-point leaks, with all costs accounted for.
 
-A value is rounded to a public grid, a power of two; integer noise is added in integers; what leaves is an
+A value is rounded to a public grid, a power of two; integer noise is added in integers; the release is an
 integer multiple of the grid. The noise is the continuous distribution, rounded on the grid in a way that
 moves with the grid, so the release is post-processing of the continuous mechanism and costs what that
 costs. Three things are added, none of them ignored: rounding two neighbours moves them apart
 (`effective_sensitivity`), rounding the noise takes a little of its variance (Gaussian only,
 `effective_scale`), and tables of finite precision cost `extra_delta`. Proofs: docs/theory/noise.md.
 
-What the release depends on besides the noise is the caller's: values computed in floating point must keep
-the sensitivity that is stated, and that a value is in range must be public, since an error shows.
+The caller is responsible for the rest: values computed in floating point must keep the stated sensitivity, and it
+must be public that values are in range, because an error reveals it.
 """
 
 import itertools
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 
-EPSILONS = (1e-6, 64.0)  # below, rounding would eat the answer; above, nothing is guaranteed worth a name
+EPSILONS = (1e-6, 64.0)  # below, rounding would dominate; above, the guarantee is worthless
 DELTAS = (1e-18, 0.999)
 _ULP = 2.0**-52
 
@@ -89,7 +89,7 @@ def compute_gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float6
 def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Return the least standard deviation of continuous Gaussian noise that is (epsilon, delta)-DP.
 
-    dp-accounting finds the root; what is returned is raised until `compute_gaussian_delta` certifies it, by less than
+    dp-accounting finds the root; the result is raised until `compute_gaussian_delta` certifies it, by less than
     1e-6 of its value. Attacked by `test_the_analytic_scale_is_sufficient_and_necessary`. The sensitivity is L2; epsilon
     is from 1e-6 to 64, delta from 1e-18 to 0.999.
 
@@ -109,9 +109,8 @@ def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) ->
 def compute_classical_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     """Return ``sqrt(2 ln(1.25 / delta)) sensitivity / epsilon``, the classical calibration as published.
 
-    A theorem for epsilon < 1 alone (Dwork and Roth 2014, Theorem A.1). From 1 on it is none: at epsilon
-    12 and delta 1e-5 the least noise that keeps the guarantee is 7% more than this. It is here to
-    reproduce what others did; nothing in this package calibrates with it.
+    A theorem for epsilon < 1 alone (Dwork and Roth 2014, Theorem A.1). It fails from 1 on: at epsilon
+    12 and delta 1e-5 the least noise that keeps the guarantee is 7% more. Use it to reproduce published results only.
     """
     sensitivity = check_positive(sensitivity, "sensitivity")
     epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
@@ -178,10 +177,10 @@ def secure_source() -> Source:
 
 
 def unsafe_seeded(seed: int) -> Source:
-    """Return words that the seed foretells: for tests and for studies that must repeat.
+    """Return reproducible words, for tests and studies only.
 
-    Whoever knows or guesses the seed subtracts the noise. ``sound`` is false, and a guarantee for what was released
-    with it says so. It is independent of NumPy's global state.
+    Anyone who knows or guesses the seed can subtract the noise. ``sound`` is false, and guarantees of such releases
+    are marked unsound. Independent of NumPy's global state.
 
     Examples
     --------
@@ -197,11 +196,11 @@ _TIE_WORDS = (TOTAL_BITS - _FIRST_BITS) // 64
 _WORKING_BITS = 320  # of weights while a table is made; the 65 bits more than kept absorb all rounding
 _DECIMAL = Context(prec=120)  # exp() is correctly rounded by the standard; 120 digits are 398 bits
 
-_REACH = 17  # a layer of scale c ends at 17 c: beyond lies less than 2^-207
+_REACH = 17  # a layer of scale c ends at 17 c: the mass beyond is below 2^-207
 _FINE = 3  # a fine layer's scale in steps of the next coarser layer
 _TOP = 8  # the least scale of the coarsest layer, in its own steps
 _GAP = 9  # bits between Gaussian layers: tables of 2^15 cells, which a core's cache holds
-_EXPONENT_REACH = 140  # exponential variables end at 140 times their mean: beyond lies e^-140 < 2^-201
+_EXPONENT_REACH = 140  # exponential variables end at 140 times their mean: the mass beyond is e^-140 < 2^-201
 _DIGITS = 10  # the most digits of a group
 
 _CHUNK = 1 << 15  # values at a time: a chunk and a table fit into a core's cache together
@@ -250,7 +249,7 @@ def make_alias_table(weights: Sequence[int]) -> Table:
 
 
 def look_up(table: Table, words: NDArray[np.uint64], source: Source) -> NDArray[np.int64]:
-    """Return a draw from the table for each word, whose top bit is not used.
+    """Return a draw from the table for each word; the top bit is not used.
 
     The source is asked only where a coin ties, with probability 2^(bits - 63) for each word.
     """
@@ -268,7 +267,7 @@ def look_up(table: Table, words: NDArray[np.uint64], source: Source) -> NDArray[
 
 @dataclass(frozen=True)
 class Layer:
-    """A table whose draws count in steps of 2^shift."""
+    """A table; its draws count in steps of 2^shift."""
 
     shift: int
     table: Table
@@ -387,7 +386,7 @@ _SIZES = (1, 2**40)
 
 @dataclass(frozen=True, kw_only=True)
 class _GridNoise:
-    """What Gaussian and Laplace noise on a grid have in common."""
+    """Base of Gaussian and Laplace noise on a grid."""
 
     sensitivity: float
     scale: float
@@ -421,11 +420,11 @@ class GaussianNoise(_GridNoise):
     Attributes
     ----------
     sensitivity : float
-        How far two neighbours may lie apart in the L2 norm, before rounding.
+        The largest L2 distance between two neighbours, before rounding.
     scale : float
         The discrete Gaussian's parameter, in the values' unit; its standard deviation.
     size : int
-        How many values are released together.
+        The number of values released together.
     grid : float
         A power of two, at most a quarter of the scale. `choose_gaussian_grid` gives one of negligible cost.
 
@@ -455,7 +454,7 @@ class GaussianNoise(_GridNoise):
 
     @property
     def event(self) -> GaussianDpEvent:
-        """What happened, for an accountant; `extra_delta` comes on top."""
+        """The event for an accountant; add `extra_delta`."""
         return GaussianDpEvent(self.noise_multiplier)
 
 
@@ -466,7 +465,7 @@ class LaplaceNoise(_GridNoise):
     Attributes
     ----------
     sensitivity : float
-        How far two neighbours may lie apart in the L1 norm, before rounding.
+        The largest L1 distance between two neighbours, before rounding.
     scale : float
         Of the continuous Laplace distribution, in the values' unit; its standard deviation is sqrt(2) times that.
     size, grid
@@ -498,7 +497,7 @@ class LaplaceNoise(_GridNoise):
 
     @property
     def event(self) -> LaplaceDpEvent:
-        """What happened, for an accountant (Theorem 5: one value is the worst case); `extra_delta` comes on top."""
+        """The event for an accountant (Theorem 5: one value is the worst case); add `extra_delta`."""
         return LaplaceDpEvent(self.noise_multiplier)
 
 
@@ -531,7 +530,7 @@ def calibrate_gaussian(
     sensitivity : float
         L2.
     size : int
-        How many values are released together.
+        The number of values released together.
     grid : float, optional
         A power of two; `choose_gaussian_grid` by default.
 
@@ -547,7 +546,7 @@ def calibrate_gaussian(
         raise ValueError(f"delta must be above {2 * draft.extra_delta:.1e} for {size} values; got {delta!r}")
     needed = analytic_gaussian_scale(draft.effective_sensitivity, epsilon, round_down(delta - draft.extra_delta))
     noise, margin = replace(draft, scale=math.hypot(needed, math.sqrt(_ROUNDING_VARIANCE) * draft.grid)), 2.0**-46
-    # What is certified is what is returned: its multiplier was rounded down on the way.
+    # Certify the noise that is returned: its multiplier was rounded down.
     while compute_gaussian_delta(noise.noise_multiplier, epsilon) + noise.extra_delta > delta:
         noise, margin = replace(noise, scale=noise.scale * (1 + margin)), 2 * margin
     return noise
@@ -604,12 +603,12 @@ def add_noise(
 def _round_to_grid(values: ArrayLike, noise: GaussianNoise | LaplaceNoise) -> NDArray[np.int64]:
     if np.ma.isMaskedArray(values):
         raise ValueError("values must not be masked: masked entries would be released")
-    given = np.asarray(values)
+    exact = np.asarray(values)
     # A cast that rounds would move the values by more than the grid accounts for.
-    too_wide = given.dtype.kind in "iu" and bool(np.any((given > _EXACT_INTEGERS) | (given < -_EXACT_INTEGERS)))
-    if too_wide or given.dtype.kind not in "fiu" or not np.can_cast(given.dtype, np.float64):
+    too_wide = exact.dtype.kind in "iu" and bool(np.any((exact > _EXACT_INTEGERS) | (exact < -_EXACT_INTEGERS)))
+    if too_wide or exact.dtype.kind not in "fiu" or not np.can_cast(exact.dtype, np.float64):
         raise ValueError("values must be real numbers that 64-bit floating point holds exactly")
-    array = given.astype(np.float64)
+    array = exact.astype(np.float64)
     if array.size != noise.size:
         raise ValueError(f"values must be as many as the noise's size, {noise.size}; got {array.size}")
     if not np.all(np.isfinite(array)):

@@ -1,15 +1,14 @@
-"""Accountants with one interface: what events cost together.
+"""Accountants with one interface: the joint cost of events.
 
-* :class:`RdpAccountant`: Renyi divergences add up, and a conversion gives (epsilon, delta);
+* :class:`RdpAccountant`: adds Renyi divergences and converts them to (epsilon, delta);
 * :class:`PldAccountant`: privacy loss distributions are convolved, screenings by Bellman's equation; the tightest;
 * :class:`AdditionAccountant`: basic composition, for comparison;
 * :class:`RenyiFilter`: a budget for mechanisms that are chosen after seeing earlier answers;
 * :func:`calibrate`: the least noise, or the largest count, for a budget.
 
-The first three take mechanisms whose parameters are *fixed beforehand*; the queries may depend on earlier answers.
-Where noise or number depend on earlier answers too, only the filter's guarantee holds. An event is priced as one
-change of the relation that its sensitivity was computed for; Poisson sampling and votes mean "add or remove one
-record". Proofs: ``docs/theory/accounting.md``.
+The first three take mechanisms with parameters *fixed in advance*; queries may depend on earlier answers. If noise or
+number depend on earlier answers too, only the filter's guarantee holds. An event is priced for the relation of its
+sensitivity; Poisson sampling and votes mean "add or remove one record". Proofs: ``docs/theory/accounting.md``.
 """
 
 import math
@@ -71,7 +70,7 @@ __all__ = [
 Spent = tuple[tuple[DpEvent, int], ...]
 Conversion = Literal["tight", "classic"]
 
-_LIBRARY_ORDERS = dp_rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS  # they leap from 63 to 128 and on to 1024
+_LIBRARY_ORDERS = dp_rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS  # sparse from 63 to 128 and on to 1024
 DEFAULT_ORDERS: tuple[float, ...] = tuple(
     sorted({*map(float, _LIBRARY_ORDERS), *map(float, range(64, 128, 4)), *map(float, range(144, 512, 32))})
 )
@@ -102,11 +101,10 @@ def sum_pure_epsilons(spent: Spent) -> float:
 
 @dataclass
 class Accountant(ABC):
-    """What all accountants have in common.
+    """Base of all accountants.
 
-    As in dp-accounting, `compose` changes the accountant and returns it. (Were it to return a new one, a caller who
-    ignores the result would count nothing; this way round, the worst mistake counts twice.) `spent` holds the single
-    mechanisms composed so far and how often each ran.
+    As in dp-accounting, `compose` changes the accountant and returns it, so that a caller who ignores the result still
+    counts the event. `spent` holds the mechanisms composed so far, each with its number of runs.
 
     Examples
     --------
@@ -132,7 +130,7 @@ class Accountant(ABC):
         """Count an event that happened `count` times, after a dry run; return this accountant."""
         if not self.supports(event):
             raise UnsupportedEventError(f"{type(self).__name__} cannot price {event}")
-        # Equal mechanisms are counted together, in whatever order they came. (Events may hold lists: no hashing.)
+        # Count equal mechanisms together. Events may hold lists, so they cannot be hashed.
         kinds, counts = [leaf for leaf, _ in self.spent], [times for _, times in self.spent]
         for leaf, times in split_event(event, check_count(count, "count")):
             if leaf in kinds:
@@ -145,7 +143,7 @@ class Accountant(ABC):
         return self
 
     def copy(self) -> Self:
-        """Return another accountant that has seen the same, for a question that starts with "what if"."""
+        """Return an independent accountant with the same events."""
         return replace(self)
 
     @abstractmethod
@@ -235,13 +233,13 @@ class RdpAccountant(Accountant):
 
     def _compute_library_curve(self, leaf: DpEvent, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
         curve = dp_rdp.RdpAccountant(self.orders, relation).compose(leaf).rdp
-        # Where rounding has made a divergence negative the library would read it as perfect privacy. Where the truth is
-        # below its rounding, some 1e-15, it may say anything, also 0: so that much is added, against the spender.
+        # The library reads a divergence that rounding made negative as perfect privacy. A value below its rounding,
+        # about 1e-15, may come out as 0, so that much is added.
         return np.asarray(np.where(curve < 0, np.inf, curve + LIBRARY_ROUNDING))
 
 
 class LossCurves(NamedTuple):
-    """The curve with the record above the line and below it (the same object if they are equal), and how often."""
+    """The curves for removing and for adding a record (one object if they are equal), and the number of runs."""
 
     remove: Curve
     add: Curve
@@ -254,7 +252,7 @@ def _make_symmetric(curve: Curve, times: int) -> LossCurves:
 
 @singledispatch
 def make_loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
-    """Return the curves of a mechanism that runs so many times, or raise UnsupportedEventError."""
+    """Return the curves of a mechanism that runs `times` times, or raise UnsupportedEventError."""
     raise UnsupportedEventError(f"no privacy loss is known for {leaf}")
 
 
@@ -275,8 +273,10 @@ def _(leaf: dp.LaplaceDpEvent, times: int) -> LossCurves:
 
 @make_loss_curves.register
 def _(leaf: dp.RandomizedResponseDpEvent, times: int) -> LossCurves:
-    lie, told = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
-    return _make_symmetric(make_response_curve(math.log1p(told / lie), told + lie) if lie > 0 else open_curve, times)
+    uniform, truthful = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
+    if uniform <= 0:
+        return _make_symmetric(open_curve, times)
+    return _make_symmetric(make_response_curve(math.log1p(truthful / uniform), truthful + uniform), times)
 
 
 @make_loss_curves.register
@@ -302,8 +302,8 @@ def _(leaf: dp.PoissonSampledDpEvent, times: int) -> LossCurves:
 class PldAccountant(Accountant):
     """Privacy losses, convolved, with every rounding against the spender (``docs/theory/accounting.md``, Theorem 2).
 
-    The tightest, and the one whose word counts. Where its grid would be too coarse, :class:`RdpAccountant` is asked
-    as well; where all mechanisms are pure, their sum is a bound, too. The least of what is proved is the answer.
+    The tightest, and the default. If its grid is too coarse, :class:`RdpAccountant` gives a second bound; if all
+    mechanisms are pure, their sum gives a third. The result is the least of these.
 
     Screenings have no single worst pair. Their exact adaptive composition enters as one mechanism, which is safe in
     any order with the rest (Theorem 5).
@@ -328,7 +328,7 @@ class PldAccountant(Accountant):
         return worst.value if worst.tight else min(worst.value, self._ask_rdp("delta", epsilon))
 
     def _directions(self) -> list[list[tuple[Curve, int]]]:
-        """Return what is to be composed: for removing a record, and for adding one where that differs."""
+        """Return the curves to compose: for removing a record, and for adding one if that differs."""
         gaussians = [(leaf, times) for leaf, times in self.spent if isinstance(leaf, dp.GaussianDpEvent)]
         curves = [
             make_loss_curves(leaf, times) for leaf, times in self.spent if not isinstance(leaf, dp.GaussianDpEvent)
@@ -336,12 +336,12 @@ class PldAccountant(Accountant):
         if gaussians:  # they compose to one with less noise, exactly
             inverse = math.hypot(*(math.sqrt(times) / leaf.noise_multiplier for leaf, times in gaussians))
             curves.append(make_loss_curves(dp.GaussianDpEvent(1 / inverse), 1))
-        remove, add = [(one.remove, one.times) for one in curves], [(one.add, one.times) for one in curves]
+        remove, add = [(pair.remove, pair.times) for pair in curves], [(pair.add, pair.times) for pair in curves]
         return [remove] if remove == add else [remove, add]
 
-    def _ask_rdp(self, question: Literal["epsilon", "delta"], given: float) -> float:
+    def _ask_rdp(self, method: Literal["epsilon", "delta"], argument: float) -> float:
         try:
-            return float(getattr(RdpAccountant(self.spent), question)(given))
+            return float(getattr(RdpAccountant(self.spent), method)(argument))
         except UnsupportedEventError:
             return math.inf
 
@@ -353,7 +353,7 @@ class PldAccountant(Accountant):
 class AdditionAccountant(Accountant):
     """Basic composition: epsilons and deltas add up. For comparison.
 
-    Mechanisms that have a pure epsilon pay it; the others share delta in equal parts and each pays its own epsilon.
+    Pure mechanisms cost their epsilon; the others share delta equally and cost their epsilon at that share.
 
     Examples
     --------
@@ -400,8 +400,8 @@ class BudgetExceededError(NearveilError, ValueError):
 class RenyiFilter:
     """A budget for mechanisms chosen after seeing earlier answers: noise, kind and number may depend on them.
 
-    Each order has a budget, and each mechanism pays its divergence at every order. One may go on while the total of at
-    least one order is within its budget; delta is shared equally among the orders, because which one that is may
+    Each order has a budget, and each mechanism pays its divergence at every order. The filter admits a mechanism while
+    the total of at least one order is within its budget. The orders share delta equally, because the binding one may
     depend on the answers (``docs/theory/accounting.md``, Theorem 6; Feldman and Zrnic 2021, Lecuyer 2021). Its epsilon
     and delta hold however the budget is spent.
 
@@ -420,7 +420,7 @@ class RenyiFilter:
         self._accountant = RdpAccountant(orders=orders)
         alpha = np.array(self._accountant.orders)
         share = check_delta(delta) / len(alpha)
-        # The tight conversion, solved for the divergence: what order alpha may spend for (epsilon, share).
+        # The tight conversion, solved for the divergence: the budget of order alpha for (epsilon, share).
         self._budget = epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
         if np.all(self._budget < 0):
             raise ValueError("orders are too small for this epsilon and delta: give larger ones, such as FILTER_ORDERS")
@@ -437,17 +437,17 @@ class RenyiFilter:
 
     @property
     def spent(self) -> Spent:
-        """The single mechanisms paid for so far, and how often each ran."""
+        """The mechanisms paid for so far, each with its number of runs."""
         return self._accountant.spent
 
     @property
     def orders(self) -> tuple[float, ...]:
-        """The orders of Renyi divergence that it watches."""
+        """The orders of Renyi divergence."""
         return self._accountant.orders
 
     @property
     def budgets(self) -> tuple[float, ...]:
-        """What each order may spend; one may go on while the total of at least one is within. Negative: never."""
+        """The budget of each order; a negative one admits nothing."""
         return tuple(map(float, self._budget))
 
     def may_spend(self, event: DpEvent, count: int = 1) -> bool:
@@ -484,7 +484,7 @@ def calibrate(
     accountant : Accountant, optional
         May have seen other events already; :class:`PldAccountant` by default.
     tolerance : float, default=1e-6
-        How far from the best parameter the answer may be, relative to the bracket's larger end.
+        Largest distance from the best parameter, relative to the bracket's larger end.
     integer : bool, default=False
         Search whole numbers only.
 
@@ -512,7 +512,7 @@ def calibrate(
     safe_side = -1.0 if low_meets else 1.0
     guess = float(brentq(gap, low, high, xtol=step / 2))
     guess = float(round(guess)) if integer else guess
-    # The root is only near: walk to where the cost is within the target, and for whole numbers as near as can be.
+    # The root is approximate: step until the cost is within the target, and for whole numbers to the best one.
     while gap(guess) > 0:
         guess = min(max(guess + safe_side * step, low), high)
     while integer and low < guess < high and gap(guess - safe_side) <= 0:

@@ -4,8 +4,8 @@ A *curve* takes ``log a`` and returns ``H(a) - max(1 - a, 0)``, where H is the h
 dominates the mechanism in one direction. Curves are never below the truth: each adds what its own rounding may hide.
 
 Many mechanisms are convolved by FFT. Its rounding is absolute, a small delta is not; so the distributions are tilted by
-``exp(tilt * loss)`` first, which a convolution respects, until the loss in question is a common one. The rounding that
-is left has a proved bound, which is added. Proofs: ``docs/theory/accounting.md``, Theorem 2 and Lemma 8.
+``exp(tilt * loss)`` first, which commutes with convolution, so that the relevant losses have large mass. A proved
+bound on the remaining rounding is added. Proofs: ``docs/theory/accounting.md``, Theorem 2 and Lemma 8.
 """
 
 import math
@@ -33,12 +33,12 @@ _UP = 1 + ROUNDING
 _IN = 1 - ROUNDING  # a curve falls on both sides of 0, so an argument that is nearer to 0 errs upwards
 _FFT_ERROR = 40 * _U  # for each doubling of the length (Lemma 8)
 _GRID_SHARE = 2e-6  # of epsilon, that the rounding of losses to a grid should add
-_LOOSE = 1e-4  # where it may add more, another accountant may know better
+_LOOSE = 1e-4  # if it may add more, another accountant may be tighter
 _LONGEST = 2**20  # points of a grid; where more would be needed it is coarser, from above
-_MOST = 2**30  # mechanisms, whose roundings added up still say something
-_WIDEST = 64.0  # spacing of a grid that says anything
-_TAIL = 36.0  # minus the logarithm of what a window leaves out
-_WEAK = -80.0  # logarithm of a frequency that has no part in the result
+_MOST = 2**30  # mechanisms; beyond, the sum of their roundings makes the bound useless
+_WIDEST = 64.0  # spacing; beyond, the bound is useless
+_TAIL = 36.0  # minus the logarithm of the mass outside a window
+_WEAK = -80.0  # logarithm of a negligible frequency
 _NEAR = np.geomspace(1e-6, 0.5, 96)
 _SHARES = np.union1d(_NEAR, 1 - _NEAR)  # of the range of a loss, dense at both ends
 
@@ -65,7 +65,7 @@ def make_laplace_curve(noise_multiplier: float) -> Curve:
 
 
 def make_response_curve(epsilon: float, truth: float) -> Curve:
-    """Return the curve of randomised response that tells the truth with this probability."""
+    """Return the curve of randomised response that answers truthfully with this probability."""
     largest = epsilon * _UP
 
     def curve(logs: Floats) -> Floats:
@@ -115,7 +115,7 @@ class Bound(NamedTuple):
 
 
 def find_loss_epsilon(parts: Parts, delta: float) -> Bound:
-    """Return an epsilon, or infinity, at which mechanisms, each run so often, are private in one direction."""
+    """Return an epsilon, or infinity, at which all runs together are private in one direction."""
     parts, count = _count(parts)
     if _sum_curves(parts, MAX_EPSILON) > delta:
         return Bound(math.inf, tight=True)
@@ -125,16 +125,16 @@ def find_loss_epsilon(parts: Parts, delta: float) -> Bound:
         return Bound(math.inf, tight=False)
     if count == 1:
         return Bound(_find_reach(parts[0][0], delta, 1e-13), tight=True)
-    # One grid for deltas that are about the same, so that a larger one never has a larger epsilon.
+    # Similar deltas share a grid, so that epsilon never rises with delta.
     level = 2.0 ** math.floor(math.log2(delta))
     tilt, guess = _Sketch.of(parts, level).for_delta(level)
     composed = _convolve(parts, tilt, guess, level)
-    found = math.inf if composed is None else composed.epsilon(delta)
-    return Bound(found, composed is not None and composed.tight and composed.losses[0] < found < math.inf)
+    epsilon = math.inf if composed is None else composed.epsilon(delta)
+    return Bound(epsilon, composed is not None and composed.tight and composed.losses[0] < epsilon < math.inf)
 
 
 def find_loss_delta(parts: Parts, epsilon: float) -> Bound:
-    """Return a delta of at most 1 at which mechanisms, each run so often, are private in one direction."""
+    """Return a delta of at most 1 at which all runs together are private in one direction."""
     parts, count = _count(parts)
     simple = min(_sum_curves(parts, 0.0), 1.0)
     if count <= 1:
@@ -145,14 +145,14 @@ def find_loss_delta(parts: Parts, epsilon: float) -> Bound:
         return Bound(simple, tight=False)
     tilt, guess = _Sketch.of(parts, 1e-250).for_epsilon(epsilon)
     composed = _convolve(parts, tilt, max(epsilon, 1 / tilt), guess)
-    found = 1.0 if composed is None else composed.delta(epsilon)
-    return Bound(min(found, simple), composed is not None and composed.tight and found < 1)
+    delta = 1.0 if composed is None else composed.delta(epsilon)
+    return Bound(min(delta, simple), composed is not None and composed.tight and delta < 1)
 
 
 def _count(parts: Parts) -> tuple[Parts, int]:
-    """Return the parts that have a loss at all, and how many mechanisms they are together."""
-    kept = [(curve, times) for curve, times in parts if _evaluate_at(curve, 0.0) > 0]
-    return kept, sum(times for _, times in kept)
+    """Return the parts that have any loss, and their total number of runs."""
+    lossy = [(curve, times) for curve, times in parts if _evaluate_at(curve, 0.0) > 0]
+    return lossy, sum(times for _, times in lossy)
 
 
 def _sum_curves(parts: Parts, log: float) -> float:
@@ -176,28 +176,28 @@ def _find_reach(curve: Curve, level: float, precision: float) -> float:
 
 
 def _find_range(curve: Curve, level: float) -> tuple[float, float]:
-    """Return how far the loss of one mechanism goes, down and up, until what is left is negligible."""
+    """Return the lower and upper reach of one mechanism's loss; the mass beyond is negligible."""
     return _find_reach(reverse_curve(curve), max(level, 1e-20), 1e-9), _find_reach(curve, max(level, 1e-305), 1e-9)
 
 
 @dataclass(frozen=True)
 class _Sketch:
-    """The moments of the loss of everything, roughly: they say where to look, and no bound depends on them."""
+    """Approximate moments of the total loss. They choose the grid; no bound depends on them."""
 
     tilts: Floats
     moments: Floats  # ``log E exp(tilt * loss)``
 
     @classmethod
     def of(cls, parts: Parts, delta: float) -> "_Sketch":
-        seen = []
+        samples = []
         for curve, times in parts:
             low, high = _find_range(curve, delta * 1e-9 / times)
             points = np.concatenate([-low * _SHARES[::-1], high * _SHARES])
-            seen.append((points, curve(points) * np.gradient(points), times))
-        variance = sum(2 * times * float(np.sum(weights)) for _, weights, times in seen)
+            samples.append((points, curve(points) * np.gradient(points), times))
+        variance = sum(2 * times * float(np.sum(weights)) for _, weights, times in samples)
         tilts = np.geomspace(1e-2, 1e3, 96) / math.sqrt(variance)
         moments = np.zeros_like(tilts)
-        for points, weights, times in seen:
+        for points, weights, times in samples:
             # E exp(tilt * loss) = 1 + tilt (tilt + 1) * the integral of exp(tilt * log a) times the curve
             with np.errstate(divide="ignore"):
                 integral = logsumexp(np.multiply.outer(tilts, points) + np.log(weights), axis=1)
@@ -205,16 +205,16 @@ class _Sketch:
         return cls(tilts, moments)
 
     def for_delta(self, delta: float) -> tuple[float, float]:
-        """Return the tilt that suits a delta, and about its epsilon."""
-        found = (self._chernoff - math.log(delta)) / self.tilts
-        best = int(np.argmin(found))
-        return float(self.tilts[best]), max(float(found[best]), 1 / float(self.tilts[best]))
+        """Return the best tilt for a delta, and its approximate epsilon."""
+        epsilons = (self._chernoff - math.log(delta)) / self.tilts
+        best = int(np.argmin(epsilons))
+        return float(self.tilts[best]), max(float(epsilons[best]), 1 / float(self.tilts[best]))
 
     def for_epsilon(self, epsilon: float) -> tuple[float, float]:
-        """Return the tilt that suits an epsilon, and about its delta."""
-        found = self._chernoff - self.tilts * epsilon
-        best = int(np.argmin(found))
-        return float(self.tilts[best]), math.exp(min(max(float(found[best]), -600.0), 0.0))
+        """Return the best tilt for an epsilon, and its approximate delta."""
+        log_deltas = self._chernoff - self.tilts * epsilon
+        best = int(np.argmin(log_deltas))
+        return float(self.tilts[best]), math.exp(min(max(float(log_deltas[best]), -600.0), 0.0))
 
     @property
     def _chernoff(self) -> Floats:
@@ -230,11 +230,11 @@ class _Losses:
     first: int  # the first multiple
     mass: Floats
     infinite: float  # mass of the infinite loss
-    times: int  # how often the mechanism runs
+    times: int  # runs of the mechanism
 
     @classmethod
     def of(cls, curve: Curve, times: int, spacing: float, reach: tuple[float, float]) -> "_Losses":
-        """Connect the dots: H is convex in a, so its chords lie above it, and they are the H of a distribution."""
+        """Interpolate H linearly: it is convex in a, so its chords are above it, and are the H of a distribution."""
         first, last = -math.ceil(reach[0] / spacing) - 1, math.ceil(reach[1] / spacing) + 1
         excess = curve(list_multiples(spacing, first, last) * _IN)
         steps = np.diff(excess)
@@ -252,7 +252,7 @@ class _Losses:
 
     @cached_property
     def surplus(self) -> float:
-        """How much more than 1 the whole mass may be."""
+        """Bound the excess of the total mass over 1."""
         return max(float(np.sum(self.mass)) + self.infinite - 1, 0.0) + 128 * _U
 
     @cached_property
@@ -270,7 +270,7 @@ class _Losses:
         return float(np.max(np.abs(self.log_mass[self.mass > 0])))
 
     def rounding(self, tilt: float) -> float:
-        """Return how much the logarithm of a tilted mass, or of their sum, may be off."""
+        """Bound the error of the logarithm of a tilted mass, or of their sum."""
         return 16 * _U * (abs(tilt) * max(-self.first, self.last) * self.spacing + self.depth + 16)
 
     def moment(self, tilt: float) -> float:
@@ -313,7 +313,7 @@ class _Convolution:
         return float(min(scale * (inside + beyond * self.above) + self.infinite, 1.0))
 
     def epsilon(self, delta: float) -> float:
-        """Return an epsilon at which the divergence is at most `delta`; infinity where the window holds none."""
+        """Return an epsilon at which the divergence is at most `delta`; infinity if the window has none."""
         low, high = max(float(self.losses[0]), 0.0), float(self.losses[-1])
         if high <= low or self.delta(high) > delta:
             return math.inf
@@ -323,10 +323,10 @@ class _Convolution:
         def surplus(epsilon: float) -> float:
             return math.log(max(self.delta(epsilon) / delta, 1e-9))
 
-        found, step = brentq(surplus, low, high, xtol=1e-300, rtol=1e-14), 1e-15
-        while self.delta(found) > delta:
-            found, step = min(found * (1 + step), high), 2 * step
-        return float(found)
+        root, step = brentq(surplus, low, high, xtol=1e-300, rtol=1e-14), 1e-15
+        while self.delta(root) > delta:
+            root, step = min(root * (1 + step), high), 2 * step
+        return float(root)
 
     def _weight(self, above: Floats) -> Floats:
         return np.asarray(-np.expm1(-above) * np.exp(-self.tilt * above))
@@ -353,7 +353,7 @@ def _convolve(parts: Parts, tilt: float, epsilon: float, delta: float) -> _Convo
 
 
 class _Window(NamedTuple):
-    """From the first to the last multiple of the spacing that matters, and the tilted mass above, at most."""
+    """The first and last relevant multiple of the spacing, and a bound on the tilted mass above."""
 
     first: int
     last: int
@@ -368,41 +368,42 @@ def _find_window(losses: Sequence[_Losses], tilt: float) -> _Window:
     """Return a window outside of which there is hardly any tilted mass, by Chernoff's bound."""
 
     def moment(more: float) -> float:
-        return sum(one.times * one.moment(tilt + more) for one in losses)
+        return sum(part.times * part.moment(tilt + more) for part in losses)
 
     spacing, variance = losses[0].spacing, 0.0
-    for one in losses:
-        tilted = one.tilted(tilt)[1]
-        mean = np.sum(tilted * one.losses)
-        variance += one.times * float(np.sum(tilted * (one.losses - mean) ** 2))
+    for part in losses:
+        tilted = part.tilted(tilt)[1]
+        mean = np.sum(tilted * part.losses)
+        variance += part.times * float(np.sum(tilted * (part.losses - mean) ** 2))
     spread = max(math.sqrt(variance), spacing)
-    base = moment(0.0) - 2 * sum(one.times * one.rounding(tilt) for one in losses)
+    base = moment(0.0) - 2 * sum(part.times * part.rounding(tilt) for part in losses)
     low, high = -math.inf, math.inf
     for more in (2 / spread, 4 / spread, 8 / spread):
         low = max(low, (base - moment(-more) - _TAIL) / more)
         high = min(high, (moment(more) - base + _TAIL) / more)
-    bottom, top = sum(one.times * one.first for one in losses), sum(one.times * one.last for one in losses)
+    bottom = sum(part.times * part.first for part in losses)
+    top = sum(part.times * part.last for part in losses)
     first, last = max(math.floor(low / spacing), bottom), math.ceil(high / spacing) + 1
     return _Window(first, top, 0.0) if last >= top else _Window(first, last, 2 * math.exp(-_TAIL))
 
 
 def _convolve_tilted(losses: Sequence[_Losses], tilt: float, window: _Window, *, tight: bool) -> _Convolution:
-    """Return the tilted distribution of the sum in a window; what lies outside comes back into it, which is safe."""
-    size = 2 ** math.ceil(math.log2(max(window.size, *(len(one.mass) for one in losses), 16)))
+    """Return the tilted distribution of the sum in a window. Mass outside wraps around into it, which is safe."""
+    size = 2 ** math.ceil(math.log2(max(window.size, *(len(part.mass) for part in losses), 16)))
     moment, norms, offset = 0.0, 0.0, 0
     product = np.ones(size // 2 + 1, dtype=np.complex128)
-    for one in losses:
-        log_sum, tilted = one.tilted(tilt)
-        moment += one.times * (log_sum + one.rounding(tilt))
-        norms += one.times * float(np.linalg.norm(tilted))
-        offset += one.times * one.first
+    for part in losses:
+        log_sum, tilted = part.tilted(tilt)
+        moment += part.times * (log_sum + part.rounding(tilt))
+        norms += part.times * float(np.linalg.norm(tilted))
+        offset += part.times * part.first
         spectrum = fft.rfft(tilted, size)
-        spectrum /= np.maximum(np.abs(spectrum), 1)  # that of a distribution lies in the unit disc
+        spectrum /= np.maximum(np.abs(spectrum), 1)  # that of a distribution is in the unit disc
         with np.errstate(divide="ignore"):
-            strong = (product != 0) & (one.times * np.log(np.abs(spectrum)) > _WEAK)
+            strong = (product != 0) & (part.times * np.log(np.abs(spectrum)) > _WEAK)
         product[~strong] = 0
-        product[strong] *= _raise_to_power(spectrum[strong], one.times)
-    surplus = sum(one.times * one.surplus for one in losses)
+        product[strong] *= _raise_to_power(spectrum[strong], part.times)
+    surplus = sum(part.times * part.surplus for part in losses)
     return _Convolution(
         losses=list_multiples(losses[0].spacing, window.first, window.last),
         mass=np.maximum(np.roll(fft.irfft(product, size), offset - window.first)[: window.size], 0),
@@ -410,13 +411,13 @@ def _convolve_tilted(losses: Sequence[_Losses], tilt: float, window: _Window, *,
         moment=moment,
         error=_FFT_ERROR * math.log2(size) * norms + math.exp(_WEAK + 1),
         above=window.above,
-        infinite=sum(one.times * one.infinite for one in losses) * math.exp(min(surplus, 700.0)),
+        infinite=sum(part.times * part.infinite for part in losses) * math.exp(min(surplus, 700.0)),
         tight=tight,
     )
 
 
 def _raise_to_power(base: NDArray[np.complex128], exponent: int) -> NDArray[np.complex128]:
-    """Return the power by squaring, so that its error is that of so many multiplications."""
+    """Return the power by squaring, with the rounding of `exponent` multiplications."""
     result = np.ones_like(base)
     while exponent:
         if exponent & 1:

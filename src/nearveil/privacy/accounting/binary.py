@@ -9,9 +9,9 @@ the whole as a function of ``a = exp(epsilon)``; then Bellman's equation
 gives it exactly, and this module computes it from above. Three facts make that quick and safe; all are
 proved in ``docs/theory/accounting.md``:
 
-* V is convex in a, so a chord between two points of a grid lies above it;
+* V is convex in a, so a chord between two points of a grid is above it;
 * a pair is a *move*: an outcome of probability `rising` becomes likelier by `gain`. The sum is convex in
-  (rising, gain) and grows with `gain`, so any set of moves whose hull covers the true ones is safe;
+  (rising, gain) and grows with `gain`, so any set of moves with a hull that covers the true ones is safe;
 * the other direction, Q against P, is ``1 - a + a V(1/a)``: one recursion gives both.
 """
 
@@ -43,11 +43,11 @@ _SAG = 1e-4  # how much higher the thinned moves may be than the true ones where
 
 @dataclass(frozen=True)
 class Moves:
-    """What one round can do: an outcome becomes likelier by `gain` under Q, the other less likely."""
+    """The moves of one round: an outcome becomes likelier by `gain` under Q, the other less likely."""
 
     rising: NDArray[np.float64]  # probability under P of the outcome that becomes likelier
     falling: NDArray[np.float64]  # probability under P of the other, ``1 - rising`` with all its digits
-    gain: NDArray[np.float64]  # what the first wins and the second loses under Q
+    gain: NDArray[np.float64]  # probability that moves from the second to the first under Q
 
     def __post_init__(self) -> None:
         """Validate the moves."""
@@ -56,7 +56,7 @@ class Moves:
         if not np.allclose(self.rising + self.falling, 1, rtol=0, atol=1e-9):
             raise ValueError("rising and falling must be probabilities that sum to 1")
         if not (np.all(self.gain >= 0) and np.all(self.gain <= self.falling * (1 + 1e-9) + 1e-300)):
-            raise ValueError("gain must lie between 0 and falling")
+            raise ValueError("gain must be between 0 and falling")
 
     @classmethod
     def between(cls, p: NDArray[np.float64], q: NDArray[np.float64]) -> "Moves":
@@ -82,7 +82,7 @@ class PrivacyCurve:
         return float(max(self.forward(point)[0], self.reversed().forward(point)[0]))
 
     def epsilon(self, delta: float, direction: Literal["add", "remove"] | None = None) -> float:
-        """Return the least epsilon whose delta is at most the one given; infinity where none is.
+        """Return the least epsilon with a delta of at most `delta`; infinity if there is none.
 
         `direction`: "add", P (without the record) against Q, or "remove", Q against P; the larger of both by default.
         """
@@ -102,7 +102,7 @@ class PrivacyCurve:
         return np.asarray(_compute_hinge(epsilons) + self.excess_at(epsilons))
 
     def excess_at(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return how far V is above ``max(1 - a, 0)``: a curve to compose with others."""
+        """Return ``V - max(1 - a, 0)``: a curve to compose with others."""
         logs, last = self._logs, len(self.excess) - 1
         epsilons = epsilons * (1 - ROUNDING)  # the excess is largest at a = 1
         at = np.clip(np.searchsorted(logs, epsilons, side="right") - 1, 0, last - 1)
@@ -128,7 +128,7 @@ class PrivacyCurve:
         return float(self.spacing * (at - 1) + math.log1p(share * math.expm1(self.spacing)))
 
     def assert_convex(self, rounds: int) -> None:
-        """Raise where the curve is not convex in a, beyond the rounding of all rounds: it would be in doubt."""
+        """Raise if the curve is not convex in a, beyond the rounding of all rounds."""
         logs = self._logs
         values, widths = self.forward(logs), np.diff(np.exp(logs))
         slopes = np.diff(values) / widths
@@ -139,7 +139,7 @@ class PrivacyCurve:
 
 
 def compose_binary(moves: Moves, count: int) -> PrivacyCurve:
-    """Return the curve of `count` rounds whose moves are chosen adaptively, from above.
+    """Bound the curve of `count` rounds with adaptively chosen moves.
 
     ``docs/theory/accounting.md``, Theorem 4; attacked by ``test_screening.py``.
     """
@@ -161,7 +161,7 @@ def compose_binary(moves: Moves, count: int) -> PrivacyCurve:
         below = excess[0] * np.exp(-spacing * np.arange(2 * reach, 0, -1))
         padded = np.concatenate([below, excess, np.full(2 * reach, excess[-1])])
         low, excess = low + reach, _round(kernels, padded, reach, low + reach, spacing)
-        # What is held constant must not creep outwards: every round may add its share of the tail to it.
+        # The constant tail must not creep outwards: every round may add its share to it.
         low, excess = _trim(excess, low, spacing, _TAIL * done / count)
     # Every operation rounds by half a unit; all terms are positive, so the errors stay relative.
     curve = PrivacyCurve(spacing, -low, excess * (1 + 16 * count * np.finfo(float).eps))
@@ -176,8 +176,8 @@ class _Kernel:
     shifts: tuple[int, ...]
     weights: tuple[float, ...]
     reach: int
-    source: NDArray[np.float64]  # what the kink of max(1 - a, 0) adds to the excess, from -reach to reach
-    never: float  # probability of what hardly happens under Q: an infinite loss, added beyond the reach
+    source: NDArray[np.float64]  # contribution of the kink of max(1 - a, 0) to the excess, from -reach to reach
+    never: float  # probability of an outcome that is almost impossible under Q: infinite loss, beyond the reach
     lost: float  # the same the other way round, P and Q exchanged
 
     @classmethod
@@ -268,26 +268,26 @@ def _measure_strength(moves: Moves) -> NDArray[np.float64]:
 
 
 def _find_hull(moves: Moves, negligible: float) -> Moves:
-    """Return moves whose upper hull covers all: the vertices of theirs, a hair higher for the rounding of the gains.
+    """Return the vertices of the upper hull of all moves, raised by the rounding of the gains.
 
     Moves of an outcome that has less than the `negligible` probability are covered by taking that probability whole.
     """
     points = np.stack([moves.rising, moves.falling, moves.gain * (1 + 1e-12)], axis=1)
     rare, sure = moves.rising + moves.gain <= negligible, moves.falling <= negligible
     covers = [(0.0, 1.0, negligible)] * bool(np.any(rare)) + [(1.0, negligible, negligible)] * bool(np.any(sure))
-    kept: list[tuple[float, float, float]] = []
+    hull: list[tuple[float, float, float]] = []
     for point in sorted([*map(tuple, points[~rare & ~sure]), *covers], key=lambda m: (m[0], -m[1], m[2])):
-        while kept and _measure_gap(kept[-1], point) <= 0:
-            kept.pop()
-        while len(kept) > 1 and _turns_up(kept[-2], kept[-1], point):
-            kept.pop()
-        kept.append(point)
-    rising, falling, gain = np.array([point for point in kept if point[2] > 0]).reshape(-1, 3).T
+        while hull and _measure_gap(hull[-1], point) <= 0:
+            hull.pop()
+        while len(hull) > 1 and _turns_up(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    rising, falling, gain = np.array([point for point in hull if point[2] > 0]).reshape(-1, 3).T
     return Moves(rising, falling, np.minimum(gain, falling))
 
 
 def _measure_gap(a: Point, b: Point) -> float:
-    """Return how much likelier the rising outcome is in move b than in a, from the side that has the digits."""
+    """Return the difference of the rising probabilities of b and a, from the side with more digits."""
     return float(a[1] - b[1] if a[0] > 0.5 else b[0] - a[0])
 
 
@@ -296,9 +296,9 @@ def _turns_up(a: Point, b: Point, c: Point) -> bool:
 
 
 def _thin(moves: Moves) -> Moves:
-    """Return fewer moves whose hull covers all: every few of them, lifted until the chords lie above the rest.
+    """Thin the moves: keep every few of them, raised until their hull covers all.
 
-    A move that is weaker than the strongest may be lifted by a part of what it lacks.
+    A move that is weaker than the strongest may be raised by a part of the difference.
     """
     gain, points = moves.gain, np.stack([moves.rising, moves.falling], axis=1)
     allowed = _SAG + (1 - _measure_strength(moves) / np.max(_measure_strength(moves))) / 16

@@ -1,4 +1,4 @@
-"""Noisy screening: what one question costs, and what many cost together.
+"""The cost of one noisy screening, and of many together.
 
 With t the max-vote of the sample and Phi the normal distribution function, a screening passes with probability
 ``Phi((t - threshold) / noise)``. One record, kept by the Poisson sample with probability `sampling_rate`, turns
@@ -45,7 +45,7 @@ def compute_binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[
     """Return the Renyi divergence of P from Q, given logarithms of their two probabilities, without cancellation."""
     check_order(order)
     ratio = log_p - log_q
-    # sum_o Q(o) (P/Q - 1) = 0, so its multiple may be taken out: what is left are positive terms alone.
+    # sum_o Q(o) (P/Q - 1) = 0, so a multiple of it can be subtracted: the remaining terms are positive.
     near = np.clip(ratio, -1 / order, 1 / order)
     small = np.sum(np.exp(log_q) * (np.expm1(order * near) - order * np.expm1(near)), axis=0)
     large = logsumexp(log_q + order * ratio, axis=0)
@@ -160,7 +160,7 @@ class AsymptoticCost:
     """An epsilon of the supplement's Theorem 2, for comparison."""
 
     epsilon: float
-    applies: bool  # whether the theorem's assumptions hold; without them the value says nothing
+    applies: bool  # whether the theorem's assumptions hold; without them the value is meaningless
 
 
 def compute_private_knn_asymptotic(
