@@ -81,7 +81,7 @@ def serve(place: str, make: Callable[[], Any], told: Connection) -> None:
     with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:
         gallery = OpenGallery(index, "bench", offers=("names", "sealed"))
         gallery.prepare()
-        answers, sealed = gallery._read_sealed(), make()
+        answers, sealed = gallery._get_sealed(), make()
         answers.index, answers.layout, answers.hints = sealed, sealed.layout.to_bytes(), sealed.get_hints()
         settings = Settings(tokens=str(folder / "tokens.db"), rate=None, log_file=folder / "log")
         server = uvicorn.Server(uvicorn.Config(create_app([gallery], tokens, settings), log_config=None))

@@ -220,16 +220,16 @@ def serve_ours(place: str, tokens: str, log: str, workers: str, cache: str = str
 
 def serve_bare(answer: str, workers: str) -> None:
     """Be the bare endpoint, with the same uvicorn settings, in as many processes."""
-    from nearveil.server.serving import _bound, address
+    from nearveil.server.serving import bind_socket, make_url
     from nearveil.server.settings import Settings
 
     settings = Settings(port=0)
-    sock = _bound(settings)
+    sock = bind_socket(settings)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # uvicorn raises it again: then the others end, too
     others = [PROCESSES.Process(target=_bare, args=(sock, answer), daemon=True) for _ in range(int(workers) - 1)]
     for process in others:
         process.start()
-    print(address(settings, sock), flush=True)
+    print(make_url(settings, sock), flush=True)
     _bare(sock, answer)
 
 
@@ -237,7 +237,7 @@ def _bare(sock: socket.socket, answer: str) -> None:
     from fastapi import FastAPI, Request, Response
 
     from nearveil.server.listener import Server
-    from nearveil.server.serving import _config
+    from nearveil.server.serving import make_config
     from nearveil.server.settings import Settings
 
     constant = Path(answer).read_bytes()
@@ -249,7 +249,7 @@ def _bare(sock: socket.socket, answer: str) -> None:
         return Response(constant, media_type="application/vnd.nearveil.frame")
 
     settings = Settings(port=0)
-    Server(_config(app, settings), lambda: None).run(sockets=[sock])
+    Server(make_config(app, settings), lambda: None).run(sockets=[sock])
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import pytest
 import nearveil.server
 from nearveil.gallery import Index, Item
 from nearveil.server import Settings, TokenStore
-from nearveil.server.tokens import default_place
+from nearveil.server.tokens import default_location
 
 from .galleries import fine, refused, run
 
@@ -25,7 +25,7 @@ def served(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Settings]:
     monkeypatch.setattr(nearveil.server, "serve", serve, raising=False)
     monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    with TokenStore(default_place()) as store:
+    with TokenStore(default_location()) as store:
         store.create("ann")
     return found
 
@@ -101,7 +101,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
     for words, said in (
-        ((), "galleries: there is none"),
+        ((), "galleries: none given"),
         (("--name", "birds"), "--name"),
         (("x", "--port", "70000"), "port: "),
         (("x", "--host", "0.0.0.0"), "host: beyond loopback"),  # noqa: S104
@@ -132,10 +132,10 @@ def test_settings_are_told_in_our_words(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
     config = tmp_path / "c.toml"
     for text, said in (
-        ('[galleries.birds]\nindex = "b"', "galleries: it must be a list: write [[galleries]] before each"),
-        ('[[galleries]]\nname = "My Birds"\nindex = "b"', "galleries.0.name: it must have small letters, digits"),
-        ('[[galleries]]\nindex = "b"', "galleries.0.name: it must be given"),
-        ('trusted_hosts = "birds.example"', "trusted_hosts: it must be a list"),
+        ('[galleries.birds]\nindex = "b"', "galleries: must be a list: write [[galleries]] before each"),
+        ('[[galleries]]\nname = "My Birds"\nindex = "b"', "galleries.0.name: must have lowercase letters, digits"),
+        ('[[galleries]]\nindex = "b"', "galleries.0.name: required"),
+        ('trusted_hosts = "birds.example"', "trusted_hosts: must be a list"),
     ):
         config.write_text(text)
         assert said in refused("serve", "--config", config)

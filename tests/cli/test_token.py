@@ -62,7 +62,7 @@ def test_looking_for_tokens_makes_none(here: Path) -> None:
         assert "`nearveil token create LABEL`" in text
     assert list(here.iterdir()) == []
     fine("token", "create", "ann")
-    assert "there is no such token" in refused("token", "revoke", "0" * 16)
+    assert "no such token" in refused("token", "revoke", "0" * 16)
 
 
 def test_the_file_of_the_server_says_where(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_the_file_of_the_server_says_where(here: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("NEARVEIL_SERVER_TOKENS", str(here / "other.db"))  # and so does a variable
     assert [one["label"] for one in json.loads(fine("token", "list", "--json"))] == ["eve"]
     monkeypatch.delenv("NEARVEIL_SERVER_TOKENS")
-    for text, said in (("token = 'x'", "token: there is no such setting"), ("tokens = 3", "tokens: it must be text")):
+    for text, said in (("token = 'x'", "token: no such setting"), ("tokens = 3", "tokens: it must be text")):
         config.write_text(text)
         assert said in refused("token", "list")
     assert not (here / "data").exists()

@@ -134,7 +134,7 @@ def test_a_gallery_must_offer_its_codes(made: Path, tmp_path: Path) -> None:
             client.sync()
         assert len(wire.requests) == 1
         told, _ = here.client(_say_codes, home=tmp_path / "other")  # one that asks all the same
-        with pytest.raises(DeclinedError, match="not hand out"):
+        with pytest.raises(DeclinedError, match="does not offer its codes"):
             told.sync()
 
 
@@ -339,7 +339,7 @@ def test_a_gallery_whose_texts_are_too_long_for_a_copy_says_so(
     monkeypatch.setattr(home, "DEFAULT_LIMITS", replace(DEFAULT_LIMITS, codes_group=1000))
     with scene(texts, tmp_path / "again", offers=("names", "codes", "metadata")) as here:
         client, _ = here.client(home=tmp_path / "other")
-        with pytest.raises(DeclinedError, match="too long for a copy"):
+        with pytest.raises(DeclinedError, match="too long for a local copy"):
             client.sync()
 
 

@@ -93,7 +93,7 @@ def test_a_sealed_question_takes_more_of_the_rate_than_a_list_of_galleries(
     client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")
     expected = len(wire.requests) + len(wire.posts) + sum(len(body) for *_, body in wire.posts) / pass_bytes
     ((level, _),) = state.rate._buckets.values()
-    assert pass_bytes == here.gallery._read_sealed().index.nbytes > 0  # type: ignore[attr-defined]
+    assert pass_bytes == here.gallery._get_sealed().index.nbytes > 0  # type: ignore[attr-defined]
     assert len(wire.posts) == 2
     assert 1000 - level == pytest.approx(expected)
 
@@ -352,7 +352,7 @@ def test_one_builder_takes_the_newest_map(tmp_path: Path, monkeypatch: pytest.Mo
             go_on()
         gallery.prepare()
         assert [len(served.read_alive()[0]) for served in begun] == [COUNT, COUNT - 4]
-        assert gallery._read_sealed().index.get_items().tolist() == list(range(4, COUNT))
+        assert gallery._get_sealed().index.get_items().tolist() == list(range(4, COUNT))
 
 
 def test_the_previous_index_answers_until_the_next_is_built_unless_an_item_was_deleted(
@@ -382,7 +382,7 @@ def test_the_previous_index_answers_until_the_next_is_built_unless_an_item_was_d
         for _ in range(2):
             go_on()
         gallery.prepare()
-        assert gallery._read_sealed().index.get_items().tolist() == [*range(5), *range(6, COUNT + 1)]
+        assert gallery._get_sealed().index.get_items().tolist() == [*range(5), *range(6, COUNT + 1)]
 
 
 def test_a_build_that_fails_is_tried_again(

@@ -60,15 +60,15 @@ def test_a_new_map_that_takes_long_to_read_stops_nobody(tmp_path: Path, monkeypa
         old = asking(gallery, 1)
         ids = Answer.from_bytes(gallery.query(old)).ids
         new = other.publish(EPSILON, F, n_sets=SETS + 1).public_id
-        monkeypatch.setattr(galleries, "_GRACE", 0.01)
+        monkeypatch.setattr(galleries, "_MAP_GRACE", 0.01)
         monkeypatch.setattr(Published, "_read", read_later)
         assert Answer.from_bytes(gallery.query(old)).ids.tolist() == ids.tolist()
         other.delete(ids[:1])
         assert ids[0] not in Answer.from_bytes(gallery.query(old)).ids
         asked_new = Query(Message("covers", new, {"sets": np.array([SETS], np.int32)}), "none").to_bytes()
         with monkeypatch.context() as patch:
-            patch.setattr(galleries, "_PATIENCE", 0.01)
-            with pytest.raises(UnavailableError, match="ask again"):
+            patch.setattr(galleries, "_MAP_TIMEOUT", 0.01)
+            with pytest.raises(UnavailableError, match="Try again"):
                 gallery.query(asked_new)
         with ThreadPoolExecutor(1) as threads:
             answered = threads.submit(gallery.query, asked_new)

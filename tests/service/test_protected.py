@@ -221,7 +221,7 @@ def test_what_fails_before_the_debit_costs_nothing(
 
 
 def test_a_fit_that_fails_costs_one_publication_and_shows_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearveil.server.protected._PATIENCE", 0.0)
+    monkeypatch.setattr("nearveil.server.protected._STORE_TIMEOUT", 0.0)
     scans = gallery(place)
     with monkeypatch.context() as patched:
         patched.setattr(PrivateDiscriminant, "export", lambda _: 1 / 0)
@@ -329,7 +329,7 @@ def test_a_record_of_no_class_is_not_published(place: Path, name: str) -> None:
         private.add([Item(rows(1, 8)[0][0], name)], row_exact=True)
     found = gallery(place)
     for asks in (found.publish, found.forecast):
-        with pytest.raises(ValueError, match="first folder is not in classes") as error:
+        with pytest.raises(ValueError, match="first folder that is not in classes") as error:
             asks()
         assert PATIENT not in str(error.value)
     assert found.account is None
@@ -356,12 +356,12 @@ def test_nothing_to_learn_from_is_said(place: Path) -> None:
         rest = public.snapshot()
         public.delete(public.ids())
     found = gallery(place)
-    with pytest.raises(ValueError, match="public: it holds no image"):
+    with pytest.raises(ValueError, match="public: the index is empty"):
         found.publish()
     with Index.open(place / "public") as public, Index.open(place / "private") as private:
         public.add(Item(row) for row in rest.features)
         private.delete(private.ids())
-    with pytest.raises(ValueError, match="private holds no record"):
+    with pytest.raises(ValueError, match="private has no records"):
         found.publish(allow_noise=True)
     found.close()
 
@@ -497,7 +497,7 @@ def test_an_account_of_an_earlier_version_says_what_to_do(place: Path) -> None:
             plan=[(VoteHistogram(0.7), 3)],
             **about,
         )
-    with pytest.raises(ValueError, match=r"records that vote on sets.*give a new account, and index the records anew"):
+    with pytest.raises(ValueError, match=r"records that vote on sets.*use a new account, and index the records again"):
         gallery(place)
 
 
@@ -597,7 +597,7 @@ def test_galleries_that_would_break_a_promise_are_not_opened(place: Path, second
 
 def test_records_never_show(scans: ProtectedGallery) -> None:
     features = rows(240, 0)[0]
-    shown = repr(scans) + repr(scans._read()) + repr(vars(scans))
+    shown = repr(scans) + repr(scans._load_records()) + repr(vars(scans))
     assert features.shape == (240, DIMENSION)
     assert not any(f"{value:.4f}"[:6] in shown for value in features[:20].ravel())
     assert "771234" not in shown

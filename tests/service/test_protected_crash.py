@@ -57,7 +57,7 @@ def test_a_process_that_is_killed_between_debit_and_store_costs_one_publication(
     dead = worker(made, "dies")
     dead.read(120)
     assert dead.returncode == -signal.SIGKILL
-    monkeypatch.setattr(protected, "_PATIENCE", 0.05)
+    monkeypatch.setattr(protected, "_STORE_TIMEOUT", 0.05)
     found = gallery(made)
     assert found.account is not None
     assert (debits(found), found.publications_left) == (1, 2)
@@ -132,7 +132,7 @@ def test_who_comes_while_another_is_at_it_waits_for_its_model(made: Path, monkey
 
 def test_who_was_given_up_too_early_changes_nothing_that_was_shown(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process stalls between debit and store; another gives it up, pays and publishes. Then the first goes on."""
-    monkeypatch.setattr(protected, "_PATIENCE", 0.05)
+    monkeypatch.setattr(protected, "_STORE_TIMEOUT", 0.05)
     stalled, go_on, fit = threading.Event(), threading.Event(), PrivateDiscriminant.fit
     slow, quick = gallery(made), gallery(made)
 
@@ -161,7 +161,7 @@ def test_who_was_given_up_too_early_changes_nothing_that_was_shown(made: Path, m
 
 
 def test_who_finds_its_key_taken_by_the_dead_says_so(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protected, "_PATIENCE", 0.05)
+    monkeypatch.setattr(protected, "_STORE_TIMEOUT", 0.05)
     found, other, forecast = gallery(made), gallery(made), PrivateDiscriminant.forecast
 
     def late(self: Any, *arguments: Any) -> Any:  # another pays between our look and our debit, and stores nothing

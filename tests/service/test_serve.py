@@ -392,7 +392,7 @@ def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
 
 def test_what_cannot_be_served(tmp_path: Path) -> None:
     store = {"tokens": str(tmp_path / "t.db")}
-    with pytest.raises(SettingsError, match="galleries: there is none"):
+    with pytest.raises(SettingsError, match="galleries: none given"):
         serve(Settings.load(**store))
     index_of(tmp_path / "birds").close()
     birds = [{"name": "birds", "index": str(tmp_path / "birds")}]

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from nearveil.server import Settings
-from nearveil.server.settings import SettingsError, cleaned_name
+from nearveil.server.settings import SettingsError, make_gallery_name
 
 ROOT = Path(__file__).parents[2]
 PROTECTED = {
@@ -67,9 +67,9 @@ def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytes
         ({"max_body": 3}, "max_body: "),
         ({"log_level": "loud"}, "log_level: "),
         ({"tokens": ""}, "tokens: "),
-        ({"colour": 1}, "colour: there is no such setting"),
+        ({"colour": 1}, "colour: no such setting"),
         ({"tls_cert": "x.pem"}, "tls_cert and tls_key"),
-        ({"tls_cert": "x.pem", "tls_key": "y.pem"}, "tls_cert: there is no such file"),
+        ({"tls_cert": "x.pem", "tls_key": "y.pem"}, "tls_cert: no such file"),
         ({"tls_client_ca": "x.pem"}, "tls_client_ca: needs"),
         ({"host": "0.0.0.0"}, "host: beyond loopback"),  # noqa: S104
         ({"host": "example.org"}, "host: beyond loopback"),
@@ -88,16 +88,16 @@ def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytes
         assert "hunter2" not in text
     for name in ("NEARVEIL_SERVER_RATEE", "nearveil_server_ratee", "NEARVEIL_SERVER_RATE__X"):
         monkeypatch.setenv(name, "1")
-        assert f"{name}: there is no such setting" in refused()
+        assert f"{name}: no such setting" in refused()
         monkeypatch.delenv(name)
     monkeypatch.setenv("NEARVEIL_SERVER_GALLERIES", "{not json")
     assert "galleries" in refused()
     monkeypatch.delenv("NEARVEIL_SERVER_GALLERIES")
     (tmp_path / "x.toml").write_text("port = = 1")
-    assert "x.toml: this is not TOML" in refused(config=tmp_path / "x.toml")
+    assert "x.toml: not valid TOML" in refused(config=tmp_path / "x.toml")
     assert "cannot be read" in refused(config=tmp_path / "none.toml")
     (tmp_path / "x.toml").write_text("prot = 1")
-    assert "prot: there is no such setting" in refused(config=tmp_path / "x.toml")
+    assert "prot: no such setting" in refused(config=tmp_path / "x.toml")
 
 
 def test_who_may_listen_beyond_this_machine(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_a_protected_gallery(tmp_path: Path) -> None:
     (gallery,) = Settings.load(galleries=[PROTECTED | {"publications": 4, "allow_noise": True}]).galleries
     assert (gallery.publications, gallery.allow_noise) == (4, True)
     for gone in ("answers", "answers_per_client"):
-        assert f"{gone}: there is no such setting" in refused(galleries=[PROTECTED | {gone: 3}])
+        assert f"{gone}: no such setting" in refused(galleries=[PROTECTED | {gone: 3}])
     for useless in ("publications", "allow_noise"):
         told = refused(galleries=[{"name": "birds", "index": "x", useless: 1}])
         assert f"{useless}: for protected galleries only" in told
@@ -134,7 +134,7 @@ def test_the_example_loads() -> None:
 
 
 def test_names_of_folders() -> None:
-    assert [cleaned_name(folder) for folder in ("a" * 100, "--x--", "Ünïcode", "...")] == [
+    assert [make_gallery_name(folder) for folder in ("a" * 100, "--x--", "Ünïcode", "...")] == [
         "a" * 64,
         "x",
         "n-code",

@@ -243,7 +243,7 @@ def test_a_revocation_takes_effect_on_a_full_disk(tmp_path: Path) -> None:
             assert store.has_room()
             fill(disk, 0)
             # After what the log of the database has room for.
-            with pytest.raises(TokenError, match="the disk is full; nothing was changed: make room"):
+            with pytest.raises(TokenError, match=r"the disk is full\. Nothing was changed; free some space"):
                 list(map(store.create, ["bob"] * 10_000))
             store.revoke(token.id)
             assert store.verify(secret) is None

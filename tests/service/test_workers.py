@@ -73,10 +73,10 @@ def lives(pid: int) -> bool:
 
 FORKED = """
 import multiprocessing
-from nearveil.server import app, serving
+from nearveil.server import app, supervisor
 from nearveil.__main__ import main
-app.HEARTBEAT_INTERVAL, serving._SILENT = 1.0, 6.0
-serving.get_context = lambda _: multiprocessing.get_context("fork")  # they share what was imported, and begin at once
+app.HEARTBEAT_INTERVAL, supervisor._HEARTBEAT_TIMEOUT = 1.0, 6.0
+supervisor.get_context = lambda _: multiprocessing.get_context("fork")  # shares imports: starts at once
 main()
 """
 

@@ -626,8 +626,8 @@ def test_a_gallery_with_other_features_is_not_asked_with_the_old_ones(made: Path
         words_of(here.ask(png(100), gallery="stripes"), 502, "unanswered")
         gone = False
         with Index.open(place) as index:
-            server.app.state.nearveil.galleries["stripes"] = OpenGallery(index, "stripes", offers=("names",))
-            server.app.state.nearveil.__post_init__()
+            state = server.app.state.nearveil
+            state.__init__([OpenGallery(index, "stripes", offers=("names",))], state.tokens, state.settings)
             words_of(here.ask(png(100), gallery="stripes"), 502, "reply")
             # Listed anew, the gallery is what it is: for new questions, and for the one that waits.
             assert "not available here" in words_of(here.ask(png(100), gallery="stripes"), 422, "extractor")

@@ -140,10 +140,10 @@ def has_tokens(where: str) -> bool:
 
 def suggest_token(where: str) -> str:
     """Return the command that makes a token, in words for a terminal."""
-    from nearveil.server.tokens import default_place, store_url
+    from nearveil.server.tokens import default_location, parse_store_url
     from nearveil.storage import describe_url
 
-    more = "" if where == str(default_place()) else f" --tokens {shlex.quote(describe_url(store_url(where)))}"
+    more = "" if where == str(default_location()) else f" --tokens {shlex.quote(describe_url(parse_store_url(where)))}"
     return f"make one with `nearveil token create LABEL{more}`"
 
 
@@ -151,14 +151,14 @@ def _find_tokens(tokens: str | None, config: Path | None) -> str:
     """Return where tokens are: as given, as the file says that the server reads, or the default."""
     with name_extra("service"):
         from nearveil.server.settings import Settings, SettingsError, read_settings
-        from nearveil.server.tokens import default_place
+        from nearveil.server.tokens import default_location
     if tokens is not None:
         return tokens
     # Only this one setting: who makes tokens need not be able to read the keys that the others name.
     held = {} if config is None else read_settings(config)
     if unknown := sorted(set(held) - set(Settings.model_fields)):
-        raise SettingsError(f"{config}: {unknown[0]}: there is no such setting")
-    where = held.get("tokens", str(default_place()))
+        raise SettingsError(f"{config}: {unknown[0]}: no such setting")
+    where = held.get("tokens", str(default_location()))
     if not isinstance(where, str):
         raise SettingsError(f"{config}: tokens: it must be text, a file or a URL")
     return where
@@ -172,9 +172,9 @@ def _open_tokens(where: str) -> "TokenStore":
 
 
 def _is_missing(where: str) -> bool:
-    from nearveil.server.tokens import store_url
+    from nearveil.server.tokens import parse_store_url
 
-    url = store_url(where)
+    url = parse_store_url(where)
     return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
 
 
@@ -300,16 +300,16 @@ def _run(config: Path | None, given: dict[str, Any]) -> None:
 def _name_gallery(index: str) -> str:
     """Return the name of a gallery: of its folder, or of its database, whose address may hold a password."""
     with name_extra("service"):
-        from nearveil.server.settings import cleaned_name
+        from nearveil.server.settings import make_gallery_name
     if "://" not in index:
-        return cleaned_name(index)
+        return make_gallery_name(index)
     import sqlalchemy as sa
 
     try:
         database = sa.make_url(index).database
     except (sa.exc.ArgumentError, ValueError):
         raise ValueError("INDEX: it must be a folder, or a URL such as postgresql://user@host/database") from None
-    return cleaned_name(Path("/", database or ""))
+    return make_gallery_name(Path("/", database or ""))
 
 
 def _check_log(settings: "Settings") -> None:
@@ -354,17 +354,11 @@ def protect(
     """
     with report_errors():
         with name_extra("service"):
-            from nearveil.gallery import Index
             from nearveil.server import Settings
-            from nearveil.server.publications import check_apart
             from nearveil.server.serving import open_protected
         settings = Settings.load(config)
-        check_apart(settings.galleries)
-        chosen, wait = _choose_gallery(settings.galleries, name), settings.database_timeout
-        with (
-            closing(Index.open(chosen.index, timeout=wait)) as index,
-            closing(open_protected(chosen, index, wait)) as found,
-        ):
+        chosen = _choose_gallery(settings.galleries, name)
+        with closing(open_protected(chosen, settings.database_timeout)) as found:
             _show_forecast(found.forecast(), chosen)
             if publish:
                 done = found.publish(allow_noise=allow_noise or bool(chosen.allow_noise))

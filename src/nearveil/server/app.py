@@ -15,10 +15,9 @@ from nearveil.server.galleries import Gallery
 from nearveil.server.middleware import GuardMiddleware, make_problem
 from nearveil.server.openapi import (
     BYTES,
-    COMMON,
     NO_SECURITY,
     QUESTION,
-    QUESTION_EXTRA,
+    QUESTION_ERRORS,
     TOKEN_SECURITY,
     describe_bytes,
     describe_errors,
@@ -27,12 +26,13 @@ from nearveil.server.openapi import (
 from nearveil.server.requests import MESSAGE, SEALED, AppState, get_context
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
-from nearveil.wire.schema import BLOCKS, FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health
+from nearveil.wire.schema import BLOCKS, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health
 
 _POLL_INTERVAL = 5.0  # seconds between two polls for new maps; requests see new maps at once
 HEARTBEAT_INTERVAL = 5.0  # seconds
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _OCTETS = "application/octet-stream"
+_GALLERY = "/v1/galleries/{gallery}"
 _DESCRIPTION = """Private retrieval. An open gallery takes a message, which names one of many sets and hides the query,
 and returns candidates, all of one size. A protected gallery publishes a model, which clients use locally. All of /v1
 needs a token."""
@@ -72,7 +72,7 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     -------
     FastAPI
     """
-    state = AppState.of(galleries, tokens, settings)
+    state = AppState(galleries, tokens, settings)
     app = FastAPI(
         title="nearveil",
         version=nearveil.__version__,
@@ -100,28 +100,18 @@ def _add_question_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of private questions."""
 
     @app.post(
-        "/v1/galleries/{gallery}/query",
-        tags=["galleries"],
-        openapi_extra=QUESTION_EXTRA,
-        response_class=Response,
-        responses={
-            **describe_bytes("The frame of an answer: all candidates."),
-            **describe_errors(*COMMON, *QUESTION, framed=True),
-        },
+        f"{_GALLERY}/query",
+        **QUESTION,
+        responses=describe_bytes("The frame of an answer: all candidates.", *QUESTION_ERRORS, framed=True),
     )
     async def query(request: Request, gallery: Name, key: Key) -> Response:
         """Return all items of the set that a private query of an open gallery names."""
         return await state.answer_question(request, gallery, key, MESSAGE)
 
     @app.post(
-        "/v1/galleries/{gallery}/sealed",
-        tags=["galleries"],
-        openapi_extra=QUESTION_EXTRA,
-        response_class=Response,
-        responses={
-            **describe_bytes("The frame of an answer: encrypted scores, or records."),
-            **describe_errors(*COMMON, *QUESTION),
-        },
+        f"{_GALLERY}/sealed",
+        **QUESTION,
+        responses=describe_bytes("The frame of an answer: encrypted scores, or records.", *QUESTION_ERRORS),
     )
     async def ask_sealed(request: Request, gallery: Name, key: Key) -> Response:
         """Answer a sealed question, which reveals nothing, by one pass over all codes or all records."""
@@ -142,14 +132,7 @@ def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
         """List the galleries that the token may use."""
         return Galleries(galleries=tuple(await state.load_infos(get_context(request))))
 
-    @app.get(
-        "/v1/galleries/{gallery}/map",
-        **BYTES,
-        responses={
-            **describe_bytes("The frame of a public part.", etag=True),
-            **describe_errors(304, 403, 422, *COMMON),
-        },
-    )
+    @app.get(f"{_GALLERY}/map", **BYTES, responses=describe_bytes("The frame of a public part.", 403, 422, etag=True))
     async def public_map(
         request: Request,
         gallery: Name,
@@ -160,62 +143,49 @@ def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
         if_none_match: ETag = None,
     ) -> Response:
         """Return the newest map, or the newest for a fraction. Clients need it to make messages."""
-        context = get_context(request)
-        source = state.get_gallery(context, gallery)
-        return await state.respond_cacheable(context, source, lambda: source.map(candidates), FRAME, if_none_match)
+        return await state.send_cacheable(request, gallery, lambda source: source.map(candidates), if_none_match)
 
     @app.get(
-        "/v1/galleries/{gallery}/model",
+        f"{_GALLERY}/model",
         **BYTES,
-        responses={
-            **describe_bytes("The model, as PublicDiscriminant.to_bytes writes it.", _OCTETS, etag=True),
-            **describe_errors(304, 403, 422, *COMMON),
-        },
+        responses=describe_bytes(
+            "The model, as PublicDiscriminant.to_bytes writes it.", 403, 422, media_type=_OCTETS, etag=True
+        ),
     )
     async def model(request: Request, gallery: Name, if_none_match: ETag = None) -> Response:
         """Return the model that a protected gallery has published: the same bytes for all clients."""
-        context = get_context(request)
-        source = state.get_gallery(context, gallery)
-        return await state.respond_cacheable(context, source, source.model, _OCTETS, if_none_match)
+        return await state.send_cacheable(
+            request, gallery, lambda source: source.model(), if_none_match, media_type=_OCTETS
+        )
 
     @app.get(
-        "/v1/galleries/{gallery}/items/{number}/original",
+        f"{_GALLERY}/items/{{number}}/original",
         **BYTES,
-        responses={**describe_bytes("The file, as it was added.", _OCTETS), **describe_errors(403, 422, *COMMON)},
+        responses=describe_bytes("The file, as it was added.", 403, 422, media_type=_OCTETS),
     )
     async def original(request: Request, gallery: Name, number: Number) -> Response:
         """Return one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
-        context = get_context(request)
-        source = state.get_gallery(context, gallery)
-        context.require("originals")
-        content = await state.run(context, source, lambda: source.original(number), "files")
-        return state.respond(context, content, _OCTETS)
+        state.get_gallery(get_context(request), gallery)  # 404 before 403: other tokens' galleries do not exist
+        get_context(request).require("originals")
+        return await state.send(request, gallery, lambda source: source.original(number), media_type=_OCTETS)
 
 
 def _add_codes_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of codes for local copies: the same for all clients."""
 
     @app.get(
-        "/v1/galleries/{gallery}/codes",
+        f"{_GALLERY}/codes",
         **BYTES,
-        responses={
-            **describe_bytes("The frame of a manifest: the digests of all groups of codes."),
-            **describe_errors(403, 422, *COMMON),
-        },
+        responses=describe_bytes("The frame of a manifest: the digests of all groups of codes.", 403, 422),
     )
     async def codes(request: Request, gallery: Name) -> Response:
         """List all codes of an open gallery that offers them, for a local copy."""
-        context = get_context(request)
-        source = state.get_gallery(context, gallery)
-        return state.respond(context, await state.run(context, source, source.codes, "files"), FRAME)
+        return await state.send(request, gallery, lambda source: source.codes())
 
     @app.get(
-        "/v1/galleries/{gallery}/codes/{number}",
+        f"{_GALLERY}/codes/{{number}}",
         **BYTES,
-        responses={
-            **describe_bytes("The frame of a group: ids, codes and names."),
-            **describe_errors(403, 422, *COMMON),
-        },
+        responses=describe_bytes("The frame of a group: ids, codes and names.", 403, 422),
     )
     async def codes_group(
         request: Request,
@@ -227,37 +197,28 @@ def _add_codes_routes(app: FastAPI, state: AppState) -> None:
         ] = None,
     ) -> Response:
         """Return a group of codes, or some blocks of it."""
-        context = get_context(request)
-        source = state.get_gallery(context, gallery)
         numbers = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
-        content = await state.run(context, source, lambda: source.codes_group(number, numbers), "files")
-        return state.respond(context, content, FRAME)
+        return await state.send(request, gallery, lambda source: source.codes_group(number, numbers))
 
 
 def _add_sealed_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of layouts and hints for sealed questions: the same for all clients."""
 
     @app.get(
-        "/v1/galleries/{gallery}/sealed",
-        responses={
-            **describe_bytes("The frame of a layout: cells and sizes.", etag=True),
-            **describe_errors(304, 403, 422, *COMMON),
-        },
+        f"{_GALLERY}/sealed",
         **BYTES,
+        responses=describe_bytes("The frame of a layout: cells and sizes.", 403, 422, etag=True),
     )
     async def sealed(request: Request, gallery: Name, if_none_match: ETag = None) -> Response:
         """Return the layout of an open gallery that answers sealed questions."""
-        context = get_context(request)
-        source = state.get_gallery(context, gallery)
-        return await state.respond_cacheable(context, source, source.sealed, FRAME, if_none_match, "sealed")
+        return await state.send_cacheable(
+            request, gallery, lambda source: source.sealed(), if_none_match, pool="sealed"
+        )
 
     @app.get(
-        "/v1/galleries/{gallery}/sealed/{part}",
-        responses={
-            **describe_bytes("The frame of a hint: of scores (0), or of records (1)."),
-            **describe_errors(403, 422, *COMMON),
-        },
+        f"{_GALLERY}/sealed/{{part}}",
         **BYTES,
+        responses=describe_bytes("The frame of a hint: of scores (0), or of records (1).", 403, 422),
     )
     async def sealed_hint(
         request: Request,
@@ -268,10 +229,7 @@ def _add_sealed_routes(app: FastAPI, state: AppState) -> None:
         ] = 0,
     ) -> Response:
         """Return hints, which clients need to decrypt answers to sealed questions: all, or the changes."""
-        context = get_context(request)
-        source = state.get_gallery(context, gallery)
-        content = await state.run(context, source, lambda: source.sealed(part, since), "sealed")
-        return state.respond(context, content, FRAME)
+        return await state.send(request, gallery, lambda source: source.sealed(part, since), pool="sealed")
 
 
 def _add_server_routes(app: FastAPI, state: AppState) -> None:

@@ -1,4 +1,4 @@
-"""Why the service does not do what was asked: a status, a word for programs and a sentence for people."""
+"""Errors of the service: an HTTP status, a code for programs and a message for people."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from nearveil.errors import NearveilError
 
 
 class ServiceError(NearveilError, ValueError):
-    """What was asked cannot be done. The text goes to the client, so nothing private stands in it.
+    """A request cannot be answered. Clients see the message, so it must not contain private values.
 
     Parameters
     ----------
@@ -15,17 +15,17 @@ class ServiceError(NearveilError, ValueError):
     Attributes
     ----------
     status : int
-        Of the HTTP answer.
+        HTTP status.
     code : str
         For programs.
     retry_after : int or None
-        Seconds after which it is worth while to ask again; None where it is not, or not known.
+        Seconds after which to try again, if that may help.
 
     Examples
     --------
-    >>> error = UnknownError("there is no such gallery")
+    >>> error = UnknownError("No such gallery.")
     >>> error.status, error.code, str(error)
-    (404, 'unknown', 'there is no such gallery')
+    (404, 'unknown', 'No such gallery.')
     """
 
     status: ClassVar[int] = 400
@@ -34,73 +34,73 @@ class ServiceError(NearveilError, ValueError):
 
 
 class FrameError(ServiceError):
-    """A frame cannot be read."""
+    """Malformed frame."""
 
     code = "frame"
 
 
 class UnauthorizedError(ServiceError):
-    """The token is missing, invalid or revoked."""
+    """Missing, invalid or revoked token."""
 
     status, code = 401, "unauthorized"
 
 
 class NotOfferedError(ServiceError):
-    """The gallery does not do that, or the token may not ask for it."""
+    """Not offered by the gallery, or not allowed for the token."""
 
     status, code = 403, "not_offered"
 
 
 class UnknownError(ServiceError):
-    """There is no such thing, or this client may not know of it."""
+    """Not found, or not visible for the token."""
 
     status, code = 404, "unknown"
 
 
 class ConflictError(ServiceError):
-    """It does not fit what is there now."""
+    """The request does not fit the current state."""
 
     status, code = 409, "conflict"
 
 
 class ReplayedError(ConflictError):
-    """A key was used before, for something else or by somebody else."""
+    """The key was already used for another request, or by another token."""
 
     code = "replayed"
 
 
 class LengthError(ServiceError):
-    """A body came without its length."""
+    """Missing Content-Length."""
 
     status, code = 411, "length_required"
 
 
 class TooLargeError(ServiceError):
-    """A body is larger than what is read."""
+    """The body is too large."""
 
     status, code = 413, "too_large"
 
 
 class MediaError(ServiceError):
-    """A body is not of the kind that is read here."""
+    """Unsupported media type."""
 
     status, code = 415, "media_type"
 
 
 class FieldError(ServiceError):
-    """A field of the request is missing or wrong."""
+    """Missing or invalid field."""
 
     status, code = 422, "invalid"
 
 
 class SlowError(ServiceError):
-    """A body did not come in time."""
+    """The body did not arrive in time."""
 
     status, code = 408, "timeout"
 
 
 class RateError(ServiceError):
-    """A token asks too often."""
+    """Too many requests."""
 
     status, code = 429, "rate_limited"
 
@@ -110,7 +110,7 @@ class RateError(ServiceError):
 
 
 class BusyError(ServiceError):
-    """Too much is under way, or what is needed does not answer; later it may."""
+    """Too many requests in flight, or a resource does not answer; try again later."""
 
     status, code = 503, "busy"
     retry_after = 1

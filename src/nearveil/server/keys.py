@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from nearveil.server.errors import ReplayedError, UnavailableError
-from nearveil.server.tokens import make_file, open_store, store_url
+from nearveil.server.tokens import create_file, open_store, parse_store_url
 from nearveil.storage import create_tables, is_of_database
 
 _RETENTION = 86_400.0  # seconds
@@ -71,11 +71,11 @@ class IdempotencyStore:
     """
 
     def __init__(self, tokens: str, timeout: float) -> None:
-        url = store_url(tokens)
+        url = parse_store_url(tokens)
         if url.get_backend_name() == "sqlite":
             path = Path(f"{url.database}.keys")
-            make_file(path)
-            url = store_url(path)
+            create_file(path)
+            url = parse_store_url(path)
         self._database = open_store(url, timeout, prepare_sqlite=_prepare_fast)
         with self._database.begin_write() as connection:
             create_tables(connection, _metadata)

@@ -1,4 +1,4 @@
-"""The server of uvicorn with our signals: it stops without resetting connections, and reloads certificates."""
+"""A uvicorn server that stops without resetting connections, and reloads certificates on SIGHUP."""
 
 import asyncio
 import ctypes
@@ -14,9 +14,9 @@ import uvicorn
 
 from nearveil.server.connections import Connection
 
-_LAST_REQUESTS = 0.5  # seconds for handshakes and first requests that were on the way when no more are let in
+_LAST_REQUESTS = 0.5  # seconds for handshakes and first requests that have started when new connections are refused
 _SO_ATTACH_FILTER = 26
-# Of BPF, for packets of a listening socket: drop those with the flag SYN (bit 2 of byte 13), pass all others.
+# A BPF program for packets of a listening socket: drop those with the SYN flag (bit 2 of byte 13).
 _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0xFFFF_FFFF))
 
 
@@ -33,8 +33,8 @@ class Server(uvicorn.Server):
     reload : callable, optional
         Called on the event loop after SIGHUP.
     shutdown_delay : float, default=0.0
-        Seconds after SIGTERM in which requests are still answered. Then no connection is let in any more, those that
-        are open have half a second for a first request, and uvicorn finishes what is in flight.
+        Seconds after SIGTERM in which requests are still answered. Then new connections are refused, open ones have
+        half a second for a first request, and uvicorn finishes requests in flight.
     management : tuple of socket and Connection type, optional
         One more socket, without TLS, and the class of its connections.
     """
@@ -56,36 +56,36 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def signals(self) -> Iterator[None]:
-        """Handle signals that come before uvicorn listens for them; when it has stopped, it raises them again."""
+        """Handle signals that arrive before uvicorn handles them; uvicorn raises them again when it has stopped."""
         with ExitStack() as stack:
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self.handle_exit))
             if self._reload is not None:
                 stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, self._request_reload))
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))  # a parent blocks it until now
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))  # blocked by the supervisor until now
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop; at once on a second Ctrl-C."""
         if not self.should_exit:
             if sig != signal.SIGTERM:
-                self._shutdown_delay = 0.0  # somebody at a terminal waits
+                self._shutdown_delay = 0.0  # Ctrl-C: a person waits
             self._stopping()
         super().handle_exit(sig, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Do ten times a second what signals asked for."""
+        """Reload certificates if a signal requested it; uvicorn calls this ten times a second."""
         if self._must_reload and self._reload is not None:
             self._must_reload = False
             self._reload()
         return await super().on_tick(counter)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to answer."""
+        """Start to answer requests."""
         loop = asyncio.get_running_loop()
         create_server = loop.create_server
         if self.config.ssl is not None:
-            seconds = self.config.http.header_seconds  # type: ignore[union-attr]
+            seconds = self.config.http.header_timeout  # type: ignore[union-attr]
             timeouts = {"ssl_handshake_timeout": seconds, "ssl_shutdown_timeout": seconds}
             loop.create_server = partial(create_server, **timeouts)  # type: ignore[method-assign]
         await super().startup(sockets=sockets)
@@ -97,7 +97,7 @@ class Server(uvicorn.Server):
             self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Answer for a while, let nobody in any more, and finish what is in flight."""
+        """Answer for the shutdown delay, refuse new connections, and finish requests in flight."""
         loop = asyncio.get_running_loop()
         end = loop.time() + self._shutdown_delay
         while loop.time() < end and not self.force_exit:
@@ -113,10 +113,10 @@ class Server(uvicorn.Server):
 
 
 def refuse_connections(sock: socket.socket) -> None:
-    """Let a listening socket begin no more handshakes, where the system can (Linux); those that began go on.
+    """Start no more handshakes at a listening socket, where the system can (Linux); finish those in progress.
 
-    To close it would reset connections that nobody has accepted yet. Clients send SYN again after a second, and find
-    the socket closed.
+    To close the socket would reset connections that are not accepted yet. Clients send SYN again after a second, and
+    find the socket closed.
     """
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _DROP_SYN))
     with suppress(OSError):

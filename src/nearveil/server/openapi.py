@@ -27,17 +27,20 @@ _DESCRIPTIONS = {
 }
 _FRAMED = frozenset((400, 403, 409, 413, 503))  # statuses that a query may also answer by a frame
 COMMON = (400, 401, 404, 405, 429, 500, 503)
-QUESTION = (403, 408, 409, 411, 413, 415, 422)
+QUESTION_ERRORS = (403, 408, 409, 411, 413, 415, 422)
 TOKEN_SECURITY: dict[str, Any] = {"security": [{"token": []}]}
 NO_SECURITY: dict[str, Any] = {"security": []}
 BYTES: dict[str, Any] = {"tags": ["galleries"], "openapi_extra": TOKEN_SECURITY, "response_class": Response}
-QUESTION_EXTRA: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "description": "The frame of a query; see docs/theory/protocol.md.",
-        "content": {FRAME: {"schema": BINARY}},
+QUESTION: dict[str, Any] = {
+    **BYTES,
+    "openapi_extra": {
+        "requestBody": {
+            "required": True,
+            "description": "The frame of a query; see docs/theory/protocol.md.",
+            "content": {FRAME: {"schema": BINARY}},
+        },
+        **TOKEN_SECURITY,
     },
-    **TOKEN_SECURITY,
 }
 
 
@@ -56,12 +59,14 @@ def describe_errors(*statuses: int, framed: bool = False) -> dict[int | str, dic
     return responses
 
 
-def describe_bytes(description: str, media_type: str = FRAME, *, etag: bool = False) -> dict[int | str, dict[str, Any]]:
-    """Return the description of a successful response of bytes."""
+def describe_bytes(
+    description: str, *statuses: int, media_type: str = FRAME, etag: bool = False, framed: bool = False
+) -> dict[int | str, dict[str, Any]]:
+    """Return the descriptions of a successful response of bytes, and of the common errors and `statuses`."""
     response: dict[str, Any] = {"description": description, "content": {media_type: {"schema": BINARY}}}
     if etag:
         response["headers"] = {"ETag": {"description": "Of this content.", "schema": {"type": "string"}}}
-    return {200: response}
+    return {200: response, **describe_errors(*statuses, *((304,) if etag else ()), *COMMON, framed=framed)}
 
 
 def finish_schema(schema: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NoReturn, TypeVar
 
 from starlette.requests import Request
@@ -32,12 +31,10 @@ DISCONNECTED = "nearveil.disconnected"  # a function that returns whether the cl
 SET_OWNER = "nearveil.set_owner"  # a function that gets the id of the request's valid token, or None
 MANAGEMENT = "nearveil.management"  # whether the request came to the management port
 MESSAGE, SEALED = "query", "sealed"  # the last part of the path of a question
-_POOLS = {MESSAGE: "answers", SEALED: "sealed"}
 _SHARED_THREADS = 4
 _POLL_TIMEOUT = 2.0  # seconds that a gallery has to show that it can be read
 _READY_MAX_AGE = 1.0  # seconds that a check of all galleries is reused: anybody may ask for one
 _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
-_HASH_IN_LOOP = 1 << 18  # bytes of a body that the event loop hashes: under a millisecond
 _ORIGINALS = bytes([EXTRAS.index("originals")])
 
 
@@ -130,19 +127,19 @@ class LargeResponse(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-@dataclass(eq=False)
 class AppState:
     """The state of one server. `create_app` makes it."""
 
-    galleries: dict[str, Gallery]
-    tokens: TokenStore
-    settings: Settings
-    send_heartbeat: Callable[[], None] = send_heartbeat
-    is_stopping: bool = False  # whether every connection is closed after its next answer
-    metrics: Metrics = field(default_factory=Metrics)
-
-    def __post_init__(self) -> None:
-        settings, timeout = self.settings, self.settings.work_timeout
+    def __init__(self, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> None:
+        self.galleries = {gallery.name: gallery for gallery in galleries}
+        if len(self.galleries) != len(galleries):
+            raise ValueError("galleries must have different names")
+        if len(galleries) > MOST_GALLERIES:
+            raise ValueError(f"galleries must be at most {MOST_GALLERIES}")
+        self.tokens, self.settings, self.metrics = tokens, settings, Metrics()
+        self.send_heartbeat: Callable[[], None] = send_heartbeat
+        self.is_stopping = False  # whether every connection is closed after its next answer
+        timeout = settings.work_timeout
         self.log = JsonLog(settings.log_file)
         self.keys = IdempotencyStore(settings.tokens, settings.database_timeout)
         self.rate = TokenBuckets(settings.rate, settings.burst)
@@ -171,16 +168,6 @@ class AppState:
             if isinstance(gallery, OpenGallery):
                 gallery.on_cache_miss = self.metrics.answers_made.inc
 
-    @classmethod
-    def of(cls, galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> "AppState":
-        """Return the state of a server with these settings."""
-        by_name = {gallery.name: gallery for gallery in galleries}
-        if len(by_name) != len(galleries):
-            raise ValueError("galleries must have different names")
-        if len(by_name) > MOST_GALLERIES:
-            raise ValueError(f"galleries must be at most {MOST_GALLERIES}")
-        return cls(by_name, tokens, settings)
-
     def get_gallery(self, context: RequestContext, name: str) -> Gallery:
         """Return a gallery that the token of a request may use; others do not exist for it."""
         token = context.require("query")
@@ -206,33 +193,28 @@ class AppState:
         context.reserve_body(self.receiving[kind], length)
         body = await read_body(request.receive, length, self.settings.body_timeout)
         context.has_read_body = True
-
-        def identify() -> tuple[bytes, IdempotencyRecord]:
-            data = bytes(body)
-            return data, IdempotencyRecord.of(key, token.id, f"{name}/{kind}", data)
-
-        is_small = len(body) <= _HASH_IN_LOOP
-        data, record = identify() if is_small else await self.run(context, gallery, identify, _POOLS[kind])
-        if data[FLAGS : FLAGS + 1] == _ORIGINALS:
+        extras = bytes(body[FLAGS : FLAGS + 1])
+        if extras == _ORIGINALS:
             context.require("originals")
-        await self.key_workers.run(lambda: self.keys.check(record))
+
+        def store_key() -> bytes:
+            data = bytes(body)
+            self.keys.check(IdempotencyRecord.of(key, token.id, f"{name}/{kind}", data))
+            return data
+
+        data = await self.key_workers.run(store_key)
 
         if kind == SEALED:
             self.rate.charge(token.id, gallery.sealed_pass_bytes + len(data))
             answer = await self.run(context, gallery, lambda: gallery.ask_sealed(data), "sealed")
             return self.respond(context, answer, FRAME)
-        return await self._answer_message(context, gallery, data)
-
-    async def _answer_message(self, context: RequestContext, gallery: Gallery, data: bytes) -> Response:
-        """Look up the candidates of a message."""
-        extras = data[FLAGS : FLAGS + 1]
-        context.reserve_answer(self.sending, self._answer_sizes.get((gallery.name, extras), 0))  # before it is made
+        context.reserve_answer(self.sending, self._answer_sizes.get((name, extras), 0))  # before the answer is made
         pool = "files" if extras == _ORIGINALS else "answers"
-        reply = await self.run(context, gallery, lambda: gallery.query(data), pool)
-        if len(reply) > _SMALL:
-            self._answer_sizes[gallery.name, extras] = len(reply)
-        status = frame_status(reply)
-        return self.respond(context, reply, FRAME, status, {"retry-after": "2"} if status == 503 else None)
+        answer = await self.run(context, gallery, lambda: gallery.query(data), pool)
+        if len(answer) > _SMALL:
+            self._answer_sizes[name, extras] = len(answer)
+        status = frame_status(answer)
+        return self.respond(context, answer, FRAME, status, {"retry-after": "2"} if status == 503 else None)
 
     async def run(self, context: RequestContext, gallery: Gallery, work: Callable[[], T], pool: str = "answers") -> T:
         """Run work of a gallery in a thread of one of its pools, unless the client disconnects before it starts."""
@@ -254,22 +236,39 @@ class AppState:
             self.rate.charge(context.token.id, len(body))
         return (LargeResponse if is_large else Response)(body, status, headers, media_type)
 
-    async def respond_cacheable(
+    async def send(
         self,
-        context: RequestContext,
-        gallery: Gallery,
-        load: Callable[[], bytes],
-        media_type: str,
+        request: Request,
+        name: str,
+        read: Callable[[Gallery], bytes],
+        *,
+        media_type: str = FRAME,
+        pool: str = "files",
+    ) -> Response:
+        """Return a response with bytes that a thread reads from a gallery."""
+        context = get_context(request)
+        gallery = self.get_gallery(context, name)
+        return self.respond(context, await self.run(context, gallery, lambda: read(gallery), pool), media_type)
+
+    async def send_cacheable(
+        self,
+        request: Request,
+        name: str,
+        read: Callable[[Gallery], bytes],
         if_none_match: str | None,
+        *,
+        media_type: str = FRAME,
         pool: str = "answers",
     ) -> Response:
-        """Load bytes in a thread and return them with their ETag, or 304 if If-None-Match names it."""
+        """Return a response with bytes of a gallery and their ETag, or 304 if If-None-Match names it."""
+        context = get_context(request)
+        gallery = self.get_gallery(context, name)
 
-        def load_and_hash() -> tuple[bytes, str]:
-            content = load()
+        def read_and_hash() -> tuple[bytes, str]:
+            content = read(gallery)
             return content, f'"{hashlib.sha256(content).hexdigest()}"'
 
-        content, etag = await self.run(context, gallery, load_and_hash, pool)
+        content, etag = await self.run(context, gallery, read_and_hash, pool)
         tags = [] if if_none_match is None else [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
         if etag in tags or "*" in tags:
             return Response(status_code=304, headers={"etag": etag})
@@ -335,7 +334,8 @@ class AppState:
 
     async def _check_ready(self) -> bool:
         """Check with threads that do nothing else: those of requests may all be busy."""
-        open_pollers = [self._pollers[name] for name, one in self.galleries.items() if isinstance(one, OpenGallery)]
+        open_galleries = (gallery for gallery in self.galleries.values() if isinstance(gallery, OpenGallery))
+        open_pollers = [self._pollers[gallery.name] for gallery in open_galleries]
         try:
             async with asyncio.timeout(_POLL_TIMEOUT):
                 await self.token_poller.wait()

@@ -1,70 +1,74 @@
-"""What a server is told: by a file, by the environment, by the command line. The later wins."""
+"""Settings of a server, from a file, the environment and the command line. The later wins."""
 
 import ipaddress
 import os
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+from sqlalchemy.engine import make_url
 
 from nearveil.errors import NearveilError
-from nearveil.server.tokens import default_place, store_url
+from nearveil.server.tokens import default_location
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.wire.schema import GALLERY_NAME, GalleryKind, Offer
 
 PREFIX = "NEARVEIL_SERVER_"
 CONFIG = "NEARVEIL_CONFIG"
+_MAX_CONFIG_BYTES = 1 << 20
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-_NEEDED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and by no others
-_MORE = ("publications", "unit", "allow_noise")
-_SPOKEN = {  # by what pydantic calls it
-    "extra_forbidden": "there is no such setting",
-    "missing": "it must be given",
-    "tuple_type": "it must be a list",
-    "string_pattern_mismatch": "it must have small letters, digits, and between them . _ - (at most 64 in all)",
+_REQUIRED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and no others
+_OPTIONAL = ("publications", "unit", "allow_noise")
+_DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "receiving", "cache")
+_MESSAGES = {  # by pydantic's error type
+    "extra_forbidden": "no such setting",
+    "missing": "required",
+    "tuple_type": "must be a list",
+    "string_pattern_mismatch": "must have lowercase letters, digits, and . _ - between them (at most 64 characters)",
 }
-_NO_LIST = "it must be a list: write [[galleries]] before each, in double brackets, with its name below as name = ..."
+_NOT_A_LIST = "must be a list: write [[galleries]] before each, in double brackets, with its name below as name = ..."
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
 class SettingsError(NearveilError, ValueError):
-    """A setting is missing or wrong; the text names it."""
+    """A setting is missing or invalid; the message names it."""
 
 
 class GallerySettings(BaseModel):
-    """One gallery.
+    """The settings of a gallery.
 
     Attributes
     ----------
     name : str
-        As clients call it.
+        The name that clients use.
     kind : {"open", "protected"}
     index : str
         A folder or a PostgreSQL URL, as `nearveil index` made it. Of a protected gallery: the private records.
     offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
-        What an open gallery sends with all candidates; "codes" hands out all codes, for search at home; "sealed"
+        What an open gallery sends with all candidates; "codes" hands out all codes, for local copies; "sealed"
         answers sealed questions.
     extractor : str
-        The name of what makes the features, for people. Those that come with nearveil are named without it.
+        Display name of the feature extractor. Those that come with nearveil have one.
     public : str
         Of a protected gallery: the index of public images, which shape its model.
     classes : tuple of str
-        Of a protected gallery: what its model tells apart.
+        Of a protected gallery: the classes of its model.
     epsilon, delta : float
-        Of a protected gallery: what all its models together may cost its records.
+        Of a protected gallery: the privacy cost of all its models together.
     publications : int
         Of a protected gallery: how many models it may ever publish, 1 by default.
     unit : str
-        Of a protected gallery: what one record is, "record" by default. "person with all images" says that each person
-        has one record.
+        Of a protected gallery: what one record is, "record" by default. "person with all images" means that each
+        person has one record.
     ledger, account : str
-        Of a protected gallery: who pays.
+        Of a protected gallery: the account that pays.
     allow_noise : bool
-        Of a protected gallery: whether ``nearveil protect`` publishes also where noise alone is to be expected.
+        Of a protected gallery: whether ``nearveil protect`` publishes a model that is expected to be noise alone.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -87,76 +91,72 @@ class GallerySettings(BaseModel):
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
         if self.kind == "protected":
-            missing = [name for name in _NEEDED if getattr(self, name) is None]
+            missing = [name for name in _REQUIRED if getattr(self, name) is None]
             if missing:
                 raise ValueError(f"a protected gallery needs {', '.join(missing)}")
             if "offers" in self.model_fields_set and self.offers:
                 raise ValueError("offers: a protected gallery offers none of its records")
         else:
-            useless = [name for name in (*_NEEDED, *_MORE) if getattr(self, name) is not None]
+            useless = [name for name in (*_REQUIRED, *_OPTIONAL) if getattr(self, name) is not None]
             if useless:
                 raise ValueError(f"{', '.join(useless)}: for protected galleries only; kind is open")
         return self
 
 
-_LARGEST_CONFIG = 1 << 20  # bytes
-_DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "receiving", "cache")
-
-
 class Settings(BaseSettings):
-    """All that a server can be told. ``Settings.load`` reads them from a file, too.
+    """All settings of a server. ``Settings.load`` also reads a file.
 
     Every field is also an environment variable: ``NEARVEIL_SERVER_PORT``, ``NEARVEIL_SERVER_GALLERIES`` (JSON).
 
     Attributes
     ----------
     host, port
-        Where it listens; port 0 takes a free one.
+        The address to listen at; port 0 takes a free port.
     tls_cert, tls_key : Path
-        In PEM. Beyond loopback they must be given, or `insecure` must be said.
+        In PEM. Required beyond loopback, unless `insecure` is set.
     tls_client_ca : Path
-        Clients must show a certificate that this authority signed.
+        Clients must present a certificate that this authority signed.
     insecure : bool
-        Listen beyond loopback without TLS: behind a proxy that does it.
+        Listen beyond loopback without TLS: for a reverse proxy that terminates TLS.
     management_host, management_port
-        Where /health, /ready and /metrics are answered, and nowhere else: without TLS, whatever the Host header says,
-        at no rate. No port, the default, leaves them at `port`.
+        The only address of /health, /ready and /metrics: without TLS, rate limit or check of the Host header. Without
+        a management port, the default, they are at `port`.
     tokens : str
         A file, or a PostgreSQL URL.
     max_body : int
-        Bytes of a request.
+        Maximum size of a request, in bytes.
     max_sealed : int
-        Bytes of a sealed question; only lengths that the layout of a gallery fixes are accepted.
+        Maximum size of a sealed question, in bytes; only lengths that the layout of a gallery fixes are accepted.
     rate, burst
-        Requests a minute that a token may make, none is no limit; and how many at once after a pause.
+        Requests a minute of one token, none for no limit; and how many at once after a pause.
     per_token : int
-        Requests of one token that may be under way: that are worked on, or whose large answers are not read yet.
+        Maximum number of requests in flight of one token, including large answers that are not read yet.
     sending : int
-        Bytes of large answers that clients may still have to read, all together; of one token at most half.
+        Maximum bytes of large answers that clients have not read yet; of one token at most half.
     receiving : int
-        Bytes of the bodies of requests in flight, all together: of messages, and as many of sealed questions; of one
-        token at most half.
+        Maximum bytes of bodies of requests in flight: of messages, and as many of sealed questions; of one token at
+        most half.
     concurrency, queue : int
-        Requests that are worked on at the same time by threads, and those that may wait for that.
+        Number of threads for requests, and of requests that may wait for one.
     connections : int
-        That may be open at the same time.
+        Maximum number of open connections.
     workers : int
-        Processes that answer. Rate, burst, connections, threads and memory are divided among them.
+        Number of processes. Rate, burst, connections, threads and memory are divided among them.
     header_timeout, body_timeout, send_timeout, idle_timeout, work_timeout : float
-        Seconds until a client must have sent its headers, its body, read its answer, asked again; and until a request
-        that is worked on is given up.
+        Seconds for a client to send its headers, to send its body, to read its answer, and to send its next request;
+        and for the server to answer a request.
     shutdown_delay : float
-        Seconds after SIGTERM in which all requests are still answered: /ready says 503, and every answer closes its
+        Seconds after SIGTERM in which all requests are still answered: /ready returns 503, and every answer closes its
         connection, so that proxies and clients go elsewhere.
     shutdown_grace : float
-        Seconds that requests in flight have after that.
+        Seconds for requests in flight after that.
     log_level, log_file
-        Lines of JSON, to a file or to the standard error.
+        Lines of JSON, to a file or to standard error.
     trusted_hosts : tuple of str
-        What the Host header may say, `*` for anything. By default the names of loopback, and `host`; anything where
-        `host` is the address of no interface in particular.
+        Allowed Host headers, `*` for any. By default the names of loopback, and `host`; any if `host` is the
+        unspecified address.
     cache : int
-        Bytes of answers that each open gallery keeps.
+        Bytes of cached answers of each open gallery.
     database_timeout : float
         Seconds to wait for a database.
     galleries : tuple of GallerySettings
@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     insecure: bool = False
     management_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     management_port: Annotated[int, Field(ge=0, le=65535)] | None = None
-    tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_place()))
+    tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_location()))
     max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.query + HEADER_BYTES
     max_sealed: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.sealed_question + HEADER_BYTES
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1200.0
@@ -200,33 +200,26 @@ class Settings(BaseSettings):
 
     @field_validator("trusted_hosts")
     @classmethod
-    def _small_letters(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
+    def _lowercase(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(host.lower() for host in hosts)
 
     @model_validator(mode="after")
-    def _check_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key: give both, or neither")
+            raise ValueError("tls_cert and tls_key: set both, or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca: needs tls_cert and tls_key")
         for name in ("tls_cert", "tls_key", "tls_client_ca"):
             path = getattr(self, name)
             if path is not None and not path.is_file():
-                raise ValueError(f"{name}: there is no such file")
+                raise ValueError(f"{name}: no such file")
         if not self.tls_cert and not self.insecure and not is_loopback(self.host):
             raise ValueError(
-                "host: beyond loopback, give tls_cert and tls_key; or say insecure = true, where a proxy before this "
-                "server does TLS"
+                "host: beyond loopback, set tls_cert and tls_key; or set insecure = true if a reverse proxy terminates "
+                "TLS"
             )
-        names = [gallery.name for gallery in self.galleries]
-        if len(set(names)) != len(names):
-            raise ValueError("galleries: two have the same name")
+        _check_galleries(self.galleries)
         return self
-
-    @property
-    def shared(self) -> bool:
-        """Whether other hosts may answer requests with the same tokens: they are in PostgreSQL."""
-        return store_url(self.tokens).get_backend_name() == "postgresql"
 
     def of_one_worker(self) -> Self:
         """Return the settings of one process: its part of all limits."""
@@ -235,23 +228,21 @@ class Settings(BaseSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """What the Host header may say, without a port; ``*`` stands for anything."""
+        """Allowed Host headers, without a port; ``*`` for any."""
         if self.trusted_hosts:
             return frozenset(self.trusted_hosts)
-        if is_loopback(self.host):
-            return frozenset((*_LOOPBACK_NAMES, self.host.lower()))
-        return frozenset("*" if _is_any(self.host) else (*_LOOPBACK_NAMES, self.host.lower()))
+        return frozenset("*" if _is_unspecified(self.host) else (*_LOOPBACK_NAMES, self.host.lower()))
 
     @classmethod
-    def load(cls, config: str | Path | None = None, **told: Any) -> "Settings":
-        """Read settings: what is told wins over the environment, that over the file.
+    def load(cls, config: str | Path | None = None, **overrides: Any) -> "Settings":
+        """Read settings: `overrides` win over the environment, which wins over the file.
 
         Parameters
         ----------
         config : str or Path, optional
-            A TOML file; the one that ``NEARVEIL_CONFIG`` names by default, or none.
-        **told
-            Fields, as the command line gives them.
+            A TOML file. Default: the environment variable ``NEARVEIL_CONFIG``, or none.
+        **overrides
+            Fields, such as options of a command.
 
         Returns
         -------
@@ -260,10 +251,10 @@ class Settings(BaseSettings):
         Raises
         ------
         SettingsError
-            With the name of the field that is wrong.
+            With the name of the invalid field.
         """
-        place = config or os.environ.get(CONFIG) or None
-        held = {} if place is None else read_settings(Path(place))
+        path = config or os.environ.get(CONFIG) or None
+        content = {} if path is None else read_settings(Path(path))
         _check_environment(cls)
 
         class Loaded(cls):  # type: ignore[valid-type, misc]
@@ -271,18 +262,18 @@ class Settings(BaseSettings):
             def settings_customise_sources(
                 cls, settings_cls: type[BaseSettings], **sources: PydanticBaseSettingsSource
             ) -> tuple[PydanticBaseSettingsSource, ...]:
-                return sources["init_settings"], sources["env_settings"], InitSettingsSource(settings_cls, held)
+                return sources["init_settings"], sources["env_settings"], InitSettingsSource(settings_cls, content)
 
         try:
-            return cls.model_construct(**dict(Loaded(**told)))
+            return cls.model_construct(**dict(Loaded(**overrides)))
         except ValidationError as error:
-            raise SettingsError(_words(error)) from None
-        except ValueError as error:  # of a variable that is no JSON
-            raise SettingsError(_no_json(str(error))) from None
+            raise SettingsError(_describe(error)) from None
+        except ValueError as error:  # a variable is not JSON
+            raise SettingsError(_describe_invalid_json(str(error))) from None
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address.
+    """Return whether an address is reachable from this machine only.
 
     Examples
     --------
@@ -295,62 +286,87 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def cleaned_name(folder: str | Path) -> str:
-    """Return the name of a gallery for a folder.
-
-    Examples
-    --------
-    >>> cleaned_name("My Photos (2024)/"), cleaned_name("/"), cleaned_name("./index")
-    ('my-photos-2024', 'gallery', 'index')
-    """
-    name = re.sub(r"[^a-z0-9_.-]+", "-", Path(folder).expanduser().resolve().name.lower())
-    return name.strip("-_.")[:64].strip("-_.") or "gallery"
-
-
-def _is_any(host: str) -> bool:
+def _is_unspecified(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
         return False
 
 
+def make_gallery_name(folder: str | Path) -> str:
+    """Return the name of a gallery for a folder.
+
+    Examples
+    --------
+    >>> make_gallery_name("My Photos (2024)/"), make_gallery_name("/"), make_gallery_name("./index")
+    ('my-photos-2024', 'gallery', 'index')
+    """
+    name = re.sub(r"[^a-z0-9_.-]+", "-", Path(folder).expanduser().resolve().name.lower())
+    return name.strip("-_.")[:64].strip("-_.") or "gallery"
+
+
 def read_settings(path: Path) -> dict[str, Any]:
-    """Return what a TOML file holds, unchecked."""
+    """Read a TOML file, without checking its fields."""
     try:
         with path.open("rb") as file:
-            data = file.read(_LARGEST_CONFIG + 1)
-        if len(data) > _LARGEST_CONFIG:
-            raise SettingsError(f"{path}: it must be at most {_LARGEST_CONFIG} bytes")
+            data = file.read(_MAX_CONFIG_BYTES + 1)
+        if len(data) > _MAX_CONFIG_BYTES:
+            raise SettingsError(f"{path}: must have at most {_MAX_CONFIG_BYTES} bytes")
         return tomllib.loads(data.decode())
     except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"{path}: this is not TOML: {error}") from None
+        raise SettingsError(f"{path}: not valid TOML: {error}") from None
     except UnicodeDecodeError:
-        raise SettingsError(f"{path}: this is not TOML: it is not UTF-8") from None
+        raise SettingsError(f"{path}: not valid TOML: not UTF-8") from None
     except OSError as error:
-        raise SettingsError(f"{path}: it cannot be read: {error.strerror}") from None
+        raise SettingsError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _check_galleries(galleries: Sequence[GallerySettings]) -> None:
+    """Refuse galleries of one server that would break each other's guarantee."""
+    names = [gallery.name for gallery in galleries]
+    if len(set(names)) != len(names):
+        raise ValueError("galleries: two have the same name")
+    private = [_normalize(gallery.index) for gallery in galleries if gallery.kind == "protected"]
+    shown = {_normalize(gallery.index) for gallery in galleries if gallery.kind == "open"}
+    shown |= {_normalize(gallery.public) for gallery in galleries if gallery.public is not None}
+    if len(set(private)) < len(private) or shown & set(private):
+        raise ValueError(
+            "galleries: the private index of a protected gallery must not be served by another, open or protected"
+        )
+    accounts = [(_normalize(gallery.ledger), gallery.account) for gallery in galleries if gallery.ledger is not None]
+    if len(set(accounts)) < len(accounts):
+        raise ValueError("galleries: two protected galleries must not publish from one account: records differ")
+
+
+def _normalize(location: str) -> str:
+    """Return one spelling of a path or URL, as far as possible without opening it."""
+    if "://" not in location:
+        return str(Path(location).expanduser().resolve())
+    url = make_url(location)
+    return f"{url.host}:{url.port or 5432}/{url.database}?{sorted(url.query.items())}"
 
 
 def _check_environment(settings: type[BaseSettings]) -> None:
-    """Refuse a variable that means nothing: a limit that is misspelt would silently not hold."""
-    for name in os.environ:  # their case does not count
+    """Refuse an unknown variable: a misspelt limit would have no effect."""
+    for name in os.environ:  # in any case
         if name.upper().startswith(PREFIX) and name[len(PREFIX) :].lower() not in settings.model_fields:
-            raise SettingsError(f"{name}: there is no such setting")
+            raise SettingsError(f"{name}: no such setting")
 
 
-def _no_json(text: str) -> str:
-    """Return which variable is no JSON, from what pydantic says of it."""
-    found = re.search(r'field "(\w+)"', text)
-    field = found[1] if found else "it"
+def _describe_invalid_json(text: str) -> str:
+    """Return which variable is not JSON, from pydantic's message."""
+    match = re.search(r'field "(\w+)"', text)
+    field = match[1] if match else "it"
     example = '[{"name": "birds", "index": "gallery/"}]' if field == "galleries" else '["a", "b"]'
-    return f"{PREFIX}{field.upper() if found else '*'}: {field} must be JSON in a variable, such as {example}"
+    return f"{PREFIX}{field.upper() if match else '*'}: {field} must be JSON in a variable, such as {example}"
 
 
-def _words(error: ValidationError) -> str:
-    """Return what is wrong, each with its field, and never with its value: an address may hold a password."""
-    told = []
-    for one in error.errors(include_input=False, include_url=False, include_context=False):
-        place = ".".join(str(part) for part in one["loc"])
-        text = _SPOKEN.get(one["type"], one["msg"].removeprefix("Value error, "))
-        text = _NO_LIST if place == "galleries" and one["type"] == "tuple_type" else text
-        told.append(f"{place}: {text}" if place else text)
-    return "; ".join(told)
+def _describe(error: ValidationError) -> str:
+    """Return the invalid fields, without their values: a URL may hold a password."""
+    messages = []
+    for item in error.errors(include_input=False, include_url=False, include_context=False):
+        field = ".".join(str(part) for part in item["loc"])
+        text = _MESSAGES.get(item["type"], item["msg"].removeprefix("Value error, "))
+        text = _NOT_A_LIST if field == "galleries" and item["type"] == "tuple_type" else text
+        messages.append(f"{field}: {text}" if field else text)
+    return "; ".join(messages)

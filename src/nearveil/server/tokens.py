@@ -1,10 +1,9 @@
-"""Tokens: what they allow, and the store that keeps them, a file for its owner alone or PostgreSQL."""
+"""Tokens: their permissions, and the store of them, a private file or PostgreSQL."""
 
 import base64
 import hashlib
 import hmac
 import math
-import os
 import re
 import secrets
 import sqlite3
@@ -31,73 +30,61 @@ from nearveil.storage import (
     is_transient,
     make_private_file,
     make_private_folder,
+    open_private,
     parse_url,
     prepare_durable,
 )
 from nearveil.wire.schema import GALLERY_NAME
 
+Scope = Literal["query", "originals", "metrics"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+EVERY = "*"
 _RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
+_MAX_LABEL = 200  # characters
+_MAX_DAYS = 36_500
+_DAY = 86_400  # seconds
+_TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_ID = re.compile(r"[0-9a-f]{16}")
+_FILE_MAX_AGE, _SERVER_MAX_AGE = 0.05, 0.5  # seconds
+_NO_DIGEST = hashlib.sha256(secrets.token_bytes(32)).digest()  # compared with tokens of unknown ids
 
 
 class TokenError(NearveilError, ValueError):
-    """The store of tokens could not do what was asked."""
+    """Invalid argument, or the token store does not answer."""
 
 
 class TokenStoreError(TokenError):
-    """The store of tokens does not answer."""
+    """The token store does not answer."""
 
 
-def default_place() -> Path:
-    """Return where tokens are kept where nothing else is said."""
+_FULL: dict[int | str, tuple[type[TokenStoreError], str]] = dict.fromkeys(
+    (sqlite3.SQLITE_FULL, "53100"),
+    (TokenStoreError, "the disk is full. Nothing was changed; free some space and retry"),
+)
+
+
+def default_location() -> Path:
+    """Return the default file of tokens."""
     return data_folder() / "tokens.db"
 
 
-def store_url(where: str | Path) -> URL:
-    """Return the address of a store."""
+def parse_store_url(location: str | Path) -> URL:
+    """Return the URL of a store."""
     try:
-        return parse_url(where, "tokens")
+        return parse_url(location, "tokens")
     except ValueError as error:
         raise TokenError(str(error)) from None
 
 
-def make_file(path: Path) -> None:
-    """Make the file for its owner alone, before SQLite would make it for all."""
+def create_file(path: Path) -> None:
+    """Create the file for its owner alone, before SQLite would create it for all."""
     try:
         make_private_folder(path.parent)
         make_private_file(path)
         if path.stat().st_mode & 0o077:
-            raise TokenError(f"tokens {path}: others may read it: chmod 600 it")
+            raise TokenError(f"tokens {path}: other users can read it: chmod 600 it")
     except OSError as error:
-        raise TokenStoreError(f"tokens {path}: the file cannot be made: {error.strerror}") from None
-
-
-def make_reserve(path: Path) -> None:
-    """Keep some room on the disk, so that a token can be revoked when the disk is full."""
-    reserve = _reserve_of(path)
-    with suppress(OSError):
-        if not has_reserve(path):
-            place = os.open(reserve, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
-            with os.fdopen(place, "wb") as file:
-                file.write(bytes(_RESERVE))
-
-
-def has_reserve(path: Path) -> bool:
-    """Return whether the room is there."""
-    with suppress(OSError):
-        return _reserve_of(path).stat().st_size == _RESERVE
-    return False
-
-
-def free_reserve(path: Path) -> bool:
-    """Give the room free; return whether there was any."""
-    with suppress(OSError):
-        _reserve_of(path).unlink()
-        return True
-    return False
-
-
-def _reserve_of(path: Path) -> Path:
-    return path.with_name(path.name + ".reserve")
+        raise TokenStoreError(f"tokens {path}: cannot create the file: {error.strerror}") from None
 
 
 def open_store(
@@ -118,18 +105,34 @@ def open_store(
         raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
 
 
-Scope = Literal["query", "originals", "metrics"]
-SCOPES: tuple[Scope, ...] = get_args(Scope)
-EVERY = "*"
-_LONGEST_LABEL = 200
-_LONGEST_LIFE = 36_500  # days
+class DiskReserve:
+    """A file that reserves disk space, so that a token can be revoked when the disk is full."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path.with_name(path.name + ".reserve")
+
+    def create(self) -> bool:
+        """Reserve the space; return whether it is reserved."""
+        with suppress(OSError):
+            if not self._path.exists() or self._path.stat().st_size != _RESERVE:
+                with open(self._path, "wb", opener=open_private) as file:
+                    file.write(bytes(_RESERVE))
+            return True
+        return False
+
+    def release(self) -> bool:
+        """Free the space; return whether some was reserved."""
+        with suppress(OSError):
+            self._path.unlink()
+            return True
+        return False
 
 
 @dataclass(frozen=True)
 class Token:
-    """What is kept of a token. Times are seconds since 1970.
+    """A token without its secret. Times are seconds since 1970.
 
-    `id` is what logs and ledgers call the client, `label` is for people, and "*" in `galleries` stands for all.
+    `id` is the name of the client in logs and ledgers, `label` is for people, and "*" in `galleries` means all.
     """
 
     id: str
@@ -142,11 +145,11 @@ class Token:
     digest: bytes = field(default=b"", repr=False, compare=False)
 
     def may(self, scope: Scope) -> bool:
-        """Return whether it is good for a scope."""
+        """Return whether it has a scope."""
         return scope in self.scopes
 
     def may_use(self, gallery: str) -> bool:
-        """Return whether it is good for a gallery."""
+        """Return whether it may use a gallery."""
         return EVERY in self.galleries or gallery in self.galleries
 
     def is_valid(self, now: float) -> bool:
@@ -154,42 +157,30 @@ class Token:
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
-def check_label(label: str) -> None:
-    """Refuse a label that does not print."""
-    if not isinstance(label, str) or not 1 <= len(label) <= _LONGEST_LABEL or not label.isprintable():
-        raise TokenError(f"label must be 1 to {_LONGEST_LABEL} characters of text that prints")
+def _check_label(label: str) -> str:
+    if not isinstance(label, str) or not 1 <= len(label) <= _MAX_LABEL or not label.isprintable():
+        raise TokenError(f"label must be 1 to {_MAX_LABEL} printable characters")
+    return label
 
 
-def checked_days(days: float) -> float:
-    """Return the days that a token is good for."""
-    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 < days <= _LONGEST_LIFE:
-        raise TokenError(f"days must be above 0 and at most {_LONGEST_LIFE}")
+def _check_days(days: float) -> float:
+    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 < days <= _MAX_DAYS:
+        raise TokenError(f"days must be above 0 and at most {_MAX_DAYS}")
     return days
 
 
-def checked_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
-    """Return scopes in their order."""
+def _sort_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
     if isinstance(scopes, str) or not scopes or any(scope not in SCOPES for scope in scopes):
         raise TokenError(f"scopes must be of {', '.join(SCOPES)}, at least one")
     return tuple(scope for scope in SCOPES if scope in scopes)
 
 
-def checked_galleries(galleries: Sequence[str]) -> tuple[str, ...]:
-    """Return names of galleries, or the sign for all."""
-    wrong = isinstance(galleries, str) or not galleries
-    if wrong or any(name != EVERY and not re.fullmatch(GALLERY_NAME, name) for name in galleries):
+def _check_galleries(galleries: Sequence[str]) -> tuple[str, ...]:
+    is_list = not isinstance(galleries, str) and len(galleries) > 0
+    if not is_list or any(name != EVERY and not re.fullmatch(GALLERY_NAME, name) for name in galleries):
         raise TokenError('galleries must be names of galleries, at least one, or "*" for all')
     return (EVERY,) if EVERY in galleries else tuple(dict.fromkeys(galleries))
 
-
-_TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
-_ID = re.compile(r"[0-9a-f]{16}")
-_FILE_MAX_AGE, _SERVER_MAX_AGE = 0.05, 0.5  # seconds
-_DAY = 86_400
-_FULL: dict[int | str, tuple[type[TokenStoreError], str]] = dict.fromkeys(
-    (sqlite3.SQLITE_FULL, "53100"), (TokenStoreError, "the disk is full; nothing was changed: make room, and try again")
-)
-_NOBODY = hashlib.sha256(secrets.token_bytes(32)).digest()  # what a token of an unknown id is compared with
 
 _metadata = sa.MetaData()
 _tokens = sa.Table(
@@ -209,16 +200,16 @@ _tokens = sa.Table(
 class TokenStore:
     """Tokens in a SQLite file, or in PostgreSQL.
 
-    A token is ``nv_<id>_<secret>``. The secret has 256 random bits, so its SHA-256 tells nothing that could be guessed:
-    a slow hash protects secrets that people choose, and would only slow down every request here.
+    A token is ``nv_<id>_<secret>``. The secret has 256 random bits, so nobody can guess it from its SHA-256: a slow
+    hash, as for passwords, would only slow down every request.
 
-    A token that another process made or revoked counts within a tenth of a second where the store is a file, and within
-    one second where it is PostgreSQL. A store that does not answer lets nobody in.
+    If another process creates or revokes a token, that takes effect within a tenth of a second if the store is a file,
+    and within one second if it is PostgreSQL. While the store does not answer, no token is valid.
 
     Parameters
     ----------
-    where : str or Path
-        A file, made if it is not there, readable for its owner alone; or a URL such as
+    location : str or Path
+        A file, which is created for its owner alone if it is missing; or a URL such as
         ``postgresql://user@host/database``.
     clock : callable, optional
         Returns seconds since 1970.
@@ -239,21 +230,23 @@ class TokenStore:
     >>> folder.cleanup()
     """
 
-    def __init__(self, where: str | Path, *, clock: Callable[[], float] = time.time, timeout: float = 5.0) -> None:
-        self._clock, self._url = clock, store_url(where)
+    def __init__(self, location: str | Path, *, clock: Callable[[], float] = time.time, timeout: float = 5.0) -> None:
+        self._clock, self._url = clock, parse_store_url(location)
         self._lock = threading.Lock()
-        self._known: dict[str, Token] = {}
+        self._tokens: dict[str, Token] = {}
         self._mark: Mark | None = None
-        self._expiring = math.inf  # when the next of them expires
-        self._latest = -math.inf  # of the clock, which does not go back here
+        self._next_expiry = math.inf
+        self._latest = -math.inf  # the latest time that the clock has shown
+        self._reserve: DiskReserve | None = None
         self._watch: FileWatch | None = None
-        if self._is_file:
-            make_file(self._path)
-            make_reserve(self._path)
-            self._watch = FileWatch(self._path)
+        if self._url.get_backend_name() == "sqlite":
+            path = Path(str(self._url.database))
+            create_file(path)
+            self._reserve, self._watch = DiskReserve(path), FileWatch(path)
+            self._reserve.create()
         self._database = open_store(self._url, timeout)
         try:
-            with self._in_words(), self._database.begin_write() as connection:
+            with self._translate_errors(), self._database.begin_write() as connection:
                 create_tables(connection, _metadata)
         except BaseException:
             self._database.close()
@@ -267,7 +260,7 @@ class TokenStore:
         galleries: Sequence[str] = (EVERY,),
         days: float | None = None,
     ) -> tuple[Token, str]:
-        """Make a token.
+        """Create a token.
 
         Parameters
         ----------
@@ -276,135 +269,82 @@ class TokenStore:
         scopes : sequence of {"query", "originals", "metrics"}, default=("query",)
         galleries : sequence of str, default=("*",)
         days : float, optional
-            After which it expires; never by default.
+            Days until it expires; never by default.
 
         Returns
         -------
         token : Token
         secret : str
-            What the client sends. It is not kept, so it cannot be shown again.
+            The text that the client sends. It is not stored, so it cannot be shown again.
         """
-        check_label(label)
         now, number = int(self._clock()), secrets.token_hex(8)
         secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
-        expires = None if days is None else now + round(checked_days(days) * _DAY)
         token = Token(
-            number, label, checked_scopes(scopes), checked_galleries(galleries), now, expires, None, _digest(secret)
+            id=number,
+            label=_check_label(label),
+            scopes=_sort_scopes(scopes),
+            galleries=_check_galleries(galleries),
+            created=now,
+            expires=None if days is None else now + round(_check_days(days) * _DAY),
+            digest=_digest(secret),
         )
         row = {**vars(token), "scopes": ",".join(token.scopes), "galleries": ",".join(token.galleries)}
-        with self._in_words(), self._database.begin_write() as connection:
+        with self._translate_errors(), self._database.begin_write() as connection:
             connection.execute(sa.insert(_tokens).values(row))
         self.refresh()
         return token, f"nv_{number}_{secret}"
 
     def list(self) -> list[Token]:
-        """Return all tokens, also those that are good no more, the oldest first.
-
-        Returns
-        -------
-        list of Token
-        """
+        """Return all tokens, including revoked and expired ones, the oldest first."""
         self.refresh()
-        return sorted(self._known.values(), key=lambda token: (token.created, token.id))
+        return sorted(self._tokens.values(), key=lambda token: (token.created, token.id))
 
     def revoke(self, number: str) -> Token:
-        """Let a token be good no more.
-
-        Parameters
-        ----------
-        number : str
-            Its id.
-
-        Returns
-        -------
-        Token
-        """
+        """Revoke the token with an id, and return it."""
         if not isinstance(number, str) or not _ID.fullmatch(number):
             raise TokenError("id must be 16 hexadecimal digits: the part of a token between nv_ and the second _")
         change = sa.update(_tokens).where(_tokens.c.id == number, _tokens.c.revoked.is_(None))
-        with self._in_words():
+        with self._translate_errors():
             self._write(change.values(revoked=int(self._clock())))
         self.refresh()
-        if number not in self._known:
-            raise TokenError("id: there is no such token")
-        return self._known[number]
-
-    def _write(self, change: sa.Update, *, wait: bool = True) -> None:
-        """Write a change; where the disk is full, with the room that was kept for that."""
-        try:
-            with self._database.begin_write(times=float(wait)) as connection:
-                connection.execute(change)
-        except sa.exc.OperationalError as error:
-            if is_transient(error) or not (self._is_file and free_reserve(self._path)):
-                raise
-            with self._database.begin_write() as connection:
-                connection.execute(change)
+        if number not in self._tokens:
+            raise TokenError("id: no such token")
+        return self._tokens[number]
 
     def has_room(self) -> bool:
-        """Return whether the disk has room for new tokens and revocations; always so for PostgreSQL.
+        """Return whether the disk has space for new tokens and revocations; always true for PostgreSQL.
 
-        Room that was used is taken again where the disk has some: whoever made it need not start the server anew.
+        Space that was used is reserved again when the disk has some, without a restart.
         """
-        if not self._is_file:
-            return True
-        make_reserve(self._path)
-        return has_reserve(self._path)
+        return self._reserve is None or self._reserve.create()
 
     def verify(self, text: str) -> Token | None:
-        """Return the token that a client sent, or None if it is not good, for whatever reason.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        Token or None
-        """
+        """Return the token that a client sent, or None if it is not valid."""
         self.refresh()
         return self.verify_cached(text)
 
-    @property
-    def max_age(self) -> float:
-        """Seconds that a server may reuse the tokens that it read last: half of the documented delay."""
-        return _FILE_MAX_AGE if self._is_file else _SERVER_MAX_AGE
-
-    def refresh(self) -> None:
-        """Read all tokens, unless they lie in a file that has not changed, and note which have expired."""
-        with self._lock, self._in_words():
-            # Before it is read: what is committed meanwhile is read the next time.
-            mark = None if self._watch is None else self._watch.mark()
-            if mark is None or mark != self._mark:
-                self._read(mark)
-            self._end_expired()
-
-    def _read(self, mark: Mark | None) -> None:
-        if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
-            self._database.close()  # another file may lie there now: its connections would read the old one
-        with self._database.begin_read() as connection:
-            rows = connection.execute(sa.select(_tokens)).all()
-        self._known = {row.id: _token(row) for row in rows}
-        living = (one for one in self._known.values() if one.revoked is None)
-        self._expiring = min((one.expires for one in living if one.expires is not None), default=math.inf)
-        self._mark = mark
-
-    def _end_expired(self) -> None:
-        """Revoke what has expired, so that a clock that is set back does not revive it."""
-        now = int(self._clock())
-        if self._expiring <= now:
-            expired = [one.id for one in self._known.values() if one.revoked is None and not one.is_valid(now)]
-            # Whoever else writes is not waited for. It is tried again at the next look; until then `_latest` holds.
-            with suppress(sa.exc.SQLAlchemyError):
-                self._write(sa.update(_tokens).where(_tokens.c.id.in_(expired)).values(revoked=now), wait=False)
-
     def verify_cached(self, text: str) -> Token | None:
-        """Return the token that a client sent, by what was read last. It takes as long whatever is wrong."""
+        """Verify a token by the last `refresh`, in a time that does not depend on what is invalid."""
         parts = _TEXT.fullmatch(text)
         number, secret = parts.groups() if parts else ("", "")
-        token = self._known.get(number)
-        same = hmac.compare_digest(_digest(secret), _NOBODY if token is None else token.digest)
+        token = self._tokens.get(number)
+        same = hmac.compare_digest(_digest(secret), _NO_DIGEST if token is None else token.digest)
         self._latest = max(self._latest, self._clock())
         return token if same and token is not None and token.is_valid(self._latest) else None
+
+    @property
+    def max_age(self) -> float:
+        """Seconds for which a server may use the result of `refresh`: half of the documented delay."""
+        return _SERVER_MAX_AGE if self._watch is None else _FILE_MAX_AGE
+
+    def refresh(self) -> None:
+        """Load all tokens, unless their file is unchanged, and revoke expired ones."""
+        with self._lock, self._translate_errors():
+            # The mark first: a commit after it is loaded by the next refresh.
+            mark = None if self._watch is None else self._watch.mark()
+            if mark is None or mark != self._mark:
+                self._load(mark)
+            self._revoke_expired()
 
     def close(self) -> None:
         """Close all connections."""
@@ -421,31 +361,53 @@ class TokenStore:
     def __repr__(self) -> str:
         return f"TokenStore({describe_url(self._url)!r})"
 
-    @property
-    def _path(self) -> Path:
-        return Path(str(self._url.database))
+    def _write(self, change: sa.Update, *, wait: bool = True) -> None:
+        """Write a change; if the disk is full, into the reserved space."""
+        try:
+            with self._database.begin_write(times=float(wait)) as connection:
+                connection.execute(change)
+        except sa.exc.OperationalError as error:
+            if is_transient(error) or self._reserve is None or not self._reserve.release():
+                raise
+            with self._database.begin_write() as connection:
+                connection.execute(change)
 
-    @property
-    def _is_file(self) -> bool:
-        return self._url.get_backend_name() == "sqlite"
+    def _load(self, mark: Mark | None) -> None:
+        if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
+            self._database.close()  # the file may have been replaced: open connections would read the old one
+        with self._database.begin_read() as connection:
+            rows = connection.execute(sa.select(_tokens)).all()
+        self._tokens = {row.id: _make_token(row) for row in rows}
+        expiries = (token.expires for token in self._tokens.values() if token.revoked is None)
+        self._next_expiry = min((time for time in expiries if time is not None), default=math.inf)
+        self._mark = mark
+
+    def _revoke_expired(self) -> None:
+        """Revoke expired tokens, so that a clock that is set back does not make them valid again."""
+        now = int(self._clock())
+        if self._next_expiry <= now:
+            ids = [token.id for token in self._tokens.values() if token.revoked is None and not token.is_valid(now)]
+            # Do not wait for other writers: the next refresh tries again, and until then `_latest` protects.
+            with suppress(sa.exc.SQLAlchemyError):
+                self._write(sa.update(_tokens).where(_tokens.c.id.in_(ids)).values(revoked=now), wait=False)
 
     @contextmanager
-    def _in_words(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (sa.exc.SQLAlchemyError, OSError) as error:
-            # Not `from error`: a driver may quote what it could not write.
-            kind = type(getattr(error, "orig", None) or error).__name__
+            # Not `from error`: a driver may quote values.
+            location, kind = describe_url(self._url), type(getattr(error, "orig", None) or error).__name__
             full = find_error(error, _FULL)
             if full is not None:
-                raise full[0](f"tokens {describe_url(self._url)}: {full[1]}") from None
+                raise full[0](f"tokens {location}: {full[1]}") from None
             raise TokenStoreError(
-                f"tokens {describe_url(self._url)}: the database does not answer ({kind}): check that it is there, is "
-                "a store of tokens, and that this user may write to it"
+                f"tokens {location}: the database does not answer ({kind}): check that it exists, is a token store, "
+                "and that this user may write to it"
             ) from None
 
 
-def _token(row: Any) -> Token:
+def _make_token(row: Any) -> Token:
     scopes, galleries = tuple(row.scopes.split(",")), tuple(row.galleries.split(","))
     return Token(row.id, row.label, scopes, galleries, row.created, row.expires, row.revoked, bytes(row.digest))
 

@@ -215,8 +215,8 @@ _GRACE = 6  # seconds for requests in flight at shutdown; `nearveil ui` exits ea
 class _Limited(Connection):
     """Limit headers and connections: every program on this machine can connect."""
 
-    body_seconds = 300.0  # long enough for a slow tunnel
-    largest_body = MOST_BYTES + (1 << 16)  # above MOST_BYTES the page returns an explanation
+    body_timeout = 300.0  # long enough for a slow tunnel
+    max_body = MOST_BYTES + (1 << 16)  # above MOST_BYTES the page returns an explanation
 
 
 class PortError(NearveilError, ValueError):
