@@ -1,4 +1,9 @@
-"""PrivateMail (2021, 2022): supervised manifold embeddings, their sensitivity, and the private mechanism."""
+"""PrivateMail (Vepakomma, Balla and Raskar, 2021 and 2022): private retrieval by supervised manifold embeddings.
+
+Read :mod:`~nearveil.privatemail.graph` first, which builds the two graphs, then :mod:`~nearveil.privatemail.manifold`
+(the query on them, and the alignment), :mod:`~nearveil.privatemail.sensitivity` (the effect of one record), and
+:mod:`~nearveil.privatemail.mechanism`, which releases the target's row with noise.
+"""
 
 from typing import TYPE_CHECKING
 

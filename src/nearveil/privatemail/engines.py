@@ -1,4 +1,4 @@
-"""Engines of PrivateMail: the sound one, and those published in 2021 and 2022, which are not sound."""
+"""Engines of PrivateMail: the sound one, and the published ones of 2021 and 2022, which are not sound."""
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.spatial.distance import cdist
 from scipy.special import softmax
-from sklearn.metrics.pairwise import rbf_kernel
 
 from nearveil.mechanisms.base import Floats, Message, MessageError, make_guarantee
 from nearveil.privacy import Guarantee
@@ -36,95 +35,95 @@ from nearveil.privatemail.sensitivity.bounds import Norm
 Labels = NDArray[np.int64]
 Arrays = dict[str, NDArray[Any]]
 
-MOST_STEPS = 100  # public steps of a message: a server does the same work for its gallery
-_MOST_TARGETS = 1 << 14
-_OUT_OF_REACH = 1e-9  # a row of smaller degree has no neighbour worth the name, and stays
+MAX_STEPS = 100  # public steps of a message; the server takes as many for its gallery
+_MAX_TARGETS = 1 << 14
+_MIN_DEGREE = 1e-9  # a row of smaller degree has no neighbours and stays in place
 
 
 @dataclass(frozen=True, eq=False)
 class GalleryEmbedding:
-    """Where the server's items and the anchors lie in the server's own embedding."""
+    """The server's embedding of its items and of the anchors."""
 
     gallery: Floats  # shape (n, k)
     anchors: Floats  # shape (m, k)
-    steps: int  # public steps taken: as many as the messages that it is compared with
+    steps: int  # public steps; messages to rank must have taken as many
 
 
 @dataclass(frozen=True, eq=False)
 class Dummies:
-    """Rows that a client may hide its target among, and their classes."""
+    """Rows to hide a target among, and their classes."""
 
     features: Floats
     labels: Labels
 
     def draw(self, count: int, source: Source) -> NDArray[np.intp]:
-        """Return positions of one row of every class, afresh for each message, shape (count, C)."""
-        members = [np.flatnonzero(self.labels == label) for label in np.unique(self.labels)]
-        return np.stack([own[source.words(count) % np.uint64(len(own))] for own in members], axis=1)
+        """Draw one row of every class for each message; return their positions, shape (count, C)."""
+        classes = [np.flatnonzero(self.labels == label) for label in np.unique(self.labels)]
+        return np.stack([members[source.words(count) % np.uint64(len(members))] for members in classes], axis=1)
 
 
 def choose_anchors(features: Floats, n_anchors: int | None, public_seed: int) -> NDArray[np.intp]:
-    """Return the rows that have a direction, or `n_anchors` of them by the public seed."""
-    kept = np.flatnonzero(features.any(axis=1))
+    """Return the positions of nonzero rows, or of `n_anchors` of them, drawn by the public seed."""
+    nonzero = np.flatnonzero(features.any(axis=1))
     if n_anchors is None:
-        return kept
-    if n_anchors > len(kept):
-        raise ValueError(f"n_anchors must be at most the {len(kept)} public rows that differ from their mean")
-    return np.sort(np.random.default_rng([public_seed, 2]).choice(kept, n_anchors, replace=False))
+        return nonzero
+    if n_anchors > len(nonzero):
+        raise ValueError(f"n_anchors must be at most the {len(nonzero)} public rows that differ from their mean")
+    return np.sort(np.random.default_rng([public_seed, 2]).choice(nonzero, n_anchors, replace=False))
 
 
 def draw_secret_order(count: int, length: int, source: Source) -> NDArray[np.intp]:
-    """Return `count` independent uniform permutations of `length` things, but for 64-bit words that are equal."""
+    """Return `count` independent permutations of `length` items, uniform up to ties of 64-bit words."""
     return np.argsort(source.words(count * length).reshape(count, length), axis=1)
 
 
 def measure_aligned_distances(targets: Floats, anchors: Floats, server: GalleryEmbedding) -> Floats:
-    """Bring targets to the server's embedding by Umeyama on the anchors, and measure, shape (t, n)."""
-    if not np.array_equal(anchors, server.anchors):  # the same picture needs no turn
+    """Align targets to the server's embedding by Umeyama on the anchors; return distances, shape (t, n)."""
+    if not np.array_equal(anchors, server.anchors):
         targets = umeyama(anchors, server.anchors).apply(targets)
     distances: Floats = cdist(targets, server.gallery)
     return distances
 
 
 def read_rows(message: Message, name: str, columns: int, least: int) -> Floats:
-    """Return rows of a message as floats, or refuse what is none of ours."""
+    """Return rows of a message as floats, or raise."""
     rows = message[name]
     if rows.dtype != np.float64 or rows.ndim != 2 or rows.shape[1] != columns:
         raise MessageError(f"{name} must be rows of {columns} doubles")
-    if not least <= len(rows) <= least + _MOST_TARGETS:
-        raise MessageError(f"{name} must hold {least} to {least + _MOST_TARGETS} rows")
+    if not least <= len(rows) <= least + _MAX_TARGETS:
+        raise MessageError(f"{name} must hold {least} to {least + _MAX_TARGETS} rows")
     return rows
 
 
 def read_steps(message: Message) -> int:
-    """Return how many public steps a message has taken."""
+    """Return the number of public steps of a message, or raise."""
     steps = message["steps"]
-    if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= steps <= MOST_STEPS:
-        raise MessageError(f"steps must be one whole number from 0 to {MOST_STEPS}")
+    if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= steps <= MAX_STEPS:
+        raise MessageError(f"steps must be one whole number from 0 to {MAX_STEPS}")
     return int(steps)
 
 
 Noise = GaussianNoise | LaplaceNoise
 Kind = Literal["gaussian", "laplace"]
 
-_BLOCK = 1 << 22  # weights made at a time: 32 MiB
+_BLOCK = 1 << 22  # weights in memory at a time: 32 MiB
 
 
 @dataclass(frozen=True, eq=False)
-class Public:
-    """What both sides know before anybody asks."""
+class PublicState:
+    """The anchors and parameters that client and server share."""
 
     anchors: Floats  # unit rows
     labels: NDArray[np.int64] | None
-    start: Floats  # where every target starts, the q_0 of the theorems
-    embeddings: Floats  # of the anchors before each private step and after the last; no target pulls at them
+    start: Floats  # the start of every target, q_0 of the theorems
+    embeddings: Floats  # of the anchors before each private step and after the last; targets do not affect them
     bandwidth: float
     label_weight: float
     label_encoding: Encoding
 
     @property
     def label_graph(self) -> LabelGraph | None:
-        """Who repels whom among the anchors."""
+        """The label graph of the anchors; None if labels have no effect."""
         if self.labels is None or self.label_weight == 0:
             return None
         return label_graph(self.labels, self.bandwidth, self.label_encoding)
@@ -139,9 +138,9 @@ def prepare_anchors(
     label_weight: float,
     label_encoding: Encoding,
     steps: int,
-) -> Public:
-    """Move the anchors through all private steps; row 0 of `start` is the targets', the others the anchors'."""
-    public = Public(anchors, labels, start[0], start[None, 1:], bandwidth, label_weight, label_encoding)
+) -> PublicState:
+    """Move the anchors through all private steps. Row 0 of `start` is for targets, the others are for the anchors."""
+    public = PublicState(anchors, labels, start[0], start[None, 1:], bandwidth, label_weight, label_encoding)
     graph = gaussian_graph(anchors, bandwidth, method="exact")
     embeddings = [start[1:]]
     for _ in range(steps):
@@ -149,11 +148,11 @@ def prepare_anchors(
     return replace(public, embeddings=np.stack(embeddings))
 
 
-def bound_sensitivities(public: Public, kind: Kind) -> list[float]:
-    """Bound what a target can change in each private step: Theorems A and A' for its row alone.
+def bound_sensitivities(public: PublicState, kind: Kind) -> list[float]:
+    """Bound the effect of a target on its row in each private step, by Theorems A and A'.
 
-    The bound does not depend on where the target's own row starts, so it also holds for steps that start from a
-    noisy row (``docs/theory/privatemail.md``, Theorem 2). What rounding may add to a difference is added.
+    The bound does not depend on the start of the target's row, so it also holds for steps that start from a noisy row
+    (``docs/theory/privatemail.md``, Theorem 2). It includes the rounding of a difference.
     """
     norm: Norm = "l2" if kind == "gaussian" else "l1"
     return [
@@ -172,8 +171,8 @@ def bound_sensitivities(public: Public, kind: Kind) -> list[float]:
     ]
 
 
-def _bound_rounding(public: Public, embedding: Floats, norm: Norm) -> float:
-    """Bound how far a computed row is from the exact one.
+def _bound_rounding(public: PublicState, embedding: Floats, norm: Norm) -> float:
+    """Bound the distance of a computed row from the exact one.
 
     Exponents are inner products of d terms, off by d roundings of at most 1 / bandwidth^2; sums have m terms. So
     shares are off by a factor of ``1 + (d / bandwidth^2 + m + 16) eps``, twice for their normalisation.
@@ -185,7 +184,7 @@ def _bound_rounding(public: Public, embedding: Floats, norm: Norm) -> float:
 
 
 def calibrate_steps(kind: Kind, epsilon: float, delta: float, changes: Sequence[float], size: int) -> tuple[Noise, ...]:
-    """Return the noise of each private step, so that all together cost `epsilon` (Gaussian: at `delta`).
+    """Return the noise of each private step; together they cost `epsilon` (Gaussian: at `delta`).
 
     Gaussian steps share one noise multiplier and compose in closed form, Laplace steps share epsilon equally
     (``docs/theory/privatemail.md``, Theorem 2; `test_private_steps_cost_what_the_accountant_says`).
@@ -202,7 +201,7 @@ def calibrate_steps(kind: Kind, epsilon: float, delta: float, changes: Sequence[
 
 
 def _make_gaussian_noise(change: float, size: int, multiplier: float) -> GaussianNoise:
-    """Return noise whose multiplier, every cost of the grid included, is at least `multiplier`."""
+    """Return noise with at least this multiplier, including the costs of the grid."""
     noise = GaussianNoise(
         sensitivity=change,
         scale=multiplier * change,
@@ -214,8 +213,8 @@ def _make_gaussian_noise(change: float, size: int, multiplier: float) -> Gaussia
     return noise
 
 
-def compute_averages(public: Public, features: Floats) -> Floats:
-    """Return the kernel averages of the anchors that each private step pulls rows to, shape (n, S, k)."""
+def compute_averages(public: PublicState, features: Floats) -> Floats:
+    """Return the kernel averages of the anchors for each row and private step, shape (n, S, k)."""
     stacked = np.concatenate(list(public.embeddings[:-1]), axis=1)
     block = max(1, _BLOCK // len(public.anchors))
     parts = [
@@ -225,87 +224,87 @@ def compute_averages(public: Public, features: Floats) -> Floats:
     return np.concatenate(parts).reshape(len(features), len(public.embeddings) - 1, -1)
 
 
-def private_steps(public: Public, pulled: Floats, noises: Sequence[Noise], source: Source) -> Floats:
-    """Take every private step of targets that are pulled to these `averages`, and add its noise."""
-    rows = np.broadcast_to(public.start, (*pulled.shape[:-2], len(public.start)))
+def take_private_steps(public: PublicState, averages: Floats, noises: Sequence[Noise], source: Source) -> Floats:
+    """Take all private steps of targets with these kernel averages, each with its noise (Algorithm 1)."""
+    rows = np.broadcast_to(public.start, (*averages.shape[:-2], len(public.start)))
     for step, noise in enumerate(noises):
-        pull = pulled[..., step, :] / 2
-        # Noise goes to what is private alone: added to the row first, it would be rounded as that row happens to be.
-        # A row is a message's; the calibration is for one row, and a batch is many of them.
+        pull = averages[..., step, :] / 2
+        # Add noise to the private summand alone: the sum would be rounded depending on the row.
+        # The calibration is for one row, and a batch has many.
         rows = rows / 2 + add_noise(pull, replace(noise, size=pull.size), source=source)
     return rows
 
 
-def take_exact_steps(public: Public, pulled: Floats) -> Floats:
-    """Take the same steps without noise: the server's, for rows that are its own."""
-    rows = np.broadcast_to(public.start, (len(pulled), len(public.start)))
-    for step in range(pulled.shape[1]):
-        rows = (rows + pulled[:, step]) / 2
+def take_exact_steps(public: PublicState, averages: Floats) -> Floats:
+    """Take the same steps without noise, for the server's rows."""
+    rows = np.broadcast_to(public.start, (len(averages), len(public.start)))
+    for step in range(averages.shape[1]):
+        rows = (rows + averages[:, step]) / 2
     return rows
 
 
 @dataclass(frozen=True, eq=False)
 class AnchorPath:
-    """Where the anchors go in T public steps."""
+    """The anchors during T public steps."""
 
-    anchors: Floats
-    factors: Floats  # what each step was rescaled by, to bring the anchors to Frobenius norm sqrt(m)
+    anchors: Floats  # shape (T + 1, m, k)
+    factors: Floats  # of each step, which rescales the anchors to Frobenius norm sqrt(m)
 
 
-def move_anchors(public: Public, steps: int) -> AnchorPath:
-    """Move the anchors by the query, its graph rebuilt once from where the private steps left them."""
+def move_anchors(public: PublicState, steps: int) -> AnchorPath:
+    """Move the anchors by the query, on a graph rebuilt from their embedding after the private steps."""
     rows = [public.embeddings[-1]]
     factors: list[float] = []
     if steps:
-        weights = _compute_weights(rows[0], rows[0], public.bandwidth)
+        weights = compute_kernel(rows[0], rows[0], public.bandwidth)
         np.fill_diagonal(weights, 0)
     for _ in range(steps):
-        drawn = weights @ rows[-1]
+        pull = weights @ rows[-1]
         if (labels := public.label_graph) is not None:
-            drawn = drawn + public.label_weight * labels.laplacian_matmul(rows[-1])
-        moved = _step_rows(rows[-1], drawn, weights.sum(axis=1))
+            pull = pull + public.label_weight * labels.laplacian_matmul(rows[-1])
+        moved = _step_rows(rows[-1], pull, weights.sum(axis=1))
         factors.append(float(np.sqrt(len(moved)) / np.linalg.norm(moved)))
         rows.append(moved * factors[-1])
     return AnchorPath(np.stack(rows), np.array(factors))
 
 
-def public_steps(public: Public, released: Floats, rows: Floats, path: AnchorPath, first: int = 0) -> Floats:
+def take_public_steps(public: PublicState, released: Floats, rows: Floats, path: AnchorPath, first: int = 0) -> Floats:
     """Move unlabelled rows along with the anchors, from step `first` to the end of the path.
 
-    They follow the anchors with weights of the embedding as it was `released`, and pull at nobody.
+    Their weights come from the embedding as `released`, and they do not affect the anchors.
     """
     if first == len(path.factors):
         return rows
-    weights = _compute_weights(released, public.embeddings[-1], public.bandwidth)
+    weights = compute_kernel(released, public.embeddings[-1], public.bandwidth)
     for anchors, factor in zip(path.anchors[first:], path.factors[first:], strict=False):
         rows = factor * _step_rows(rows, weights @ anchors, weights.sum(axis=1))
     return rows
 
 
-def _compute_weights(rows: Floats, others: Floats, bandwidth: float) -> Floats:
-    """Return Gaussian weights between embedded rows, which are of any norm."""
-    found: Floats = np.exp(-cdist(rows, others, "sqeuclidean") / (2 * bandwidth**2))
-    return found
+def compute_kernel(rows: Floats, columns: Floats, bandwidth: float) -> Floats:
+    """Return Gaussian weights between rows of any norm."""
+    weights: Floats = np.exp(-cdist(rows, columns, "sqeuclidean") / (2 * bandwidth**2))
+    return weights
 
 
-def _step_rows(rows: Floats, drawn: Floats, degree: Floats) -> Floats:
-    """Return eq. 4, ``z_i / 2 + (W Z + alpha L_Y Z)_i / (2 D_i)``; a row out of reach stays."""
-    reached = degree[:, None] > _OUT_OF_REACH
-    return np.where(reached, (rows + drawn / np.where(reached, degree[:, None], 1)) / 2, rows)
+def _step_rows(rows: Floats, pull: Floats, degree: Floats) -> Floats:
+    """Return eq. 4, ``z_i / 2 + (W Z + alpha L_Y Z)_i / (2 D_i)``; a row without neighbours stays."""
+    connected = degree[:, None] > _MIN_DEGREE
+    return np.where(connected, (rows + pull / np.where(connected, degree[:, None], 1)) / 2, rows)
 
 
 @dataclass(frozen=True, eq=False)
 class SoundEngine:
-    """What is public, the noise of each private step, and the guarantee."""
+    """The sound mechanism: the public state, the noise of each private step, and the guarantee."""
 
-    public: Public
+    public: PublicState
     noises: tuple[Noise, ...]
     epsilon: float
     delta: float
     n_public_steps: int
 
     def guarantee(self) -> Guarantee:
-        """Theorems 1 to 3 of ``docs/theory/privatemail.md``; the calibration is certified by that of the noise."""
+        """Return the guarantee of Theorems 1 to 3 of ``docs/theory/privatemail.md``."""
         extra = sum(noise.extra_delta for noise in self.noises)
         return make_guarantee(
             self.epsilon,
@@ -319,51 +318,58 @@ class SoundEngine:
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
     ) -> tuple[list[Arrays], NDArray[np.intp]]:
-        """Return a message's arrays for each row, and where in it the target is (for the client alone)."""
+        """Return the arrays of a message for each row, and the position of its target (for the client alone).
+
+        Algorithm 1 of the 2022 paper: average the anchors, mix in the dummies, take the private steps with noise, then
+        public steps on the released rows alone.
+        """
         if labels is not None:
             raise ValueError("labels must not be given: the target's label enters nothing unless as_published is set")
         n = len(features)
-        pulled = compute_averages(self.public, features)[:, None]
+        averages = compute_averages(self.public, features)[:, None]
         if dummies is not None:
             pool = compute_averages(self.public, dummies.features)
-            pulled = np.concatenate([pulled, pool[dummies.draw(n, source)]], axis=1)
-        order = draw_secret_order(n, pulled.shape[1], source)
-        pulled = np.take_along_axis(pulled, order[:, :, None, None], axis=1)
-        released = private_steps(self.public, pulled, self.noises, source)
-        rows = self._take_public_steps(released.reshape(-1, released.shape[-1])).reshape(released.shape)
+            averages = np.concatenate([averages, pool[dummies.draw(n, source)]], axis=1)
+        order = draw_secret_order(n, averages.shape[1], source)
+        averages = np.take_along_axis(averages, order[:, :, None, None], axis=1)
+        released = take_private_steps(self.public, averages, self.noises, source)
+        moved = self._move_targets(released.reshape(-1, released.shape[-1])).reshape(released.shape)
         steps = np.array(self.n_public_steps, dtype=np.int32)
-        found = [{"released": own, "embedding": now, "steps": steps} for own, now in zip(released, rows, strict=True)]
-        return found, np.argmin(order, axis=1)
+        messages = [
+            {"released": rows, "embedding": embedding, "steps": steps}
+            for rows, embedding in zip(released, moved, strict=True)
+        ]
+        return messages, np.argmin(order, axis=1)
 
     def read(self, message: Message) -> tuple[Floats, Floats, int]:
-        """Return targets (t, k), anchors (m, k) and public steps of a message, or refuse it."""
+        """Return targets (t, k), anchors (m, k) and public steps of a message, or raise."""
         _, rows, steps = self._state(message)
         return rows, move_anchors(self.public, steps).anchors[-1], steps
 
     def take_steps(self, message: Message, steps: int) -> Arrays:
-        """Take further public steps from where the message is."""
+        """Take more public steps of a message."""
         released, rows, before = self._state(message)
         path = move_anchors(self.public, before + steps)
-        rows = public_steps(self.public, released, rows, path, before)
+        rows = take_public_steps(self.public, released, rows, path, before)
         return {"released": released, "embedding": rows, "steps": np.array(before + steps, dtype=np.int32)}
 
     def embed_gallery(self, features: Floats, labels: Labels | None, steps: int) -> GalleryEmbedding:
-        """Move the server's rows as a target would move, without noise."""
+        """Embed the server's rows like targets, without noise."""
         if labels is not None:
             raise ValueError("gallery_labels must not be given: targets have none, so they would not be comparable")
         rows = take_exact_steps(self.public, compute_averages(self.public, features))
         path = move_anchors(self.public, steps)
-        return GalleryEmbedding(public_steps(self.public, rows, rows, path), path.anchors[-1], steps)
+        return GalleryEmbedding(take_public_steps(self.public, rows, rows, path), path.anchors[-1], steps)
 
-    def _take_public_steps(self, released: Floats) -> Floats:
+    def _move_targets(self, released: Floats) -> Floats:
         """Take the public steps of all targets of all messages, a block at a time."""
         path = move_anchors(self.public, self.n_public_steps)
         block = max(1, _BLOCK // len(self.public.anchors))
         parts = (released[i : i + block] for i in range(0, len(released), block))
-        return np.concatenate([public_steps(self.public, rows, rows, path) for rows in parts])
+        return np.concatenate([take_public_steps(self.public, rows, rows, path) for rows in parts])
 
     def _state(self, message: Message) -> tuple[Floats, Floats, int]:
-        """Return what was released, where it is now, and how many steps that took."""
+        """Return the released rows, their current embedding and its number of steps, or raise."""
         k = len(self.public.start)
         released, rows = read_rows(message, "released", k, 1), read_rows(message, "embedding", k, 1)
         if released.shape != rows.shape:
@@ -376,7 +382,7 @@ Experiment = Literal["cars196", "cub200", "cifar100"]
 
 _NO_DIVISION_BY_ZERO = 1e-9  # the program adds it to every degree
 
-EXPERIMENTS: dict[Experiment, dict[str, float]] = {  # what differs between the columns of Table 2 (2022)
+EXPERIMENTS: dict[Experiment, dict[str, float]] = {  # the columns of Table 2 (2022) that differ
     "cars196": {"bandwidth": 6.0, "label_weight": 0.6},
     "cub200": {"bandwidth": 5.0, "label_weight": 0.5},
     "cifar100": {"bandwidth": 6.0, "label_weight": 0.6},
@@ -388,38 +394,38 @@ REASONS: dict[Version, str] = {
     "2021": "its sensitivity bound holds with a probability that is vacuous, feeds an L2 bound to Laplace noise, is "
     "reused for later iterations that it does not cover, and the target's own label is used after the noise",
     "2022-code": "the program adds noise with a variance for its deviation and uses the target's true label in every "
-    "iteration after it: the label is what comes out",
+    "iteration after it: the result is the label",
 }
 
 
 class CentredDistances:
     """The program's label "Laplacian": of double-centred distances between integer labels.
 
-    Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``, whose rows sum to zero, so the "Laplacian" is
-    -K: what should repel within a class pulls the embedding to an order of the labels. Products take class sums.
+    Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``. Its rows sum to zero, so the
+    "Laplacian" is -K and sorts the embedding by label instead of repelling within classes. Products use class sums.
     """
 
     def __init__(self, labels: NDArray[np.int64]) -> None:
         self._classes, self._codes = np.unique(labels, return_inverse=True)
-        self._apart = np.abs(self._classes[:, None] - self._classes[None, :]).astype(np.float64)
+        self._distances = np.abs(self._classes[:, None] - self._classes[None, :]).astype(np.float64)
 
     def laplacian_matmul(self, Z: Floats) -> Floats:
         """Multiply the "Laplacian" with `Z` of shape (n, k)."""
         sums = np.zeros((len(self._classes), Z.shape[1]))
         np.add.at(sums, self._codes, Z - Z.mean(axis=0))
-        product = (self._apart @ sums)[self._codes]
-        found: Floats = (product - product.mean(axis=0)) / 2
-        return found
+        product = (self._distances @ sums)[self._codes]
+        centred: Floats = (product - product.mean(axis=0)) / 2
+        return centred
 
 
 def find_code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
-    """Return the program's standard deviation, which is what the paper calls the variance."""
+    """Return the program's standard deviation, which is the paper's variance."""
     return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a publication does, in its own words; epsilon and delta are what it states for the whole."""
+    """A published algorithm, with its own parameters; epsilon and delta are its claims for the whole."""
 
     version: Version
     epsilon: float
@@ -438,7 +444,7 @@ class Recipe:
 
     @property
     def rescales(self) -> bool:
-        """Whether an embedding is brought to Frobenius norm sqrt(rows) after each step without noise."""
+        """Whether each step without noise rescales the embedding to Frobenius norm sqrt(rows)."""
         return self.version == "2022-code"
 
     @property
@@ -446,8 +452,8 @@ class Recipe:
         """Steps of the server, from its own start: as many as the client's in 2021, T in 2022 (Algorithm 1)."""
         return self.public_steps + (self.private_steps if self.version == "2021" else 0)
 
-    def labels(self, labels: Labels) -> LabelGraph | CentredDistances:
-        """Return the Laplacian of labels: integers in 2022, one-hot in 2021 (Corollary 1.1)."""
+    def make_label_graph(self, labels: Labels) -> LabelGraph | CentredDistances:
+        """Return the graph of labels: integers in 2022, one-hot in 2021 (Corollary 1.1)."""
         if self.version == "2022-code":
             return CentredDistances(labels)
         return label_graph(labels, self.sigma, "integer" if self.version == "2022" else "one-hot")
@@ -484,7 +490,7 @@ class Recipe:
 
 
 def compose_strongly(epsilon: float, steps: int, delta: float) -> float:
-    """Return the 2021 paper's budget for `steps` of `epsilon`; delta' is all of delta, as Laplace noise has none."""
+    """Return the 2021 paper's total epsilon of `steps`; delta' is all of delta, because Laplace noise has none."""
     return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
 
 
@@ -494,45 +500,42 @@ def step_epsilon(total: float, steps: int, delta: float) -> float:
 
 
 def embed_client(
-    recipe: Recipe, among: Floats, border: Floats, labels: Labels, start: Floats, source: Source
+    recipe: Recipe, anchor_weights: Floats, target_weights: Floats, labels: Labels, start: Floats, source: Source
 ) -> Floats:
-    """Embed the client's rows, targets before anchors, with the targets' own `labels`, which leak, and add noise.
+    """Embed the client's rows, targets before anchors, with the targets' true `labels`, which leak, and add noise.
 
-    `among` are feature weights between anchors, `border` those from the targets to all rows, both without diagonal.
+    `anchor_weights` are between anchors, `target_weights` from the targets to all rows, both with a zero diagonal.
     """
-    t = len(border)
+    t = len(target_weights)
     weights = np.empty((len(start), len(start)))
-    weights[t:, t:], weights[:t], weights[t:, :t] = among, border, border[:, t:].T
-    repel, noise, Z = recipe.labels(labels), recipe.noise(start), start
+    weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T
+    label_graph, noise, Z = recipe.make_label_graph(labels), recipe.noise(start), start
     degree = weights.sum(axis=1)
     for _ in range(recipe.private_steps if recipe.version == "2021" else 1):
-        Z = add_noise(_step(recipe, weights, degree, repel, Z), noise, source=source)
+        Z = add_noise(_step(recipe, weights, degree, label_graph, Z), noise, source=source)
     rebuilt = compute_kernel(Z, Z, recipe.bandwidth)
     np.fill_diagonal(rebuilt, 0)
     degree = rebuilt.sum(axis=1)
     for _ in range(recipe.public_steps):
-        Z = _rescale(recipe, _step(recipe, rebuilt, degree, repel, Z))
+        Z = _rescale(recipe, _step(recipe, rebuilt, degree, label_graph, Z))
     return Z
 
 
 def embed_server(recipe: Recipe, rows: Floats, labels: Labels, start: Floats) -> Floats:
     """Embed the server's rows, gallery before anchors, with all their labels and no noise."""
-    # Single precision is off by 1e-7 of a weight, as the program itself is, and takes half the time.
-    graph, repel, Z = gaussian_graph(rows.astype(np.float32), recipe.bandwidth), recipe.labels(labels), start
+    # Single precision, like the program: an error of 1e-7 of a weight, in half the time.
+    graph = gaussian_graph(rows.astype(np.float32), recipe.bandwidth)
+    label_graph, Z = recipe.make_label_graph(labels), start
     for _ in range(recipe.server_steps):
-        pull = recipe.label_weight * repel.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
+        pull = recipe.label_weight * label_graph.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
         Z = _rescale(recipe, Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
     return Z
 
 
-def compute_kernel(rows: Floats, others: Floats, bandwidth: float) -> Floats:
-    """Return Gaussian weights between rows of any norm."""
-    found: Floats = rbf_kernel(rows, others, gamma=1 / (2 * bandwidth**2))
-    return found
-
-
-def _step(recipe: Recipe, weights: Floats, degree: Floats, repel: LabelGraph | CentredDistances, Z: Floats) -> Floats:
-    pull = recipe.label_weight * repel.laplacian_matmul(Z) - (degree[:, None] * Z - weights @ Z)
+def _step(
+    recipe: Recipe, weights: Floats, degree: Floats, label_graph: LabelGraph | CentredDistances, Z: Floats
+) -> Floats:
+    pull = recipe.label_weight * label_graph.laplacian_matmul(Z) - (degree[:, None] * Z - weights @ Z)
     moved: Floats = Z + pull / (2 * (degree[:, None] + _NO_DIVISION_BY_ZERO))
     return moved
 
@@ -543,7 +546,7 @@ def _rescale(recipe: Recipe, Z: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class PublishedEngine:
-    """The recipe of a publication, the anchors, and the seed of both starts."""
+    """A published mechanism: its recipe, the anchors, and the seed of both starts."""
 
     recipe: Recipe
     anchors: Floats
@@ -553,7 +556,7 @@ class PublishedEngine:
     noises: tuple[()] = ()
 
     def guarantee(self) -> Guarantee:
-        """State what was published, and that it does not hold."""
+        """Return the published figures, marked as unsound."""
         return replace(
             make_guarantee(
                 self.recipe.epsilon,
@@ -568,17 +571,20 @@ class PublishedEngine:
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
     ) -> tuple[list[Arrays], NDArray[np.intp]]:
-        """Embed and noise the anchors and one target, with its own label, for each row."""
+        """Embed the anchors with one target and its true label, and add noise, for each row."""
         if labels is None:
             raise ValueError("labels must be given: as published, the target's own label is used after the noise")
         if (labels < 0).any():
             raise ValueError("labels must be numbered from 0")
         if dummies is not None and self.recipe.version != "2022":
             raise ValueError(f'dummies are no part of as_published="{self.recipe.version}"')
-        among = compute_kernel(self.anchors, self.anchors, self.recipe.bandwidth)
-        np.fill_diagonal(among, 0)
-        found = [self._one(among, row, label, dummies, source) for row, label in zip(features, labels, strict=True)]
-        return [arrays for arrays, _ in found], np.array([position for _, position in found], dtype=np.intp)
+        weights = compute_kernel(self.anchors, self.anchors, self.recipe.bandwidth)
+        np.fill_diagonal(weights, 0)
+        messages = [
+            self._make_message(weights, row, label, dummies, source)
+            for row, label in zip(features, labels, strict=True)
+        ]
+        return [arrays for arrays, _ in messages], np.array([position for _, position in messages], dtype=np.intp)
 
     def read(self, message: Message) -> tuple[Floats, Floats, int]:
         """Return targets, anchors and steps."""
@@ -587,12 +593,12 @@ class PublishedEngine:
         return rows[:-m], rows[-m:], self.recipe.public_steps
 
     def take_steps(self, message: Message, steps: int) -> Arrays:
-        """Refuse: what was published is no post-processing."""
+        """Raise: the published steps are not post-processing."""
         del message, steps
         raise ValueError("as published, further steps need the target's own label, which no message may hold")
 
     def embed_gallery(self, features: Floats, labels: Labels | None, steps: int) -> GalleryEmbedding:
-        """Embed the gallery and the anchors together, with all their labels, from the server's own start."""
+        """Embed the gallery and the anchors together, with all their labels, from the server's start."""
         if labels is None:
             raise ValueError(
                 "gallery_labels must be given (to rank_each): as published, the server embeds with its labels"
@@ -609,23 +615,25 @@ class PublishedEngine:
         Z = embed_server(self.recipe, rows, np.concatenate([labels, self.labels]), start)
         return GalleryEmbedding(Z[: len(features)], Z[len(features) :], steps)
 
-    def _one(
-        self, among: Floats, row: Floats, label: np.int64, dummies: Dummies | None, source: Source
+    def _make_message(
+        self, anchor_weights: Floats, row: Floats, label: np.int64, dummies: Dummies | None, source: Source
     ) -> tuple[Arrays, int]:
-        """Return the arrays of one message, and where in it the target is."""
+        """Return the arrays of one message, and the position of its target."""
         targets, labels, position = row[None], np.array([label]), 0
         if dummies is not None:
-            # One of every class but the target's own, as Algorithm 1 has it.
-            others = Dummies(dummies.features[dummies.labels != label], dummies.labels[dummies.labels != label])
-            drawn = others.draw(1, source)[0]
+            # One of every class except the target's (Algorithm 1).
+            foreign = dummies.labels != label
+            candidates = Dummies(dummies.features[foreign], dummies.labels[foreign])
+            drawn = candidates.draw(1, source)[0]
             order = draw_secret_order(1, len(drawn) + 1, source)[0]
-            targets = np.vstack([targets, others.features[drawn]])[order]
-            labels, position = np.concatenate([labels, others.labels[drawn]])[order], int(np.argmin(order))
+            targets = np.vstack([targets, candidates.features[drawn]])[order]
+            labels, position = np.concatenate([labels, candidates.labels[drawn]])[order], int(np.argmin(order))
         t, m = len(targets), len(self.anchors)
-        border = compute_kernel(targets, np.vstack([targets, self.anchors]), self.recipe.bandwidth)
-        np.fill_diagonal(border, 0)
+        target_weights = compute_kernel(targets, np.vstack([targets, self.anchors]), self.recipe.bandwidth)
+        np.fill_diagonal(target_weights, 0)
         generator = np.random.default_rng([self.public_seed, 0])
-        # Anchors first, so that they start from the same place however many targets there are.
+        # Draw the anchors' start first, so that it does not depend on the number of targets.
         start = np.roll(generator.normal(scale=self.recipe.start_scale, size=(m + t, self.n_components)), t, axis=0)
         all_labels = np.concatenate([labels, self.labels])
-        return {"embedding": embed_client(self.recipe, among, border, all_labels, start, source)}, position
+        embedding = embed_client(self.recipe, anchor_weights, target_weights, all_labels, start, source)
+        return {"embedding": embedding}, position

@@ -1,4 +1,4 @@
-"""PrivateMail: a target's row of the supervised manifold learning query, with noise."""
+"""PrivateMail: release a target's row of the supervised manifold learning query, with noise."""
 
 import copy
 from dataclasses import KW_ONLY, dataclass
@@ -15,7 +15,7 @@ from nearveil.privacy.checks import check_integer, check_numbers
 from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
 from nearveil.privatemail.engines import (
     EXPERIMENTS,
-    MOST_STEPS,
+    MAX_STEPS,
     REASONS,
     Dummies,
     Experiment,
@@ -37,46 +37,48 @@ from nearveil.privatemail.graph.labels import Encoding
 
 @dataclass(eq=False, repr=False)
 class PrivateMail(Release):
-    """Release where the supervised manifold learning query puts a target among public anchors.
+    """Release the position of a target among public anchors, embedded by the supervised manifold learning query.
 
-    The target's row of one step of the query, from a public start, plus the noise that its proved sensitivity needs;
-    after that, steps that use the release and public labels alone. The server embeds its gallery alike and ranks by
-    distance. The method of Vepakomma, Balla and Raskar (2021, 2022), made sound: ``docs/theory/privatemail.md``.
+    Algorithm 1 of Vepakomma, Balla and Raskar (2022), made sound (``docs/theory/privatemail.md``, Theorems 1 to 3):
+
+    1. `fit` embeds the public anchors and calibrates noise to the proved sensitivity of the target's row.
+    2. `release` takes one step of the query for the target, adds the noise, and takes public steps on the result.
+    3. `rank` embeds the server's gallery in the same way, aligns both embeddings on the anchors, and ranks by distance.
 
     Parameters
     ----------
     epsilon : float
         From 1e-6 to 64.
     delta : float, default=1e-5
-        For Gaussian noise; Laplace noise has none, but for what its sampler costs.
+        For Gaussian noise. With Laplace noise, delta is the cost of the sampler alone.
     noise : {"gaussian", "laplace"}, default="gaussian"
     n_components : int, default=2
         Columns of the embedding.
     bandwidth : float, default=6.0
         The s of the weights ``exp(-|x_i - x_j|^2 / (2 s^2))``.
     label_weight : float, default=0.6
-        How strongly the anchors' labels repel, from the second step on: with the defaults there is none.
+        Strength of the repulsion between the anchors' labels, from the second step on (none with the defaults).
     n_private_steps : int, default=1
-        Steps that look at the target, all paid for by `epsilon`.
+        Steps that use the target; `epsilon` covers all of them.
     n_public_steps : int, default=0
-        Steps after the release, up to 100. They cost nothing and tell nothing new.
+        Steps after the release, up to 100. They are post-processing and cost nothing.
     start_scale : float, default=1.0
-        Standard deviation of the start. Noise grows with it, so it changes public steps alone.
+        Standard deviation of the start. The noise scales with it, so it only affects public steps.
     label_encoding : {"integer", "one-hot"}, default="integer"
     n_anchors : int, optional
-        How many public rows, drawn by `public_seed`, are anchors; all unless given.
+        Number of anchors, drawn from the public rows by `public_seed`. Default: all rows.
     public_seed : int, default=0
-        Of the start and of that draw: public, the same on both sides, no source of noise.
+        Seed of the start and of that draw: public, equal on both sides, never used for noise.
     as_published : {"2022", "2021", "2022-code"}, optional
-        Do what a paper or the authors' program does instead. All are unsound: `release` then takes the target's
-        label, and the server needs the labels of its gallery. :meth:`published` has their parameters.
+        Reproduce a paper or the authors' program instead. All are unsound: `release` then takes the target's label,
+        and the server needs the labels of its gallery. :meth:`published` sets their parameters.
     allow_unsound : bool, default=False
-        Must be set for `as_published`.
+        Required for `as_published`.
 
     Attributes
     ----------
     noises_ : tuple of GaussianNoise or LaplaceNoise
-        Of each private step; empty for `as_published`.
+        The noise of each private step; empty for `as_published`.
 
     Examples
     --------
@@ -100,7 +102,7 @@ class PrivateMail(Release):
         "bandwidth": [Interval(Real, 0.06, 1e8, closed="both")],
         "label_weight": [Interval(Real, 0, 1e6, closed="both")],
         "n_private_steps": [Interval(Integral, 1, 1000, closed="both")],
-        "n_public_steps": [Interval(Integral, 0, MOST_STEPS, closed="both")],
+        "n_public_steps": [Interval(Integral, 0, MAX_STEPS, closed="both")],
         "start_scale": [Interval(Real, 1e-30, 1e30, closed="both")],
         "label_encoding": [StrOptions({"integer", "one-hot"})],
         "n_anchors": [Interval(Integral, 2, None, closed="left"), None],
@@ -127,18 +129,18 @@ class PrivateMail(Release):
 
     @classmethod
     def published(cls, version: Version, data: Experiment = "cars196", *, epsilon: float = 0.1, **changes: Any) -> Self:
-        """Return a published version with the parameters of its experiments: Table 2 of the 2022 paper.
+        """Return a published version with the parameters of its experiments (Table 2 of the 2022 paper).
 
-        The 2021 paper has no such table; its two private and two further iterations are from its section 6.2.
+        The 2021 paper has no such table; its two private and two public iterations are from section 6.2.
 
         Parameters
         ----------
         version : {"2022", "2021", "2022-code"}
         data : {"cars196", "cub200", "cifar100"}, default="cars196"
-            Whose column of the table.
+            The column of the table.
         epsilon : float, default=0.1
         **changes
-            Other parameters of the constructor. `allow_unsound` must be among them.
+            Other parameters of the constructor, including `allow_unsound`.
 
         Examples
         --------
@@ -146,32 +148,32 @@ class PrivateMail(Release):
         >>> paper.bandwidth, paper.label_weight, paper.start_scale, paper.n_public_steps
         (5.0, 0.5, 1e-08, 5)
         """
-        for name, value, known in (("version", version, REASONS), ("data", data, EXPERIMENTS)):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(known)}")
+        for name, value, choices in (("version", version, REASONS), ("data", data, EXPERIMENTS)):
+            if value not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}")
         steps = {"n_private_steps": 2, "n_public_steps": 2} if version == "2021" else {"n_public_steps": 5}
         table = {"n_components": 2, "start_scale": 1e-8, "delta": 1e-5, **EXPERIMENTS[data], **steps}
         return cls(epsilon, **{**table, **changes, "as_published": version})
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
-        """Choose the anchors and compute the noise, from public things alone.
+        """Choose the anchors and calibrate the noise, from public data alone.
 
-        Rows that equal their mean have no direction and are left out. Labels count from 0; -1 means unlabelled.
+        Rows that equal the mean have no direction and are skipped. Labels count from 0; -1 means unlabelled.
         """
         self._validate_params()
         if self.as_published is not None and not self.allow_unsound:
             raise ValueError(
                 f'as_published="{self.as_published}" has no guarantee: {REASONS[self.as_published]}. '
-                "Set allow_unsound=True to run it all the same"
+                "Set allow_unsound=True to run it anyway"
             )
         return super().fit(public_X, public_y)
 
     def with_dummies(self, rows: ArrayLike, labels: ArrayLike) -> Self:
         """Return a copy that hides each target among dummies, one of every class, drawn for each message.
 
-        They add nothing to the guarantee (``docs/theory/privatemail.md``). Take rows that the server does not hold,
-        since it would recognise its own, and that nobody needs to protect: each message tells as much about its
-        dummies as about the target, and nobody is charged for that.
+        Dummies add nothing to the guarantee (``docs/theory/privatemail.md``). Use rows that the server does not hold,
+        because it would recognise its own, and that need no protection: a message reveals as much about its dummies
+        as about the target, without a charge.
         """
         features = self.features(rows, "rows")
         client = copy.copy(self)
@@ -179,33 +181,33 @@ class PrivateMail(Release):
         return client
 
     def release(self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None) -> Any:
-        """Make a message of a private row, or one of each row of a batch; `labels` are for `as_published` alone."""
+        """Make a message from a private row, or one from each row of a batch; `labels` are for `as_published` only."""
         return self.release_with_position(X, rng=rng, labels=labels)[0]
 
     def release_with_position(
         self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None
     ) -> tuple[Any, Any]:
-        """Make messages as :meth:`release` does, and return which of a message's targets is the client's own.
+        """Make messages like :meth:`release`, and return the position of the client's target in each.
 
-        The positions are rows of :meth:`rank_each`. Never send them.
+        Positions are row numbers of :meth:`rank_each`. Never send them.
         """
         fitted = self._snapshot()
         source = secure_source() if rng is None else check_source(rng)
         rows = check_numbers(X, "X")
         single = rows.ndim == 1
         features = fitted.features(rows[None] if single else rows)
-        own = None if labels is None else check_labels(np.atleast_1d(labels), len(features), "labels")
-        messages, positions = fitted._make(features, own, source)
+        target_labels = None if labels is None else check_labels(np.atleast_1d(labels), len(features), "labels")
+        messages, positions = fitted._make(features, target_labels, source)
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
     def continue_embedding(self, message: Message, steps: int) -> Message:
-        """Take further public steps of a message; whoever fitted the same public rows can do so."""
+        """Take more public steps of a message. Anyone who fitted the same public rows can do this."""
         self._check_fitted()
         self._check_messages([message])
-        further = check_integer(steps, "steps", 0, MOST_STEPS)
-        if self._engine.read(message)[2] + further > MOST_STEPS:
-            raise ValueError(f"steps must not take the message beyond {MOST_STEPS} in all")
-        return Message(self.name, message.public_id, self._engine.take_steps(message, further), message.seeded)
+        more = check_integer(steps, "steps", 0, MAX_STEPS)
+        if self._engine.read(message)[2] + more > MAX_STEPS:
+            raise ValueError(f"steps must not take the message beyond {MAX_STEPS} in all")
+        return Message(self.name, message.public_id, self._engine.take_steps(message, more), message.seeded)
 
     def embed_gallery(
         self, gallery: ArrayLike, gallery_labels: ArrayLike | None = None, *, steps: int | None = None
@@ -216,22 +218,22 @@ class PrivateMail(Release):
         ----------
         gallery : array-like of shape (n, d)
         gallery_labels : array-like of shape (n,), optional
-            For `as_published` alone.
+            For `as_published` only.
         steps : int, optional
-            Public steps of the messages to come; `n_public_steps` unless given.
+            Public steps of the messages to rank. Default: `n_public_steps`.
         """
         features = self.features(gallery, "gallery", lenient=True)
         labels = None if gallery_labels is None else check_labels(gallery_labels, len(features), "gallery_labels")
-        taken = self.n_public_steps if steps is None else check_integer(steps, "steps", 0, MOST_STEPS)
-        return self._engine.embed_gallery(features, labels, taken)
+        n_steps = self.n_public_steps if steps is None else check_integer(steps, "steps", 0, MAX_STEPS)
+        return self._engine.embed_gallery(features, labels, n_steps)
 
     def rank_each(
         self, message: Message, gallery: ArrayLike | GalleryEmbedding, gallery_labels: ArrayLike | None = None
     ) -> Floats:
-        """Score the server's items for every target of a message, shape (targets, n); `rank` takes the best of them.
+        """Score the server's items for every target of a message, shape (targets, n); `rank` takes the maximum.
 
-        A score is minus the distance after Umeyama alignment on the anchors. The gallery is rows, with labels for
-        `as_published` alone, or what :meth:`embed_gallery` made of them.
+        A score is minus the distance after Umeyama alignment on the anchors. The gallery is an array of rows (with
+        labels for `as_published` only) or the result of :meth:`embed_gallery`.
         """
         self._check_fitted()
         self._check_messages([message])
@@ -240,12 +242,12 @@ class PrivateMail(Release):
         return self._scores(message, gallery)
 
     def answer_bytes(self, n: int) -> int:
-        """Return the size of an answer that holds `n` candidates for each target, dummies included."""
+        """Return the size of an answer with `n` candidates for each target, including dummies."""
         self._check_fitted()
         size = super().answer_bytes(n)
         if self._dummies is None:
             return size
-        # As published, no dummy has the target's own class.
+        # As published, no dummy has the target's class.
         return size * (len(np.unique(self._dummies.labels)) + (self.as_published is None))
 
     def _make_guarantee(self) -> Guarantee:
@@ -253,15 +255,15 @@ class PrivateMail(Release):
 
     def _fit(self, features: Floats, labels: Labels | None) -> None:
         if labels is not None and (labels < -1).any():
-            raise ValueError("public_y must hold labels from 0, or -1 for a row without")
-        kept = choose_anchors(features, self.n_anchors, self.public_seed)
-        if len(kept) <= self.n_components:
+            raise ValueError("public_y must hold labels from 0, or -1 for a row without label")
+        anchors = choose_anchors(features, self.n_anchors, self.public_seed)
+        if len(anchors) <= self.n_components:
             raise ValueError(
                 f"public_X must have more than n_components={self.n_components} rows that differ from their mean"
             )
         build = self._build_sound if self.as_published is None else self._build_published
         self._dummies: Dummies | None = None
-        self._engine = build(features[kept], None if labels is None else labels[kept])
+        self._engine = build(features[anchors], None if labels is None else labels[anchors])
         self.noises_ = self._engine.noises
 
     def _build_sound(self, anchors: Floats, labels: Labels | None) -> SoundEngine:
@@ -283,7 +285,7 @@ class PrivateMail(Release):
 
     def _build_published(self, anchors: Floats, labels: Labels | None) -> PublishedEngine:
         if labels is None or (labels < 0).any():
-            raise ValueError("public_y must label every row, from 0, where as_published is set")
+            raise ValueError("public_y must label every row, from 0, if as_published is set")
         assert self.as_published is not None
         recipe = Recipe(
             self.as_published,
@@ -299,7 +301,7 @@ class PrivateMail(Release):
         return PublishedEngine(recipe, anchors, labels, self.n_components, self.public_seed)
 
     def _public_parts(self) -> tuple[object, ...]:
-        # How much noise there is changes nothing for the server, nor, but as published, how many steps the client took.
+        # The server depends neither on the noise nor, unless as published, on the client's public steps.
         return (
             *(float(number) for number in (self.bandwidth, self.label_weight, self.start_scale)),
             *(int(number) for number in (self.n_components, self.n_private_steps, self.public_seed)),
@@ -309,9 +311,9 @@ class PrivateMail(Release):
         )
 
     def _make(self, features: Floats, labels: NDArray[np.int64] | None, source: Source) -> tuple[list[Message], Any]:
-        found, positions = self._engine.release(features, labels, self._dummies, source)
+        contents, positions = self._engine.release(features, labels, self._dummies, source)
         public_id, seeded = self.public_id, not source.sound
-        return [Message(self.name, public_id, arrays, seeded) for arrays in found], positions
+        return [Message(self.name, public_id, arrays, seeded) for arrays in contents], positions
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         return self._make(features, None, source)[0]
@@ -322,7 +324,7 @@ class PrivateMail(Release):
     def _rank(self, message: Message, prepared: tuple[Floats, GalleryEmbedding]) -> Floats:
         features, embedded = prepared
         steps = self._engine.read(message)[2]
-        if embedded.steps != steps:  # somebody continued the message
+        if embedded.steps != steps:  # the message was continued
             embedded = self._engine.embed_gallery(features, None, steps)
         scores: Floats = self._scores(message, embedded).max(axis=0)
         return scores

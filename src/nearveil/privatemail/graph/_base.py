@@ -1,24 +1,25 @@
-"""What all graphs share: NumPy and torch behind one namespace, checks, linear operators, and polynomial kernels.
+"""Base of all graphs: NumPy and torch behind one namespace, checks, linear operators and polynomial kernels.
 
-Everything in this room is written against the array API standard. NumPy 2 follows it by itself, so
-``array_api_compat`` is imported only when something other than a NumPy array comes in.
+This package uses the array API standard. NumPy 2 implements it, so ``array_api_compat`` is imported for other libraries
+only.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.polynomial import Polynomial
 from numpy.typing import NDArray
 
+from nearveil.privacy.checks import check_range
+
 Array: TypeAlias = Any  # a NumPy array or a torch tensor; the standard has no static type for "either"
 
 
 def find_namespace(*arrays: Array) -> Any:
-    """Return the array API namespace that all `arrays` share: NumPy, or array_api_compat's of another library."""
+    """Return the array API namespace of `arrays`: NumPy, or that of array_api_compat."""
     if all(isinstance(array, np.ndarray | np.generic) for array in arrays):
         return np
     from array_api_compat import array_namespace
@@ -27,7 +28,7 @@ def find_namespace(*arrays: Array) -> Any:
 
 
 def as_array(values: Any) -> Array:
-    """Return an array of its own library, else of NumPy. Tensors lose their gradients: no operator has a derivative."""
+    """Return an array or tensor as it is, and other values as a NumPy array. Tensors are detached from their graph."""
     if isinstance(values, np.ndarray):
         return values
     if hasattr(values, "detach"):
@@ -36,19 +37,19 @@ def as_array(values: Any) -> Array:
 
 
 def is_host(array: Array) -> bool:
-    """Say whether the memory of `array` can be read by NumPy without a copy."""
+    """Return whether `array` is in host memory."""
     return isinstance(array, np.ndarray) or getattr(array.device, "type", "cpu") == "cpu"
 
 
 def to_numpy(array: Array) -> Any:
-    """Return `array` as a NumPy array, sharing memory where it lies on the host."""
+    """Return `array` as a NumPy array, without a copy if it is in host memory."""
     if isinstance(array, np.ndarray):
         return array
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
 
 
 def move_to_library(values: Array, model: Array) -> Array:
-    """Return `values` in the library and on the device of `model`, dtype kept."""
+    """Return `values` in the library and on the device of `model`, with their dtype."""
     if isinstance(model, np.ndarray):
         return to_numpy(values)
     from array_api_compat import device
@@ -72,7 +73,7 @@ def make_ones(model: Array) -> Array:
 
 
 def sum_segments(values: Array, codes: Array, n_segments: int) -> Array:
-    """Sum the rows of `values` that share a code from 0 to ``n_segments - 1``; the array API has no such thing."""
+    """Sum the rows of `values` that share a code from 0 to ``n_segments - 1``."""
     if isinstance(values, np.ndarray):
         sums = [np.bincount(codes, weights=column, minlength=n_segments) for column in values.T]
         return np.stack(sums, axis=1).astype(values.dtype, copy=False)
@@ -81,9 +82,9 @@ def sum_segments(values: Array, codes: Array, n_segments: int) -> Array:
 
 
 def check_unit_rows(X: Array, least: int = 2) -> Array:
-    """Return a copy of `X`, each row divided by its norm, or raise unless they are of norm one up to rounding.
+    """Divide each row of a copy of `X` by its norm, or raise unless the norms are one up to rounding.
 
-    What is made of one row depends on no other. Errors name the row, never its values.
+    Rows are independent of each other. Errors name the row, never its values.
     """
     X = as_array(X)
     xp = find_namespace(X)
@@ -115,21 +116,24 @@ def check_unit_rows(X: Array, least: int = 2) -> Array:
     return xp.astype(wide / norms[:, None], X.dtype, copy=False)
 
 
-def check_columns(Z: Array, n: int, model: Array) -> Array:
-    """Check that `Z` is a finite (n, k) array of the library of `model`, and bring it to its dtype."""
+def check_columns(Z: Array, n: int, model: Array | None = None) -> Array:
+    """Return `Z` as a finite (n, k) array of floats, in the dtype of `model`, or raise if the libraries differ."""
     Z = as_array(Z)
-    check_same_library(Z, model, "Z")
+    if model is not None:
+        check_same_library(Z, model, "Z")
     xp = find_namespace(Z)
     if Z.ndim != 2 or Z.shape[0] != n:
         raise ValueError(f"Z must have shape ({n}, k), a row for each row of the graph; got {tuple(Z.shape)}")
-    Z = xp.astype(check_real(Z, "Z"), model.dtype, copy=False)
+    Z = check_real(Z, "Z")
+    if model is not None:
+        Z = xp.astype(Z, model.dtype, copy=False)
     if not bool(xp.all(xp.isfinite(Z))):
         raise ValueError("Z holds NaN or infinity")
     return Z
 
 
 def check_same_library(array: Array, model: Array, name: str) -> None:
-    """Raise unless `array` is of the library of `model`."""
+    """Raise unless `array` and `model` are of one library."""
     if isinstance(array, np.ndarray) != isinstance(model, np.ndarray):
         raise ValueError(
             f"{name} is a {type(array).__name__} but the graph holds {type(model).__name__}: convert one of them"
@@ -137,43 +141,29 @@ def check_same_library(array: Array, model: Array, name: str) -> None:
 
 
 def check_real(array: Array, name: str) -> Array:
-    """Return `array` in floating point; complex numbers, text and objects raise."""
-    xp = find_namespace(array)
-    if isinstance(array, np.ndarray) and array.dtype.kind not in "fiub":
-        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
-    if xp.isdtype(array.dtype, "complex floating"):
+    """Return `array` in floating point; raise for complex numbers, text and objects."""
+    xp, on_numpy = find_namespace(array), isinstance(array, np.ndarray)
+    is_real = array.dtype.kind in "fiub" if on_numpy else not xp.isdtype(array.dtype, "complex floating")
+    if not is_real:
         raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
     return array if xp.isdtype(array.dtype, "real floating") else xp.astype(array, xp.float64)
 
 
-def check_positive(value: Any, name: str) -> float:
-    """Return `value` as a float if it is finite and above zero, else raise with `name`."""
-    if not isinstance(value, Real):  # whatever it is, it may hold data: say its type alone
-        raise ValueError(f"{name} must be a number above 0; got {type(value).__name__}")
-    number = float(value)
-    if not (np.isfinite(number) and number > 0):
-        raise ValueError(f"{name} must be a finite number above 0; got {number!r}")
-    return number
-
-
 def check_bandwidth(value: float) -> float:
-    """Return a bandwidth as a float if its square neither overflows nor vanishes, else raise."""
-    bandwidth = check_positive(value, "bandwidth")
-    if not 1e-100 < bandwidth < 1e100:
-        raise ValueError(f"bandwidth {bandwidth:g} is out of range: use one between 1e-100 and 1e100")
-    return bandwidth
+    """Return a bandwidth as a float, or raise if its square could overflow or vanish."""
+    return check_range(value, "bandwidth", 1e-100, 1e100)
 
 
 class Graph(ABC):
     """A weighted graph without self-loops, as a linear operator that never forms its matrix.
 
-    `error_bound` is the certified largest ``|w~ - w| / w`` of an edge, w~ being the weight used, rounding apart.
+    `error_bound` is the certified largest ``|w~ - w| / w`` of an edge with computed weight w~, except for rounding.
     """
 
     error_bound: float = 0.0
 
     def __init__(self, model: Array, n: int, work_dtype: Any) -> None:
-        self._model = model  # an array whose library, device and dtype the results have
+        self._model = model  # results have its library, device and dtype
         self._n = n
         self._work_dtype = work_dtype  # of the arithmetic
         self._degree: Array | None = None
@@ -185,17 +175,17 @@ class Graph(ABC):
 
     @property
     def degree(self) -> Array:
-        """Sum of the weights of each row, shape (n,). Not to be written to."""
+        """Sum of the weights of each row, shape (n,). Read-only."""
         if self._degree is None:
             self._product_and_degree(find_namespace(self._model).zeros_like(self._model[:, :0]))
         return self._degree
 
     def matmul(self, Z: Array) -> Array:
-        """Multiply the weight matrix, whose diagonal is zero, with `Z` of shape (n, k)."""
+        """Multiply the weight matrix, with a zero diagonal, by `Z` of shape (n, k)."""
         return self._apply(check_columns(Z, self._n, self._model))
 
     def laplacian_matmul(self, Z: Array) -> Array:
-        """Multiply the Laplacian, degree minus weights, with `Z` of shape (n, k)."""
+        """Multiply the Laplacian, degree minus weights, by `Z` of shape (n, k)."""
         Z = check_columns(Z, self._n, self._model)
         product, degree = self._product_and_degree(Z)
         return degree[:, None] * Z - product
@@ -212,7 +202,7 @@ class Graph(ABC):
         return product[:, 1:], self._degree
 
     def _apply(self, Z: Array) -> Array:
-        """Multiply in the precision of the arithmetic and return that of the model."""
+        """Multiply in the working precision; return the dtype of the model."""
         xp = find_namespace(Z)
         if Z.shape[1] == 0:
             return Z
@@ -223,7 +213,7 @@ class Graph(ABC):
 
     @abstractmethod
     def _product(self, Z: Array) -> Array:
-        """Multiply the weights with a `Z` of the working dtype that was checked and has a column."""
+        """Multiply the weights by a checked `Z` of the working dtype with at least one column."""
 
 
 class GaussianGraph(Graph):
@@ -242,7 +232,7 @@ class GaussianGraph(Graph):
     method: str
 
     def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
-        half = find_namespace(X).finfo(X.dtype).bits < 32  # rows of 16 bits are multiplied as they are, sums kept in 32
+        half = find_namespace(X).finfo(X.dtype).bits < 32  # 16-bit rows are multiplied as they are, with 32-bit sums
         super().__init__(model, X.shape[0], model.dtype if half else X.dtype)
         self._X = X
         self.bandwidth = bandwidth
@@ -255,8 +245,7 @@ class GaussianGraph(Graph):
     def interpolate(self, X: Array, Z: Array) -> Array:
         """Average the rows of `Z`, of shape (n, k), with the weights between new unit rows `X` and those of the graph.
 
-        This is the fixed point of the manifold's step for a new, unlabelled row: it rests where the kernel average of
-        all other rows lies.
+        This is the fixed point of the manifold's step for a new, unlabelled row: the kernel average of all other rows.
 
         Examples
         --------
@@ -284,18 +273,18 @@ class GaussianGraph(Graph):
         if bool(xp.any(lost)):
             raise ValueError(
                 f"the degree of {int(xp.sum(xp.astype(lost, xp.int64)))} row(s) underflows: at bandwidth "
-                f"{self.bandwidth:g} they have no neighbour within reach. Use a larger bandwidth"
+                f"{self.bandwidth:g} they have no neighbours. Use a larger bandwidth"
             )
         return degree
 
     @abstractmethod
     def _cross_product(self, X: Array, Z: Array) -> Array:
-        """Multiply the (m, n) weights between new rows and those of the graph with `Z`."""
+        """Multiply the (m, n) weights between new rows and those of the graph by `Z`."""
 
 
 MAX_DEGREE = 3
 _MARGIN = 1e-6  # rows are of norm one up to rounding, so inner products may leave [-1, 1] by a little
-_HOPELESS = 5.0  # beyond this sharpness (bandwidth < 0.45) the best cubic is off by 80%
+_MAX_SHARPNESS = 5.0  # beyond it (bandwidth < 0.45) the best cubic has an error of 80%
 
 
 @dataclass(frozen=True)
@@ -316,7 +305,7 @@ def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
 
     By Remez' exchange. The error is evaluated at the roots of ``p' - u p`` (``docs/theory/graph.md``, Theorem 1).
     """
-    if sharpness > _HOPELESS:
+    if sharpness > _MAX_SHARPNESS:
         return KernelPolynomial((0.0,) * (degree + 1), math.inf)
     end = 1 + _MARGIN
     points = end * np.cos(np.pi * np.arange(degree + 2) / (degree + 1))[::-1]
@@ -333,7 +322,7 @@ def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
             break
         best = (error, polynomial)
         if len(extrema) != degree + 2:
-            break  # fewer alternations than unknowns: the error has sunk into rounding
+            break  # fewer alternations than unknowns: the error is below rounding
         points = extrema
     assert best is not None
     rounding = 8 * np.finfo(float).eps * np.exp(2 * sharpness)
@@ -354,7 +343,7 @@ def _find_extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArr
 
 
 def find_least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
-    """Return the polynomial of least degree, up to 3, whose certified error is at most `tolerance`, or None."""
+    """Return the polynomial of least degree, up to 3, with a certified error of at most `tolerance`, or None."""
     for degree in range(MAX_DEGREE + 1):
         polynomial = find_best_polynomial(sharpness, degree)
         if polynomial.error_bound <= tolerance:
@@ -368,12 +357,12 @@ MOMENTS_LIMIT = 1 << 27  # numbers in the moments of one column: 1 GiB of double
 
 
 def count_moments(degree: int, d: int) -> int:
-    """Return how many moments a series needs for each column of Z."""
+    """Return the number of moments of a series for each column of Z."""
     return 1 + d + (d * _count_features(degree, d) if degree > 1 else 0)
 
 
 def _count_features(degree: int, d: int) -> int:
-    """Return the length of the features of one row that stand for ``c_2 t + c_3 t^2``."""
+    """Return the number of features of one row that represent ``c_2 t + c_3 t^2``."""
     return d if degree == 2 else d + d * (d + 1) // 2
 
 
@@ -392,21 +381,21 @@ class SeriesGraph(GaussianGraph):
         self.error_bound = polynomial.error_bound
 
     def _product(self, Z: Array) -> Array:
-        return self.apply_sums(self._X, self.collect_sums(Z), Z.dtype) - self.weigh_own()[:, None] * Z
+        return self.apply_sums(self._X, self.collect_sums(Z), Z.dtype) - self.compute_self_weights()[:, None] * Z
 
-    def weigh_own(self) -> Array:
-        """Return the weight that the polynomial gives each row with itself."""
-        own = find_namespace(self._X).vecdot(self._X, self._X)
-        weight = own * 0
+    def compute_self_weights(self) -> Array:
+        """Return the polynomial's weight of each row with itself."""
+        squares = find_namespace(self._X).vecdot(self._X, self._X)
+        weights = squares * 0
         for coefficient in reversed(self.polynomial.coefficients):
-            weight = weight * own + coefficient
-        return weight
+            weights = weights * squares + coefficient
+        return weights
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         return self.apply_sums(X, self.collect_sums(Z), Z.dtype)
 
     def collect_sums(self, Z: Array) -> list[Array]:
-        """Return what a product needs of all rows, in double precision: sums of `Z`, slopes, and higher moments."""
+        """Return the sums of `Z`, slopes and higher moments over all rows, in double precision."""
         xp = find_namespace(Z)
         slopes = xp.zeros((self._X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
         for rows in self._blocks(self._X, Z.shape[1]):
@@ -415,7 +404,7 @@ class SeriesGraph(GaussianGraph):
         return [xp.sum(Z, axis=0, dtype=xp.float64), slopes, *higher]
 
     def apply_sums(self, X: Array, collected: list[Array], dtype: Any) -> Array:
-        """Return the product of the weights between rows `X` and those whose sums were collected."""
+        """Multiply the weights between rows `X` and the collected rows by their `Z`."""
         sums, slopes, *higher = collected
         xp, k = find_namespace(sums), slopes.shape[1]
         constant, linear = (*self.polynomial.coefficients, 0.0)[:2]
@@ -446,7 +435,7 @@ class SeriesGraph(GaussianGraph):
         return find_namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
 
     def _left(self, X: Array) -> Array:
-        """Return the same features times their coefficients; a pair of two different ones counts twice."""
+        """Return the same features times their coefficients; pairs of different features count twice."""
         quadratic, *cubic = self.polynomial.coefficients[2:]
         features = [quadratic * X]
         for a in range(X.shape[1]) if cubic else ():
@@ -455,7 +444,7 @@ class SeriesGraph(GaussianGraph):
         return find_namespace(X).concat(features, axis=1)
 
     def _blocks(self, X: Array, k: int) -> list[slice]:
-        """Cut the rows so that the widest thing made of a block fits in cache, or on the device."""
+        """Split the rows so that the widest intermediate array of a block fits in cache, or on the device."""
         d = X.shape[1]
         width = max(k * d, _count_features(self.polynomial.degree, d))
         step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)

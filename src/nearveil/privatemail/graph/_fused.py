@@ -1,14 +1,14 @@
 """The exact Gaussian graph on a GPU: one Triton kernel that never writes a weight to memory.
 
-Importable only where PyTorch and Triton are. A program owns a block of rows, walks over all columns,
-makes a tile of weights in registers and adds it to the sums of up to four columns of values at once.
+Needs PyTorch and Triton. A program owns a block of rows, loops over all columns, computes a tile of weights in
+registers and adds it to the sums of up to four columns of values at once.
 
 * Rows of float32 are split into two 16-bit parts, 22 bits together; three tensor-core products give
   the inner products to about 1e-7. Rows of float16 or bfloat16 need one product.
 * The exponent is a single fused multiply-add: the scale of the split is a power of two, so that
   ``inner * slope - shift`` rounds once and a weight near 1 keeps its digits.
-* Weights meet values in plain 32-bit arithmetic, and tile sums go into the total by compensated
-  addition: over a million columns a 32-bit running sum would lose two digits.
+* Weights and values are multiplied in 32-bit arithmetic, and tile sums are added with compensation:
+  over a million columns a plain 32-bit sum would lose two digits.
 * Only the tiles that touch the diagonal pay for masking it.
 """
 
@@ -37,7 +37,7 @@ def product(A: Any, B: Any, Z: Any, sharpness: float, *, skip_diagonal: bool) ->
 
 
 def _split_rows(X: Any) -> tuple[Any, Any]:
-    """Return the rows as tensors of 16 bits: themselves, or two whose sum is ``64 X`` to 22 bits."""
+    """Return the rows as 16-bit tensors: unchanged, or two parts that sum to ``64 X`` with 22 bits."""
     if X.dtype != torch.float32:
         return X.contiguous(), None
     scaled = X * _SPLIT_SCALE
@@ -62,7 +62,7 @@ def _launch(rows: tuple[Any, Any], columns: tuple[Any, Any], Z: Any, sharpness: 
 
 @triton.jit
 def _add(total, lost, part):
-    """Add with compensation: return the sum and what rounding took from it."""
+    """Add with compensation: return the sum and its rounding error."""
     part -= lost
     grown = total + part
     return grown, (grown - total) - part

@@ -1,4 +1,4 @@
-"""Gaussian graphs over unit rows: exact or of nearest neighbours, and the choice between them and a series."""
+"""Gaussian graphs over unit rows: exact, by series or of nearest neighbours, also on Dask arrays."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
-from nearveil.privacy.checks import is_integer
+from nearveil.privacy.checks import check_positive, is_integer
 from nearveil.privatemail.graph._base import (
     MAX_DEGREE,
     MOMENTS_LIMIT,
@@ -24,7 +24,6 @@ from nearveil.privatemail.graph._base import (
     SeriesGraph,
     as_array,
     check_bandwidth,
-    check_positive,
     check_unit_rows,
     count_moments,
     find_best_polynomial,
@@ -57,7 +56,7 @@ class ExactGraph(GaussianGraph):
             raise ValueError(f"X has dtype {X.dtype}, too coarse for this device and width: convert it to float32")
         super().__init__(X, bandwidth, model)
         if 2 * self._sharpness > -np.log(find_tiny(self._model)) / 2:
-            _ = self.degree  # weights may underflow: say so now, not at the first product
+            _ = self.degree  # raise now, not at the first product, if weights underflow
 
     def _product(self, Z: Array) -> Array:
         if _has_fused_kernel(self._X):
@@ -78,7 +77,7 @@ class ExactGraph(GaussianGraph):
 
 
 def _has_fused_kernel(X: Array) -> bool:
-    """Say whether the Triton kernel multiplies with the weights between the rows of `X`."""
+    """Return whether the Triton kernel supports the rows of `X`."""
     on_gpu = getattr(X, "is_cuda", False) and importlib.util.find_spec("triton") is not None
     return on_gpu and find_namespace(X).finfo(X.dtype).bits <= 32 and X.shape[1] <= FUSED_FEATURES
 
@@ -93,13 +92,13 @@ def _weights(A: Array, B: Array, sharpness: float) -> Array:
 
 
 def _make_accumulator(Z: Array) -> Array:
-    """Return zeros like `Z` in double precision, so that a million tiles do not lose digits."""
+    """Return zeros like `Z` in double precision: sums of a million tiles need the digits."""
     xp = find_namespace(Z)
     return xp.zeros_like(Z, dtype=xp.float64)
 
 
 def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: int = 0, stride: int = 1) -> Array:
-    """Multiply the weights with `Z`, for the tiles of every `stride`-th strip of rows, in double."""
+    """Multiply the weights by `Z`, for the tiles of every `stride`-th strip of rows, in double precision."""
     xp = find_namespace(X)
     n = X.shape[0]
     total = _make_accumulator(Z)
@@ -116,9 +115,9 @@ def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: 
 
 
 def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
-    """Deal the strips of :func:`_multiply_symmetric` out to one thread a core: NumPy's exponential runs on one.
+    """Run the strips of :func:`_multiply_symmetric` on one thread per core: NumPy's exponential uses one.
 
-    The deal depends on the number of cores alone: the same machine gives the same bits.
+    The split depends on the number of cores alone, so a machine always gives the same bits.
     """
     n_strips = -(-X.shape[0] // HOST_TILE)
     workers = min(_count_cores(), n_strips)
@@ -132,14 +131,14 @@ def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
 
 
 def _count_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of cores of this process."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _multiply_rectangular(
     A: Array, B: Array, Z: Array, sharpness: float, tile: int = HOST_TILE, *, skip_diagonal: bool = False
 ) -> Array:
-    """Multiply the (a, b) weights between the rows of `A` and `B` with `Z`, shape (b, k)."""
+    """Multiply the (a, b) weights between the rows of `A` and `B` by `Z`, shape (b, k)."""
     xp = find_namespace(A)
     strips = []
     for i in range(0, A.shape[0], tile):
@@ -158,7 +157,7 @@ _BLOCK = 1 << 22  # numbers in a block of differences
 
 
 class NeighborsGraph(GaussianGraph):
-    """Exact weights of edges to and from nearest rows; `error_bound` is 1 where an edge is missing, else 0."""
+    """Exact weights of edges to and from nearest rows; `error_bound` is 1 if any edge is missing, else 0."""
 
     method = "neighbors"
 
@@ -167,12 +166,12 @@ class NeighborsGraph(GaussianGraph):
         self.n_neighbors = n_neighbors
         host = to_numpy(X)
         n = host.shape[0]
-        # One more than asked for: the nearest is usually the row itself, though not among duplicates.
-        found = nearest(host, host, min(n_neighbors + 1, n))
-        apart = found != np.arange(n)[:, None]
-        keep = apart & (np.cumsum(apart, axis=1) <= n_neighbors)
-        rows, others = np.nonzero(keep)[0], found[keep]
-        edges = np.unique(np.minimum(rows, others) * n + np.maximum(rows, others))
+        # One more neighbour: the nearest is usually the row itself, but not always among duplicates.
+        neighbors = find_nearest(host, host, min(n_neighbors + 1, n))
+        distinct = neighbors != np.arange(n)[:, None]
+        keep = distinct & (np.cumsum(distinct, axis=1) <= n_neighbors)
+        rows, columns = np.nonzero(keep)[0], neighbors[keep]
+        edges = np.unique(np.minimum(rows, columns) * n + np.maximum(rows, columns))
         low, high = edges // n, edges % n
         weights = self._weights(host, low, host, high)
         both = (np.concatenate([weights, weights]), (np.concatenate([low, high]), np.concatenate([high, low])))
@@ -181,7 +180,7 @@ class NeighborsGraph(GaussianGraph):
         _ = self.degree
 
     def _weights(self, A: Any, a: Any, B: Any, b: Any) -> Any:
-        """Return weights of rows `a` of A and `b` of B from differences, which keep the digits of near rows."""
+        """Return weights of rows `a` of A and `b` of B from differences, which are precise for close rows."""
         step = max(1, _BLOCK // A.shape[1])
         blocks = [slice(start, start + step) for start in range(0, len(a), step)]
         squares = [np.vecdot(difference, difference) for difference in (A[a[i]] - B[b[i]] for i in blocks)]
@@ -192,16 +191,16 @@ class NeighborsGraph(GaussianGraph):
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         new, host = to_numpy(X), to_numpy(self._X)
-        found = nearest(new, host, self.n_neighbors)
+        columns = find_nearest(new, host, self.n_neighbors).ravel()
         rows = np.repeat(np.arange(len(new)), self.n_neighbors)
-        edges = (self._weights(new, rows, host, found.ravel()), (rows, found.ravel()))
+        edges = (self._weights(new, rows, host, columns), (rows, columns))
         return move_to_library(csr_array(edges, shape=(len(new), len(host))) @ to_numpy(Z), Z)
 
 
-def nearest(queries: Any, rows: Any, k: int) -> Any:
-    """Return the positions of the k nearest unit `rows` of each unit query, nearest first, by the inner product.
+def find_nearest(queries: Any, rows: Any, k: int) -> Any:
+    """Return the positions of the k nearest unit `rows` of each unit query, nearest first.
 
-    FAISS searches where it is installed and the rows are of single precision; scikit-learn elsewhere.
+    Uses FAISS for rows of single precision if it is installed, else scikit-learn.
     """
     if rows.dtype == np.float32 and importlib.util.find_spec("faiss"):
         import faiss
@@ -216,8 +215,8 @@ def nearest(queries: Any, rows: Any, k: int) -> Any:
 Method = Literal["auto", "exact", "series", "neighbors"]
 METHODS = ("auto", "exact", "series", "neighbors")
 
-_EXPONENTIAL = 16  # multiplications that an exponential is worth, measured on the host
-_COLUMNS = 2  # columns of Z that the choice of "auto" reckons with
+_EXPONENTIAL = 16  # cost of an exponential in multiplications, measured on the host
+_COLUMNS = 2  # columns of Z that "auto" assumes
 
 
 def gaussian_graph(
@@ -228,22 +227,21 @@ def gaussian_graph(
     Parameters
     ----------
     X : array-like of shape (n, d)
-        Rows of norm one, as a NumPy array or a torch tensor on any device; they are copied. Blocks of a Dask array
-        are multiplied where they lie ("series" and "exact"), and need not fit into the memory. Results
-        have their dtype (float32 where it is shorter); the arithmetic is done in float64 where
-        float32 would miss the tolerance.
+        Rows of norm one, as a NumPy array or a torch tensor on any device; they are copied. Blocks of a Dask array stay
+        on their workers ("series" and "exact") and need not fit in memory. Results have the dtype of the rows, at least
+        float32; the arithmetic uses float64 if float32 would miss the tolerance.
     bandwidth : float
         The s of ``w_ij = exp(-|x_i - x_j|^2 / (2 s^2))``.
     method : {"auto", "exact", "series", "neighbors"}, default="auto"
         "exact": every weight, O(n^2) time, O(n) memory. "series": a polynomial of degree at most 3
         in the inner products, O(n d^degree) time; the least degree that meets `tolerance`.
-        "neighbors": the weights to the nearest neighbours alone. "auto": the cheaper of the first two
+        "neighbors": the weights to the nearest neighbours only. "auto": the cheaper of the first two
         within `tolerance`, which a graph of neighbours never meets.
     tolerance : float, default=1e-6
-        Largest ``|w~ - w| / w`` that an edge may have; see ``error_bound`` of the result. Rounding is
-        kept below it too, or an error says that it cannot be.
+        Largest ``|w~ - w| / w`` of an edge; see ``error_bound`` of the result. Rounding stays below it too, or an
+        error is raised.
     n_neighbors : int, default=15
-        Edges that each row asks for, for "neighbors"; the graph is symmetric, so it may get more.
+        Edges of each row, for "neighbors"; the graph is symmetric, so a row may have more.
 
     Returns
     -------
@@ -286,7 +284,7 @@ def gaussian_graph(
         return SeriesGraph(
             _cast_at_least_single(rows), bandwidth, model, _check_polynomial(polynomial, rows, bandwidth, tolerance)
         )
-    if method == "auto" and polynomial is not None and _does_series_pay(polynomial, rows):
+    if method == "auto" and polynomial is not None and _is_series_faster(polynomial, rows):
         return SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
 
@@ -294,7 +292,7 @@ def gaussian_graph(
 def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
     """Build a graph over the blocks of a Dask array, in double precision."""
     if method == "neighbors":
-        raise ValueError('method "neighbors" does not work on Dask arrays: take "series" or "exact"')
+        raise ValueError('method "neighbors" does not work on Dask arrays: use "series" or "exact"')
     if rows.dtype not in (np.float32, np.float64):
         raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
     if sys.float_info.epsilon * bandwidth**-2 > tolerance:
@@ -302,23 +300,22 @@ def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, toler
     polynomial = None if method == "exact" else find_least_polynomial(bandwidth**-2, tolerance)
     model = np.empty((0, rows.shape[1]), np.float64)
     if method == "series" or (polynomial is not None and _do_moments_fit(polynomial, model)):
-        series = _check_polynomial(polynomial, model, bandwidth, tolerance)
-        return SpreadSeries(rows, bandwidth, np.dtype(np.float64), series)
-    return SpreadExact(rows, bandwidth, np.dtype(np.float64), _multiply_rectangular)
+        return SpreadSeries(rows, bandwidth, _check_polynomial(polynomial, model, bandwidth, tolerance))
+    return SpreadExact(rows, bandwidth)
 
 
 def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
-    """Return the rows in a dtype whose rounding, multiplied by ``1 / bandwidth^2``, stays below `tolerance`."""
+    """Return the rows in a dtype in which rounding, times ``1 / bandwidth^2``, stays below `tolerance`."""
     X = as_array(X)
     xp = find_namespace(X)
-    single = float(xp.finfo(xp.float32).eps)  # rows of 16 bits are multiplied exactly, in 32 bits
+    single = float(xp.finfo(xp.float32).eps)  # 16-bit rows are multiplied exactly, in 32 bits
     if xp.isdtype(X.dtype, "real floating") and single * max(1.0, bandwidth**-2) > tolerance:
         return xp.astype(X, xp.float64, copy=False)
     return X
 
 
 def _make_model_column(X: Array) -> Array:
-    """Return a column of the dtype of the results: that of the rows, and float32 for rows of 16 bits."""
+    """Return a column in the dtype of the results: that of the rows, at least float32."""
     xp = find_namespace(X)
     return xp.astype(X[:, :1], X.dtype if xp.finfo(X.dtype).bits >= 32 else xp.float32, copy=True)
 
@@ -339,10 +336,10 @@ def _check_polynomial(
     polynomial: KernelPolynomial | None, X: Array, bandwidth: float, tolerance: float
 ) -> KernelPolynomial:
     if polynomial is None:
-        nearest = find_best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
+        least_error = find_best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
         raise ValueError(
             f"no polynomial of degree {MAX_DEGREE} or less meets tolerance {tolerance:g} at bandwidth {bandwidth:g} "
-            f'(the best has error {nearest:.1e}): use method="exact", a larger tolerance or a larger bandwidth'
+            f'(the best has error {least_error:.1e}): use method="exact", a larger tolerance or a larger bandwidth'
         )
     if not _do_moments_fit(polynomial, X):
         raise ValueError(
@@ -356,34 +353,31 @@ def _do_moments_fit(polynomial: KernelPolynomial, X: Array) -> bool:
     return count_moments(polynomial.degree, X.shape[1]) <= MOMENTS_LIMIT
 
 
-def _does_series_pay(polynomial: KernelPolynomial, X: Array) -> bool:
-    """Say whether the series takes fewer operations than all weights would."""
+def _is_series_faster(polynomial: KernelPolynomial, X: Array) -> bool:
+    """Return whether the series takes fewer operations than the exact graph."""
     n, d = X.shape
     series = 2 * count_moments(polynomial.degree, d) * _COLUMNS
     exact = n * (d + _EXPONENTIAL) / 2
     return _do_moments_fit(polynomial, X) and find_namespace(X).finfo(X.dtype).bits >= 32 and series < exact
 
 
-Rectangular = Any  # multiplies the weights between two blocks of rows with `Z`
-
-
 class SpreadGraph(GaussianGraph):
-    """A graph of the rows of a Dask array: blocks are multiplied where they lie, and `Z` is at home.
+    """A graph of the rows of a Dask array, in double precision: workers multiply their blocks, `Z` stays here.
 
-    Sums are made in the order of the blocks, in doubles: how rows are cut moves a result by rounding alone.
+    Sums follow the order of the blocks, so chunk sizes change results by rounding only.
     """
 
-    def __init__(self, rows: SpreadRows, bandwidth: float, dtype: Any) -> None:
+    def __init__(self, rows: SpreadRows, bandwidth: float) -> None:
         if rows.shape[0] < 2:
             raise ValueError(f"X has {rows.shape[0]} row(s); it needs at least 2")
-        Graph.__init__(self, np.empty((rows.shape[0], 1), rows.dtype), rows.shape[0], dtype)
+        Graph.__init__(self, np.empty((rows.shape[0], 1), rows.dtype), rows.shape[0], np.dtype(np.float64))
         self._rows = rows
-        self._X = np.empty((0, rows.shape[1]), dtype)  # what new rows are compared with: dtype and features
+        self._X = np.empty((0, rows.shape[1]))  # dtype and features of new rows
         self.bandwidth = bandwidth
 
-    def _pair(self, Z: Array) -> list[tuple[Any, Array]]:
+    def _pair_blocks(self, Z: Array) -> list[tuple[Any, Array]]:
         """Return every block with its rows of `Z`."""
-        return [(part, Z[some]) for part, some in zip(self._rows.parts, self._rows.cuts, strict=True)]
+        return [(part, Z[rows]) for part, rows in zip(self._rows.parts, self._rows.cuts, strict=True)]
 
 
 class SpreadSeries(SpreadGraph):
@@ -391,91 +385,76 @@ class SpreadSeries(SpreadGraph):
 
     method = "series"
 
-    def __init__(self, rows: SpreadRows, bandwidth: float, dtype: Any, polynomial: KernelPolynomial) -> None:
-        super().__init__(rows, bandwidth, dtype)
+    def __init__(self, rows: SpreadRows, bandwidth: float, polynomial: KernelPolynomial) -> None:
+        super().__init__(rows, bandwidth)
         self.polynomial, self.error_bound = polynomial, polynomial.error_bound
 
-    def _terms(self) -> tuple[Any, ...]:
-        return self.bandwidth, self._work_dtype, self.polynomial
-
     def _collect(self, Z: Array) -> list[Array]:
-        found = self._rows.cluster.map(_collect_block, self._pair(Z), *self._terms(), stage="collecting moments")
-        total: list[Array] = []
-        for sums in found:
-            total = [one + other for one, other in zip(total, sums, strict=True)] if total else sums
+        blocks = self._rows.cluster.map(
+            _collect_block, self._pair_blocks(Z), self.bandwidth, self.polynomial, stage="collecting moments"
+        )
+        total = next(blocks)
+        for sums in blocks:  # one block at a time: moments may be large
+            total = [first + second for first, second in zip(total, sums, strict=True)]
         return total
 
     def _product(self, Z: Array) -> Array:
-        found = self._rows.cluster.map(
-            _apply_block, self._pair(Z), self._collect(Z), *self._terms(), stage="applying moments"
-        )
-        return np.concatenate(list(found))
+        shared = (self._collect(Z), self.bandwidth, self.polynomial)
+        blocks = self._rows.cluster.map(_apply_block, self._pair_blocks(Z), *shared, stage="applying moments")
+        return np.concatenate(list(blocks))
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         return SeriesGraph(X, self.bandwidth, X[:, :1], self.polynomial).apply_sums(X, self._collect(Z), Z.dtype)
 
 
-def _make_series(rows: NDArray[Any], bandwidth: float, dtype: Any, polynomial: KernelPolynomial) -> SeriesGraph:
-    unit = check_unit_rows(rows.astype(dtype, copy=False), least=0)
+def _check_block(rows: NDArray[Any]) -> Array:
+    return check_unit_rows(rows.astype(np.float64, copy=False), least=0)
+
+
+def _make_series(rows: NDArray[Any], bandwidth: float, polynomial: KernelPolynomial) -> SeriesGraph:
+    unit = _check_block(rows)
     return SeriesGraph(unit, bandwidth, unit[:, :1], polynomial)
 
 
-def _collect_block(pair: tuple[NDArray[Any], Array], *terms: Any) -> list[Array]:
-    rows, Z = pair
-    return _make_series(rows, *terms).collect_sums(Z)
+def _collect_block(block: tuple[NDArray[Any], Array], bandwidth: float, polynomial: KernelPolynomial) -> list[Array]:
+    rows, Z = block
+    return _make_series(rows, bandwidth, polynomial).collect_sums(Z)
 
 
-def _apply_block(pair: tuple[NDArray[Any], Array], collected: list[Array], *terms: Any) -> Array:
-    rows, Z = pair
-    graph = _make_series(rows, *terms)
-    return graph.apply_sums(graph._X, collected, Z.dtype) - graph.weigh_own()[:, None] * Z
+def _apply_block(
+    block: tuple[NDArray[Any], Array], sums: list[Array], bandwidth: float, polynomial: KernelPolynomial
+) -> Array:
+    rows, Z = block
+    graph = _make_series(rows, bandwidth, polynomial)
+    return graph.apply_sums(graph._X, sums, Z.dtype) - graph.compute_self_weights()[:, None] * Z
 
 
 class SpreadExact(SpreadGraph):
-    """All weights, for each pair of blocks a task."""
+    """All weights, with a task for each pair of blocks."""
 
     method = "exact"
 
-    def __init__(self, rows: SpreadRows, bandwidth: float, dtype: Any, rectangular: Rectangular) -> None:
-        super().__init__(rows, bandwidth, dtype)
-        self._rectangular = rectangular
-
     def _product(self, Z: Array) -> Array:
-        pairs = self._pair(Z)
-        tasks = [(here, there, values, here is there) for here, _ in pairs for there, values in pairs]
-        found = self._rows.cluster.map(
-            _multiply_blocks, tasks, self._rectangular, self._sharpness, self._work_dtype, stage="multiplying weights"
-        )
+        blocks = self._pair_blocks(Z)
+        tasks = [(rows, columns, values, rows is columns) for rows, _ in blocks for columns, values in blocks]
+        terms = self._rows.cluster.map(_multiply_blocks, tasks, self._sharpness, stage="multiplying weights")
         product = np.zeros(Z.shape, np.float64)
-        for number, one in enumerate(found):
-            product[self._rows.cuts[number // len(pairs)]] += one
+        for number, term in enumerate(terms):
+            product[self._rows.cuts[number // len(blocks)]] += term
         return product
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
-        found = self._rows.cluster.map(
-            _multiply_new,
-            self._pair(Z),
-            X,
-            self._rectangular,
-            self._sharpness,
-            self._work_dtype,
-            stage="multiplying weights",
-        )
-        return sum(found, np.zeros((len(X), Z.shape[1]), np.float64))
+        blocks = self._pair_blocks(Z)
+        terms = self._rows.cluster.map(_multiply_new_rows, blocks, X, self._sharpness, stage="multiplying weights")
+        return sum(terms, np.zeros((len(X), Z.shape[1]), np.float64))
 
 
-def _multiply_blocks(
-    task: tuple[NDArray[Any], NDArray[Any], Array, bool], rectangular: Rectangular, sharpness: float, dtype: Any
-) -> Array:
-    here, there, Z, same = task
-    rows = check_unit_rows(here.astype(dtype, copy=False), least=0)
-    if not same:
-        return rectangular(rows, check_unit_rows(there.astype(dtype, copy=False), least=0), Z, sharpness)
-    return rectangular(rows, rows, Z, sharpness, skip_diagonal=True)
+def _multiply_blocks(task: tuple[NDArray[Any], NDArray[Any], Array, bool], sharpness: float) -> Array:
+    block, columns, Z, same = task
+    rows = _check_block(block)
+    return _multiply_rectangular(rows, rows if same else _check_block(columns), Z, sharpness, skip_diagonal=same)
 
 
-def _multiply_new(
-    pair: tuple[NDArray[Any], Array], X: Array, rectangular: Rectangular, sharpness: float, dtype: Any
-) -> Array:
-    rows, Z = pair
-    return rectangular(X, check_unit_rows(rows.astype(dtype, copy=False), least=0), Z, sharpness)
+def _multiply_new_rows(block: tuple[NDArray[Any], Array], X: Array, sharpness: float) -> Array:
+    rows, Z = block
+    return _multiply_rectangular(X, _check_block(rows), Z, sharpness)

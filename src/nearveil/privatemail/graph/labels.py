@@ -11,7 +11,7 @@ from nearveil.privatemail.graph._base import (
     Graph,
     as_array,
     check_bandwidth,
-    check_real,
+    check_columns,
     find_namespace,
     move_to_library,
     sum_segments,
@@ -20,7 +20,7 @@ from nearveil.privatemail.graph._base import (
 
 UNLABELLED = -1
 _LARGEST_LABEL = 2**53  # beyond it a floating-point label may have been rounded to its neighbour
-_KERNEL_BLOCK = 4096  # classes whose kernel rows are made at a time
+_KERNEL_BLOCK = 4096  # classes per block of kernel rows
 
 Encoding = Literal["integer", "one-hot"]
 
@@ -28,9 +28,8 @@ Encoding = Literal["integer", "one-hot"]
 class LabelGraph(Graph):
     """Gaussian weights between labels; built by :func:`label_graph`. `classes` are the distinct labels, sorted.
 
-    Every weight depends on two classes alone, so a product with n rows is: sum the rows of each
-    class, multiply the C sums with the C x C kernel, hand each row the result of its class, and
-    take out the row itself.
+    Every weight depends on two classes only: a product with n rows sums the rows of each class, multiplies the C sums
+    by the C x C kernel, gives each row the result of its class, and subtracts the row itself.
 
     Examples
     --------
@@ -44,33 +43,24 @@ class LabelGraph(Graph):
         self.classes = classes
         self.bandwidth = bandwidth
         self.encoding = encoding
-        self._codes = codes  # on the host; a row without label has the code C, which no class has
+        self._codes = codes  # on the host; rows without label have code C
 
     @property
     def degree(self) -> Array:
-        """Sum of the weights of each row, shape (n,), in double precision and in the library of the labels."""
+        """Sum of the weights of each row, shape (n,), in double precision, in the library of the labels."""
         if self._degree is None:
             self._degree = move_to_library(self._product(np.ones((self._n, 1)))[:, 0], self._model)
         return self._degree
 
     def matmul(self, Z: Array) -> Array:
-        """Multiply the label weights, whose diagonal is zero, with `Z` of shape (n, k)."""
-        return self._product(self._check(Z))
+        """Multiply the label weights, with a zero diagonal, by `Z` of shape (n, k)."""
+        return self._product(check_columns(Z, self._n))
 
     def laplacian_matmul(self, Z: Array) -> Array:
-        """Multiply the Laplacian of the label weights with `Z` of shape (n, k)."""
-        Z = self._check(Z)
+        """Multiply the Laplacian of the label weights by `Z` of shape (n, k)."""
+        Z = check_columns(Z, self._n)
         degree = find_namespace(Z).astype(move_to_library(self.degree, Z), Z.dtype)
         return degree[:, None] * Z - self._product(Z)
-
-    def _check(self, Z: Array) -> Array:
-        Z = check_real(as_array(Z), "Z")
-        xp = find_namespace(Z)
-        if Z.ndim != 2 or Z.shape[0] != self._n:
-            raise ValueError(f"Z must have shape ({self._n}, k), a row for each label; got {tuple(Z.shape)}")
-        if not bool(xp.all(xp.isfinite(Z))):
-            raise ValueError("Z holds NaN or infinity")
-        return Z
 
     def _product(self, Z: Array) -> Array:
         xp = find_namespace(Z)
@@ -79,21 +69,21 @@ class LabelGraph(Graph):
         n_classes = len(self.classes)
         codes = move_to_library(self._codes, Z)
         sums = sum_segments(Z, codes, n_classes + 1)[:n_classes, :]
-        none = xp.zeros_like(Z[:1, :])
-        of_own_class = xp.take(xp.concat([sums, none]), codes, axis=0)
-        of_other_classes = xp.take(xp.concat([self._kernel_times(sums), none]), codes, axis=0)
+        unlabelled = xp.zeros_like(Z[:1, :])
+        same_class = xp.take(xp.concat([sums, unlabelled]), codes, axis=0)
+        other_classes = xp.take(xp.concat([self._kernel_times(sums), unlabelled]), codes, axis=0)
         labelled = xp.astype(codes < n_classes, Z.dtype)
-        return of_other_classes + (of_own_class - labelled[:, None] * Z)
+        return other_classes + (same_class - labelled[:, None] * Z)
 
     def _kernel_times(self, sums: Array) -> Array:
-        """Multiply the kernel with sums of other classes alone: subtracting a class's own later would cancel digits."""
+        """Multiply the kernel by the sums of other classes; subtracting the same class later would cancel digits."""
         xp = find_namespace(sums)
         if self.encoding == "one-hot":  # one value for any two classes
             return math.exp(-(self.bandwidth**-2)) * (xp.sum(sums, axis=0)[None, :] - sums)
         parts = []
         for start in range(0, len(self.classes), _KERNEL_BLOCK):
-            apart = self.classes[start : start + _KERNEL_BLOCK, None] - self.classes[None, :]
-            kernel = np.exp(-0.5 * (apart / self.bandwidth) ** 2) * (apart != 0)
+            distances = self.classes[start : start + _KERNEL_BLOCK, None] - self.classes[None, :]
+            kernel = np.exp(-0.5 * (distances / self.bandwidth) ** 2) * (distances != 0)
             parts.append(xp.matmul(xp.astype(move_to_library(kernel, sums), sums.dtype), sums))
         return xp.concat(parts) if parts else sums
 
@@ -130,9 +120,9 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
     y = as_array(y)
     host = _check_labels(to_numpy(y), encoding)
     labelled = host != (UNLABELLED if host.dtype.kind in "iub" else np.array(str(UNLABELLED)).astype(host.dtype.kind))
-    classes, codes_of_labelled = np.unique(host[labelled], return_inverse=True)
+    classes, labelled_codes = np.unique(host[labelled], return_inverse=True)
     codes = np.full(host.shape, len(classes), dtype=np.int64)
-    codes[labelled] = codes_of_labelled
+    codes[labelled] = labelled_codes
     return LabelGraph(y, codes, classes, bandwidth, encoding)
 
 
@@ -140,7 +130,7 @@ def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
     """Return the labels as integers or names, or raise."""
     if y.ndim != 1 or y.shape[0] == 0:
         raise ValueError(f"y must be a 1-D array with a label for each row; got shape {y.shape}")
-    if y.dtype.kind == "O":  # numbers or names in a box of objects
+    if y.dtype.kind == "O":
         y = np.asarray(y.tolist())
     if y.dtype.kind not in "fiubUS":
         raise ValueError(f"Unknown label type: y has dtype {y.dtype}; use whole numbers or names")
@@ -148,7 +138,7 @@ def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
         y = _convert_to_integers(y)
     if encoding == "integer":
         if y.dtype.kind not in "iub":
-            raise ValueError('y must hold whole numbers where encoding="integer"; use encoding="one-hot" for names')
+            raise ValueError('y must hold whole numbers if encoding="integer"; use encoding="one-hot" for names')
         y = y.astype(np.int64)
         if np.any(y < UNLABELLED):
             raise ValueError("y must hold labels from 0 upwards, or -1 for a row without label")
@@ -156,7 +146,7 @@ def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
 
 
 def _convert_to_integers(y: NDArray[Any]) -> NDArray[np.int64]:
-    """Return floating-point or unsigned labels as signed integers, or raise where one would change."""
+    """Convert floating-point or unsigned labels to signed integers, or raise if a label would change."""
     if not np.all(np.isfinite(y)):
         raise ValueError("y holds NaN or infinity: mark rows without label with -1")
     if np.any(y != np.round(y)):
