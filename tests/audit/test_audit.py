@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check, Experiment, Law, Pair, Report, audit
-from nearveil.audit._experiment import Watch
-from nearveil.audit.auditing import _explore
+from nearveil.audit._experiment import LawTest
+from nearveil.audit.auditing import _choose_attacks
 from nearveil.audit.report import FALSE_ALARM, Attack
 from nearveil.mechanisms import Cells, PrivUnit, RawFeatures
 from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
@@ -190,9 +190,9 @@ def test_a_mechanism_that_is_not_fitted_stays_so() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"confidence": 1.0}, "confidence must lie"),
-        ({"confidence": 0.0}, "confidence must lie"),
-        ({"confidence": math.nan}, "confidence must lie"),
+        ({"confidence": 1.0}, "confidence must be"),
+        ({"confidence": 0.0}, "confidence must be"),
+        ({"confidence": math.nan}, "confidence must be"),
         ({"trials": 399}, "trials must be"),
         ({"trials": True}, "trials must be"),
         ({"trials": 1e6}, "trials must be"),
@@ -226,7 +226,7 @@ def test_choosing_takes_its_own_runs() -> None:
         asked.append(runs)
         return bit.run(given, runs, source)
 
-    _explore(replace(bit, run=run), 1_000, (0.05, 1e-7), Watch(bit.law), unsafe_seeded(0), lambda _: None)
+    _choose_attacks(replace(bit, run=run), 1_000, (0.05, 1e-7), LawTest(bit.law), unsafe_seeded(0), lambda _: None)
     assert sum(asked) == 2_000
 
 
@@ -234,9 +234,9 @@ def test_all_attacks_are_measured_whatever_the_first_one_shows() -> None:
     """The likelihood breaks the promise at once; the others are run all the same, and so is every check."""
     asked: list[float] = []
 
-    def check(source: Any, mistake: float) -> Check:
+    def check(source: Any, alpha: float) -> Check:
         del source
-        asked.append(mistake)
+        asked.append(alpha)
         return Check("mine", "passed")
 
     report = audit(replace(coin(1.0, 3.0), checks=(check,)), trials=4_000, source=unsafe_seeded(10))

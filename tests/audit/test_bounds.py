@@ -28,32 +28,32 @@ def test_clopper_pearson_is_that_of_scipy(hits: int, runs: int) -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (1.0, 0.0), (1.0, 0.05), (3.0, 0.0)])
-@pytest.mark.parametrize("mistake", [0.05, 0.3])
-def test_an_event_shows_too_much_as_seldom_as_promised(epsilon: float, delta: float, mistake: float) -> None:
+@pytest.mark.parametrize("alpha", [0.05, 0.3])
+def test_an_event_shows_too_much_as_seldom_as_promised(epsilon: float, delta: float, alpha: float) -> None:
     """Sum over all counts of two worlds that are exactly as far apart as they may be."""
     runs = 80
     for q in (0.02, 0.1, (1 - delta) / (1 + math.exp(epsilon))):
         p = min(1.0, math.exp(epsilon) * q + delta)
         counts = np.arange(runs + 1)
-        low, high = bound_event_epsilon(counts[:, None], counts[None, :], runs, delta, mistake)
+        low, high = bound_event_epsilon(counts[:, None], counts[None, :], runs, delta, alpha)
         chances = binom.pmf(counts, runs, p)[:, None] * binom.pmf(counts, runs, q)[None, :]
-        assert chances[low > epsilon].sum() <= mistake / 2
-        assert chances[high < math.log((p - delta) / q)].sum() <= mistake / 2 + 1e-12
+        assert chances[low > epsilon].sum() <= alpha / 2
+        assert chances[high < math.log((p - delta) / q)].sum() <= alpha / 2 + 1e-12
     # Not idle: a bound that were half as careful would be wrong more often than it may be.
     careless = bound_event_epsilon(counts[:, None], counts[None, :], runs, delta, 0.999)[0]
     assert chances[careless > epsilon].sum() > 0.1
 
 
-@pytest.mark.parametrize("mistake", [0.2, 0.01])
+@pytest.mark.parametrize("alpha", [0.2, 0.01])
 @pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.97])
-def test_means_of_coins_stay_within_their_bounds(p: float, mistake: float) -> None:
+def test_means_of_coins_stay_within_their_bounds(p: float, alpha: float) -> None:
     runs = 300
     counts = np.arange(runs + 1)
     chances = binom.pmf(counts, runs, p)
     found = [Moments(k / runs, k * (runs - k) / runs / (runs - 1), runs) for k in counts]
-    assert chances[[one.low(mistake) > p for one in found]].sum() <= mistake
-    assert chances[[one.high(mistake) < p for one in found]].sum() <= mistake
-    assert max(one.high(mistake) for one in found) <= 1.0
+    assert chances[[one.low(alpha) > p for one in found]].sum() <= alpha
+    assert chances[[one.high(alpha) < p for one in found]].sum() <= alpha
+    assert max(one.high(alpha) for one in found) <= 1.0
 
 
 def test_nothing_seen_bounds_what_may_be() -> None:
@@ -79,7 +79,7 @@ def test_infinite_losses_count_in_full() -> None:
 
 
 def test_the_interval_of_a_gaussian_holds_its_epsilon() -> None:
-    """Normal losses of a Gaussian mechanism with multiplier 1: the curve is known. A mistake has a chance of 1e-6."""
+    """Normal losses of a Gaussian mechanism with multiplier 1: the curve is known. A alpha has a chance of 1e-6."""
     generator, sigma, delta = np.random.default_rng(0), 1.0, 1e-3
     losses = generator.normal(1 / (2 * sigma**2), 1 / sigma, 200_000)
 
@@ -106,16 +106,16 @@ def test_a_ladder_rises_from_zero_past_every_promise() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.5, 2.0])
-@pytest.mark.parametrize("mistake", [0.05, 0.2])
-def test_one_run_shows_too_much_as_seldom_as_promised(epsilon: float, mistake: float) -> None:
+@pytest.mark.parametrize("alpha", [0.05, 0.2])
+def test_one_run_shows_too_much_as_seldom_as_promised(epsilon: float, alpha: float) -> None:
     guesses = 200
     p = math.exp(epsilon) / (1 + math.exp(epsilon))
     wrong = sum(
         binom.pmf(correct, guesses, p)
         for correct in range(guesses + 1)
-        if bound_one_run_epsilon(correct, guesses, guesses, 0.0, mistake) > epsilon
+        if bound_one_run_epsilon(correct, guesses, guesses, 0.0, alpha) > epsilon
     )
-    assert 0 < wrong <= mistake
+    assert 0 < wrong <= alpha
 
 
 def test_one_run_pays_delta_for_every_record() -> None:
@@ -152,12 +152,12 @@ def test_a_climb_ends_at_the_first_step_that_fails() -> None:
 @pytest.mark.parametrize("delta", [0.0, 0.1])
 def test_the_epsilon_of_an_event_is_too_large_as_seldom_as_was_said(delta: float) -> None:
     """Over all counts, exactly; and what is shown is not so little that a shift of a twentieth would hide in it."""
-    runs, p, q, mistake = 20_000, 0.6, 0.2, 0.05
+    runs, p, q, alpha = 20_000, 0.6, 0.2, 0.05
     hits, false_hits = (np.arange(int(runs * one) - 600, int(runs * one) + 600) for one in (p, q))
     chance = np.outer(binom.pmf(hits, runs, p), binom.pmf(false_hits, runs, q))
-    low, high = bound_event_epsilon(hits[:, None], false_hits[None, :], runs, delta, mistake)
+    low, high = bound_event_epsilon(hits[:, None], false_hits[None, :], runs, delta, alpha)
     true = math.log((p - delta) / q)
-    assert float(chance[low > true].sum()) <= mistake / 2
-    assert float(chance[high < true].sum()) <= mistake / 2
+    assert float(chance[low > true].sum()) <= alpha / 2
+    assert float(chance[high < true].sum()) <= alpha / 2
     assert float(chance[low + 0.05 > true].sum()) > 0.5
     assert float(chance[high - 0.05 < true].sum()) > 0.5

@@ -18,7 +18,7 @@ from nearveil.audit._conduct import (
     _check_price,
     make_frozen_check,
 )
-from nearveil.audit._experiment import Watch
+from nearveil.audit._experiment import LawTest
 from nearveil.audit._readers import make_reader, make_twin
 from nearveil.audit._voters import make_student_experiment
 from nearveil.mechanisms import Covers, PrivUnit
@@ -219,14 +219,14 @@ def test_students_are_read_in_all_rounds() -> None:
     verdicts = []
     for voter in (neighbors(8), Silent(2.0, DELTA, 8, max_screened=0)):
         experiment = make_student_experiment(Student(voter, rounds=2, random_state=0))
-        watch = Watch(experiment.law)
+        test = LawTest(experiment.law)
         (pair,) = experiment.pairs
-        seen = experiment.observe(pair, 0, 6, unsafe_seeded(4), watch)
+        seen = experiment.observe(pair, 0, 6, unsafe_seeded(4), test)
         assert seen.numbers.shape == (6, 18)
-        assert watch.find_contradictions() is None
-        verdicts.append((watch.find_misfit(1e-9), watch.find_repeats(1e-9)))
+        assert test.find_contradictions() is None
+        verdicts.append((test.find_misfit(1e-9), test.find_repeats(1e-9)))
     assert verdicts[0] == (None, None)
-    assert "has not the spread that is stated" in str(verdicts[1][0])
+    assert "does not have the stated spread" in str(verdicts[1][0])
     assert "the same outcome came 48 times in 48 runs" in str(verdicts[1][1])
 
 

@@ -11,8 +11,8 @@ from scipy.stats import binom
 from nearveil.audit import Law
 from nearveil.audit._experiment import (
     TESTS,
-    Watch,
-    _Coins,
+    LawTest,
+    _CoinCounts,
     bound_repeat_chance,
     compute_gaussian_uniforms,
     compute_laplace_uniforms,
@@ -20,13 +20,13 @@ from nearveil.audit._experiment import (
 )
 from nearveil.audit.attacks._scores import Slices
 
-MISTAKE = 1e-9
+ALPHA = 1e-9
 
 
 def judged(values: Any, look: Any = compute_gaussian_uniforms) -> str | None:
-    watch = Watch(Law(uniforms=lambda seen, given: [look(seen - given)]))
-    watch.see("zero", values, 0.0)
-    return watch.find_misfit(MISTAKE)
+    test = LawTest(Law(uniforms=lambda seen, given: [look(seen - given)]))
+    test.add("zero", values, 0.0)
+    return test.find_misfit(ALPHA)
 
 
 def normal(count: int = 4_000) -> Any:
@@ -58,13 +58,13 @@ def test_false_laws_are_found(values: Any) -> None:
 
 
 @pytest.mark.parametrize("chance", [0.01, 0.3, 0.999])
-@pytest.mark.parametrize("mistake", [0.2, 0.01])
-def test_a_true_coin_is_called_false_as_seldom_as_was_said(chance: float, mistake: float) -> None:
+@pytest.mark.parametrize("alpha", [0.2, 0.01])
+def test_a_true_coin_is_called_false_as_seldom_as_was_said(chance: float, alpha: float) -> None:
     """Over all counts, exactly; and a coin that is off by a fifth is found by enough tosses."""
     runs = 200
-    wrong = [k for k in range(runs + 1) if _Coins(chance, runs, k).find_misfit(mistake) is not None]
-    assert binom.pmf(wrong, runs, chance).sum() <= mistake
-    assert _Coins(chance, 10_000, round(10_000 * chance**1.3)).find_misfit(mistake) is not None or chance > 0.9
+    wrong = [k for k in range(runs + 1) if _CoinCounts(chance, runs, k).find_misfit(alpha) is not None]
+    assert binom.pmf(wrong, runs, chance).sum() <= alpha
+    assert _CoinCounts(chance, 10_000, round(10_000 * chance**1.3)).find_misfit(alpha) is not None or chance > 0.9
 
 
 def test_a_true_law_is_called_false_as_seldom_as_was_said() -> None:
@@ -72,9 +72,9 @@ def test_a_true_law_is_called_false_as_seldom_as_was_said() -> None:
     generator = np.random.default_rng(2)
     found = 0
     for _ in range(300):
-        watch = Watch(Law(uniforms=lambda seen, _: [seen[:, 0], seen[:, 1]]))
-        watch.see("zero", generator.random((200, 2)), None)
-        found += watch.find_misfit(0.1) is not None
+        test = LawTest(Law(uniforms=lambda seen, _: [seen[:, 0], seen[:, 1]]))
+        test.add("zero", generator.random((200, 2)), None)
+        found += test.find_misfit(0.1) is not None
     assert found <= 60
     assert TESTS == 93
 
@@ -89,9 +89,9 @@ def test_cells_of_a_grid_are_forgiven_where_they_are_stated() -> None:
         )
 
     for largest, fits in ((0.004, True), (1e-7, False)):
-        watch = Watch(law(largest))
-        watch.see("zero", coarse[:, None], None)
-        assert (watch.find_misfit(MISTAKE) is None) is fits
+        test = LawTest(law(largest))
+        test.add("zero", coarse[:, None], None)
+        assert (test.find_misfit(ALPHA) is None) is fits
 
 
 def test_repeats_are_as_rare_as_the_bound_says() -> None:
@@ -110,22 +110,22 @@ def test_repeats_are_as_rare_as_the_bound_says() -> None:
 def test_an_exact_outcome_in_one_of_2000_runs_repeats() -> None:
     law = Law(values=lambda seen: seen, largest_value=1e-5, largest_row=1e-10)
     values = np.random.default_rng(3).normal(size=(20_000, 2))
-    honest, slips = Watch(law), Watch(law)
-    honest.see("zero", values, None)
-    slips.see("zero", np.where(np.arange(20_000)[:, None] % 2000 == 0, 7.0, values), None)
-    assert honest.find_repeats(MISTAKE) is None
-    assert "the same outcome came 10 times in 20,000 runs" in str(slips.find_repeats(MISTAKE))
-    one = Watch(law)
-    one.see("zero", np.where(np.arange(20_000)[:, None] % 500 == 0, [[7.0, math.nan]], values)[:, :1], None)
-    assert "the same" in str(one.find_repeats(MISTAKE))
+    honest, slips = LawTest(law), LawTest(law)
+    honest.add("zero", values, None)
+    slips.add("zero", np.where(np.arange(20_000)[:, None] % 2000 == 0, 7.0, values), None)
+    assert honest.find_repeats(ALPHA) is None
+    assert "the same outcome came 10 times in 20,000 runs" in str(slips.find_repeats(ALPHA))
+    one = LawTest(law)
+    one.add("zero", np.where(np.arange(20_000)[:, None] % 500 == 0, [[7.0, math.nan]], values)[:, :1], None)
+    assert "the same" in str(one.find_repeats(ALPHA))
 
 
 def test_chunks_count_together() -> None:
     law = Law(values=lambda seen: seen, largest_value=1e-9, largest_row=1e-9)
-    watch = Watch(law)
+    test = LawTest(law)
     for _ in range(4):
-        watch.see("zero", np.array([[1.0], [2.0 + len(watch._rows.get("zero", []))]]), None)
-    assert "the same outcome came 4 times in 8 runs" in str(watch.find_repeats(MISTAKE))
+        test.add("zero", np.array([[1.0], [2.0 + len(test._rows.get("zero", []))]]), None)
+    assert "the same outcome came 4 times in 8 runs" in str(test.find_repeats(ALPHA))
 
 
 def test_hashes_tell_rows_apart() -> None:
@@ -137,15 +137,15 @@ def test_hashes_tell_rows_apart() -> None:
 
 
 def test_what_contradicts_itself_is_counted() -> None:
-    watch = Watch(Law(consistent=lambda seen: seen > 0))
-    watch.see("zero", np.array([1, 2, 3]), None)
-    assert watch.find_contradictions() is None
-    watch.see("zero", np.array([1, 0]), None)
-    assert watch.find_contradictions() == "1 of 5 outcomes contradict themselves"
+    test = LawTest(Law(consistent=lambda seen: seen > 0))
+    test.add("zero", np.array([1, 2, 3]), None)
+    assert test.find_contradictions() is None
+    test.add("zero", np.array([1, 0]), None)
+    assert test.find_contradictions() == "1 of 5 outcomes contradict themselves"
 
 
-@pytest.mark.parametrize("mistake", [0.1, 0.5])
-def test_a_true_density_is_called_false_as_seldom_as_was_said(mistake: float) -> None:
+@pytest.mark.parametrize("alpha", [0.1, 0.5])
+def test_a_true_density_is_called_false_as_seldom_as_was_said(alpha: float) -> None:
     """Randomised response of epsilon 1, over all counts, exactly."""
     hit, runs = math.e / (1 + math.e), 60
     slices = Slices.choose(np.array([-1.0] * 300 + [1.0] * 300))
@@ -153,8 +153,8 @@ def test_a_true_density_is_called_false_as_seldom_as_was_said(mistake: float) ->
     wrong = 0.0
     for first, second in product(range(runs + 1), repeat=2):
         losses = [np.repeat([1.0, -1.0], [ones, runs - ones]) for ones in (first, second)]
-        if slices.find_misfit(losses[0], losses[1], mistake) is not None:
+        if slices.find_misfit(losses[0], losses[1], alpha) is not None:
             wrong += float(binom.pmf(first, runs, hit) * binom.pmf(second, runs, 1 - hit))
-    assert wrong <= mistake
+    assert wrong <= alpha
     boast = [2 * np.repeat([1.0, -1.0], counts) for counts in ([731, 269], [269, 731])]
-    assert Slices.choose(np.concatenate(boast)).find_misfit(boast[0], boast[1], MISTAKE) is not None
+    assert Slices.choose(np.concatenate(boast)).find_misfit(boast[0], boast[1], ALPHA) is not None

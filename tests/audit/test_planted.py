@@ -34,7 +34,7 @@ def test_four_fifths_of_the_noise() -> None:
     report = attacked(planted.QuietVotes, 4_000)
     assert report.verdict == "broken"
     assert "the stated law" in failed(report)
-    assert "has not the spread that is stated" in str(report)
+    assert "does not have the stated spread" in str(report)
 
 
 def test_exact_votes_in_one_of_2000_answers() -> None:
@@ -85,7 +85,7 @@ def test_a_discriminant_without_a_defect_is_not_called_broken() -> None:
 def test_half_the_noise_of_a_discriminant() -> None:
     report = attacked_discriminant(planted.QuietDiscriminant)
     assert report.verdict == "broken"
-    assert "has not the spread that is stated" in str(report)
+    assert "does not have the stated spread" in str(report)
 
 
 def test_a_discriminant_that_does_not_pay() -> None:
@@ -102,4 +102,4 @@ def test_four_fifths_of_the_noise_on_counts() -> None:
     report = attacked_discriminant(planted.QuietCounts)
     assert report.verdict == "broken"
     assert "the stated law" in failed(report)
-    assert "number 2 has not the spread that is stated" in str(report)
+    assert "number 2 does not have the stated spread" in str(report)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import clone
 
-from nearveil.audit._experiment import Floats, Law, Watch
+from nearveil.audit._experiment import Floats, Law, LawTest
 from nearveil.audit._readers import Read, VoteReader, make_twin
 from nearveil.audit.report import Check
 from nearveil.ledger import Ledger, OverBudgetError
@@ -33,7 +33,7 @@ _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 def make_vote_checks(reader: VoteReader) -> tuple[Conduct, ...]:
     """Return the checks of a voting estimator's conduct."""
     checks = {
-        "predict": lambda source, mistake: _check_predict(reader, source, mistake),
+        "predict": lambda source, alpha: _check_predict(reader, source, alpha),
         "the guarantee's price": lambda _, __: _check_price(reader),
         "caps": lambda _, __: _check_caps(reader),
         "the account": lambda _, __: _check_account(reader),
@@ -46,10 +46,10 @@ def make_vote_checks(reader: VoteReader) -> tuple[Conduct, ...]:
 
 
 def make_check(name: str, find: Callable[[Source, float], str | None]) -> Conduct:
-    """Return a check that fails where ``find(source, mistake)`` returns what is wrong, and not None."""
+    """Return a check that fails where ``find(source, alpha)`` returns what is wrong, and not None."""
 
-    def check(source: Source, mistake: float) -> Check:
-        found = find(source, mistake)
+    def check(source: Source, alpha: float) -> Check:
+        found = find(source, alpha)
         return Check(name, "passed") if found is None else Check(name, "failed", found)
 
     return check
@@ -58,8 +58,8 @@ def make_check(name: str, find: Callable[[Source, float], str | None]) -> Conduc
 def make_frozen_check(estimator: Any) -> Conduct:
     """Return a check that no parameter that is set later changes the guarantee of a fitted estimator."""
 
-    def find(source: Source, mistake: float) -> str | None:
-        del source, mistake
+    def find(source: Source, alpha: float) -> str | None:
+        del source, alpha
         before = estimator.guarantee
         given = estimator.get_params(deep=False)
         for name in (one for one in _STRENGTHS if given.get(one)):
@@ -75,7 +75,7 @@ def make_frozen_check(estimator: Any) -> Conduct:
     return make_check("parameters set later", find)
 
 
-def _check_predict(reader: VoteReader, source: Source, mistake: float) -> str | None:
+def _check_predict(reader: VoteReader, source: Source, alpha: float) -> str | None:
     """Judge what `predict` returns by the stated law of the votes."""
     if not reader.known:
         return None
@@ -86,13 +86,13 @@ def _check_predict(reader: VoteReader, source: Source, mistake: float) -> str | 
             uniforms=lambda read, records: reader.compute_uniforms(read.values, records),
             coins=lambda read, records: reader.list_coins(read.values, records),
         )
-    watch = Watch(law)
+    test = LawTest(law)
     for pair in reader.pairs:
         for which, records in (("first", pair.first), ("second", pair.second)):
             voter = make_twin(reader, source).fit(records.X, records.y)
             found = voter.predict(np.tile(reader.query, (_PREDICTED, 1)))
-            watch.see(f"{pair.name} ({which} input)", found if reader.labelled else reader.read(found), records)
-    return watch.find_misfit(mistake)
+            test.add(f"{pair.name} ({which} input)", found if reader.labelled else reader.read(found), records)
+    return test.find_misfit(alpha)
 
 
 def _check_price(reader: VoteReader) -> str | None:

@@ -85,7 +85,7 @@ def make_release_experiment(release: Release, source: Source | None = None) -> E
         numbers=stack_messages,
         law=law,
         checks=(make_frozen_check(ready),),
-        together=lambda coins, pair, rng: ready.release(np.where(coins[:, None], pair.first, pair.second), rng=rng),
+        run_once=lambda coins, pair, rng: ready.release(np.where(coins[:, None], pair.first, pair.second), rng=rng),
         trials=_SLOW if slow else count_trials(ready.guarantee.delta if exact else 0.0),
     )
 
@@ -288,7 +288,7 @@ def make_noise_experiment(noise: Noise) -> Experiment:
         log_ratio=lambda seen, pair: compute_noise_ratio(noise, seen - pair.first, seen - pair.second),
         exact=True,
         law=state_noise_law(noise, lambda seen: seen, lambda values: values),
-        together=lambda coins, pair, source: add(np.where(coins[:, None], pair.first, pair.second), source),
+        run_once=lambda coins, pair, source: add(np.where(coins[:, None], pair.first, pair.second), source),
         trials=max(200_000, _NOISE_TRIALS // noise.size) if gaussian else 400_000,
     )
 

@@ -21,8 +21,8 @@ from nearveil.audit._conduct import (
 )
 from nearveil.audit._experiment import (
     DIMENSION,
+    Bools,
     Coin,
-    Coins,
     Experiment,
     Floats,
     Law,
@@ -99,7 +99,7 @@ def make_membership_experiment(voter: Any) -> Experiment:
         log_ratio=(lambda seen, pair: _compute_losses(reader, seen, pair)) if reader.known else None,
         exact=reader.known,
         numbers=lambda seen: seen.numbers,
-        together=_ask_together(reader),
+        run_once=_make_run_once(reader),
         law=_state_law(reader),
         checks=make_vote_checks(reader),
         trials=count_trials(reader.guarantee.delta),
@@ -163,7 +163,7 @@ def _compute_losses(reader: VoteReader, seen: Answered, pair: Pair) -> Floats:
     return np.asarray(total.sum(axis=1))
 
 
-def _ask_together(reader: VoteReader) -> Any:
+def _make_run_once(reader: VoteReader) -> Any:
     """Return one run with many canaries, each with neighbours of its own, so that it touches one answer alone."""
     plan = reader.plan
     if isinstance(reader.own, PateClassifier) or not isinstance(reader, ClassReader):
@@ -171,7 +171,7 @@ def _ask_together(reader: VoteReader) -> Any:
     if plan.n_neighbors > _LARGEST_CLUSTER or reader.queries > 1 or plan.sampling_rate < 1:
         return None
 
-    def run(coins: Coins, pair: Pair, source: Source) -> Answered:
+    def run(coins: Bools, pair: Pair, source: Source) -> Answered:
         against = round(float(pair.second.sums[1]))
         k, count = plan.n_neighbors, len(coins)
         generator = np.random.default_rng(4)

@@ -1,4 +1,4 @@
-"""The audit: choose attacks on one half of the runs, measure all of them on the other, and check the conduct."""
+"""Audits: choose attacks on half of the runs, measure them on the other half, and check the mechanism's conduct."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.audit._experiment import Experiment, Outcomes, Pair, Watch
+from nearveil.audit._experiment import Experiment, Floats, LawTest, Outcomes, Pair
 from nearveil.audit.attacks import _scores as attacks
 from nearveil.audit.attacks._scores import (
     Direction,
     Event,
-    Floats,
     Guesser,
     HockeyStick,
     Score,
@@ -28,37 +27,37 @@ from nearveil.privacy.noise import Source, secure_source
 
 Progress = Callable[[int], None]
 
-_LEAST = 400  # runs of either input
-_POINTS = 200
-_MOST_LEARNED = 40_000  # outcomes by which a learned score is judged, and runs that measure what did not show most
+_MIN_TRIALS = 400  # runs of either input
+_CURVE_POINTS = 200
+_MAX_SCORED = 40_000  # outcomes for learned scores, and for attacks other than the best
 _LIKELIHOOD = "a threshold on the log-likelihood ratio"
 _DIVERGENCE = "the hockey-stick divergence"
-_WATCHED = 3  # checks besides those of the experiment: the stated density, the stated law, repeats
+_LAW_CHECKS = 3  # besides those of the experiment: the stated density, the stated law, repeats
 
 
 @dataclass(frozen=True, eq=False)
-class _Chosen:
-    """An attack that was chosen: nothing in it has seen the runs that will measure it."""
+class _Plan:
+    """An attack, chosen without access to the runs that will measure it."""
 
     pair: Pair
     name: str
     score: Score
-    how: Event | Direction
+    method: Event | Direction
     guesser: Guesser | None
 
 
 @dataclass(frozen=True, eq=False)
-class _Measured:
+class _Measurement:
     """An attack with the runs that measure it."""
 
-    chosen: _Chosen
-    interval: Callable[[float], tuple[float, float]]  # from a mistake to the interval
-    curve: Callable[[float, tuple[float, float]], Curve]  # from the mistake and the interval to what is drawn
+    plan: _Plan
+    interval: Callable[[float], tuple[float, float]]  # from the error probability to the interval
+    curve: Callable[[float, tuple[float, float]], Curve]  # from the error probability and the interval
 
-    def judge(self, mistake: float, alarm: float, guarantee: Guarantee) -> Attack:
-        """Return what is reported: each end of `alarm` is wrong with that probability."""
-        refutes = self.interval(2 * alarm)[0] > guarantee.epsilon
-        return Attack(self.chosen.name, self.chosen.pair.name, self.interval(mistake), refutes)
+    def judge(self, alpha: float, refute_alpha: float, guarantee: Guarantee) -> Attack:
+        """Return the interval at error `alpha`, and whether the attack refutes the guarantee at `refute_alpha`."""
+        refutes = self.interval(2 * refute_alpha)[0] > guarantee.epsilon
+        return Attack(self.plan.name, self.plan.pair.name, self.interval(alpha), refutes)
 
 
 def audit(
@@ -72,25 +71,24 @@ def audit(
 ) -> Report:
     """Attack a mechanism's guarantee, check its conduct, and report the epsilon that could be shown.
 
-    Half of the runs choose: which pair of inputs, which threshold, which direction for each attack. The other half
-    measures, so that intervals are valid (``docs/theory/audit.md``; ``tests/audit/test_audit.py``). All attacks and all
-    checks are run, whatever the first of them finds. A sound mechanism is called broken with a probability of at most
-    5e-7.
+    Half of the runs choose the pair of inputs, the threshold and the direction of each attack. The other half measures,
+    so the intervals are valid (``docs/theory/audit.md``; ``tests/audit/test_audit.py``). All attacks and checks run,
+    whatever the first of them shows. A sound mechanism is called broken with a probability of at most 5e-7.
 
     Parameters
     ----------
     mechanism : Release, voting estimator, Student, PrivatePCA, GaussianNoise, LaplaceNoise or Experiment
-        What is not fitted is fitted on 200 random rows of 16 dimensions in 4 classes.
+        If it is not fitted, it is fitted on 200 random rows of 16 dimensions in 4 classes.
     confidence : float, default=0.95
         Of the interval.
     trials : int, optional
-        Runs of either input, at least 400. By default what the experiment says, 200,000 for most.
+        Runs of either input, at least 400. By default the number that the experiment sets, often 200,000.
     guarantee : Guarantee, optional
-        A claim to be audited in place of the mechanism's own guarantee.
+        A claim to audit instead of the mechanism's own guarantee.
     source : Source, optional
-        Of the mechanism's randomness: the operating system's, unless a test asks for a seed.
+        Of the mechanism's randomness. The operating system's by default.
     progress : callable, optional
-        Called with how many runs were finished since the last call.
+        Called with the number of runs finished since the last call.
 
     Returns
     -------
@@ -109,154 +107,145 @@ def audit(
     if guarantee is not None:
         experiment = replace(experiment, guarantee=guarantee)
     if not 0 < confidence < 1:
-        raise ValueError("confidence must lie between 0 and 1")
+        raise ValueError("confidence must be between 0 and 1")
     runs = experiment.trials if trials is None else trials
-    if not is_integer(runs, _LEAST):
-        raise ValueError(f"trials must be a whole number of at least {_LEAST}")
-    tick, mistake, stated = progress or (lambda _: None), 1 - confidence, experiment.guarantee
-    alarm = min(mistake, FALSE_ALARM) / 2  # for attacks, and as much for checks
-    share = alarm / (_WATCHED + len(experiment.checks))
-    watches = Watch(experiment.law), Watch(experiment.law)
-    chosen, missing, density = _explore(experiment, runs // 2, (mistake, share), watches[0], rng, tick)
-    measured = _measure(experiment, chosen, runs - runs // 2, watches[1], rng, tick)
-    # The attack that showed most has half of the error, the others divide the rest.
-    rest = alarm / 2 / max(1, len(measured) - 1)
-    shown = [one.judge(mistake, rest if place else alarm / 2, stated) for place, one in enumerate(measured)]
-    best, interval = chosen[0], shown[0].interval
+    if not is_integer(runs, _MIN_TRIALS):
+        raise ValueError(f"trials must be a whole number of at least {_MIN_TRIALS}")
+    tick, alpha, claim = progress or (lambda _: None), 1 - confidence, experiment.guarantee
+    refute_alpha = min(alpha, FALSE_ALARM) / 2  # for all attacks, and again for all checks
+    check_alpha = refute_alpha / (_LAW_CHECKS + len(experiment.checks))
+    tests = LawTest(experiment.law), LawTest(experiment.law)
+    plans, skipped, density = _choose_attacks(experiment, runs // 2, (alpha, check_alpha), tests[0], rng, tick)
+    measured = _measure(experiment, plans, runs - runs // 2, tests[1], rng, tick)
+    # The attack that was chosen as the best has half of the error, the rest share the other half.
+    rest = refute_alpha / 2 / max(1, len(measured) - 1)
+    judged = [attack.judge(alpha, rest if i else refute_alpha / 2, claim) for i, attack in enumerate(measured)]
+    best, interval = plans[0], judged[0].interval
     assert interval is not None
     return Report(
         mechanism=experiment.name,
-        promised_epsilon=stated.epsilon,
-        promised_delta=stated.delta,
+        promised_epsilon=claim.epsilon,
+        promised_delta=claim.delta,
         shown_epsilon=interval[0],
         interval=interval,
         attack=best.name,
         pair=best.pair.name,
-        one_run=attacks.run_once(experiment, best.pair, best.score, best.guesser, mistake / 2, rng),
+        one_run=attacks.estimate_one_run(experiment, best.pair, best.score, best.guesser, alpha / 2, rng),
         trials=runs,
         confidence=confidence,
-        sound=stated.sound,
+        sound=claim.sound,
         seeded=not rng.sound,
-        attacks=(*shown, *missing),
-        checks=(density, *_judge_watches(watches, share), *_check_conduct(experiment, share, rng, tick)),
-        curve=measured[0].curve(mistake, interval),
+        attacks=(*judged, *skipped),
+        checks=(density, *_judge_law(tests, check_alpha), *_run_checks(experiment, check_alpha, rng, tick)),
+        curve=measured[0].curve(alpha, interval),
     )
 
 
 def audit_entry(
     entry: AuditEntry, *, confidence: float, effort: float, start: Callable[[str, int], Progress]
 ) -> Report:
-    """Audit an entry; one that must be kept and is undecided is audited again, with twice the runs."""
+    """Audit an entry. If it must be kept and is undecided, audit it again with twice the runs."""
     experiment = replace(entry.make(), name=entry.name)
-    runs = max(_LEAST, int(experiment.trials * effort))
+    runs = max(_MIN_TRIALS, int(experiment.trials * effort))
     report = audit(experiment, confidence=confidence, trials=runs, progress=start(entry.name, 2 * runs))
     if entry.expected != "kept" or report.verdict != "undecided":
         return report
-    # Of forty intervals at 0.95 some begin too high or end too high.
+    # A few of forty intervals at 0.95 start or end too high.
     again = audit(experiment, confidence=confidence, trials=2 * runs, progress=start(f"{entry.name}, again", 4 * runs))
     note = f"{report.interval[0]:.4g} to {report.interval[1]:.4g} was undecided; this is a second audit, of fresh runs"
     return replace(again, notes=(*again.notes, note))
 
 
-def judge_reports(found: Iterable[tuple[AuditEntry, Report]]) -> tuple[Verdict, list[str]]:
-    """Compare what was found with what must be found: broken wins over undecided, and that over kept."""
+def judge_reports(reports: Iterable[tuple[AuditEntry, Report]]) -> tuple[Verdict, list[str]]:
+    """Compare verdicts with the expected ones; return the worst outcome and a message for each problem."""
     outcomes: list[tuple[Verdict, str]] = []
-    for entry, report in found:
-        says = f"{entry.name} must be {entry.expected}, and is {report.verdict}"
+    for entry, report in reports:
+        message = f"{entry.name} must be {entry.expected}, and is {report.verdict}"
         if entry.expected == "kept" and report.verdict != "kept":
-            outcomes.append((report.verdict, "; ".join([says, *report.reasons])))
+            outcomes.append((report.verdict, "; ".join([message, *report.reasons])))
         elif entry.expected == "broken" and report.verdict != "broken":
-            outcomes.append(("broken", f"{says}: the audit is blind to it"))
-    worst: Verdict = max((one for one, _ in outcomes), key=["kept", "undecided", "broken"].index, default="kept")
-    return worst, [words for _, words in outcomes]
-
-
-def _check_conduct(experiment: Experiment, share: float, rng: Source, tick: Progress) -> Iterator[Check]:
-    for check in experiment.checks:
-        tick(0)  # whoever waits may stop here
-        yield check(rng, share)
-
-
-def _judge_watches(watches: tuple[Watch, Watch], share: float) -> Iterator[Check]:
-    """Judge what was looked at while the mechanism ran, to choose and to measure."""
-
-    def judge(name: str, stated: object, found: Iterable[str | None], missing: str = "") -> Check:
-        if stated is None:
-            return Check(name, "not run", missing)
-        wrong = next((one for one in found if one is not None), None)
-        return Check(name, "passed") if wrong is None else Check(name, "failed", wrong)
-
-    law, half = watches[0].law, share / 2
-    single = law.uniforms or law.coins
-    yield judge(
-        "the stated law", single, (one.find_misfit(half) for one in watches), "none is stated of single outcomes"
+            outcomes.append(("broken", f"{message}: the audit is blind to it"))
+    worst: Verdict = max(
+        (verdict for verdict, _ in outcomes), key=["kept", "undecided", "broken"].index, default="kept"
     )
-    yield judge("repeated outcomes", law.values, (one.find_repeats(half) for one in watches), "outcomes may come twice")
+    return worst, [message for _, message in outcomes]
+
+
+def _run_checks(experiment: Experiment, alpha: float, rng: Source, tick: Progress) -> Iterator[Check]:
+    for check in experiment.checks:
+        tick(0)  # the caller may interrupt here
+        yield check(rng, alpha)
+
+
+def _judge_law(tests: tuple[LawTest, LawTest], alpha: float) -> Iterator[Check]:
+    """Judge the stated law by the runs of both halves."""
+
+    def judge(name: str, statement: object, problems: Iterable[str | None], missing: str = "") -> Check:
+        if statement is None:
+            return Check(name, "not run", missing)
+        problem = next((problem for problem in problems if problem is not None), None)
+        return Check(name, "passed") if problem is None else Check(name, "failed", problem)
+
+    law, half = tests[0].law, alpha / 2
+    misfits = (test.find_misfit(half) for test in tests)
+    yield judge("the stated law", law.uniforms or law.coins, misfits, "no law of single outcomes is stated")
+    yield judge("repeated outcomes", law.values, (test.find_repeats(half) for test in tests), "outcomes may repeat")
     if law.consistent is not None:
-        yield judge("labels", law.consistent, (one.find_contradictions() for one in watches))
+        yield judge("labels", law.consistent, (test.find_contradictions() for test in tests))
 
 
-def _explore(
-    experiment: Experiment,
-    runs: int,
-    mistakes: tuple[float, float],
-    watch: Watch,
-    rng: Source,
-    tick: Progress,
-) -> tuple[list[_Chosen], list[Attack], Check]:
-    """Try every attack on every pair; return each where it shows most, and those that do not apply."""
-    each = max(_LEAST // 2, runs // len(experiment.pairs))
-    best: dict[str, _Chosen] = {}
+def _choose_attacks(
+    experiment: Experiment, runs: int, alphas: tuple[float, float], test: LawTest, rng: Source, tick: Progress
+) -> tuple[list[_Plan], list[Attack], Check]:
+    """Try every attack on every pair; return each on its best pair, the attacks that do not apply, and a check."""
+    each = max(_MIN_TRIALS // 2, runs // len(experiment.pairs))
+    best: dict[str, _Plan] = {}
     misfits: list[str] = []
     for pair in experiment.pairs:
-        seen = [experiment.observe(pair, which, each, rng, watch) for which in (0, 1)]
+        worlds = [experiment.observe(pair, world, each, rng, test) for world in (0, 1)]
         tick(2 * each)
-        for one in _choose(experiment, pair, seen, (mistakes[0], mistakes[1] / len(experiment.pairs)), misfits):
-            if one.name not in best or one.how.promising > best[one.name].how.promising:
-                best[one.name] = one
-    chosen = sorted(best.values(), key=lambda one: -one.how.promising)
-    missing = [Attack(name, note=why) for name, why in _list_reasons(experiment, misfits).items() if name not in best]
-    if not experiment.exact:
-        return chosen, missing, Check("the stated density", "not run", "no exact density is stated")
-    return chosen, missing, Check("the stated density", "failed" if misfits else "passed", "; ".join(misfits))
-
-
-def _list_reasons(experiment: Experiment, misfits: list[str]) -> dict[str, str]:
-    """Return the names of all attacks, with the reason why each may be missing."""
+        for plan in _plan_attacks(experiment, pair, worlds, (alphas[0], alphas[1] / len(experiment.pairs)), misfits):
+            if plan.name not in best or plan.method.estimate > best[plan.name].method.estimate:
+                best[plan.name] = plan
+    plans = sorted(best.values(), key=lambda plan: -plan.method.estimate)
     learned = {f"a threshold on {name}": "does not apply to these outcomes" for name, _ in _list_learned(experiment)}
     unknown = "the stated density is not that of the runs" if misfits else "no exact density is stated"
-    return {_LIKELIHOOD: "no density is stated", **learned, _DIVERGENCE: unknown}
+    notes = {_LIKELIHOOD: "no density is stated", **learned, _DIVERGENCE: unknown}
+    skipped = [Attack(name, note=note) for name, note in notes.items() if name not in best]
+    if not experiment.exact:
+        return plans, skipped, Check("the stated density", "not run", "no exact density is stated")
+    return plans, skipped, Check("the stated density", "failed" if misfits else "passed", "; ".join(misfits))
 
 
 def _list_learned(experiment: Experiment) -> tuple[tuple[str, attacks.Learn], ...]:
     return (*attacks.LEARNED, *experiment.scores)
 
 
-def _choose(
-    experiment: Experiment, pair: Pair, seen: list[Outcomes], mistakes: tuple[float, float], misfits: list[str]
-) -> Iterator[_Chosen]:
-    """Choose how each attack is made on one pair."""
-    half, (mistake, share), stated = len(seen[0]) // 2, mistakes, experiment.guarantee
-    train, judge = ([one[rows] for one in seen] for rows in (slice(0, half), slice(half, None)))
+def _plan_attacks(
+    experiment: Experiment, pair: Pair, worlds: list[Outcomes], alphas: tuple[float, float], misfits: list[str]
+) -> Iterator[_Plan]:
+    """Choose the threshold and direction of each attack on one pair; append a wrong density to `misfits`."""
+    half, (alpha, check_alpha), claim = len(worlds[0]) // 2, alphas, experiment.guarantee
+    train, judge = ([outcomes[rows] for outcomes in worlds] for rows in (slice(0, half), slice(half, None)))
 
-    def guesser(scores: list[Floats]) -> Guesser | None:
-        return None if experiment.together is None else attacks.choose_guesser(scores[0], scores[1], mistake)
+    def choose_guesser(scores: list[Floats]) -> Guesser | None:
+        return None if experiment.run_once is None else attacks.choose_guesser(scores[0], scores[1], alpha)
 
     for name, score in _learn_scores(experiment, train):
-        # What was learned takes its time; the likelihood is there already, and sees rare events in all runs.
-        scores = [score(one if score is score_likelihood else one[:_MOST_LEARNED]) for one in judge]
-        event = attacks.choose_event(scores[0], scores[1], stated.delta, mistake)
-        yield _Chosen(pair, name, score, event, guesser(scores))
+        # Learned scores are slow. The likelihood is already computed, and all runs are needed to see rare events.
+        scores = [score(part if score is score_likelihood else part[:_MAX_SCORED]) for part in judge]
+        event = attacks.choose_event(scores[0], scores[1], claim.delta, alpha)
+        yield _Plan(pair, name, score, event, choose_guesser(scores))
     if not experiment.exact:
         return
-    slices = attacks.Slices.choose(np.concatenate([score_likelihood(one) for one in train]))
-    misfit = slices.find_misfit(score_likelihood(judge[0]), score_likelihood(judge[1]), share)
+    slices = attacks.Slices.choose(np.concatenate([score_likelihood(part) for part in train]))
+    misfit = slices.find_misfit(score_likelihood(judge[0]), score_likelihood(judge[1]), check_alpha)
     if misfit is not None:
         misfits.append(f"{pair.name}: {misfit}")
         return
-    losses = [score_likelihood(one) for one in seen]  # all of them: a density is not trained
-    direction = attacks.choose_direction(losses[0], losses[1], stated.epsilon, stated.delta, mistake)
-    yield _Chosen(pair, _DIVERGENCE, score_likelihood, direction, guesser(losses))
+    losses = [score_likelihood(outcomes) for outcomes in worlds]  # all of them: a density needs no training
+    direction = attacks.choose_direction(losses[0], losses[1], claim.epsilon, claim.delta, alpha)
+    yield _Plan(pair, _DIVERGENCE, score_likelihood, direction, choose_guesser(losses))
 
 
 def _learn_scores(experiment: Experiment, train: list[Outcomes]) -> Iterator[tuple[str, Score]]:
@@ -269,63 +258,65 @@ def _learn_scores(experiment: Experiment, train: list[Outcomes]) -> Iterator[tup
 
 
 def _measure(
-    experiment: Experiment, every: list[_Chosen], runs: int, watch: Watch, rng: Source, tick: Progress
-) -> list[_Measured]:
-    """Run anew: often on the pair of the best attack, less often on those of the others."""
-    best, few = every[0], min(runs, _MOST_LEARNED)
-    fewer = min(few, max(_LEAST // 2, runs // len(experiment.pairs)))  # so that all pairs take as long as the best one
-    wanted = [runs, runs]
-    if isinstance(best.how, Direction):  # one world is enough, so it has the runs of both
-        wanted = [few, 2 * runs] if best.how.swapped else [2 * runs, few]
-    pairs: dict[int, list[Outcomes]] = {}
-    found = []
-    for chosen in every:
-        pair = chosen.pair
-        if id(pair) not in pairs:
-            counts = enumerate(wanted if pair is best.pair else [fewer, fewer])
-            pairs[id(pair)] = [experiment.observe(pair, which, count, rng, watch) for which, count in counts]
-            tick(2 * runs if chosen is best else 0)
-        seen = pairs[id(pair)]
-        if chosen is not best and chosen.score is not score_likelihood:
-            seen = [one[:few] for one in seen]
-        found.append(_measure_one(chosen, seen, experiment.guarantee))
-    return found
+    experiment: Experiment, plans: list[_Plan], runs: int, test: LawTest, rng: Source, tick: Progress
+) -> list[_Measurement]:
+    """Measure all attacks on fresh runs: many on the pair of the best attack, fewer on the other pairs."""
+    best, few = plans[0], min(runs, _MAX_SCORED)
+    fewer = min(few, max(_MIN_TRIALS // 2, runs // len(experiment.pairs)))  # all other pairs take as long as the best
+    counts = [runs, runs]
+    if isinstance(best.method, Direction):  # only one world is needed, so it gets the runs of both
+        counts = [few, 2 * runs] if best.method.swapped else [2 * runs, few]
+    observed: dict[int, list[Outcomes]] = {}
+    measurements = []
+    for plan in plans:
+        pair = plan.pair
+        if id(pair) not in observed:
+            sizes = counts if pair is best.pair else [fewer, fewer]
+            observed[id(pair)] = [experiment.observe(pair, world, sizes[world], rng, test) for world in (0, 1)]
+            tick(2 * runs if plan is best else 0)
+        worlds = observed[id(pair)]
+        if plan is not best and plan.score is not score_likelihood:
+            worlds = [outcomes[:few] for outcomes in worlds]
+        measurements.append(_measure_plan(plan, worlds, experiment.guarantee))
+    return measurements
 
 
-def _measure_one(chosen: _Chosen, seen: list[Outcomes], guarantee: Guarantee) -> _Measured:
-    own, other = seen[::-1] if chosen.how.swapped else seen
-    if isinstance(chosen.how, Direction):
-        losses, steps = score_likelihood(own), list_epsilons(guarantee.epsilon)
-        stick = HockeyStick(-losses if chosen.how.swapped else losses)
-        return _Measured(
-            chosen,
-            lambda mistake: stick.interval(guarantee.delta, mistake, steps),
-            lambda mistake, interval: _draw_divergences(stick, steps, interval, guarantee, mistake),
+def _measure_plan(plan: _Plan, worlds: list[Outcomes], guarantee: Guarantee) -> _Measurement:
+    target, reference = worlds[::-1] if plan.method.swapped else worlds
+    if isinstance(plan.method, Direction):
+        losses, steps = score_likelihood(target), list_epsilons(guarantee.epsilon)
+        stick = HockeyStick(-losses if plan.method.swapped else losses)
+        return _Measurement(
+            plan,
+            lambda alpha: stick.interval(guarantee.delta, alpha, steps),
+            lambda alpha, interval: _draw_divergences(stick, steps, interval, guarantee, alpha),
         )
-    event, runs = chosen.how, min(len(own), len(other))
-    scores = [chosen.score(one[:runs]) for one in (own, other)]
-    hits, false_hits = (event.count(one) for one in scores)
+    event, runs = plan.method, min(len(target), len(reference))
+    scores = [plan.score(outcomes[:runs]) for outcomes in (target, reference)]
+    hits, false_hits = map(event.count, scores)
 
-    def interval(mistake: float) -> tuple[float, float]:
-        low, high = bound_event_epsilon(hits, false_hits, runs, guarantee.delta, mistake)
+    def interval(alpha: float) -> tuple[float, float]:
+        low, high = bound_event_epsilon(hits, false_hits, runs, guarantee.delta, alpha)
         return float(low), float(high)
 
-    return _Measured(chosen, interval, lambda _, __: _draw_events(scores, event, (false_hits / runs, hits / runs)))
+    return _Measurement(plan, interval, lambda _, __: _draw_events(scores, event, (false_hits / runs, hits / runs)))
 
 
 def _draw_events(scores: list[Floats], event: Event, chosen: tuple[float, float]) -> Curve:
-    own, other = (np.sort(one if event.above else -one) for one in scores)
-    at = np.unique(np.quantile(np.concatenate([own, other]), np.linspace(0, 1, _POINTS), method="nearest"))
-    y, x = (1 - np.searchsorted(one, at, side="left" if event.above else "right") / len(one) for one in (own, other))
+    ordered = [np.sort(values if event.above else -values) for values in scores]
+    quantiles = np.linspace(0, 1, _CURVE_POINTS)
+    thresholds = np.unique(np.quantile(np.concatenate(ordered), quantiles, method="nearest"))
+    side: Any = "left" if event.above else "right"
+    y, x = (1 - np.searchsorted(values, thresholds, side=side) / len(values) for values in ordered)
     return Curve("event", tuple(x.tolist()), tuple(y.tolist()), (), chosen)
 
 
 def _draw_divergences(
-    stick: HockeyStick, steps: Floats, interval: tuple[float, float], guarantee: Guarantee, mistake: float
+    stick: HockeyStick, steps: Floats, interval: tuple[float, float], guarantee: Guarantee, alpha: float
 ) -> Curve:
     widest = 1.6 * max(interval[0], guarantee.epsilon if math.isfinite(guarantee.epsilon) else 0.0, 0.1)
-    drawn = steps[steps <= widest]
-    drawn = drawn[:: max(1, len(drawn) // _POINTS)]
-    moments = [stick.at(float(epsilon)) for epsilon in drawn]
-    low = tuple(max(one.low(mistake / 2), 0.0) for one in moments)
-    return Curve("divergence", tuple(drawn.tolist()), tuple(one.mean for one in moments), low, interval)
+    epsilons = steps[steps <= widest]
+    epsilons = epsilons[:: max(1, len(epsilons) // _CURVE_POINTS)]
+    moments = [stick.at(float(epsilon)) for epsilon in epsilons]
+    low = tuple(max(moment.low(alpha / 2), 0.0) for moment in moments)
+    return Curve("divergence", tuple(epsilons.tolist()), tuple(moment.mean for moment in moments), low, interval)

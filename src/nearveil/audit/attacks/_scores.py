@@ -1,7 +1,6 @@
-"""Attacks on outcomes: scores and events that tell two worlds apart, and bounds on the epsilon that they show.
+"""Attacks on outcomes: scores and events that separate two worlds, and bounds on the epsilon that they show.
 
-Bounds hold whatever the mechanism is; each takes `mistake`, the probability with which it may be wrong. Proofs:
-``docs/theory/audit.md``.
+Bounds hold for every mechanism; each takes `alpha`, its error probability. Proofs: ``docs/theory/audit.md``.
 """
 
 import math
@@ -17,24 +16,23 @@ from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
-from nearveil.audit._experiment import Experiment, Outcomes, Pair, hash_rows
+from nearveil.audit._experiment import Experiment, Floats, Outcomes, Pair, hash_rows
 from nearveil.privacy.noise import Source
 
-Floats = NDArray[np.float64]
 Interval = tuple[float, float]
 
 _FINE = 400  # steps of the ladder up to four times the stated epsilon
 _GROWTH = 1.005  # of the ladder beyond
 _TOP = 1000.0
 _LEAST_STEP = 1e-4
-_PURE = 1e-9  # a delta below is what samplers of finite precision cost
+_PURE = 1e-9  # a smaller delta only accounts for the finite precision of samplers
 
 
-def bound_proportion(hits: NDArray[np.int64] | int, runs: int, mistake: float) -> tuple[Floats, Floats]:
-    """Return the Clopper-Pearson interval of a probability, each end wrong with `mistake` / 2 at most (Lemma 1)."""
+def bound_proportion(hits: NDArray[np.int64] | int, runs: int, alpha: float) -> tuple[Floats, Floats]:
+    """Return the Clopper-Pearson interval of a probability, each end at error `alpha` / 2 (Lemma 1)."""
     counts = np.asarray(hits)
-    low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), runs - counts + 1, mistake / 2), 0.0)
-    high = np.where(counts < runs, betaincinv(counts + 1, np.maximum(runs - counts, 1), 1 - mistake / 2), 1.0)
+    low = np.where(counts > 0, betaincinv(np.maximum(counts, 1), runs - counts + 1, alpha / 2), 0.0)
+    high = np.where(counts < runs, betaincinv(counts + 1, np.maximum(runs - counts, 1), 1 - alpha / 2), 1.0)
     return low, high
 
 
@@ -43,14 +41,14 @@ def bound_event_epsilon(
     false_hits: NDArray[np.int64] | int,
     runs: int,
     delta: float,
-    mistake: float,
+    alpha: float,
 ) -> tuple[Floats, Floats]:
-    """Return the interval of ``ln((P(S) - delta) / Q(S))``, at least 0, for an event S that came so often (Theorem 2).
+    """Return the interval of ``ln((P(S) - delta) / Q(S))``, at least 0, for an event S (Theorem 2).
 
-    The lower end is too high with probability at most `mistake` / 2. Attacked by ``tests/audit/test_bounds.py``.
+    The lower end is too high with probability at most `alpha` / 2. Tests: ``tests/audit/test_bounds.py``.
     """
-    p_low, p_high = bound_proportion(hits, runs, mistake / 2)
-    q_low, q_high = bound_proportion(false_hits, runs, mistake / 2)
+    p_low, p_high = bound_proportion(hits, runs, alpha / 2)
+    q_low, q_high = bound_proportion(false_hits, runs, alpha / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
         low = np.log(np.maximum(p_low - delta, 0) / q_high)
         high = np.log(np.maximum(p_high - delta, 0) / q_low)
@@ -66,15 +64,15 @@ class Moments:
     variance: float
     count: int
 
-    def low(self, mistake: float) -> float:
-        """Return the empirical Bernstein bound from below (Maurer and Pontil 2009; Lemma 3)."""
-        odds = math.log(2 / mistake)
+    def low(self, alpha: float) -> float:
+        """Return the empirical Bernstein lower bound (Maurer and Pontil 2009; Lemma 3)."""
+        odds = math.log(2 / alpha)
         width = math.sqrt(2 * self.variance * odds / self.count) + 7 * odds / (3 * (self.count - 1))
         return self.mean - width
 
-    def high(self, mistake: float) -> float:
-        """Return Chernoff's bound from above (Lemma 4): sharper than Bernstein's where nearly all values are 0."""
-        odds = math.log(1 / mistake) / self.count
+    def high(self, alpha: float) -> float:
+        """Return Chernoff's upper bound (Lemma 4), sharper than Bernstein's if nearly all values are 0."""
+        odds = math.log(1 / alpha) / self.count
         if self.mean >= 1:
             return 1.0
         if self.mean <= 0:
@@ -94,12 +92,12 @@ class HockeyStick:
     """The divergence ``E_P[(1 - e^(epsilon - L))+]`` at any epsilon, of samples of L = ``ln p/q`` under P."""
 
     def __init__(self, losses: Floats) -> None:
-        given = np.asarray(losses, dtype=np.float64)
-        if np.isnan(given).any():
+        values = np.asarray(losses, dtype=np.float64)
+        if np.isnan(values).any():
             raise ValueError("losses must be numbers or infinite: a density is zero under both inputs")
-        # Only positive ones count at an epsilon of at least 0; the largest come first.
-        self._sorted = np.sort(given[given > 0])[::-1]
-        self._count = len(given)
+        # Only positive losses count at an epsilon of at least 0; the largest come first.
+        self._sorted = np.sort(values[values > 0])[::-1]
+        self._count = len(values)
         ratios = np.exp(-self._sorted)
         self._sums = np.concatenate([[0.0], np.cumsum(ratios)])
         self._squares = np.concatenate([[0.0], np.cumsum(ratios**2)])
@@ -116,33 +114,33 @@ class HockeyStick:
         variance = max(squares - self._count * mean**2, 0.0) / (self._count - 1)
         return Moments(mean, variance, self._count)
 
-    def interval(self, delta: float, mistake: float, steps: Floats) -> Interval:
-        """Return between which of the rising epsilons `steps` the divergence falls to `delta` (Theorem 5).
+    def interval(self, delta: float, alpha: float, steps: Floats) -> Interval:
+        """Return the two of the rising epsilons `steps` between which the divergence falls to `delta` (Theorem 5).
 
-        Each end is wrong with a probability of at most `mistake` / 2; the hypotheses are nested, so testing many is
-        free. For a delta below 1e-9 the upper end leaves out what is too rare to be seen in so many runs.
+        Each end is wrong with a probability of at most `alpha` / 2. The hypotheses are nested, so multiple tests need
+        no correction. For a delta below 1e-9 the upper end ignores events that are too rare for so many runs.
         """
-        shown, highest = self.lower_end(delta, mistake, steps), math.inf
-        # A pure guarantee has no probability below which nothing counts, but so many runs see only so much.
-        least = delta if delta > _PURE else 2 * math.log(2 / mistake) / self._count
+        shown, highest = self.lower_end(delta, alpha, steps), math.inf
+        # A pure guarantee allows no rare failures, but runs cannot show events rarer than this.
+        least = delta if delta > _PURE else 2 * math.log(2 / alpha) / self._count
         for epsilon in steps[::-1]:
-            if not self.at(float(epsilon)).high(mistake / 2) <= least:
+            if not self.at(float(epsilon)).high(alpha / 2) <= least:
                 break
             highest = float(epsilon)
         return shown, max(highest, shown)
 
-    def lower_end(self, delta: float, mistake: float, steps: Floats) -> float:
+    def lower_end(self, delta: float, alpha: float, steps: Floats) -> float:
         """Return the lower end of the interval."""
         shown = 0.0
         for epsilon in steps:
-            if not self.at(float(epsilon)).low(mistake / 2) > delta:
+            if not self.at(float(epsilon)).low(alpha / 2) > delta:
                 break
             shown = float(epsilon)
         return shown
 
 
 def list_epsilons(epsilon: float) -> Floats:
-    """Return the epsilons that are tried, rising from 0: fine around what is stated, coarser far above it."""
+    """Return the epsilons to test, rising from 0: fine steps up to four times the stated one, coarser above."""
     stated = min(epsilon, 10.0) if math.isinf(epsilon) else epsilon
     step = max(stated * 4 / _FINE, _LEAST_STEP)
     fine: Floats = step * np.arange(_FINE + 1, dtype=np.float64)
@@ -152,12 +150,12 @@ def list_epsilons(epsilon: float) -> Floats:
     return np.concatenate([fine, beyond])
 
 
-def bound_one_run_epsilon(correct: int, guesses: int, records: int, delta: float, mistake: float) -> float:
+def bound_one_run_epsilon(correct: int, guesses: int, records: int, delta: float, alpha: float) -> float:
     """Return the epsilon that one run with many records shows (Theorem 6; Steinke, Nasr and Jagielski 2023).
 
-    0 where nothing is shown, which is always so if ``records * delta`` reaches `mistake`.
+    0 if nothing is shown, which is always so if ``records * delta`` reaches `alpha`.
     """
-    rest = mistake - records * delta
+    rest = alpha - records * delta
     if rest <= 0 or guesses == 0:
         return 0.0
     chance = float(bound_proportion(correct, guesses, 2 * rest)[0])
@@ -166,32 +164,32 @@ def bound_one_run_epsilon(correct: int, guesses: int, records: int, delta: float
 
 Score = Callable[[Outcomes], Floats]
 Learn = Callable[[Outcomes, Outcomes], Score | None]
-"""From outcomes of both worlds to a score; None where there is nothing to learn from."""
+"""From outcomes of both worlds to a score; None if there is nothing to learn."""
 
 _CANDIDATES = 300  # thresholds, half of them deep in the tails
-_MOST_EXAMPLES = 20_000  # outcomes of either world that a classifier learns from
-_MOST_COLUMNS = 512
-_MOST_VALUES = 4096  # different outcomes in a table
-_PRIOR = 0.5  # of a run, for each outcome that was not seen
-_NOTHING = 2000.0  # the last bit of zero: beyond every other
-_KEPT_BITS = 4  # low bits of a mantissa that a classifier sees
+_MAX_EXAMPLES = 20_000  # outcomes of either world that a classifier learns from
+_MAX_COLUMNS = 512
+_MAX_VALUES = 4096  # distinct outcomes in a table
+_PRIOR = 0.5  # pseudo-count of each outcome
+_LAST_BIT_OF_ZERO = 2000.0  # larger than any other
+_LOW_BITS = 4  # of a mantissa, for a classifier
 _SLICES, _RUNS_IN_A_SLICE = 24, 200
-_FORGIVEN = 1e-3  # part of a probability: densities are of cells as often as of points
-_MOST_RECORDS = 4096  # of one run
+_TOLERANCE = 1e-3  # relative, of a probability: some densities are of grid cells
+_MAX_RECORDS = 4096  # in one run
 _SHARES = np.geomspace(0.002, 0.5, 40)
 
 
 def score_likelihood(outcomes: Outcomes) -> Floats:
-    """Score by the log-likelihood ratio: the best score there is, if the density is right."""
+    """Score by the log-likelihood ratio, which is optimal if the density is right."""
     assert outcomes.losses is not None
     return outcomes.losses
 
 
 def learn_line(first: Outcomes, second: Outcomes) -> Score | None:
-    """Learn the direction in which two noisy means differ most, in units of the noise."""
+    """Learn the direction in which the means differ most, in units of the noise."""
     rows, worlds = _take_examples(first.numbers, second.numbers)
     spread = rows.std(axis=0)
-    if rows.shape[1] > _MOST_COLUMNS or not np.isfinite(rows).all() or not spread.any():
+    if rows.shape[1] > _MAX_COLUMNS or not np.isfinite(rows).all() or not spread.any():
         return None
     middle, scale = rows.mean(axis=0), np.where(spread > 0, spread, 1.0)
     with threadpool_limits(1):
@@ -201,74 +199,75 @@ def learn_line(first: Outcomes, second: Outcomes) -> Score | None:
 
 
 def learn_trees(
-    first: Outcomes, second: Outcomes, look: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray
+    first: Outcomes, second: Outcomes, extract: Callable[[NDArray[Any]], NDArray[Any]] = np.asarray
 ) -> Score | None:
-    """Learn any difference in what `look` makes of outcomes, by boosted trees."""
-    rows, worlds = _take_examples(*(look(one.numbers[:_MOST_EXAMPLES]) for one in (first, second)))
-    if rows.shape[1] > _MOST_COLUMNS or not rows.std(axis=0).any():
+    """Train boosted trees to separate the features that `extract` computes."""
+    rows, worlds = _take_examples(*(extract(world.numbers[:_MAX_EXAMPLES]) for world in (first, second)))
+    if rows.shape[1] > _MAX_COLUMNS or not rows.std(axis=0).any():
         return None
     model = HistGradientBoostingClassifier(
         max_iter=60, max_leaf_nodes=15, min_samples_leaf=20, early_stopping=False, random_state=0
     )
-    with threadpool_limits(1):  # so that the same runs give the same trees everywhere
+    with threadpool_limits(1):  # the same runs give the same trees on every machine
         model.fit(rows, worlds)
 
     def score(outcomes: Outcomes) -> Floats:
         with threadpool_limits(1):
-            return np.asarray(model.decision_function(np.asarray(look(outcomes.numbers), dtype=np.float64)))
+            return np.asarray(model.decision_function(np.asarray(extract(outcomes.numbers), dtype=np.float64)))
 
     return score
 
 
 def _take_examples(*numbers: NDArray[Any]) -> tuple[Floats, NDArray[np.int64]]:
-    """Return some outcomes of either world, and 1 for those of the first."""
-    parts = [np.asarray(one[:_MOST_EXAMPLES], dtype=np.float64) for one in numbers]
+    """Return training rows, with target 1 for the first world and 0 for the second."""
+    parts = [np.asarray(rows[:_MAX_EXAMPLES], dtype=np.float64) for rows in numbers]
     return np.concatenate(parts), np.repeat([1, 0], [len(part) for part in parts])
 
 
 def learn_table(first: Outcomes, second: Outcomes) -> Score | None:
-    """Score an outcome by the ratio of how often the very same one came in training; None where none came twice."""
-    every, place = np.unique(np.concatenate([hash_rows(first.numbers), hash_rows(second.numbers)]), return_inverse=True)
-    counts = np.array([np.bincount(part, minlength=len(every)) for part in np.split(place, [len(first)])])
-    often = np.argsort(-counts.sum(axis=0), kind="stable")[:_MOST_VALUES]
-    often = np.sort(often[counts.sum(axis=0)[often] > 1])
-    if not len(often):
+    """Score an outcome by the ratio of its counts in training; None if no outcome repeats."""
+    hashes = np.concatenate([hash_rows(first.numbers), hash_rows(second.numbers)])
+    distinct, inverse = np.unique(hashes, return_inverse=True)
+    counts = np.array([np.bincount(part, minlength=len(distinct)) for part in np.split(inverse, [len(first)])])
+    frequent = np.argsort(-counts.sum(axis=0), kind="stable")[:_MAX_VALUES]
+    frequent = np.sort(frequent[counts.sum(axis=0)[frequent] > 1])
+    if not len(frequent):
         return None
-    known, (own, other) = every[often], counts[:, often] + _PRIOR
-    ratios = np.append(np.log(own / other), 0.0)
+    table, (hits, false_hits) = distinct[frequent], counts[:, frequent] + _PRIOR
+    ratios = np.append(np.log(hits / false_hits), 0.0)
 
     def score(outcomes: Outcomes) -> Floats:
         hashes = hash_rows(outcomes.numbers)
-        at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
-        return np.asarray(ratios[np.where(known[at] == hashes, at, len(known))])
+        rows = np.minimum(np.searchsorted(table, hashes), len(table) - 1)
+        return np.asarray(ratios[np.where(table[rows] == hashes, rows, len(table))])
 
     return score
 
 
 def find_last_bits(numbers: NDArray[np.floating]) -> Floats:
-    """Return, for each number, e where 2^e is its lowest bit that is set: gaps may show what was added to what."""
+    """Return, for each number, the exponent e of its lowest set bit 2^e: rounding may reveal the summands."""
     mantissa, exponent = np.frexp(np.asarray(numbers, dtype=np.float64))
     whole = np.ldexp(np.abs(mantissa), 53).astype(np.int64)
     low = np.log2(np.maximum(whole & -whole, 1).astype(np.float64))
-    return np.where(whole == 0, _NOTHING, low + exponent - 53)
+    return np.where(whole == 0, _LAST_BIT_OF_ZERO, low + exponent - 53)
 
 
 def learn_finest_bit(first: Outcomes, second: Outcomes) -> Score | None:
-    """Score by the finest bit of all numbers; None where what is seen is no floating point."""
+    """Score by the lowest set bit of all numbers; None if the outcomes are not floating point."""
     del second
-    return (lambda one: find_last_bits(one.numbers).min(axis=1)) if first.numbers.dtype.kind == "f" else None
+    return (lambda outcomes: find_last_bits(outcomes.numbers).min(axis=1)) if first.numbers.dtype.kind == "f" else None
 
 
 def learn_low_bits(first: Outcomes, second: Outcomes) -> Score | None:
     """Learn from the positions of the last bits and from the lowest bits of the mantissas, by boosted trees."""
 
-    def look(given: NDArray[Any]) -> Floats:
-        numbers = np.ascontiguousarray(given)
+    def extract(rows: NDArray[Any]) -> Floats:
+        numbers = np.ascontiguousarray(rows)
         words: NDArray[Any] = numbers.view(np.uint32 if numbers.dtype.itemsize == 4 else np.uint64)
-        low = [((words >> bit) & 1).astype(np.float64) for bit in range(_KEPT_BITS)]
+        low = [((words >> bit) & 1).astype(np.float64) for bit in range(_LOW_BITS)]
         return np.concatenate([find_last_bits(numbers), *low], axis=1)
 
-    return learn_trees(first, second, look) if first.numbers.dtype.kind == "f" else None
+    return learn_trees(first, second, extract) if first.numbers.dtype.kind == "f" else None
 
 
 LEARNED: tuple[tuple[str, Learn], ...] = (
@@ -278,99 +277,102 @@ LEARNED: tuple[tuple[str, Learn], ...] = (
     ("the finest bit", learn_finest_bit),
     ("boosted trees on low bits", learn_low_bits),
 )
-"""The scores that every audit tries, besides a stated density."""
+"""The scores of every audit, besides a stated density."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """A set of outcomes, told by a score, and the world that it speaks for."""
+    """A set of outcomes, given by a threshold on a score, and the world that it indicates."""
 
     threshold: float
-    above: bool  # whether it is the outcomes with a score of at least the threshold, or those below it
-    swapped: bool  # whether it speaks for the second world against the first
-    promising: float  # the epsilon that the choosing half showed. No bound: it was maximised
+    above: bool  # whether scores are at least the threshold, or below it
+    swapped: bool  # whether it indicates the second world
+    estimate: float  # epsilon on the choosing half; not a bound, because it was maximised
 
     def count(self, scores: Floats) -> int:
-        """Count the outcomes that are in the set."""
+        """Count the outcomes in the set."""
         return int(np.count_nonzero((scores >= self.threshold) == self.above))
 
 
-def choose_event(first: Floats, second: Floats, delta: float, mistake: float) -> Event:
-    """Choose the event that shows most on scores of as many runs in either world; it must be measured on other runs."""
+def choose_event(first: Floats, second: Floats, delta: float, alpha: float) -> Event:
+    """Choose the event that shows the largest epsilon, by scores of equally many runs of both worlds."""
     pooled, runs = np.concatenate([first, second]), len(first)
-    # Candidates are even in rank, and ever denser towards both ends, where rare outcomes tell most.
+    # Thresholds at equally spaced ranks, and denser at both ends, where rare outcomes show most.
     deep = np.geomspace(1 / len(pooled), 0.5, _CANDIDATES // 4)
     shares = np.concatenate([np.linspace(0, 1, _CANDIDATES // 2), deep, 1 - deep])
     thresholds = np.unique(np.quantile(pooled, shares, method="nearest"))
     up = [runs - np.searchsorted(np.sort(scores), thresholds) for scores in (first, second)]
     best: list[Event] = []
     for above in (True, False):
-        counts = up if above else [runs - one for one in up]
+        counts = up if above else [runs - count for count in up]
         for swapped in (False, True):
             hits, false_hits = counts[::-1] if swapped else counts
-            shown = bound_event_epsilon(hits, false_hits, runs, delta, mistake)[0]
-            at = int(np.argmax(shown))
-            best.append(Event(float(thresholds[at]), above, swapped, float(shown[at])))
-    return max(best, key=lambda event: event.promising)
+            shown = bound_event_epsilon(hits, false_hits, runs, delta, alpha)[0]
+            i = int(np.argmax(shown))
+            best.append(Event(float(thresholds[i]), above, swapped, float(shown[i])))
+    return max(best, key=lambda event: event.estimate)
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Which world the losses are drawn in, and what the choosing half showed."""
+    """The world in which losses are measured, and the epsilon on the choosing half."""
 
     swapped: bool
-    promising: float
+    estimate: float
 
 
-def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, mistake: float) -> Direction:
-    """Return the direction whose divergence shows more, by the losses in either world."""
-    found = [
-        Direction(swapped, HockeyStick(own).lower_end(delta, mistake, list_epsilons(epsilon)))
-        for swapped, own in ((False, first), (True, -second))
+def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, alpha: float) -> Direction:
+    """Choose the direction in which the divergence is larger, by the losses in both worlds."""
+    directions = [
+        Direction(swapped, HockeyStick(losses).lower_end(delta, alpha, list_epsilons(epsilon)))
+        for swapped, losses in ((False, first), (True, -second))
     ]
-    return max(found, key=lambda one: one.promising)
+    return max(directions, key=lambda direction: direction.estimate)
 
 
 @dataclass(frozen=True)
 class Slices:
-    """Sets of outcomes: those whose stated loss lies between two numbers, ends included."""
+    """Sets of outcomes with a stated loss between two numbers, inclusive."""
 
     low: Floats
     high: Floats
 
     @classmethod
     def choose(cls, losses: Floats) -> "Slices":
-        """Choose slices that hold about as many outcomes each, by runs of both worlds that do not judge."""
+        """Choose slices of about equally many outcomes, by runs that are not tested."""
         ordered = np.sort(losses)
         count = min(_SLICES, max(2, len(losses) // _RUNS_IN_A_SLICE))
         starts = np.unique(ordered[(np.arange(count) * len(ordered)) // count])
         ends = np.append(np.searchsorted(ordered, starts[1:]), len(ordered)) - 1  # equal losses share a slice
         return cls(starts, ordered[ends])
 
-    def find_misfit(self, first: Floats, second: Floats, mistake: float) -> str | None:
-        """Say where stated losses of runs under P and under Q are not of one density (Theorem 7)."""
+    def find_misfit(self, first: Floats, second: Floats, alpha: float) -> str | None:
+        """Describe where the stated losses contradict the counts under P and Q (Theorem 7)."""
         p, q = (
-            bound_proportion(self._count_hits(one), len(one), mistake / (2 * len(self.low))) for one in (first, second)
+            bound_proportion(self._count_hits(losses), len(losses), alpha / (2 * len(self.low)))
+            for losses in (first, second)
         )
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-            too_many = p[0] > np.exp(self.high) * q[1] * (1 + _FORGIVEN)
-            too_few = p[1] < np.exp(self.low) * q[0] * (1 - _FORGIVEN)
+            too_many = p[0] > np.exp(self.high) * q[1] * (1 + _TOLERANCE)
+            too_few = p[1] < np.exp(self.low) * q[0] * (1 - _TOLERANCE)
             true = np.log(p[0] / q[1]), np.log(p[1] / q[0])
         wrong = np.flatnonzero(too_many | too_few)
         if not len(wrong):
             return None
         low, high, least, most = (float(ends[wrong[0]]) for ends in (self.low, self.high, *true))
-        return f"where the stated log-ratio is {low:.3g} to {high:.3g}, it lies between {least:.3g} and {most:.3g}"
+        return (
+            f"where the stated log-ratio is {low:.3g} to {high:.3g}, the true one is between {least:.3g} and {most:.3g}"
+        )
 
     def _count_hits(self, losses: Floats) -> NDArray[np.int64]:
         ordered = np.sort(losses)
-        found = np.searchsorted(ordered, self.high, side="right") - np.searchsorted(ordered, self.low)
-        return found.astype(np.int64)
+        counts = np.searchsorted(ordered, self.high, side="right") - np.searchsorted(ordered, self.low)
+        return counts.astype(np.int64)
 
 
 @dataclass(frozen=True)
 class Guesser:
-    """Guesses the first input from `high` on, the second up to `low`, and abstains between."""
+    """Guess the first input at scores from `high`, the second up to `low`, and abstain in between."""
 
     low: float
     high: float
@@ -380,8 +382,8 @@ class Guesser:
         return (scores >= self.high).astype(np.int64) - (scores <= self.low)
 
 
-def choose_guesser(first: Floats, second: Floats, mistake: float) -> Guesser:
-    """Choose how sure the attacker has to be, by scores in either world that are not used again."""
+def choose_guesser(first: Floats, second: Floats, alpha: float) -> Guesser:
+    """Choose the scores at which the attacker guesses, by scores that are not used again."""
     pooled = np.concatenate([first, second])
     best, most = Guesser(-np.inf, np.inf), -1.0
     for share in _SHARES:
@@ -389,24 +391,24 @@ def choose_guesser(first: Floats, second: Floats, mistake: float) -> Guesser:
         guesser = Guesser(float(low), float(high)) if low < high else Guesser(float(np.nextafter(high, -1e300)), high)
         right = int((guesser(first) == 1).sum() + (guesser(second) == -1).sum())
         guessed = int((guesser(pooled) != 0).sum())
-        shown = float(bound_proportion(right, guessed, 2 * mistake)[0]) if guessed else 0.0
+        shown = float(bound_proportion(right, guessed, 2 * alpha)[0]) if guessed else 0.0
         if shown > most:
             best, most = guesser, shown
     return best
 
 
-def run_once(
-    experiment: Experiment, pair: Pair, score: Score, guesser: Guesser | None, mistake: float, source: Source
+def estimate_one_run(
+    experiment: Experiment, pair: Pair, score: Score, guesser: Guesser | None, alpha: float, source: Source
 ) -> float | None:
-    """Run once on many records, each with a fair coin, and return the epsilon that guesses show."""
-    if experiment.together is None or guesser is None:
+    """Run once on many records, each chosen by a fair coin, and return the epsilon that guesses show."""
+    if experiment.run_once is None or guesser is None:
         return None
     delta = experiment.guarantee.delta
-    # Half of the mistake may go to delta: the theorem pays delta for every record.
-    records = _MOST_RECORDS if delta == 0 else int(min(_MOST_RECORDS, mistake / (2 * delta)))
+    # Half of alpha may go to delta: the theorem subtracts delta for every record.
+    records = _MAX_RECORDS if delta == 0 else int(min(_MAX_RECORDS, alpha / (2 * delta)))
     if records < 1:
         return 0.0
     coins = source.words(records) % np.uint64(2) == 1
-    guesses = guesser(score(experiment.read(experiment.together(coins, pair, source), pair)))
+    guesses = guesser(score(experiment.read(experiment.run_once(coins, pair, source), pair)))
     right = int(((guesses == 1) & coins).sum() + ((guesses == -1) & ~coins).sum())
-    return bound_one_run_epsilon(right, int((guesses != 0).sum()), records, delta, mistake)
+    return bound_one_run_epsilon(right, int((guesses != 0).sum()), records, delta, alpha)

@@ -49,16 +49,16 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
         client.prepare(count // 2)
         return [(client.ask(pair.first), client.ask_records(range(_FETCHED))) for _ in range(count)]
 
-    def find_weakness(source: Source, mistake: float) -> str | None:
+    def find_weakness(source: Source, alpha: float) -> str | None:
         scores, fetches = zip(*search(_CHECKED, source), strict=True)
         draws = {
             "scores": _open_questions(index.layout, SCORES, scores, candidates[0]),
             "records": _open_questions(index.layout, FETCH, fetches, _make_fetch_messages(index.layout)),
         }
-        return "; ".join([*_list_wrong_widths(draws, mistake / 2), *_list_dependent(draws, mistake / 2)]) or None
+        return "; ".join([*_list_wrong_widths(draws, alpha / 2), *_list_dependent(draws, alpha / 2)]) or None
 
-    def find_other_source(source: Source, mistake: float) -> str | None:
-        del mistake
+    def find_other_source(source: Source, alpha: float) -> str | None:
+        del alpha
         seed = int(source.words(1)[0])
         first, second = ([one.data for pair in search(2, unsafe_seeded(seed)) for one in pair] for _ in range(2))
         return None if first == second else "questions are not made from the words of the source alone"
@@ -108,18 +108,18 @@ def _make_fetch_messages(layout: Layout) -> Longs:
     return np.where(chosen, np.int64(1 << (FETCH.modulus_bits - BYTE_BITS)), np.int64(0))
 
 
-def _list_wrong_widths(draws: dict[str, Draws], mistake: float) -> Iterator[str]:
+def _list_wrong_widths(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
     for part, drawn in draws.items():
         for word, values in (("errors", drawn.errors), ("secrets", drawn.secrets)):
             ratio = float(values.var()) / float(SCORES.sigma) ** 2
-            if abs(ratio - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / mistake)):
+            if abs(ratio - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / alpha)):
                 yield f"the variance of {word} of {part} is {ratio:.3g} times what it must be"
         rows = drawn.secrets.reshape(-1, drawn.secrets.shape[2])
         if len(np.unique(rows, axis=0)) < len(rows):
             yield f"a secret of {part} is used again"
 
 
-def _list_dependent(draws: dict[str, Draws], mistake: float) -> Iterator[str]:
+def _list_dependent(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
     scores, records = draws["scores"], draws["records"]
     pairs = {
         "secrets of scores and of records": (scores.secrets, records.secrets),
@@ -135,21 +135,21 @@ def _list_dependent(draws: dict[str, Draws], mistake: float) -> Iterator[str]:
             f"errors of successive questions for {part}": (errors[:-1], errors[1:]),
         }
     for name, (first, second) in pairs.items():
-        if are_dependent(first, second, mistake / len(pairs)):
+        if are_dependent(first, second, alpha / len(pairs)):
             yield f"{name} are not independent"
 
 
-def are_dependent(first: Longs, second: Longs, mistake: float) -> bool:
+def are_dependent(first: Longs, second: Longs, alpha: float) -> bool:
     """Return whether rows of two arrays, shapes (questions, rows, numbers), depend on each other at any offset.
 
     Signs and parities of independent draws are fair coins. The sum of their products over all questions is a martingale
     with steps of at most 1, for each pair of rows and each offset: Azuma's inequality bounds it, and independent draws
-    are called dependent with a probability of at most `mistake` (Lemma 10 of ``docs/theory/audit.md``).
+    are called dependent with a probability of at most `alpha` (Lemma 10 of ``docs/theory/audit.md``).
     """
     length = 1 << (first.shape[2] + second.shape[2] - 1).bit_length()
     terms = len(first) * min(first.shape[2], second.shape[2])
     tests = 2 * first.shape[1] * second.shape[1] * length
-    limit = math.sqrt(2 * terms * math.log(2 * tests / mistake))
+    limit = math.sqrt(2 * terms * math.log(2 * tests / alpha))
     for signs in (tuple(map(np.sign, (first, second))), tuple(1 - 2 * (values & 1) for values in (first, second))):
         spectra = [np.fft.rfft(values, length) for values in signs]
         sums = np.fft.irfft(np.einsum("qaf,qbf->abf", spectra[0].conj(), spectra[1], optimize=True), length)
