@@ -543,9 +543,9 @@ def test_the_error_of_a_series_hardly_shows() -> None:
         ({"error_bound": 1.0}, "error_bound must be below 1"),
         ({"error_bound": -1e-3}, "error_bound must be a finite number of at least 0"),
         ({"start": [[1.0]]}, r"start has 1 row\(s\); it needs at least 2"),
-        ({"start": [1.0, 2.0]}, "start must be a 2-D array"),
-        ({"start": [[math.nan], [0.0]]}, "start holds NaN or infinity"),
-        ({"start": [["a"], ["b"]]}, "start must be a 2-D array of numbers"),
+        ({"start": [1.0, 2.0]}, "start must have rows and columns"),
+        ({"start": [[math.nan], [0.0]]}, "start must be finite"),
+        ({"start": [["a"], ["b"]]}, "start must be an array of real numbers"),
     ],
     ids=str,
 )
@@ -557,10 +557,10 @@ def test_what_cannot_be_bounded_is_named(wrong: dict[str, Any], message: str) ->
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"anchors": [[1.0, 0.0], [math.inf, 0.0]]}, "anchors holds NaN or infinity"),
-        ({"anchors": [1.0, 0.0]}, "anchors must be a 2-D array of numbers"),
-        ({"anchors": np.empty((0, 2))}, "anchors must be a 2-D array of numbers"),
-        ({"anchors": [["a", "b"], ["c", "d"]]}, "anchors must be a 2-D array of numbers"),
+        ({"anchors": [[1.0, 0.0], [math.inf, 0.0]]}, "anchors must be finite"),
+        ({"anchors": [1.0, 0.0]}, "anchors must have rows and columns"),
+        ({"anchors": np.empty((0, 2))}, "anchors must have at least one row"),
+        ({"anchors": [["a", "b"], ["c", "d"]]}, "anchors must be an array of real numbers"),
         ({"anchors": [[1.0, 0.0], [0.0, 0.0]]}, "rows of norm 1 .row 1 has not"),
         ({"anchor_labels": [0, 1, 2]}, r"anchor_labels must have shape \(2,\)"),
         ({"anchor_labels": [0, -2]}, "labels from 0 upwards"),

@@ -1,7 +1,7 @@
-"""The supervised manifold learning query (its step, three solvers, a scikit-learn estimator), and Umeyama alignment.
+"""The supervised manifold learning query (step, three solvers, scikit-learn estimator) and Umeyama alignment.
 
-A solver takes the query and a start of shape (n, k) and returns the embedding and the objective
-``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` of every iterate, the start included where there is one.
+A solver takes the query and a start of shape (n, k). It returns the embedding and the objective
+``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` of every iterate, including the start.
 """
 
 import math
@@ -19,18 +19,19 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.cluster import is_dask_array
+from nearveil.privacy.checks import check_numbers, check_rows
 from nearveil.privatemail.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
 from nearveil.privatemail.graph.gaussian import Method
 from nearveil.privatemail.graph.labels import Encoding
 
 __all__ = ["smlq_step", "umeyama"]
 
-Array = Any  # a NumPy array or a torch tensor, whichever the graph was built of
+Array = Any  # a NumPy array or a torch tensor, like the graph
 
 
 @dataclass(frozen=True)
 class ManifoldQuery:
-    """The two graphs and the weight between them: all that the objective depends on."""
+    """The parameters of the objective: two graphs and the weight between them."""
 
     graph: GaussianGraph
     labels: LabelGraph | None
@@ -48,12 +49,12 @@ class ManifoldQuery:
         return float((Z * self.gradient(Z)).sum())
 
     def step(self, Z: Array) -> tuple[Array, float]:
-        """Return where eq. 4 moves `Z`, and v(Z) before it."""
+        """Return the next iterate by eq. 4, and v(Z)."""
         gradient = self.gradient(Z)
         return Z - gradient / (2 * self.graph.degree[:, None]), float((Z * gradient).sum())
 
     def mean(self, Z: Array) -> Array:
-        """Return the mean of the rows weighted by their degree, which a step leaves unchanged."""
+        """Return the mean of the rows weighted by degree, which a step preserves."""
         degree = self.graph.degree
         return (degree[:, None] * Z).sum(axis=0) / degree.sum()
 
@@ -61,20 +62,20 @@ class ManifoldQuery:
 def smlq_step(
     Z: Array, graph: GaussianGraph, labels: LabelGraph | None = None, label_weight: float = 1.0
 ) -> tuple[Array, float]:
-    """Take one step of the supervised manifold learning query; return where the rows are then, and v(Z) before.
+    """Take one step of the supervised manifold learning query; return the moved rows, and v(Z) before the step.
 
-    In matrices, eq. 4 of the 2022 paper: ``Z + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Z``. It never
-    raises ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)``, and it leaves the mean of the rows, weighted
-    by their degree, where it is (both proved in ``docs/theory/manifold.md``).
+    Eq. 4 of the 2022 paper: ``Z + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Z``. A step never raises
+    ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` and preserves the mean of the rows, weighted by degree
+    (proofs: ``docs/theory/manifold.md``).
 
     Parameters
     ----------
     Z : array of shape (n, k)
-        Where the rows are.
+        The embedding.
     graph : GaussianGraph
-        Who attracts whom: the weights w.
+        Weights w of the attraction.
     labels : LabelGraph, optional
-        Who repels whom: the weights v. None means no labels.
+        Weights v of the repulsion. None means no labels.
     label_weight : float, default=1.0
         The alpha of the paper, at least 0.
 
@@ -94,16 +95,15 @@ def smlq_step(
 
 Result = tuple[Array, list[float]]
 
-_TINY = 1e-35  # what divides by less would overflow float32
-
-_ROUNDING = 16  # epsilons of the mean size of a column: a mean below that is what rounding left of none
+_TINY = 1e-35  # dividing by less would overflow float32
+_ROUNDING = 16  # machine epsilons of the mean size of a column: a smaller mean is rounding error
 
 
 def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Iterate eq. 4 of the 2022 paper.
 
-    A step keeps the degree-weighted mean of the rows up to rounding, and rescaling would feed that error until nothing
-    else is left. So the mean is put back.
+    A step preserves the degree-weighted mean of the rows up to rounding. Rescaling would amplify that error until it
+    dominates, so every step restores the mean.
     """
     Z = start * _find_norm_factor(start) if rescale else start
     mean = query.mean(Z)
@@ -141,17 +141,17 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
     jacobi = _make_operator(n * k, lambda z: z.reshape(n, k) / degree)
     Z, history = start, [query.objective(start)]
     rtol = max(1e-13, 100 * _find_limits(start).eps)
-    too_far = 1e-6 * math.sqrt(_find_limits(start).max)  # the squares of such numbers, summed, would overflow
+    too_far = 1e-6 * math.sqrt(_find_limits(start).max)  # sums of squares would overflow beyond it
     for _ in range(n_iter):
         right = _bring_to_host(query.label_weight * (query.labels.laplacian_matmul(Z) - pull))
         if not np.isfinite(right).all():
             raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
         if not np.any(right):
-            raise ValueError("eq. 6 gives zero everywhere: init and labels leave nothing to embed")
+            raise ValueError("eq. 6 gives zero everywhere: init and labels have no effect")
         solved, failed = cg(laplacian, (right - right.mean(axis=0)).ravel(), rtol=rtol, maxiter=10 * n, M=jacobi)
         if failed:
             raise ValueError(
-                "eq. 6 cannot be solved: the graph falls apart, or nearly; use a larger bandwidth or more neighbours"
+                "eq. 6 cannot be solved: the graph is (almost) disconnected; use a larger bandwidth or more neighbours"
             )
         solved = solved.reshape(n, k)
         Z = convert_like(solved - solved.mean(axis=0), start)
@@ -167,8 +167,8 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
 def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
 
-    The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is moved to the
-    other end of the spectrum. Neither `n_iter` nor the values of `start` play a part.
+    The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is shifted to
+    the other end of the spectrum. `n_iter` and the values of `start` have no effect.
     """
     del n_iter
     n, k = start.shape
@@ -192,12 +192,12 @@ SOLVERS = {"majorize": majorize, "cccp": cccp, "spectral": spectral}
 
 
 def _find_norm_factor(Z: Array) -> float:
-    """Return what brings `Z` to Frobenius norm sqrt(n)."""
-    largest = float(abs(Z).max())  # divide by it first, so that squares neither overflow nor vanish
+    """Return the factor that scales `Z` to Frobenius norm sqrt(n)."""
+    largest = float(abs(Z).max())  # divide by it first: squares could overflow or vanish
     if not _TINY < largest < math.inf:
         raise ValueError(
             "the embedding cannot be rescaled: its rows have met in one point, or overflowed. Start elsewhere (init), "
-            "give labels or more rows, or take fewer n_iter"
+            "give labels or more rows, or use fewer n_iter"
         )
     scaled = Z / largest
     return math.sqrt(Z.shape[0] / float((scaled * scaled).sum())) / largest
@@ -213,12 +213,12 @@ def _make_operator(size: int, product: Any) -> Any:
 
 
 def _bring_to_host(array: Array) -> Any:
-    """Bring an array of the graph's library to NumPy, in double precision."""
+    """Copy an array to NumPy, in double precision."""
     return np.asarray(array.cpu() if hasattr(array, "cpu") else array, dtype=np.float64)
 
 
 def convert_like(values: Any, model: Array) -> Array:
-    """Bring a NumPy result back to the library, device and dtype of `model`."""
+    """Convert a NumPy array to the library, device and dtype of `model`."""
     if isinstance(model, np.ndarray):
         return values.astype(model.dtype, copy=False)
     return model.new_tensor(values)
@@ -228,74 +228,71 @@ def convert_like(values: Any, model: Array) -> Array:
 class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Embed rows by the supervised manifold learning query (SMLQ).
 
-    The query of Vepakomma, Balla and Raskar: rows attract each other with Gaussian weights of their
-    features and repel each other with Gaussian weights of their labels, which are largest within a
-    class. It lowers ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` without inverse or step size, and in
-    linear time where the bandwidth allows the series.
+    The query of Vepakomma, Balla and Raskar: rows attract each other with Gaussian weights of their features and repel
+    each other with Gaussian weights of their labels, which are largest within a class. It lowers
+    ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` without inverse or step size, in linear time if the bandwidth allows
+    the series.
 
-    Nothing here is private: this is the query that :mod:`nearveil.mechanisms` protects.
+    This estimator is not private: :class:`nearveil.privatemail.PrivateMail` protects its query.
 
-    In a pipeline, the step after it is fitted on `fit_transform`, which knows the labels, and predicts from
-    `transform`, which does not: rows of the fit lie better apart than new ones, and a score on the rows of the fit says
-    little. To treat both alike, fit the next step on ``manifold.transform(X)``.
+    In a pipeline, the next step is fitted on `fit_transform`, which uses labels, but predicts from `transform`, which
+    does not. Fitted rows are therefore better separated than new ones, and training scores mean little. To treat both
+    alike, fit the next step on ``manifold.transform(X)``.
 
     Parameters
     ----------
     n_components : int, default=2
         Columns of the embedding.
     bandwidth : float, default=0.4
-        The s of ``exp(-|x_i - x_j|^2 / (2 s^2))``. Rows are brought to norm one first, so distances
-        go from 0 to 2. The papers take 5 or 6, where all rows attract each other about equally and the
-        features hardly matter, but a step is cheap.
+        The s of ``exp(-|x_i - x_j|^2 / (2 s^2))``. Rows are scaled to norm one first, so distances are from 0 to 2.
+        The papers use 5 or 6, where all rows attract each other about equally and the features hardly matter.
     label_weight : float, default=0.6
-        The alpha: how strongly labels repel. 0 ignores them.
+        The alpha, the strength of the repulsion between labels. 0 ignores them.
     n_iter : int, default=20
-        Steps to take ("spectral" takes none). More is not better: in the end all columns lie in the
-        space of one eigenvalue, and mostly are multiples of one vector.
+        Number of steps ("spectral" has none). More is not better: all columns converge to the eigenspace of one
+        eigenvalue, usually to multiples of one vector.
     init : "random" or array-like of shape (n, n_components), default="random"
-        Where to start. "random" draws from the standard normal distribution and takes out the mean
-        that the steps would keep, weighted by the degrees: such a start depends on the rows, so the
-        sensitivity bounds do not cover it. Give a public array where privacy is at stake.
+        The start. "random" draws from the standard normal distribution and subtracts the degree-weighted mean. Such a
+        start depends on the rows, so the sensitivity bounds do not cover it: for privacy, pass a public array.
     rescale : bool, default=True
-        Scale the embedding to Frobenius norm sqrt(n) after each step; without it the rows collapse
-        to a point or run away.
+        Scale the embedding to Frobenius norm sqrt(n) after each step. Otherwise the rows collapse to a point or
+        diverge.
     graph : {"auto", "exact", "series", "neighbors"}, default="auto"
-        How the weights of the features are applied; see :func:`nearveil.privatemail.graph.gaussian_graph`.
+        The graph of the features; see :func:`nearveil.privatemail.graph.gaussian_graph`.
     tolerance : float, default=1e-6
         Largest relative error of such a weight.
     random_state : int, RandomState instance or None, default=None
-        Seeds the random start. Not a source of privacy.
+        Seed of the random start. Not a source of privacy.
     solver : {"majorize", "cccp", "spectral"}, default="majorize"
         "majorize" is the query, eq. 4 of the 2022 paper. "cccp" is the first pass of the 2021 paper
         (its eq. 6), "spectral" the eigenvectors of ``L_X - alpha L_Y`` (its eq. 3), for comparison.
     n_neighbors : int, default=15
         For ``graph="neighbors"``.
     label_encoding : {"integer", "one-hot"}, default="integer"
-        See :func:`nearveil.privatemail.graph.label_graph`. "integer" is the papers'; "one-hot" suits classes
-        whose order means nothing, and names.
+        See :func:`nearveil.privatemail.graph.label_graph`. The papers use "integer"; "one-hot" suits
+        unordered classes and names.
     label_bandwidth : float, optional
-        Bandwidth of the label weights; that of the features where it is not given, as in the papers.
+        Bandwidth of the label weights. Default: `bandwidth`, as in the papers.
 
     Attributes
     ----------
     embedding_ : array of shape (n, n_components)
-        Where the rows of the fit lie.
+        The embedding of the fitted rows.
     objective_ : float
         v of the embedding.
     objective_history_ : list of float
-        v of the start and of each iterate. It never rises where ``rescale=False`` and the solver is
-        "majorize".
+        v of the start and of each iterate. It never rises if ``rescale=False`` and the solver is "majorize".
     graph_ : GaussianGraph
         The graph of the features.
     n_iter_ : int
         Steps taken.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (d,)
-        Where the features had names.
+        Only if the features had names.
 
     See Also
     --------
-    nearveil.privatemail.manifold.smlq_step : One step, on graphs of your own.
+    nearveil.privatemail.manifold.smlq_step : One step, on your own graphs.
 
     Examples
     --------
@@ -347,10 +344,10 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         Parameters
         ----------
         X : array-like of shape (n, d)
-            Finite rows, none of them zero; they are brought to norm one. Blocks of a Dask array stay where they lie,
-            with a graph by "series" or "exact"; the embedding is an array of NumPy.
+            Finite, nonzero rows; they are scaled to norm one. Blocks of a Dask array stay on their workers, with a
+            graph by "series" or "exact"; the embedding is a NumPy array.
         y : array-like of shape (n,), optional
-            Labels; -1 marks a row without. None means that no row has one.
+            Labels; -1 marks an unlabelled row. None means no labels.
 
         Returns
         -------
@@ -371,7 +368,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         )
         query = ManifoldQuery(graph, labels, self.label_weight)
         start = self._start(n, np.empty(0, X.dtype) if is_dask_array(X) else X, query)
-        with np.errstate(over="ignore", invalid="ignore"):  # the solvers look for it and say what to do
+        with np.errstate(over="ignore", invalid="ignore"):  # the solvers check for it
             embedding, history = SOLVERS[self.solver](query, start, self.n_iter, self.rescale)
         self.graph_ = graph
         self.embedding_ = embedding
@@ -381,26 +378,26 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         return self
 
     def fit_transform(self, X: Array, y: Array | None = None) -> Array:
-        """Embed the rows of `X` and return where they lie.
+        """Embed the rows of `X` and return the embedding.
 
-        With labels this is not what ``transform`` returns for the same rows: `transform` treats
-        every row as new and unlabelled.
+        With labels, ``transform`` returns a different embedding of the same rows: it treats every row as new and
+        unlabelled.
         """
         return self.fit(X, y).embedding_
 
     def transform(self, X: Array) -> Array:
         """Embed new rows without labels.
 
-        Each lands where the step would leave it at rest: on the average of the fitted rows, weighted
-        by the Gaussian kernel of the features.
+        Each is placed at the fixed point of the step: the average of the fitted rows, weighted by the Gaussian kernel
+        of the features.
         """
         check_is_fitted(self)
         X = self._check_input(X, reset=False)
         return self.graph_.interpolate(_normalise_rows(X), self.embedding_)
 
     def _check_input(self, X: Array, **options: Any) -> Array:
-        """Let scikit-learn check the rows, and keep what it says free of their values."""
-        if is_dask_array(X) and options.get("reset", True):  # its blocks are checked where they lie
+        """Validate the rows with scikit-learn, and remove values from its errors."""
+        if is_dask_array(X) and options.get("reset", True):  # workers check its blocks
             self.n_features_in_ = int(X.shape[1])
             return X
         xp, _ = get_namespace(X)
@@ -420,16 +417,14 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
         if labels.shape[0] != n:
             raise ValueError(f"y must have a label for each row of X: it has {labels.shape[0]} for {n} rows")
         if len(labels.classes) == 1:
-            raise ValueError("y has one class only, so its labels tell no rows apart: give at least 2, or y=None")
+            raise ValueError("y has one class only: give at least 2, or y=None")
         return labels
 
     def _start(self, n: int, X: Array, query: ManifoldQuery) -> Array:
         if not isinstance(self.init, str):
-            start = np.asarray(self.init, dtype=np.float64)
+            start = check_rows(self.init, "init")
             if start.shape != (n, self.n_components):
                 raise ValueError(f"init must have shape ({n}, {self.n_components}); got {start.shape}")
-            if not np.isfinite(start).all():
-                raise ValueError("init holds NaN or infinity")
             return convert_like(start, X)
         start = convert_like(check_random_state(self.random_state).normal(size=(n, self.n_components)), X)
         return start - query.mean(start)
@@ -446,19 +441,19 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
 
 
 def _normalise_rows(X: Array) -> Array:
-    """Divide each row by its norm; a zero row has no direction and raises."""
+    """Divide each row by its norm, or raise if a row is zero."""
     largest = abs(X).max(axis=1)
-    largest = getattr(largest, "values", largest)  # torch returns where it is, too
+    largest = getattr(largest, "values", largest)  # torch also returns positions
     if not bool((largest > 0).all()):
         row = int(largest.argmin())
         raise ValueError(f"X holds a row of zeros (row {row}), which has no direction: remove it")
-    X = X / largest[:, None]  # so that squares neither overflow nor vanish
+    X = X / largest[:, None]  # squares could overflow or vanish
     return X / ((X * X).sum(axis=1) ** 0.5)[:, None]
 
 
 Floats = NDArray[np.float64]
 
-_FLAT = 1e-14  # singular values of clouds of size one below this are rounding
+_FLAT = 1e-14  # smaller singular values of unit clouds are rounding error
 
 
 @dataclass(frozen=True, eq=False)
@@ -484,42 +479,42 @@ class SimilarityTransform:
 
     def __post_init__(self) -> None:
         for name in ("rotation", "translation"):
-            own = np.array(getattr(self, name), dtype=np.float64)
-            own.setflags(write=False)
-            object.__setattr__(self, name, own)
+            copy = np.array(getattr(self, name), dtype=np.float64)
+            copy.setflags(write=False)
+            object.__setattr__(self, name, copy)
 
     def apply(self, points: ArrayLike) -> Floats:
         """Map `points` of shape (n, d), or one point of shape (d,)."""
-        given = _check_numbers(points, "points")
-        if given.ndim not in (1, 2) or given.shape[-1] != len(self.translation):
-            raise ValueError(f"points must have {len(self.translation)} columns; got shape {given.shape}")
-        moved: Floats = self.scale * given @ self.rotation.T + self.translation
+        array = check_numbers(points, "points")
+        if array.ndim not in (1, 2) or array.shape[-1] != len(self.translation):
+            raise ValueError(f"points must have {len(self.translation)} columns; got shape {array.shape}")
+        moved: Floats = self.scale * array @ self.rotation.T + self.translation
         return moved
 
 
 def umeyama(
     source: ArrayLike, target: ArrayLike, *, scale: bool = True, reflection: bool = False
 ) -> SimilarityTransform:
-    """Find the similarity transform that brings `source` closest to `target`.
+    """Find the similarity transform that maps `source` closest to `target`.
 
-    Least squares over rotation, translation and (if asked for) scale and reflection, in closed form
-    by a singular value decomposition: Kabsch 1976, Umeyama 1991.
+    Least squares over rotation, translation and (optionally) scale and reflection, in closed form by a singular value
+    decomposition (Kabsch 1976, Umeyama 1991).
 
     Parameters
     ----------
     source : array-like of shape (n, d)
     target : array-like of shape (n, d)
-        Row i is where row i of `source` should go.
+        Row i is the target of row i of `source`.
     scale : bool, default=True
-        Whether the transform may stretch; False keeps lengths (Kabsch).
+        Whether the transform may scale; False preserves lengths (Kabsch).
     reflection : bool, default=False
         Whether it may mirror.
 
     Raises
     ------
     ValueError
-        Where the clouds do not determine a rotation: too few points, all on one spot, or all in a
-        subspace that leaves a turn free.
+        If the points do not determine a rotation: too few points, all equal, or all in a subspace that leaves a
+        rotation free.
 
     Examples
     --------
@@ -530,18 +525,18 @@ def umeyama(
     >>> round(transform.scale, 6), np.allclose(transform.apply(corner), turned)
     (3.0, True)
     """
-    source_, target_ = _check_cloud(source, "source"), _check_cloud(target, "target")
+    source_, target_ = check_rows(source, "source"), check_rows(target, "target")
     if source_.shape != target_.shape:
         raise ValueError(f"source and target must have one shape; got {source_.shape} and {target_.shape}")
     n, d = source_.shape
-    # Clouds of mean zero and size one: the singular values below are then free of the units.
+    # Mean zero and size one make the singular values independent of the units.
     source_, source_mean, source_size = _centre_cloud(source_, "source")
     target_, target_mean, target_size = _centre_cloud(target_, "target")
     left, spread, right = np.linalg.svd(target_.T @ source_)
     needed = d if reflection else max(d - 1, 1)
     if np.sum(spread > _FLAT) < needed:
         raise ValueError(
-            f"source and target leave the rotation open: {n} points that together span fewer than {needed} "
+            f"source and target leave the rotation open: {n} points span fewer than {needed} "
             f"of {d} dimensions; use more points, or points in general position"
         )
     signs = np.ones(d)
@@ -549,7 +544,7 @@ def umeyama(
         signs[-1] = -1
         if np.sum(spread * signs) <= _FLAT or (d > 1 and spread[-2] - spread[-1] <= _FLAT):
             raise ValueError(
-                "source and target leave the rotation open: one mirrors the other and no turn comes closest; "
+                "source and target leave the rotation open: one mirrors the other and no rotation fits best; "
                 "use reflection=True, or points in general position"
             )
     rotation = (left * signs) @ right
@@ -557,28 +552,12 @@ def umeyama(
     return SimilarityTransform(factor, rotation, target_mean - factor * rotation @ source_mean)
 
 
-def _check_numbers(points: ArrayLike, name: str) -> Floats:
-    array = np.asarray(points)
-    if array.dtype.kind not in "fiub":  # text or complex numbers; the values are nobody's business
-        raise ValueError(f"{name} must hold real numbers; got dtype {array.dtype}")
-    return array.astype(np.float64)
-
-
-def _check_cloud(points: ArrayLike, name: str) -> Floats:
-    cloud = _check_numbers(points, name)
-    if cloud.ndim != 2 or 0 in cloud.shape:
-        raise ValueError(f"{name} must have shape (points, dimensions), neither of them 0; got {cloud.shape}")
-    if not np.all(np.isfinite(cloud)):
-        raise ValueError(f"{name} holds NaN or infinity")
-    return cloud
-
-
 def _centre_cloud(cloud: Floats, name: str) -> tuple[Floats, Floats, float]:
-    """Return the cloud shifted to mean zero and scaled to size one, its mean, and its size."""
-    shifted = cloud - cloud[0]  # points on one spot are then exactly zero
+    """Return the cloud with mean zero and size one, its mean, and its size."""
+    shifted = cloud - cloud[0]  # exactly zero if all points are equal
     largest = float(np.max(np.abs(shifted)))
     if largest <= 4 * np.finfo(float).eps * float(np.max(np.abs(cloud))):
-        raise ValueError(f"all points of {name} lie on one spot, which leaves rotation and scale open")
+        raise ValueError(f"all points of {name} are equal, which leaves rotation and scale open")
     shifted = shifted / largest
     mean = shifted.mean(axis=0)
     centred = shifted - mean

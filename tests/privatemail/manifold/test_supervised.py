@@ -391,7 +391,7 @@ def rows_with(value: float) -> Any:
         (unit_rows(6, 3), None, {"label_weight": -0.1}, "'label_weight' parameter"),
         (unit_rows(6, 3), None, {"n_iter": 0}, "'n_iter' parameter"),
         (unit_rows(6, 3), None, {"init": np.ones((5, 2))}, r"init must have shape \(6, 2\); got \(5, 2\)"),
-        (unit_rows(6, 3), None, {"init": np.full((6, 2), np.nan)}, "init holds NaN or infinity"),
+        (unit_rows(6, 3), None, {"init": np.full((6, 2), np.nan)}, "init must be finite"),
         (unit_rows(6, 3), None, {"init": np.zeros((6, 2))}, "cannot be rescaled: its rows have met in one point"),
         (unit_rows(6, 3), None, {"solver": "cccp"}, 'solver="cccp" needs labels'),
         (unit_rows(6, 3), None, {"graph": "series"}, 'use method="exact"'),

@@ -1,9 +1,9 @@
-"""How far one record can move the first step of the supervised manifold learning query.
+"""Sensitivity of the first step of the supervised manifold learning query to one record.
 
-The step is eq. 4 of the 2022 paper, ``f(Q) = Q + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Q``, on unit rows,
-from a start Q that never depends on private data. A *sound* bound holds for every pair of neighbours;
-each function returns the smallest that is proved in ``docs/theory/sensitivity.md``. The published
-bounds are here for comparison and for audits: they are not sound.
+The step is eq. 4 of the 2022 paper, ``f(Q) = Q + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Q``, on unit rows, from a start Q
+that never depends on private data. A *sound* bound holds for every pair of neighbours; :func:`target_only` and
+:func:`replace_one` return the smallest one that is proved in ``docs/theory/sensitivity.md``. The published bounds are
+not sound: use them for comparison and audits only.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from nearveil.privacy.checks import check_choice, check_count, check_positive, check_range
+from nearveil.privacy.checks import check_choice, check_count, check_positive, check_range, check_rows
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.sensitivity import bounds
 from nearveil.privatemail.sensitivity.bounds import (
@@ -21,7 +21,6 @@ from nearveil.privatemail.sensitivity.bounds import (
     Floats,
     Norm,
     check_error_bound,
-    check_matrix,
     check_result,
     check_start,
     combine_norms,
@@ -32,7 +31,7 @@ __all__ = ["published_2021", "published_2022", "replace_one", "target_only"]
 
 Variant = Literal["printed", "derived"]
 
-_NORM_TOLERANCE = 1e-4  # single precision is off by 1e-7; anything beyond this is not a rounding
+_NORM_TOLERANCE = 1e-4  # far above the rounding of single precision, 1e-7
 
 
 def target_only(
@@ -48,34 +47,33 @@ def target_only(
     norm: Norm = "l2",
     error_bound: float = 0.0,
 ) -> float:
-    """Bound what replacing one private, unlabelled target changes, all else being public.
+    """Bound the effect of replacing one private, unlabelled target; everything else is public.
 
-    Theorems A and A' of ``docs/theory/sensitivity.md``: for the target's row and for the anchors' rows
-    the smaller of both. Attacked by ``test_no_target_passes_the_bound``. Anchors, their labels and the
-    start are public, so the bound may be computed from them and published.
+    Theorems A and A' of ``docs/theory/sensitivity.md``: the smaller of both, separately for the target's row and the
+    anchors' rows. Attacked by ``test_no_target_passes_the_bound``. The bound depends on public data alone, so it may be
+    published.
 
     Parameters
     ----------
     anchors : array-like of shape (m, d)
-        Public unit rows. Norms that are off by rounding are repaired; others are refused, because
-        the bound is false for them.
+        Public unit rows. Norms that differ by rounding are corrected. Others are refused: the bound is false for them.
     anchor_labels : array-like of shape (m,) or None
         -1 means unlabelled, None that all are.
     start : array-like of shape (m + 1, k)
-        Where the rows start; row 0 is the target's.
+        The start; row 0 is the target's.
     bandwidth : float
         The s of ``w_ij = exp(-|x_i - x_j|^2 / (2 s^2))``.
     label_weight : float
         The alpha of the query, at least 0.
     label_encoding : {"integer", "one-hot"}, default="integer"
     label_bandwidth : float, optional
-        That of the features unless given.
+        Default: `bandwidth`.
     released : {"all", "target"}, default="all"
-        Whether all rows of the step are released, or the target's alone.
+        The rows of the step that are released.
     norm : {"l2", "l1"}, default="l2"
         L2 (Frobenius) for Gaussian noise, L1 for Laplace noise.
     error_bound : float, default=0.0
-        That of the graph which computes the step; what it may add is added (Theorem E).
+        ``error_bound`` of the graph that computes the step; the result includes its effect (Theorem E).
 
     Examples
     --------
@@ -110,14 +108,13 @@ def target_only(
         label_bandwidth=label_bandwidth,
         norm=norm,
     )
-    own = min(bounds.bound_target_a(public), bounds.bound_target_a_prime(public))
-    own_error = bounds.bound_target_error(public, error_bound)
+    target = min(bounds.bound_target_a(public), bounds.bound_target_a_prime(public))
+    target_error = bounds.bound_target_error(public, error_bound)
     if released == "target":
-        return check_result(MARGIN * (own + 2 * own_error))
-    change = combine_norms(
-        np.array([own, min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_prime(public))]), norm
-    )
-    error = combine_norms(np.array([own_error, bounds.bound_anchors_error(public, error_bound)]), norm)
+        return check_result(MARGIN * (target + 2 * target_error))
+    anchor_rows = min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_prime(public))
+    change = combine_norms(np.array([target, anchor_rows]), norm)
+    error = combine_norms(np.array([target_error, bounds.bound_anchors_error(public, error_bound)]), norm)
     return check_result(MARGIN * (change + 2 * error))
 
 
@@ -134,24 +131,24 @@ def replace_one(
     norm: Norm = "l2",
     error_bound: float = 0.0,
 ) -> float:
-    """Bound what replacing any one record changes, where every row is private.
+    """Bound the effect of replacing any one record, if every row is private.
 
     The smaller of Theorems B and B' of ``docs/theory/sensitivity.md``. Attacked by
-    ``test_no_data_set_passes_the_bound``. Only the start, the number of classes and the parameters
-    enter, so the bound is the same for all data sets.
+    ``test_no_data_set_passes_the_bound``. The bound depends on the start, the number of
+    classes and the parameters alone, so it is the same for all data sets.
 
     Parameters
     ----------
     start : array-like of shape (n, k)
-        Where the rows start; public.
+        The public start.
     bandwidth, label_weight, label_encoding, label_bandwidth, norm, error_bound
         As for :func:`target_only`.
     n_classes : int
         Labels are 0 to ``n_classes - 1``.
     labels : {"private", "public"}, default="private"
-        Whether the label is replaced with the record, or is public and stays.
+        Whether the label is replaced with the record, or is public and unchanged.
     may_be_unlabelled : bool, default=False
-        Whether a record may come without a label; for private labels it may then lose or gain it.
+        Whether a record may be unlabelled; a private label may then appear or disappear.
 
     Examples
     --------
@@ -213,9 +210,9 @@ def published_2021(
 ) -> float:
     """Return the bound of Corollary 1.1 of the 2021 paper. Not sound.
 
-    It is about a start of independent normal entries and is said to hold "with probability 1 - sum
-    beta" over all pairs of neighbours, of which there are uncountably many. Its condition on beta
-    depends on the data; here beta has to meet it whatever the data, ``beta <= exp(-4 k n)``.
+    It assumes a start of independent normal entries and claims to hold "with probability 1 - sum beta" over all pairs
+    of neighbours, of which there are uncountably many. Its condition on beta depends on the data; this function
+    requires it for all data, ``beta <= exp(-4 k n)``.
 
     Parameters
     ----------
@@ -228,7 +225,7 @@ def published_2021(
     n_classes : int
         Labels are 0 to ``n_classes - 1``; not used for one-hot labels.
     beta : float or Decimal
-        No float is small enough where ``4 k n`` passes 744: use ``decimal.Decimal``.
+        No float is small enough if ``4 k n`` exceeds 744: use ``decimal.Decimal``.
     label_encoding : {"one-hot", "integer"}, default="one-hot"
     variant : {"printed", "derived"}, default="printed"
         The constants of Appendix E, or those of the derivation in Appendix A.1.
@@ -252,7 +249,7 @@ def published_2021(
 
 
 def _check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
-    """Return the parameters as floats, or raise where the weights, and with them the bound, would leave all range."""
+    """Return the parameters as floats, or raise if weights or bounds could overflow."""
     bandwidth = check_range(bandwidth, "bandwidth", 0.06, 1e100)
     label_weight = check_range(label_weight, "label_weight", 0, 1e50)
     if label_bandwidth is None:
@@ -261,8 +258,8 @@ def _check_query(bandwidth: float, label_weight: float, label_bandwidth: float |
 
 
 def _check_anchors(anchors: Any) -> Floats:
-    """Return the anchors as unit rows in double precision, or raise; names no value."""
-    rows = check_matrix(anchors, "anchors")
+    """Return the anchors as unit rows in double precision, or raise without showing a value."""
+    rows = check_rows(anchors, "anchors")
     norms = np.linalg.norm(rows, axis=1)
     if np.max(np.abs(norms - 1)) > _NORM_TOLERANCE:
         row = int(np.argmax(np.abs(norms - 1)))
@@ -274,8 +271,8 @@ def _check_anchors(anchors: Any) -> Floats:
     return unit
 
 
-# The papers' bounds as printed, for comparison and for audits: ``docs/theory/sensitivity.md`` says where each
-# derivation breaks, and ``tests/privatemail/test_sensitivity.py`` holds a counterexample to each.
+# The papers' bounds as printed, for comparison and audits. ``docs/theory/sensitivity.md`` shows the error in each
+# derivation, and ``tests/privatemail/test_sensitivity.py`` has a counterexample to each.
 
 
 @dataclass(frozen=True)
@@ -292,7 +289,7 @@ class Degrees:
 
 
 def bound_degrees(n: int, bandwidth: float) -> Degrees:
-    """Return the bounds, or raise where the papers' lower ones are not positive."""
+    """Return the bounds, or raise if the papers' lower ones are not positive."""
     zero = math.expm1(-1 / (2 * bandwidth**2))
     a = math.exp(-2 / bandwidth**2)
     bounds = Degrees(n, n * a + zero, n + zero, (n + 1) * a - 1)
@@ -309,7 +306,7 @@ def bound_step(
 ) -> float:
     """Return Theorem 2 of the 2022 paper, ``M sqrt(n + 1) / 2 |Q|_F``, with M of Lemma 1, ``n M_ij + M_ii``.
 
-    The authors' program has c where the paper has c^2, in one of its places.
+    The authors' program has c instead of c^2 in one place.
     """
     n, s2, c, alpha = len(start), bandwidth**2, n_classes - 1, label_weight
     at = bound_degrees(n, bandwidth)
@@ -351,7 +348,7 @@ def bound_entries(
     low_one = n * math.exp(-1 / s2) + math.expm1(-1 / (2 * s2))  # n e^(-1/s^2) + e^(-1/(2 s^2)) - 1
     added_one = (n + 1) * math.exp(-1 / s2) - 1
 
-    # One-hot labels: eqs. 32, 33 and 38. Appendix E has n e^(-1/s^2) where eqs. 33 and 38 have n e^(-2/s^2).
+    # One-hot labels: eqs. 32, 33 and 38. Appendix E has n e^(-1/s^2) instead of n e^(-2/s^2) in eqs. 33, 38.
     slip = low_one if printed else at.low
     one_hot_most = alpha**2 * (
         (at.high / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * low_one * added_one / (n * at.high)
@@ -361,8 +358,8 @@ def bound_entries(
         off = _bound_off_diagonal(at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
         return Entries(*off, one_hot_least, one_hot_most)
 
-    # Integer labels: eqs. 35, 36, 39 and 40. Appendix E prints eqs. 35 and 36, which are about the
-    # diagonal, for the entries off it, and repeats the diagonal of one-hot labels.
+    # Integer labels: eqs. 35, 36, 39 and 40. Appendix E prints the diagonal eqs. 35 and 36 for the off-diagonal
+    # entries, and repeats the diagonal of one-hot labels.
     c2 = (n_classes - 1) ** 2
     label = (n + 1) * math.exp(-c2 / (2 * s2)) - 1
     diagonal_most = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * label**2 / (n * at.high))
@@ -400,13 +397,13 @@ def _bound_off_diagonal(
 
 
 def check_beta(beta: float | Decimal, n: int, columns: int) -> float:
-    """Return ln(beta), or raise where the paper's condition on beta does not hold whatever the data."""
+    """Return ln(beta), or raise if the paper's condition on beta does not hold for all data."""
     exact = Decimal(beta)
     if not exact.is_finite() or not 0 < exact < 1:
         raise ValueError("beta must be a number between 0 and 1, both excluded")
     logarithm = float(exact.ln())
     needed = -4.0 * columns * n
-    # The literal e^(-4kn) may be off by a rounding; one part in 10^9 of the exponent is no violation.
+    # Allow for the rounding of e^(-4kn): one part in 10^9 of the exponent.
     if logarithm > needed * (1 - 1e-9):
         hint = (
             f"; no float is that small, use decimal.Decimal, such as Decimal('1e{math.floor(needed / math.log(10))}')"
@@ -414,7 +411,7 @@ def check_beta(beta: float | Decimal, n: int, columns: int) -> float:
             else ""
         )
         raise ValueError(
-            f"beta must be at most exp(-4 k n) = exp({needed:g}) for the condition of Theorem 1 to hold whatever the "
+            f"beta must be at most exp(-4 k n) = exp({needed:g}) for the condition of Theorem 1 to hold for all "
             f"data (its (sum |z|^2)^2 / sum |z|^4 is at most n){hint}"
         )
     return logarithm

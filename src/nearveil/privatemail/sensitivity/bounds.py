@@ -1,7 +1,7 @@
-"""The sound bounds of ``docs/theory/sensitivity.md``, which holds the proofs, and what they share.
+"""The sound bounds; proofs: ``docs/theory/sensitivity.md``.
 
-Theorems A and A': one private target among public anchors; the target's row and the anchors' rows are bounded apart,
-and for each the smaller theorem counts. Theorems B and B': any one record of a private data set. Write
+Theorems A and A': one private target among public anchors. The target's row and the anchors' rows have separate bounds,
+and the smaller theorem counts for each. Theorems B and B': any one record of a private data set. Write
 u = 1 / bandwidth^2 and a = exp(-2u), the least weight between unit rows.
 """
 
@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
-from nearveil.privacy.checks import check_nonnegative
+from nearveil.privacy.checks import check_nonnegative, check_rows
 from nearveil.privatemail.graph import gaussian_graph, label_graph
 from nearveil.privatemail.graph.labels import Encoding
 
 Norm = Literal["l2", "l1"]
 Floats = NDArray[np.float64]
 
-MARGIN = 1 + 1e-9  # a bound is computed in double precision; this is far more than rounding takes from it
-SIGNS_LIMIT = 10  # columns up to which all 2^(k-1) sign patterns are tried, which makes an L1 bound exact
+MARGIN = 1 + 1e-9  # far above the rounding of a bound in double precision
+SIGNS_LIMIT = 10  # up to so many columns, all 2^(k-1) sign patterns are tried: the L1 bound is exact
 _BLOCK = 512  # rows of a distance matrix that are in memory at a time
 _METRIC = {"l2": "euclidean", "l1": "cityblock"}
 
@@ -32,43 +32,30 @@ def check_error_bound(value: float) -> float:
     error_bound = check_nonnegative(value, "error_bound")
     if error_bound >= 1:
         raise ValueError(
-            "error_bound must be below 1: an operator that may lose whole edges (a graph of neighbours) has no "
-            "sensitivity bound here. Use an exact or a series graph"
+            "error_bound must be below 1: a graph of neighbours, which omits edges, has no sensitivity bound. "
+            "Use an exact or a series graph"
         )
     return error_bound
 
 
-def check_matrix(values: Any, name: str) -> Floats:
-    """Return a finite matrix of at least one row and one column in double precision, or raise."""
-    try:
-        array = np.asarray(values, dtype=np.float64)
-    except (TypeError, ValueError):
-        array = np.empty(0)
-    if array.ndim != 2 or 0 in array.shape:
-        raise ValueError(f"{name} must be a 2-D array of numbers, with at least one row and one column")
-    if not np.all(np.isfinite(array)):
-        raise ValueError(f"{name} holds NaN or infinity: remove or repair such rows")
-    return array
-
-
 def check_start(start: Any, rows: int | None = None) -> Floats:
-    """Return the start in doubles less its mean row, or raise. Steps commute with translations: no bound changes."""
-    array = check_matrix(start, "start")
+    """Return the start minus its mean row, or raise. Steps commute with translations, so bounds do not change."""
+    array = check_rows(start, "start")
     if rows is not None and array.shape[0] != rows:
         raise ValueError(f"start must have {rows} rows, the target's first and then one for each anchor")
     if array.shape[0] < 2:
         raise ValueError(f"start has {array.shape[0]} row(s); it needs at least 2")
     centred: Floats = array - array.mean(axis=0)
     largest = float(np.max(np.abs(centred)))
-    if largest and not 1e-60 < largest < 1e60:  # its squares would lose digits, and the bound with them
+    if largest and not 1e-60 < largest < 1e60:  # squares would lose digits
         raise ValueError("start must have entries between 1e-60 and 1e60 in size: the query is linear in it, rescale")
     return centred
 
 
 def check_result(bound: float) -> float:
-    """Return a bound, or raise where the parameters drove it out of range: no bound is better than a wrong one."""
+    """Return a bound, or raise if it overflowed."""
     if not np.isfinite(bound):
-        raise ValueError("the bound leaves all range: use a larger bandwidth, or a smaller label_weight")
+        raise ValueError("the bound overflows: use a larger bandwidth, or a smaller label_weight")
     return float(bound)
 
 
@@ -83,7 +70,7 @@ def combine_norms(parts: Floats, norm: Norm) -> float:
 
 
 def visit_distances(rows: Floats, norm: Norm, use: Callable[[slice, Floats], None]) -> None:
-    """Hand the matrix of distances between `rows` to `use`, a block of its rows at a time."""
+    """Call `use` with the matrix of distances between `rows`, a block of its rows at a time."""
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, min(start + _BLOCK, len(rows)))
         use(block, cdist(rows[block], rows, _METRIC[norm]))
@@ -97,13 +84,13 @@ def compute_diameter(rows: Floats, norm: Norm) -> float:
 
 
 def sign_patterns(columns: int) -> Floats:
-    """Return all vectors of signs whose first is plus: ``|y|_1`` is the largest ``|e.y|`` over them."""
+    """Return all sign vectors that start with plus: ``|y|_1`` is the largest ``|e.y|`` over them."""
     patterns = np.arange(2 ** (columns - 1))[:, None] >> np.arange(columns)[None, :] & 1
     return np.asarray(1 - 2 * patterns[:, ::-1], dtype=np.float64)
 
 
 def label_floor(n_classes: int, encoding: Encoding, label_bandwidth: float, may_be_unlabelled: bool = False) -> float:
-    """Return b, the least weight that two labels can have."""
+    """Return b, the least weight of two labels."""
     if may_be_unlabelled:
         return 0.0
     if n_classes == 1:
@@ -112,20 +99,20 @@ def label_floor(n_classes: int, encoding: Encoding, label_bandwidth: float, may_
     return math.exp(-squared / (2 * label_bandwidth**2))
 
 
-_SHARP = 50.0  # beyond this u Theorem A' is far above A, and its exponentials would leave the range of doubles
+_SHARP = 50.0  # beyond this u Theorem A' is far above A, and its exponentials overflow
 _ROUNDING = 64 * np.finfo(float).eps  # of a weight, and of sums of weights; generous
 
 
 @dataclass(frozen=True)
 class AnchorFigures:
-    """What the bounds need of the anchors; everything here is public."""
+    """Public quantities of the anchors."""
 
     anchors: Floats  # unit rows
     start: Floats  # row 0 is the target's
     bandwidth: float
     norm: Norm
-    degree: Floats  # d_i, the weights between anchor i and the other anchors
-    lever: Floats  # ``|A_i - d_i q_0|``: how far the target's weight can turn row i
+    degree: Floats  # d_i, the sum of the weights of anchor i to other anchors
+    lever: Floats  # ``|A_i - d_i q_0|``: the effect of the target's weight on row i
     label_pull: Floats  # ``alpha |sum_j v_ij (q_i - q_j)|``: the label part, before the division by the degree
     form: Floats  # ``Q_c' K Q_c`` of Theorem A'
 
@@ -151,43 +138,41 @@ def collect_figures(
     label_bandwidth: float,
     norm: Norm,
 ) -> AnchorFigures:
-    """Collect the public quantities in one pass over the weights between the anchors."""
-    target, others = start[0], start[1:]
+    """Compute the public quantities in one pass over the weights between the anchors."""
+    target, anchor_start = start[0], start[1:]
     columns = start.shape[1]
-    pull = np.zeros_like(others)
+    pull = np.zeros_like(anchor_start)
     if labels is not None and label_weight > 0:
-        pull = label_weight * label_graph(labels, label_bandwidth, label_encoding).laplacian_matmul(others)
-    if len(anchors) == 1:  # its only neighbour is the target: it moves half-way to it, whatever the weight
-        nothing = np.zeros(1)
-        return AnchorFigures(
-            anchors, start, bandwidth, norm, np.ones(1), nothing, nothing, np.zeros((columns, columns))
-        )
-    scaled, scale = _scale_start(anchors, others, bandwidth)
+        pull = label_weight * label_graph(labels, label_bandwidth, label_encoding).laplacian_matmul(anchor_start)
+    if len(anchors) == 1:  # it moves half-way to its only neighbour, the target, for any weight
+        zero = np.zeros(1)
+        return AnchorFigures(anchors, start, bandwidth, norm, np.ones(1), zero, zero, np.zeros((columns, columns)))
+    scaled, scale = _scale_start(anchors, anchor_start, bandwidth)
     # Relative to q_0, so that A_i - d_i q_0 is one sum.
-    sides = np.column_stack([np.ones(len(anchors)), others - target, scaled])
+    sides = np.column_stack([np.ones(len(anchors)), anchor_start - target, scaled])
     product = gaussian_graph(anchors, bandwidth, method="exact").matmul(sides)
     degree = product[:, 0]
     lever = product[:, 1 : 1 + columns] + pull
     form = scale * (scaled.T @ (product[:, 1 + columns :] + scaled))
-    # K has entries near 0, but what was summed are entries near 1: their rounding is added.
+    # K has entries near 0, but the sum has entries near 1: add their rounding.
     form += np.eye(columns) * scale * _ROUNDING * float(np.sum(np.linalg.norm(scaled, axis=1))) ** 2
     return AnchorFigures(
         anchors, start, bandwidth, norm, degree, compute_row_norms(lever, norm), compute_row_norms(pull, norm), form
     )
 
 
-def _scale_start(anchors: Floats, others: Floats, bandwidth: float) -> tuple[Floats, float]:
+def _scale_start(anchors: Floats, start: Floats, bandwidth: float) -> tuple[Floats, float]:
     """Return H and c such that ``Q_c' K Q_c = c H' (W + I) H``.
 
     K + 1 is ``e^(u x_ci.x_cj) = e^u w_ij h_i h_j`` with ``h_i = e^(u (|x_mean|^2 / 2 - x_i.x_mean))``, and the
-    columns of Q_c sum to zero, so the 1 plays no part: the graph's own weights do.
+    columns of Q_c sum to zero, so the 1 has no effect and the weights of the graph suffice.
     """
     u = bandwidth**-2
     if u > _SHARP:
-        return np.zeros_like(others), 0.0
+        return np.zeros_like(start), 0.0
     mean = anchors.mean(axis=0)
     exponents = u * (mean @ mean / 2 - anchors @ mean)
-    return np.exp(exponents)[:, None] * (others - others.mean(axis=0)), float(np.exp(u))
+    return np.exp(exponents)[:, None] * (start - start.mean(axis=0)), float(np.exp(u))
 
 
 def bound_target_a(public: AnchorFigures) -> float:
@@ -215,7 +200,7 @@ def bound_form(form: Floats, norm: Norm) -> float:
 
 
 def bound_anchors_a(public: AnchorFigures) -> float:
-    """Theorem A for the anchors' rows: each weight of the target ranges over [a, 1] by itself."""
+    """Theorem A for the anchors' rows: each weight of the target ranges over [a, 1] independently."""
     change = (1 - public.least) / ((public.degree + public.least) * (public.degree + 1))
     return combine_norms(public.lever * change / 2, public.norm)
 
@@ -231,23 +216,23 @@ def bound_anchors_a_prime(public: AnchorFigures) -> float:
 
 
 def bound_target_error(public: AnchorFigures, error_bound: float) -> float:
-    """Bound how far the operator's error moves the target's row (Theorem E)."""
+    """Bound the effect of the operator's error on the target's row (Theorem E)."""
     return error_bound / (1 - error_bound) * compute_diameter(public.start[1:], public.norm) / 4
 
 
 def bound_anchors_error(public: AnchorFigures, error_bound: float) -> float:
-    """Bound how far the operator's error moves the anchors' rows (Theorem E)."""
+    """Bound the effect of the operator's error on the anchors' rows (Theorem E)."""
     moved = compute_diameter(public.start, public.norm) / 4 + public.label_pull / (2 * (public.degree + public.least))
     return error_bound / (1 - error_bound) * combine_norms(moved, public.norm)
 
 
 _DIRECTIONS = 128  # half a turn in this many steps costs a factor of 1 / cos(0.7 degrees) = 1.00008
-_ROUNDS = 60  # Newton's steps; 4 to 8 are needed, and what an early stop would lose is added
+_ROUNDS = 60  # Newton's steps; 4 to 8 are needed, and the error of an early stop is added
 
 
 @dataclass(frozen=True)
 class Box:
-    """All that is known of the weights: ``w`` in [a, 1] and ``v`` in [b, 1]."""
+    """The ranges of the weights: ``w`` in [a, 1] and ``v`` in [b, 1]."""
 
     least: float  # a
     label_least: float  # b
@@ -261,14 +246,14 @@ class Box:
 
     @property
     def pull_range(self) -> float:
-        """The range of (n-1) v_j / D for one j: ``1/a - b``, or ``1/a - 1`` where v stays."""
+        """The range of (n-1) v_j / D for one j: ``1/a - b``, or ``1/a - 1`` if v is fixed."""
         return 1 / self.least - (self.label_least if self.private_labels else 1.0)
 
     def edge_range(self, degree: float) -> float:
         """Return the range of ``(alpha v - w) / (degree + w)``, at the corners of the box."""
         high = (self.label_weight - self.least) / (degree + self.least)
-        other = self.label_least if self.private_labels else 1.0
-        return high - (self.label_weight * other - 1) / (degree + 1)
+        label_low = self.label_least if self.private_labels else 1.0
+        return high - (self.label_weight * label_low - 1) / (degree + 1)
 
     def largest_edge_range(self, n: int) -> float:
         """Return the largest :meth:`edge_range` over the degrees from (n-2) a to n-2."""
@@ -290,52 +275,52 @@ class Box:
 def bound_by_theorem_b(start: Floats, box: Box, bandwidth: float, norm: Norm) -> float:
     """Theorem B: ``sqrt((n-1) row^2 + own^2)``, or their sum for L1."""
     n = len(start)
-    reach = compute_diameter(start, norm)
-    row = reach / 2 * (box.swing * (n - 2) * box.shift_range(n) + box.edge_range((n - 2) * box.least))
-    own = reach / 2 * (float(np.tanh(bandwidth**-2)) + box.label_weight * box.pull_range)
-    return float((n - 1) * row + own if norm == "l1" else np.hypot(np.sqrt(n - 1) * row, own))
+    diameter = compute_diameter(start, norm)
+    row = diameter / 2 * (box.swing * (n - 2) * box.shift_range(n) + box.edge_range((n - 2) * box.least))
+    replaced = diameter / 2 * (float(np.tanh(bandwidth**-2)) + box.label_weight * box.pull_range)
+    return float((n - 1) * row + replaced if norm == "l1" else np.hypot(np.sqrt(n - 1) * row, replaced))
 
 
 def bound_by_theorem_b_prime(start: Floats, box: Box, bandwidth: float, norm: Norm) -> float:
-    """Theorem B': the own row by fractional programmes, other rows by their own distances."""
+    """Theorem B': the replaced row by fractional programmes, other rows by their distances."""
     n = len(start)
-    own, spread = _bound_reaches(start, box, bandwidth, norm)
+    replaced, spread = _bound_reaches(start, box, bandwidth, norm)
     shift = np.zeros(n) if n == 2 else box.swing * box.shift_range(n) * spread / 2
     edge = box.largest_edge_range(n) / 2
     largest = 0.0
 
-    def one_block(records: slice, apart: Floats) -> None:
+    def visit(records: slice, distances: Floats) -> None:
         nonlocal largest
-        moved = shift[None, :] + edge * apart
-        moved[np.arange(len(apart)), np.arange(n)[records]] = own[records]
+        moved = shift[None, :] + edge * distances
+        moved[np.arange(len(distances)), np.arange(n)[records]] = replaced[records]
         largest = max(largest, float(np.max(compute_row_norms(moved, norm))))
 
-    visit_distances(start, norm, one_block)
+    visit_distances(start, norm, visit)
     return largest
 
 
 def compute_mean_distances(start: Floats, norm: Norm) -> Floats:
-    """Return the mean distance of each row to all others."""
+    """Return the mean distance of each row to all other rows."""
     means = np.empty(len(start))
 
-    def one_block(records: slice, apart: Floats) -> None:
-        means[records] = apart.sum(axis=1) / (len(start) - 1)
+    def visit(records: slice, distances: Floats) -> None:
+        means[records] = distances.sum(axis=1) / (len(start) - 1)
 
-    visit_distances(start, norm, one_block)
+    visit_distances(start, norm, visit)
     return means
 
 
 def bound_replace_error(start: Floats, box: Box, error_bound: float, norm: Norm) -> float:
-    """Bound how far the operator's error moves all rows (Theorem E)."""
+    """Bound the effect of the operator's error on all rows (Theorem E)."""
     moved = compute_diameter(start, norm) / 4 + box.label_weight * compute_mean_distances(start, norm) / (2 * box.least)
     return error_bound / (1 - error_bound) * combine_norms(moved, norm)
 
 
 def _bound_reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tuple[Floats, Floats]:
-    """Bound, for each record, how far its own row moves, and ``max_e sum_j |e.(q_i - q_j)|``.
+    """Bound, for each record, the change of its row, and ``max_e sum_j |e.(q_i - q_j)|``.
 
-    L1 up to 10 columns, and L2 up to 2: the largest over directions. L2 beyond: second moments, in
-    closed form. L1 beyond: the sum over columns, or sqrt(k) times that.
+    L1 up to 10 columns and L2 up to 2 columns: the maximum over directions. L2 beyond: second moments, in closed form.
+    L1 beyond: the sum over columns, or sqrt(k) times the L2 bound.
     """
     columns = start.shape[1]
     if norm == "l2" and columns > 2:
@@ -350,15 +335,15 @@ def _bound_reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tup
         directions, cover = sign_patterns(columns), 1.0
     else:
         along = [_measure_along(start[:, column], box) for column in range(columns)]
-        own, spread = (np.sum(parts, axis=0) for parts in zip(*along, strict=True))
-        own_l2, spread_l2 = _bound_reaches_by_moments(start, box, bandwidth)
+        width, spread = (np.sum(parts, axis=0) for parts in zip(*along, strict=True))
+        width_l2, spread_l2 = _bound_reaches_by_moments(start, box, bandwidth)
         root = np.sqrt(columns)
-        return np.minimum(own, root * own_l2), np.minimum(spread, root * spread_l2)
-    own, spread = np.zeros(len(start)), np.zeros(len(start))
+        return np.minimum(width, root * width_l2), np.minimum(spread, root * spread_l2)
+    width, spread = np.zeros(len(start)), np.zeros(len(start))
     for direction in directions:
-        own_along, spread_along = _measure_along(start @ direction, box)
-        own, spread = np.maximum(own, own_along), np.maximum(spread, spread_along)
-    return cover * own, cover * spread
+        width_along, spread_along = _measure_along(start @ direction, box)
+        width, spread = np.maximum(width, width_along), np.maximum(spread, spread_along)
+    return cover * width, cover * spread
 
 
 def _bound_reaches_by_moments(start: Floats, box: Box, bandwidth: float) -> tuple[Floats, Floats]:
@@ -374,23 +359,23 @@ def _bound_reaches_by_moments(start: Floats, box: Box, bandwidth: float) -> tupl
 
 
 def _measure_along(projected: Floats, box: Box) -> tuple[Floats, Floats]:
-    """Return, for each record, the width of its own row along one direction, and its spread."""
+    """Return, for each record, the width of its row's range along one direction, and its spread."""
     order = np.argsort(projected, kind="stable")
     up = projected[order]
     above, below = _sum_sides(up)
     most = box.label_weight * (above + box.label_least * below)
     least = box.label_weight * (box.label_least * above + below)
 
-    def width(pull: Floats, pull_other: Floats) -> Floats:
-        return _maximise_ratio(up, pull, box) + _maximise_ratio(-up[::-1], -pull_other[::-1], box)[::-1]
+    def compute_width(pull_up: Floats, pull_down: Floats) -> Floats:
+        return _maximise_ratio(up, pull_up, box) + _maximise_ratio(-up[::-1], -pull_down[::-1], box)[::-1]
 
-    own, spread = np.empty(len(up)), np.empty(len(up))
-    # Labels that stay are worst where they pull the most or the least, by which degree is the larger.
-    own[order] = (
-        width(most, least) / 2 if box.private_labels else np.maximum(width(most, most), width(least, least)) / 2
-    )
+    width, spread = np.empty(len(up)), np.empty(len(up))
+    if box.private_labels:
+        width[order] = compute_width(most, least) / 2
+    else:  # fixed labels are worst at their largest or least pull, depending on the degrees
+        width[order] = np.maximum(compute_width(most, most), compute_width(least, least)) / 2
     spread[order] = above - below
-    return own, spread
+    return width, spread
 
 
 def _sum_sides(y: Floats) -> tuple[Floats, Floats]:
@@ -406,20 +391,20 @@ def _maximise_ratio(y: Floats, pull: Floats, box: Box) -> Floats:
 
     The root tau of ``phi(tau) = max_w [pull_r - sum_j w_j (A_j + tau)]``, which is convex and falls. The best w_j is a
     where A_j > -tau and 1 elsewhere: a cut of the sorted y, so prefix sums evaluate phi for all r at once. Newton's
-    steps end at the root or just below it: what is left of phi, divided by its least slope (n-1) a, is added.
+    steps end at the root or just below it: the rest of phi, divided by its least slope (n-1) a, is added.
     """
     n = len(y)
     rank = np.arange(n)
     before = np.concatenate([[0.0], np.cumsum(y)])
-    everything = n * y - before[-1]
+    total = n * y - before[-1]
 
     def best(tau: Floats) -> tuple[Floats, Floats]:
-        """Return numerator and denominator of the weights that are best at `tau`."""
+        """Return numerator and denominator for the best weights at `tau`."""
         cut = np.searchsorted(y, y + tau, side="left")
         near = cut * y - before[cut]
-        own = rank < cut  # a record has no edge to itself
-        value = pull - (box.least * near + (everything - near))
-        degree = box.least * (cut - own) + (n - cut - ~own)
+        itself = rank < cut  # a record has no edge to itself
+        value = pull - (box.least * near + (total - near))
+        degree = box.least * (cut - itself) + (n - cut - ~itself)
         return np.asarray(value, dtype=np.float64), np.asarray(degree, dtype=np.float64)
 
     value, degree = best(np.zeros(n))
@@ -430,5 +415,5 @@ def _maximise_ratio(y: Floats, pull: Floats, box: Box) -> Floats:
             break
         tau = np.maximum(value / degree, tau)
     value, degree = best(tau)
-    missing = np.maximum(value - tau * degree, 0) / ((n - 1) * box.least)
-    return np.asarray(tau + missing, dtype=np.float64)
+    remainder = np.maximum(value - tau * degree, 0) / ((n - 1) * box.least)
+    return np.asarray(tau + remainder, dtype=np.float64)
