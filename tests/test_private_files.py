@@ -81,7 +81,7 @@ def test_parents_are_made_by_one_function() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("mkdir", "makedirs")
     ]
-    assert sorted(calls) == ["cli/_shared.py", "storage.py"]
+    assert sorted(calls) == ["cli/_output.py", "storage.py"]
 
 
 def test_a_log_is_made_for_its_owner_alone(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 import nearveil.audit
 from nearveil.audit import Check, audit
 from nearveil.audit.registry import AuditEntry
-from nearveil.cli import _study
+from nearveil.cli import _audit
 from nearveil.cli import app as whole
 from tests.audit.mechanisms import coin, repeatable
 
 app = typer.Typer()
-app.command()(_study.audit)
+app.command()(_audit.audit)
 runner = CliRunner()
 
 

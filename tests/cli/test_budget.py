@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from nearveil.cli import app
 from nearveil.cli._budget import Bar
-from nearveil.cli._shared import place_ledger
+from nearveil.cli._options import LedgerOptions
 from nearveil.ledger import Ledger
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import analytic_gaussian_scale
@@ -73,7 +73,7 @@ def test_create_opens_the_three_kinds(here: Path) -> None:
     fine("create", "sums", "--owner", "me", "--epsilon", "2", "--delta", "0", "--unit", "person")
     shared = ("--protects", "database", "--relation", "add-remove")
     fine("create", "plan", "100x0.1", "2x0.5", "--owner", "the archive", "--epsilon", "9", *shared)
-    with Ledger(place_ledger(None)) as ledger:
+    with Ledger(LedgerOptions().location) as ledger:
         kinds = {account.name: (account.kind, account.epsilon, account.delta) for account in ledger.accounts()}
         assert kinds == {"free": ("filter", 2.0, 1e-5), "sums": ("pure", 2.0, 0.0), "plan": ("plan", 9.0, 1e-5)}
         plan = ledger.account("plan")
@@ -93,7 +93,7 @@ def test_create_opens_the_three_kinds(here: Path) -> None:
 def test_a_plan_and_its_preview_mean_the_same_events(here: Path, mechanism: str, event: Any) -> None:
     words = ("10x0.1", "--mechanism", mechanism)
     fine("create", "plan", *words, "--owner", "me", "--epsilon", "3", "--delta", "1e-6")
-    with Ledger(place_ledger(None)) as ledger:
+    with Ledger(LedgerOptions().location) as ledger:
         assert ledger.account("plan").balance().remaining == ((event, 10),)
     assert answer("preview", "plan", *words)["total"] <= 3
     assert run("preview", "plan", "11x0.1", "--mechanism", mechanism).exit_code == 1
@@ -181,9 +181,9 @@ def test_history_tells_the_length_of_a_message_and_nothing_more(camera: Path) ->
     assert "3 x PureDp(0.25)" in text
     assert max(map(len, text.splitlines())) <= 80
     short = fine("history", "--last", "2")
-    assert "3 before these" in short
+    assert "3 earlier entries" in short
     assert "opened" not in short
-    assert "before these" not in fine("history", "--last", "0")
+    assert "earlier entries" not in fine("history", "--last", "0")
     assert len(answer("history", "--last", "0")) == 5
 
 
@@ -213,7 +213,7 @@ def test_export_writes_every_entry_to_a_new_private_file(camera: Path, here: Pat
     before = (here / "out.json").read_text()
     again = run("export", "out.json")
     assert again.exit_code == 1
-    assert "exists; nothing is overwritten" in again.output
+    assert "exists and is not overwritten" in again.output
     assert (here / "out.json").read_text() == before
     assert run("export", "out.txt").exit_code == 2
     assert run("export", "nowhere/out.csv").exit_code == 1
@@ -293,7 +293,7 @@ def test_looking_leaves_the_file_of_another_program_as_it_is(
 def test_looking_for_a_ledger_makes_none(words: tuple[str, ...], here: Path) -> None:
     result = run(*words)
     assert result.exit_code == 1
-    assert "there is no ledger at" in result.output
+    assert "No ledger at" in result.output
     assert "Traceback" not in result.output
     assert list(here.iterdir()) == []
 
@@ -314,7 +314,7 @@ def test_the_default_is_where_queries_pay(here: Path) -> None:
     fine("create", "holiday", "--owner", "me", "--epsilon", "1")
     place = here / "data" / "nearveil" / "ledger.db"
     assert place.parent.stat().st_mode & 0o777 == 0o700
-    assert place_ledger(None) == str(place)
+    assert LedgerOptions().location == str(place)
     assert [account["account"] for account in answer("show", "--ledger", str(place))] == ["holiday"]
     assert [path.name for path in here.iterdir()] == ["data"]
 
@@ -322,7 +322,7 @@ def test_the_default_is_where_queries_pay(here: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "why"),
     [
-        (("show", "nobody"), 1, "no account 'nobody'"),
+        (("show", "nobody"), 1, "No account 'nobody'"),
         (("show", "--ledger", "mysql://x/y"), 1, "SQLite file or a PostgreSQL database"),
         (("show", "--ledger", "text.db"), 1, "not a SQLite database"),
         (("preview", "camera", "five"), 2, "500x0.5"),
@@ -339,7 +339,7 @@ def test_the_default_is_where_queries_pay(here: Path) -> None:
         (("quota", "camera", "bob"), 1, "must have an epsilon"),
         (("quota", "camera", "ann", "--epsilon", "3"), 1, "quotas do not change"),
         (("verify", "--receipt", "nonsense"), 1, "SEQUENCE:HASH:ACCOUNT"),
-        (("verify", "nobody"), 1, "no account"),
+        (("verify", "nobody"), 1, "No account"),
         (("history", "--last", "-1"), 2, "--last"),
     ],
 )
@@ -369,7 +369,7 @@ def test_a_mistake_is_told_in_words(words: tuple[str, ...], code: int, why: str,
 def test_nothing_is_made_for_a_misspelt_ledger_or_a_bad_epsilon(words: tuple[str, ...], here: Path) -> None:
     result = run(*words, "--ledger", "misspelt.db")
     assert result.exit_code in (1, 2)
-    assert "must be above 0 and at most 500" in result.output or "`nearveil budget create` makes one" in " ".join(
+    assert "must be above 0 and at most 500" in result.output or "Create one with `nearveil budget create`" in " ".join(
         result.output.split()
     )
     assert not list(here.rglob("*"))
@@ -393,7 +393,7 @@ def test_examples_are_in_the_help() -> None:
 
 
 def test_a_database_that_is_not_there_is_said_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nearveil.cli._budget.PATIENCE", 0.3)  # seconds that it is tried for
+    monkeypatch.setattr("nearveil.cli._options.DATABASE_TIMEOUT", 0.3)  # seconds that it is tried for
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]  # nobody listens there afterwards
     found = CliRunner().invoke(app, ["budget", "show", "--ledger", f"postgresql://me@127.0.0.1:{port}/{tmp_path.name}"])

@@ -242,7 +242,7 @@ def test_a_gallery_too_small_for_messages_is_told_what_to_do(here: Path) -> None
     said = " ".join(fine("index", here / "few", *HOG, "--into", here / "small").split())
     assert "Warning: an answer holds 1 of 12 items" in said
     assert "`nearveil query IMAGE --epsilon 0`" in said
-    assert "--candidates 0.67 for 8 matches" in said
+    assert "For 8 matches by message, use --candidates 0.67" in said
     gallery(here / "more", 40)
     assert "Warning" not in fine("index", here / "more", *HOG, "--into", here / "large", "--candidates", 0.2)
 

@@ -133,7 +133,7 @@ def test_an_account_pays_once(private: Path, public: Path, account: Callable[[],
         (("--classes", "a,a,b"), "each once"),
         (("--classes", "a"), "at least two"),
         (("--features", "hog"), "needs images"),
-        (("--account", "nobody"), "no account"),
+        (("--account", "nobody"), "No account"),
         (("--unit", "person with all images"), "guarantee is about the unit 'person with all images'"),
     ],
 )
@@ -154,7 +154,7 @@ def test_too_little_budget_leaves_no_file(private: Path, public: Path, account: 
 
 def test_a_ledger_without_an_account_is_a_mistake(private: Path, public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--account" in refused(private, public, *ONE, "--ledger", "budget.db")
-    assert "no ledger" in refused(private, public, *ONE, "--account", "archive")
+    assert "No ledger" in refused(private, public, *ONE, "--account", "archive")
     monkeypatch.setenv("NEARVEIL_LEDGER", "budget.db")
     assert "--account" in refused(private, public, *ONE)
 
@@ -195,7 +195,7 @@ def test_labels_that_cannot_be_written_are_printed(
     assert result.exit_code == 1
     assert result.stdout == f"row,label\n0,{RARE}\n1,plain\n2,{RARE}\n"
     assert "No space left on device" in result.stderr
-    assert "keep them" in result.stderr
+    assert "save them" in result.stderr
     found = json.loads(run(private, public, *ONE, "--json").stdout)
     assert found["out"] is None
     assert found["labels"] == {"0": RARE, "1": "plain", "2": RARE}

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import nearveil.mechanisms
-from nearveil.cli._budget import mechanisms
+from nearveil.cli._plan import mechanisms
 from nearveil.mechanisms import Release, catalog
 
 app = typer.Typer()
@@ -119,7 +119,7 @@ def test_the_table_says_why_a_promise_does_not_hold(rows: dict[str, Any], monkey
     done = runner.invoke(app, [], env={"COLUMNS": "220"})
     assert done.exit_code == 0
     text = " ".join(done.output.split())
-    assert "what it protects" in text
+    assert "protects" in text
     assert "not the query" in text
     assert "random-projection (as published): its noise is for a change of one attribute" in text
 

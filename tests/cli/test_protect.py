@@ -154,7 +154,7 @@ def test_what_is_wrong_is_said_in_options(served: Served, tmp_path: Path) -> Non
 def test_what_to_expect_is_told_before_anything_is_paid(indexed: Path, tmp_path: Path) -> None:
     path = config(indexed, ledger=str(tmp_path / "other.db"), account="other")
     text = " ".join(fine("protect", "--config", path).split())
-    assert "For you alone" in text
+    assert "For you only" in text
     number = r"[01]\.\d\d"
     expected = rf"Expected accuracy: {number}, and between {number} and {number} in 8 of 10 draws of the noise; "
     assert re.search(rf"{expected}without noise {number}; by guessing 0\.50", text)
@@ -164,9 +164,7 @@ def test_what_to_expect_is_told_before_anything_is_paid(indexed: Path, tmp_path:
     assert "20" in text
     with Ledger(tmp_path / "other.db") as ledger:
         assert ledger.accounts() == []
-    assert "must be that of a protected gallery in the file; there are: colours" in refused(
-        "protect", "birds", "--config", path
-    )
+    assert "NAME: must be a protected gallery of the file: colours" in refused("protect", "birds", "--config", path)
     path = config(indexed, ledger=str(tmp_path / "other.db"), account="other", epsilon=2.5)
     text = " ".join(fine("protect", "--config", path).split())
     assert "2 of 2 classes have fewer than five times as many records as there is noise on their count" in text
@@ -178,7 +176,7 @@ def test_noise_alone_is_refused_unless_allowed(tmp_path: Path) -> None:
     fine("index", tmp_path / "records", "--into", tmp_path / "private", "--extractor", "hog", "--private")
     fine("index", tmp_path / "shown", "--into", tmp_path / "public", "--extractor", "hog", "--candidates", 0.2)
     path = config(tmp_path, epsilon=0.001, publications=1)
-    assert "This would be noise alone" in " ".join(fine("protect", "--config", path).split())
+    assert "The model would be pure noise" in " ".join(fine("protect", "--config", path).split())
     assert "noise alone" in refused("protect", "--config", path, "--publish")
     assert "has no model yet" in refused("serve", "--config", path)
     assert "Published: model 1" in fine("protect", "--config", path, "--publish", "--allow-noise")

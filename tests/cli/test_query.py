@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("PIL")
 pytest.importorskip("skimage")
 
-from nearveil.cli import _asking
+from nearveil.cli import _accounts
 from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
@@ -49,9 +49,9 @@ def left(here: Path) -> float:
     """Return what is left of the default account; all of it if it is not there."""
     place = here / "data" / "nearveil" / "ledger.db"
     if not place.exists():
-        return _asking.BUDGET
+        return _accounts.DEFAULT_EPSILON
     with Ledger(place, read_only=True) as book:
-        return next((one.balance().left for one in book.accounts()), _asking.BUDGET)
+        return next((one.balance().left for one in book.accounts()), _accounts.DEFAULT_EPSILON)
 
 
 def watched(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes, bytes], bytes] | None = None) -> list[bytes]:
@@ -144,7 +144,7 @@ def test_a_retry_with_the_key_spends_once(image: Path, here: Path, monkeypatch: 
     assert sent[1] == sent[3]
     assert (first["found"], first["paid"], first["repeated"]) == (again["found"], 1.0, False)
     assert (again["paid"], again["repeated"], again["left"]) == (0.0, True, 99.0)
-    assert "for nothing" in again["notes"][0]
+    assert "at no cost" in again["notes"][0]
     assert "used before, for something else" in refused("query", image, "--epsilon", 2, "--key", "mine")
     with Index.open(here / "data" / "nearveil" / "index") as index:
         index.delete(index.ids()[:1])
@@ -184,17 +184,17 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
     for words, said in {
         ("notes.jpg",): "not an image",
         ("cut.png",): "broken or truncated",
-        ("nowhere.png",): "image: there is no file at nowhere.png",
-        (image, "--index", "nowhere"): "`nearveil index DIR` makes one",
+        ("nowhere.png",): "IMAGE: there is no file at nowhere.png",
+        (image, "--index", "nowhere"): "Create one with `nearveil index DIR`",
         (image, "--index", "bare"): "has no map yet",
         (image, "--index", "theirs"): "not installed",
         (image, "--index", "theirs", "--extractor", "hog"): "another extractor than HOG",
         (image, "-k", "9"): "-k: at most 8",
         (image, "--epsilon", "1e-7"): "epsilon must be",
-        (image, "--sheet", "taken.png"): "--force replaces",
+        (image, "--sheet", "taken.png"): "--force to overwrite",
         (image, "--sheet", "sheet.jpg"): "must end in .png",
         (image, "--sheet", "no/where.png"): "does not exist",
-        (image, "--account", "nobody"): "there is no ledger at",
+        (image, "--account", "nobody"): "No ledger at",
     }.items():
         text = refused("query", *words)
         assert said in text, text
@@ -211,7 +211,7 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
         (("--epsilon", "nan"), "--epsilon"),
         (("--candidates", "2"), "--candidates"),
         (("--by", "pigeon"), "--by"),
-        (("--by", "sealed", "--epsilon", "4"), "by sealed nothing is told and nothing is paid: leave it out"),
+        (("--by", "sealed", "--epsilon", "4"), "--by sealed reveals nothing and costs nothing; leave it out"),
         (("--by", "message", "--epsilon", "0"), "a message needs an epsilon above 0"),
     ],
 )
@@ -238,7 +238,7 @@ def test_a_spent_budget_ends_it(image: Path, here: Path, monkeypatch: pytest.Mon
     sent = watched(monkeypatch)
     text = refused("query", image, "--epsilon", 21)
     assert "spent 80, left 20" in text
-    assert "Nothing was asked" in text
+    assert "Nothing was sent" in text
     assert sent == [PublicRequest().to_bytes()]
     assert left(here) == 20.0
 
@@ -248,7 +248,7 @@ def test_a_named_account_pays(image: Path, here: Path) -> None:
     fine("budget", "create", "holiday", "--owner", "me", "--epsilon", 5, "--delta", 0, *ledger)
     found = told("query", image, "--account", "holiday", *ledger)
     assert (found["account"], found["left"], found["opened"]) == ("holiday", 1.0, None)
-    assert "no account 'other'" in refused("query", image, "--account", "other", *ledger)
+    assert "No account 'other'" in refused("query", image, "--account", "other", *ledger)
     assert not (here / "data" / "nearveil" / "ledger.db").exists()
 
 
@@ -293,13 +293,13 @@ def test_an_index_that_has_changed_says_so(image: Path, here: Path) -> None:
 
 
 def test_two_first_queries_open_one_account(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _asking._open_first
+    first = _accounts._open_default_account
 
     def late(book: Ledger) -> Any:
         first(book)
         return first(book)
 
-    monkeypatch.setattr(_asking, "_open_first", late)
+    monkeypatch.setattr(_accounts, "_open_default_account", late)
     assert told("query", image)["left"] == 96.0
 
 
@@ -307,7 +307,7 @@ def test_a_sheet_that_cannot_be_written_is_noticed_before_paying(
     image: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != here.name)
-    assert "cannot be written; nothing was paid" in refused("query", image, "--sheet", "sheet.png")
+    assert "is not writable; nothing was paid" in refused("query", image, "--sheet", "sheet.png")
     assert not (here / "data" / "nearveil" / "ledger.db").exists()
 
 
@@ -333,4 +333,4 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     assert sealed["found"][0]["id"] == home["found"][0]["id"]
     assert 8 <= sealed["candidates"] <= COUNT  # items, and not slots
     assert (sealed["epsilon"], sealed["paid"], sealed["account"]) == (0.0, 0.0, None)
-    assert left(here) == _asking.BUDGET
+    assert left(here) == _accounts.DEFAULT_EPSILON

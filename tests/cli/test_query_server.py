@@ -100,9 +100,9 @@ def test_a_server_is_asked_with_the_same_words(image: Path, served: Served, word
 
 
 def test_a_token_that_others_may_read_is_reported(image: Path, words: tuple[Any, ...], here: Path) -> None:
-    assert "may read the token" not in fine("query", image, *words)
+    assert "can read the token" not in fine("query", image, *words)
     (here / "token.txt").chmod(0o644)
-    assert "others on this machine may read the token" in fine("query", image, *words)
+    assert "other users can read the token" in fine("query", image, *words)
 
 
 def test_a_question_goes_out_when_public_sizes_say_so(image: Path, words: tuple[Any, ...], watched: Watched) -> None:
@@ -125,7 +125,7 @@ def test_the_token_may_come_from_the_environment(
     asked = ("query", image, "--server", served.url, "--gallery", "photos", "--key", "mine")
     text = fine(*asked, "--sheet", "found.png")
     saw = told(*asked)["server_saw"]
-    assert f"The other side saw: set {saw['set']} of {saw['of']}" in text  # one count for people and for programs
+    assert f"The server saw: set {saw['set']} of {saw['of']}" in text  # one count for people and for programs
     assert 1 <= saw["set"] <= saw["of"]
     assert (here / "found.png").exists()
     assert served.token not in text + fine("query", "--help")
@@ -151,10 +151,10 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
         (*words, "--extractor", "nothing"): "--extractor must be one of",
         (*words, "--ca", "nowhere.pem"): "--ca: the file of certificates must be there",
         (*words, "--certificate", "nowhere.pem"): "--certificate: the files of certificate and key must be there",
-        (*words, "--certificate-key", "nowhere.pem"): "--certificate-key: it goes with --certificate",
+        (*words, "--certificate-key", "nowhere.pem"): "--certificate-key: requires --certificate",
         ("--server", "http://birds.example", "--token", "x"): "all on the way, unless --insecure allows it",
-        ("--server", "birds.example", "--token", "x"): "--server: it must look like https://host:8321",
-        ("--gallery", "birds"): "--gallery: an index here has one gallery",
+        ("--server", "birds.example", "--token", "x"): "--server: must be a URL such as https://host:8321",
+        ("--gallery", "birds"): "--gallery: a local index has one gallery",
     }.items():
         text = refused("query", image, *more)
         assert said in text, text
@@ -183,7 +183,7 @@ def test_what_was_paid_for_can_be_asked_again(
         patch.setattr(OpenGallery, "query", gone)
         text = refused("query", image, *words)
     assert "the gallery cannot be read now" in text
-    key = text.split("It is paid for: --key ")[1].split()[0]
+    key = text.split("with --key ")[1].split()[0]
     found = told("query", image, *words, "--key", key)
     assert (found["paid"], found["repeated"]) == (0.0, True)
     assert debits(here) == 1
@@ -217,7 +217,7 @@ def test_a_key_of_another_map_is_of_no_use(image: Path, served: Served, here: Pa
 def test_a_key_that_paid_for_something_else_is_told_in_words(image: Path, served: Served, here: Path) -> None:
     fine("query", image, "--index", served.folder / "index", "--key", "mine")
     text = refused("query", image, "--index", served.folder / "index", "--key", "mine", "--epsilon", 1)
-    assert "key was used before, for something else: take another, or leave it out" in text
+    assert "--key was used before, for something else: use another key, or leave out --key" in text
 
 
 def test_one_ledger_for_queries_and_budgets(image: Path, served: Served, here: Path) -> None:
@@ -242,7 +242,7 @@ def test_who_interrupts_is_told_the_key(
     monkeypatch.setattr(Client, "nearest", interrupted)
     result = run("query", image, *words, "--key", "mine")
     assert result.exit_code != 0
-    assert "It is paid for: --key mine asks the same again" in result.output
+    assert "The query is paid for: repeat it at no cost with --key mine" in result.output
     assert debits(here) == 1
 
 
@@ -268,7 +268,7 @@ def test_a_copy_is_fetched_by_command_and_searched_for_nothing(
     pairs = zip(far["found"], sure["found"], strict=True)
     assert all(home["similarity"] >= asked["similarity"] for home, asked in pairs)  # of all items, not of one set
     assert (far["paid"], far["account"], far["server_saw"]["set"], far["bytes_sent"]) == (0.0, None, None, 0)
-    assert "The other side saw nothing" in fine("query", image, "--epsilon", 0, *words)
+    assert "The server saw nothing" in fine("query", image, "--epsilon", 0, *words)
     assert "--sheet" in refused("query", image, "--epsilon", 0, "--sheet", "found.png", *words)
     near = told("query", image, "--epsilon", 0, "-k", 3, "--index", served.folder / "index")
     assert near["found"] == far["found"]

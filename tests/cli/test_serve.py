@@ -52,7 +52,7 @@ def test_the_name_of_a_database_holds_nothing_of_its_address(served: list[Settin
     fine("serve", url)
     assert served[0].galleries[0].name == name
     text = refused("serve", "://hunter2")
-    assert "INDEX: it must be a folder, or a URL" in text
+    assert "INDEX: must be a folder, or a URL" in text
     assert "hunter2" not in text
 
 
@@ -61,7 +61,7 @@ def test_who_has_no_token_is_told_how_to_make_one(served: list[Settings], tmp_pa
     said = run("serve", "x", "--tokens", place)
     assert said.stdout == "nearveil serves at http://127.0.0.1:8321\n"
     assert (
-        f"no token yet, and nobody can ask without: make one with `nearveil token create LABEL --tokens '{place}'`"
+        f"No token yet, so no client can connect: create one with `nearveil token create LABEL --tokens '{place}'`"
         in (said.stderr)
     )
     assert not place.parent.exists()
@@ -71,7 +71,7 @@ def test_who_has_no_token_is_told_how_to_make_one(served: list[Settings], tmp_pa
 
 def test_a_log_that_cannot_be_written_is_said_before_anything_is_served(served: list[Settings], tmp_path: Path) -> None:
     for place in (tmp_path / "nowhere" / "log", tmp_path):
-        assert f"log_file: {place} cannot be written: " in refused("serve", "x", "--log-file", place)
+        assert f"log_file: {place} is not writable: " in refused("serve", "x", "--log-file", place)
     assert served == []
     fine("serve", "x", "--log-file", tmp_path / "log")
 

@@ -27,8 +27,8 @@ def test_a_token_is_made_shown_once_and_revoked(here: Path) -> None:
         listed = fine("token", "list")
         assert token.id in listed
         assert secret not in listed
-        assert "good" in listed
-        assert "is revoked" in fine("token", "revoke", token.id)
+        assert "active" in listed
+        assert "Revoked token" in fine("token", "revoke", token.id)
         assert "revoked" in fine("token", "list")
     with TokenStore(place) as store:
         assert store.verify(secret) is None
@@ -37,7 +37,7 @@ def test_a_token_is_made_shown_once_and_revoked(here: Path) -> None:
 def test_for_programs(here: Path) -> None:
     made = told("token", "create", "prometheus", "--scope", "metrics", "--tokens", here / "t.db")
     assert made["token"].startswith(f"nv_{made['id']}_")
-    assert (made["scopes"], made["galleries"], made["expires"], made["state"]) == (["metrics"], ["*"], None, "good")
+    assert (made["scopes"], made["galleries"], made["expires"], made["state"]) == (["metrics"], ["*"], None, "active")
     (listed,) = json.loads(fine("token", "list", "--json", "--tokens", here / "t.db"))
     assert listed == {key: value for key, value in made.items() if key != "token"}
     assert told("token", "revoke", made["id"], "--tokens", here / "t.db")["state"] == "revoked"
@@ -58,7 +58,7 @@ def test_what_is_refused(here: Path) -> None:
 def test_looking_for_tokens_makes_none(here: Path) -> None:
     for words in (("list",), ("revoke", "0" * 16)):
         text = refused("token", *words)
-        assert f"there are no tokens at {here / 'data' / 'nearveil' / 'tokens.db'}: make one with" in text
+        assert f"No tokens at {here / 'data' / 'nearveil' / 'tokens.db'}: create one with" in text
         assert "`nearveil token create LABEL`" in text
     assert list(here.iterdir()) == []
     fine("token", "create", "ann")
@@ -76,7 +76,7 @@ def test_the_file_of_the_server_says_where(here: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("NEARVEIL_SERVER_TOKENS", str(here / "other.db"))  # and so does a variable
     assert [one["label"] for one in json.loads(fine("token", "list", "--json"))] == ["eve"]
     monkeypatch.delenv("NEARVEIL_SERVER_TOKENS")
-    for text, said in (("token = 'x'", "token: no such setting"), ("tokens = 3", "tokens: it must be text")):
+    for text, said in (("token = 'x'", "token: no such setting"), ("tokens = 3", "tokens: must be text")):
         config.write_text(text)
         assert said in refused("token", "list")
     assert not (here / "data").exists()
@@ -88,7 +88,7 @@ def test_a_list_fits_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> 
     made = told("token", "create", "the camera by the door", *scopes, "--gallery", "birds", "--days", 3)
     listed = fine("token", "list")
     assert max(map(len, listed.splitlines())) <= 80
-    for word in (made["id"], "camera", "originals", "birds", made["expires"][:10], "good"):
+    for word in (made["id"], "camera", "originals", "birds", made["expires"][:10], "active"):
         assert word in listed
 
 

@@ -96,7 +96,7 @@ def test_a_person_is_told_in_words(photos: Path) -> None:
     assert "Trained on 24 images of 4 classes." in text
     assert "before" in text
     assert "recall@8" in text
-    assert "Nothing protects the images" in text
+    assert "The training images are not protected" in text
 
 
 def test_nothing_is_held_out_if_so_wished(photos: Path) -> None:

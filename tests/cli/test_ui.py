@@ -22,7 +22,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 import nearveil.ui
-from nearveil.cli import _asking
+from nearveil.cli import _ui
 from nearveil.ledger import Ledger
 from nearveil.ui._app import PortError, bind_port
 from nearveil.ui.session import PageSession
@@ -139,9 +139,9 @@ def test_the_file_is_gone_when_the_page_ends_at_once(here: Path, monkeypatch: py
     monkeypatch.setattr(webbrowser, "open", lambda _: None)
     monkeypatch.setattr(threading, "Timer", Mock())  # it would end this process
     with ExitStack() as files:
-        _asking._open_browser("http://127.0.0.1:8322/?t=token", files)
+        _ui._open_browser("http://127.0.0.1:8322/?t=token", files)
         assert len(list((here / "data" / "nearveil").glob("*.html"))) == 1
-        _asking._end_soon(files)
+        _ui._exit_soon(files)
         assert list((here / "data" / "nearveil").glob("*.html")) == []
 
 
@@ -161,19 +161,19 @@ def test_an_account_of_ones_own(index: Path, desks: list[tuple[PageSession, int]
     words = ("--index", index, "--ledger", "mine.db", "--no-browser")
     assert "account trip: budget epsilon 3" in fine("ui", *words, "--account", "trip")
     assert len(desks) == 1
-    assert "there is no account 'nobody'" in refused("ui", *words, "--account", "nobody")
+    assert "No account 'nobody'" in refused("ui", *words, "--account", "nobody")
 
 
 def test_what_is_wrong_is_said_before_there_is_a_page(
     index: Path, desks: list[tuple[PageSession, int]], here: Path
 ) -> None:
     for words, said in {
-        ("--index", "nowhere"): "there is no index at",
-        ("--server", "birds.example"): "--server: it must look like https://host:8321",
+        ("--index", "nowhere"): "No index at",
+        ("--server", "birds.example"): "--server: must be a URL such as https://host:8321",
         ("--server", "http://birds.example:1", "--token", "x"): "unless --insecure allows it",
         ("--server", "https://birds.example:1"): "--token: a server needs one",
-        ("--index", str(index), "--account", "me"): "there is no ledger",
-        ("--index", str(index), "--gallery", "birds"): "--gallery: an index here has one gallery",
+        ("--index", str(index), "--account", "me"): "No ledger",
+        ("--index", str(index), "--gallery", "birds"): "--gallery: a local index has one gallery",
     }.items():
         assert said in refused("ui", *words, "--no-browser"), words
     assert run("ui", "--index", index, "--host", "0.0.0.0").exit_code == 2  # noqa: S104 - there is no such option

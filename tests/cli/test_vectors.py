@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.cli import _index
+from nearveil.cli._options import ClusterOptions
 from nearveil.cluster import Cluster
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
@@ -54,7 +54,7 @@ def test_a_file_becomes_a_gallery_with_the_users_own_ids(kind: str) -> None:
     assert "of the vectors; the others are never returned" in fine(*words)
     again = told(*words)
     assert (again["added"], again["map_learned"], again["revision"]) == (0, False, found["revision"])
-    assert "Nothing new: nothing was done." in fine(*words)
+    assert "Nothing new: the index is unchanged." in fine(*words)
 
 
 def test_rows_alone_are_called_by_their_file_and_number() -> None:
@@ -91,8 +91,8 @@ def test_what_cannot_be_indexed_is_said_and_makes_nothing() -> None:
         ((empty,), "empty.npy"),
         ((Path("none.npy"),), "none.npy"),
         (("--delete", "doc-1"), "--delete: there is no index at"),
-        ((), "give a folder of images or a file of vectors"),
-        ((write("npy"), "--private"), "they are for images"),
+        ((), "name a folder of images or a file of vectors"),
+        ((write("npy"), "--private"), "only for images"),
     ):
         assert said in refused("index", *words, "--into", "texts")
         assert not Path("texts").exists()
@@ -109,7 +109,7 @@ def test_all_that_sealed_questions_need_is_made_on_the_cluster(monkeypatch: pyte
             stages.append(stage)
             return super().map(*given, stage=stage, **options)
 
-    monkeypatch.setattr(_index, "connect_cluster", lambda _: nullcontext(Watched()))
+    monkeypatch.setattr(ClusterOptions, "connect", lambda _: nullcontext(Watched()))
     fine("index", write("npy"), "--into", "texts", "--sealed", *TERMS)
     assert {"reading", "making codes", "making hints"} <= set(stages)
 
@@ -142,7 +142,7 @@ def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:
     ):
         np.save(f"{name}.npy", row)
         assert said in refused("query", f"{name}.npy", *words[2:])
-    assert "a vector has no picture" in refused(*words, "--sheet", "found.png")
+    assert "--sheet: a vector" in refused(*words, "--sheet", "found.png")
     assert spent() == before
 
 

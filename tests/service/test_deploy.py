@@ -14,8 +14,9 @@ from typing import Annotated, Any, Literal
 
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
+from typer.main import get_group
 
-from nearveil.cli import load_command
+from nearveil.cli import _token, app
 from nearveil.server.settings import Settings
 
 ROOT = Path(__file__).parents[2]
@@ -211,10 +212,10 @@ def test_every_command_of_the_composition_is_one(monkeypatch: pytest.MonkeyPatch
         given = {"index": ["emb.parquet"], "token": ["create", "ann"]}.get(name, [])
         program, command, *rest = [one for word in words for one in (given if word == "$@" else (word,))]
         assert program == "nearveil"
-        read[name] = parse_words(load_command(command), command, rest)
+        read[name] = parse_words(get_group(app).commands[command], command, rest)
     assert read["index"]["cluster"] == "tls://scheduler:8786"
     assert read["index"]["into"] == "postgresql://nearveil@postgres/nearveil"
-    create = parse_words(load_command("token").commands["create"], "create", ["ann"])
+    create = parse_words(get_group(_token.app).commands["create"], "create", ["ann"])
     assert (create["tokens"], create["config"]) == (read["index"]["into"], None)
     settings = Settings.load(read["server-1"]["config"])
     assert [one.index for one in settings.galleries] == [read["index"]["into"]]

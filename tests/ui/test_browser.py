@@ -27,7 +27,7 @@ import uvicorn
 from playwright.sync_api import Browser, ConsoleMessage, Error, Page, Request, expect, sync_playwright
 
 from nearveil import Client
-from nearveil.cli._asking import _open_browser
+from nearveil.cli._ui import _open_browser
 from nearveil.features import HogColor, load_image
 from nearveil.features.images import thumbnail
 from nearveil.gallery import Index, Item

@@ -1,4 +1,4 @@
-"""``nearveil label`` (private records vote on the labels of a public set) and ``nearveil train``."""
+"""``nearveil label``: private records vote on the labels of a public set. ``nearveil train``: train features."""
 
 import math
 from collections.abc import Iterator
@@ -8,70 +8,61 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nearveil.cli._shared import (
-    PATIENCE,
-    Json,
-    LedgerPlace,
-    Witness,
-    fail,
-    find_account,
-    find_ledger,
-    print_json,
-    print_lines,
-    print_table,
-    report_errors,
-    show_bars,
-)
+from nearveil.cli._accounts import find_account
+from nearveil.cli._options import Force, Json, LedgerOptions, expand_options
+from nearveil.cli._output import fail, print_json, print_lines, print_table, report_errors, show_bars
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account
     from nearveil.private_knn.labelling import LabelReport
 
-_NO_ACCOUNT = "No account was charged: --account NAME keeps count of what is spent."
 _FIELDS = ("classes", "features", "out", "force", "account", "epsilon", "allow_noise", "max_answered")
-_OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS}
+_LABEL_OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS}
+_TRAIN_OPTIONS = {"folder": "DIR", "held_out": "--held-out", "dimension": "--dimension", "out": "--out"}
 
 
+@expand_options
 def label(
     private: Annotated[
-        Path, typer.Argument(metavar="PRIVATE", help=".npz, .csv, or a folder with one folder of images a class.")
+        Path, typer.Argument(metavar="PRIVATE", help=".npz, .csv, or a folder with one subfolder of images per class.")
     ],
     public: Annotated[Path, typer.Argument(metavar="PUBLIC", help=".npz, .csv, or a folder of images.")],
-    epsilon: Annotated[float, typer.Option(help="What all labels together may cost.")],
-    delta: Annotated[float, typer.Option(help="Of the guarantee.")] = 1e-5,
+    epsilon: Annotated[float, typer.Option(help="Privacy cost of all labels together.")],
+    payment: LedgerOptions,
+    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-5,
     max_answered: Annotated[
-        int | None, typer.Option(min=1, help="Label at most so many; all public rows by default.")
+        int | None, typer.Option(min=1, help="Maximum number of labels; all public rows by default.")
     ] = None,
-    neighbors: Annotated[int | None, typer.Option(min=1, help="How many private records vote.")] = None,
+    neighbors: Annotated[int | None, typer.Option(min=1, help="Number of private records that vote.")] = None,
     classes: Annotated[
         str | None,
-        typer.Option(metavar="LIST_OR_FILE", help="The classes: a,b,c, or a file with one a line; else PRIVATE tells."),
+        typer.Option(
+            metavar="LIST_OR_FILE",
+            help="The classes: a,b,c, or a file with one per line. By default they are read from PRIVATE.",
+        ),
     ] = None,
     features: Annotated[
-        Literal["auto", "hog", "none"], typer.Option(help="Of images: HOG (auto), or the pixels (none).")
+        Literal["auto", "hog", "none"], typer.Option(help="Features of images: HOG (auto), or pixels (none).")
     ] = "auto",
-    side: Annotated[int, typer.Option(min=8, max=1024, help="Images of folders become SIDE x SIDE.")] = 32,
-    out: Annotated[Path, typer.Option(help="Where the labels go.")] = Path("labels.csv"),
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
-    ledger: LedgerPlace = None,
-    account: Annotated[str | None, typer.Option(help="The account that pays.")] = None,
+    side: Annotated[int, typer.Option(min=8, max=1024, help="Resize images of folders to SIDE x SIDE.")] = 32,
+    out: Annotated[Path, typer.Option(help="Output file.")] = Path("labels.csv"),
+    force: Force = False,
+    account: Annotated[str | None, typer.Option(help="Account that pays.", rich_help_panel="Ledger")] = None,
     unit: Annotated[
         str,
         typer.Option(
-            help='What one row of PRIVATE is; the account\'s must be the same. "person with all images" only if each '
+            help='Unit of one row of PRIVATE; it must equal the account\'s. Use "person with all images" only if each '
             "person has one row."
         ),
     ] = "record",
     allow_noise: Annotated[
-        bool, typer.Option("--allow-noise", help="Ask also where noise alone is to be expected.")
+        bool, typer.Option("--allow-noise", help="Label even if the result is expected to be pure noise.")
     ] = False,
-    witness: Witness = None,
     as_json: Json = False,
 ) -> None:
     """Label a public set from a private one: the nearest private records vote, with noise.
 
-    Rows on which the votes do not agree are left without a label. Everything is read and checked first, then
-    paid, then answered.
+    Rows without a clear majority get no label. Everything is read and checked first, then paid, then answered.
 
     [bold]Examples[/bold]
 
@@ -84,11 +75,11 @@ def label(
     if not 0 < epsilon < math.inf:
         raise typer.BadParameter("must be a positive number, such as 0.5", param_hint="--epsilon")
     if not 0 < delta < 1:
-        raise typer.BadParameter("must lie between 0 and 1", param_hint="--delta")
-    with report_errors(**_OPTIONS), show_bars() as bars:
+        raise typer.BadParameter("must be between 0 and 1", param_hint="--delta")
+    with report_errors(**_LABEL_OPTIONS), show_bars() as bars:
         from nearveil.private_knn.labelling import label_file, parse_classes
 
-        with _open_payer(ledger, account, witness) as payer:
+        with _open_account(payment, account) as payer:
             report = label_file(
                 private,
                 public,
@@ -108,29 +99,29 @@ def label(
                 warn=lambda text: print_lines(text, stderr=True),
             )
     notes = [note.replace("`classes`", "--classes") for note in report.notes]
-    _show(report, notes if account else [*notes, _NO_ACCOUNT], None if report.lost else out, as_json=as_json)
+    if account is None:
+        notes.append("No account was charged; use --account NAME to record the spending.")
+    _print_labels(report, notes, None if report.lost else out, as_json=as_json)
     if report.lost:
-        fail(f"{out}: {report.lost}; the labels are paid for and stand above instead: keep them")
+        fail(f"{out}: {report.lost}; the labels are paid for and printed above instead: save them")
     if report.stopped:
         done = f"{report.stopped} after {len(report.labels)} of {len(report.names)} rows"
-        fail(f"{done}: all is paid for, and {out} holds their labels")
+        fail(f"{done}; all rows are paid for, and {out} holds the labels so far")
 
 
 @contextmanager
-def _open_payer(ledger: str | None, account: str | None, witness: Path | None) -> "Iterator[Account | None]":
-    """Yield who pays; nobody if no account is named."""
-    if account is None:
-        if ledger is not None:
-            raise ValueError("--account must name who pays, because --ledger (or NEARVEIL_LEDGER) is given")
+def _open_account(payment: LedgerOptions, account: str | None) -> "Iterator[Account | None]":
+    """Yield the account that pays, or None if none is named."""
+    if account is not None:
+        with payment.open() as ledger:
+            yield find_account(ledger, account)
+    elif payment.ledger is not None:
+        raise ValueError("--account: required with --ledger (or NEARVEIL_LEDGER)")
+    else:
         yield None
-        return
-    from nearveil.ledger import Ledger
-
-    with Ledger(find_ledger(ledger), witness=witness, timeout=PATIENCE) as book:
-        yield find_account(book, account)
 
 
-def _show(report: "LabelReport", notes: list[str], out: Path | None, *, as_json: bool) -> None:
+def _print_labels(report: "LabelReport", notes: list[str], out: Path | None, *, as_json: bool) -> None:
     guarantee, answered = report.guarantee, sum(map(bool, report.labels))
     counts = {
         "public_rows": len(report.names),
@@ -138,9 +129,9 @@ def _show(report: "LabelReport", notes: list[str], out: Path | None, *, as_json:
         "declined": len(report.labels) - answered,
     }
     if as_json:
-        stated = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "promise": str(guarantee)}
-        kept = {} if out is not None else {"labels": dict(zip(report.names, report.labels, strict=False))}
-        print_json({**counts, **stated, "out": None if out is None else str(out), "notes": notes, **kept})
+        figures = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "promise": str(guarantee)}
+        labels = {} if out is not None else {"labels": dict(zip(report.names, report.labels, strict=False))}
+        print_json({**counts, **figures, "out": None if out is None else str(out), "notes": notes, **labels})
         return
     if out is None:
         typer.echo(report.text.encode("utf-8", errors="surrogateescape"), nl=False)
@@ -153,34 +144,29 @@ def _show(report: "LabelReport", notes: list[str], out: Path | None, *, as_json:
     print_lines(guarantee, *notes)
 
 
-_TRAIN_OPTIONS = {
-    "folder": "DIR",
-    **{name: f"--{name.replace('_', '-')}" for name in ("held_out", "dimension", "out", "force")},
-}
-
-
 def train(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one folder of images a class.")],
-    out: Annotated[Path, typer.Option(help="Where the model goes, such as model.nvm.")],
-    descriptors: Annotated[str, typer.Option(help="S (mean), M (largest) and G (generalised mean), combined.")] = "SG",
-    dimension: Annotated[int, typer.Option(min=1, max=65_536, help="Of the features.")] = 512,
-    epochs: Annotated[int, typer.Option(min=1, help="How often all images are shown.")] = 20,
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one subfolder of images per class.")],
+    out: Annotated[Path, typer.Option(help="Output file of the model, such as model.nvm.")],
+    descriptors: Annotated[str, typer.Option(help="Pooling: S (mean), M (max), G (generalised mean).")] = "SG",
+    dimension: Annotated[int, typer.Option(min=1, max=65_536, help="Dimension of the features.")] = 512,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over all images.")] = 20,
     backbone: Annotated[
-        Literal["efficientnet-lite0", "mobilenet-v2"], typer.Option(help="It stays as it is.")
+        Literal["efficientnet-lite0", "mobilenet-v2"], typer.Option(help="Frozen backbone.")
     ] = "efficientnet-lite0",
     held_out: Annotated[
-        float, typer.Option(min=0, max=1, help="Part of the classes, the last by name, kept to measure; 0 for none.")
+        float, typer.Option(min=0, max=1, help="Share of the classes, last by name, held out for the test; 0 for none.")
     ] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed trains the same model.")] = 0,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if there is one.")] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed: the same seed trains the same model.")] = 0,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Train features for your own images: those of one class come close to each other.
+    """Train features for your own images, so that images of one class are close to each other.
 
-    Nothing protects the images that it learns from: the model tells of them. Use public images, or keep the model.
+    The training images are not protected: the model reveals information about them. Use public images, or don't share
+    the model.
 
-    It is measured on classes that it has not seen: how often an image of the same class is the nearest, and how often
-    one is among the 8 nearest, without the head and with it.
+    The test uses classes that the model has not seen: it prints recall@1 and recall@8 without and with the trained
+    head.
 
     [bold]Examples[/bold]
 
@@ -188,12 +174,12 @@ def train(
 
     nearveil train birds/ --out birds.nvm --descriptors SMG --dimension 768 --held-out 0
     """
-    with report_errors(**_TRAIN_OPTIONS), show_bars() as bars:
+    with report_errors(**_TRAIN_OPTIONS, force="--force"), show_bars() as bars:
         from nearveil.features.class_folders import train_on_folder
         from nearveil.private_knn.labelling import check_writable
 
         check_writable(out, force=force)
-        found = train_on_folder(
+        result = train_on_folder(
             directory,
             out,
             backbone=backbone,
@@ -204,30 +190,25 @@ def train(
             seed=seed,
             progress=bars,
         )
-    report = {
-        "trained": {"classes": found.trained[0], "images": found.trained[1]},
-        "held_out": {"classes": found.held_out[0], "images": found.held_out[1]},
-        **{f"recall@{k}": {"before": before, "after": after} for k, (before, after) in found.recalls.items()},
-        "dimension": found.model.dimension,
-        "fingerprint": found.model.fingerprint,
+    report: dict[str, Any] = {
+        "trained": {"classes": result.trained[0], "images": result.trained[1]},
+        "held_out": {"classes": result.held_out[0], "images": result.held_out[1]},
+        **{f"recall@{k}": {"before": before, "after": after} for k, (before, after) in result.recalls.items()},
+        "dimension": result.model.dimension,
+        "fingerprint": result.model.fingerprint,
         "out": str(out),
-        "skipped": [{"file": file, "reason": reason} for file, reason in found.skipped],
+        "skipped": [{"file": file, "reason": reason} for file, reason in result.skipped],
     }
     if as_json:
         print_json(report)
-    else:
-        _show_training(report)
-
-
-def _show_training(report: dict[str, Any]) -> None:
-    trained, held = report["trained"], report["held_out"]
-    print_lines(f"Trained on {trained['images']:,} images of {trained['classes']:,} classes.")
-    recalls = [(name, f"{pair['before']:.3f}", f"{pair['after']:.3f}") for name, pair in report.items() if "@" in name]
-    if recalls:
-        title = f"{held['images']:,} images of {held['classes']:,} classes that it has not seen"
-        print_table(["", "before", "after"], recalls, title=title, right=("before", "after"))
+        return
+    print_lines(f"Trained on {result.trained[1]:,} images of {result.trained[0]:,} classes.")
+    if result.recalls:
+        rows = [(f"recall@{k}", f"{before:.3f}", f"{after:.3f}") for k, (before, after) in result.recalls.items()]
+        title = f"{result.held_out[1]:,} images of {result.held_out[0]:,} classes that the model has not seen"
+        print_table(["", "before", "after"], rows, title=title, right=("before", "after"))
     print_lines(
-        *(f"skipped {one['file']}: {one['reason']}" for one in report["skipped"]),
-        f"The model: {report['out']} ({report['dimension']:,} dimensions).",
-        "Nothing protects the images that it learned from: give it away only if they are public.",
+        *(f"skipped {file}: {reason}" for file, reason in result.skipped),
+        f"Model: {out} ({result.model.dimension:,} dimensions).",
+        "The training images are not protected: share the model only if they are public.",
     )

@@ -1,4 +1,4 @@
-"""``nearveil query``, ``classify`` and ``sync``: ask an index here, or a server, privately."""
+"""``nearveil query``, ``classify`` and ``sync``: use a local index or a server, privately."""
 
 import os
 from collections.abc import Iterator
@@ -9,36 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nearveil.cli._asking import (
-    AccountName,
-    LazyAccount,
-    describe_opening,
-    describe_question_error,
-    join_certificate,
-    open_client,
-    read_token,
-)
-from nearveil.cli._shared import (
+from nearveil.cli._accounts import AccountName, LazyAccount, describe_new_account
+from nearveil.cli._options import (
     AUTO,
-    Authorities,
+    CLIENT_FIELDS,
     ExtractorName,
+    Force,
     HomeFolder,
-    IndexPlace,
-    Insecure,
+    IndexLocation,
     Json,
-    LedgerPlace,
-    OwnCertificate,
-    OwnKey,
-    TokenFile,
-    TokenText,
-    Witness,
-    clean,
-    print_json,
-    print_lines,
-    print_table,
-    report_errors,
-    show_bars,
+    LedgerOptions,
+    ServerOptions,
+    ServerUrl,
+    expand_options,
 )
+from nearveil.cli._output import clean, print_json, print_lines, print_table, report_errors, show_bars
 
 if TYPE_CHECKING:
     from nearveil.client import Nearest
@@ -48,57 +33,51 @@ if TYPE_CHECKING:
     from nearveil.ledger.history import Balance
     from nearveil.privacy import Guarantee
 
+_N_CLASSES = 3  # printed for each image
 
+
+@expand_options
 def query(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image, or a vector in a .npy file.")],
+    options: ServerOptions,
+    payment: LedgerOptions,
     epsilon: Annotated[
         float | None,
         typer.Option(
             min=0,
             max=40,
-            help="What the question may cost; 4 by default. 0 searches the copy that `nearveil sync` fetched; without "
-            "a copy it asks a sealed question, if the gallery answers them.",
+            help="Privacy cost of the query; 4 by default. 0 searches the local copy that `nearveil sync` fetched; "
+            "without a copy, it sends a sealed query, if the gallery offers that.",
         ),
     ] = None,
     by: Annotated[
         Literal["auto", "message", "home", "sealed"],
-        typer.Option(help="How to ask. home and sealed cost nothing: epsilon is 0."),
+        typer.Option(help="How to search. home and sealed have epsilon 0 and cost nothing."),
     ] = "auto",
     k: Annotated[
-        int | None, typer.Option("-k", min=1, help="How many to find; 8, or as many as an answer holds.")
+        int | None, typer.Option("-k", min=1, help="Number of matches; 8 by default, or all that an answer holds.")
     ] = None,
-    index: IndexPlace = None,
-    server: Annotated[
-        str | None, typer.Option(metavar="URL", help="Ask a server instead of an index here: https://host:8321.")
-    ] = None,
-    token_file: TokenFile = None,
-    token: TokenText = None,
-    gallery: Annotated[str | None, typer.Option(help="Of the server; needed where it has several.")] = None,
-    ca: Authorities = None,
-    certificate: OwnCertificate = None,
-    certificate_key: OwnKey = None,
-    insecure: Insecure = False,
+    index: IndexLocation = None,
+    server: ServerUrl = None,
     candidates: Annotated[
         float | None,
-        typer.Option(min=0, max=1, help="The part of the gallery that the answer holds; there must be a map for it."),
+        typer.Option(min=0, max=1, help="Share of the gallery in the answer; the gallery must have a map for it."),
     ] = None,
     extractor: ExtractorName = AUTO,
     home: HomeFolder = None,
-    ledger: LedgerPlace = None,
     account: AccountName = None,
     key: Annotated[
-        str | None, typer.Option(help="Names this question: again with the same image and key, nothing is paid.")
+        str | None, typer.Option(help="Idempotency key: the same image with the same key is paid once.")
     ] = None,
-    sheet: Annotated[Path | None, typer.Option(help="Where a contact sheet goes; a .png.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the contact sheet if there is one.")] = False,
-    witness: Witness = None,
+    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this .png file.")] = None,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Find the images nearest to a private one. The other side sees the name of one set, and nothing else.
+    """Find the images nearest to a private image. The server sees the number of one set, and nothing else.
 
-    With --by sealed it sees noise; with --by home, nothing. The account pays before the question exists. The image and
-    its feature stay in memory: neither is written down, unless you ask for a contact sheet. With --server, an index
-    here plays no part.
+    With --by sealed it sees noise; with --by home, nothing. The account pays before the query is sent. Your image and
+    its features stay in memory and are not stored, unless you ask for a contact sheet. With --server, any local index
+    is ignored.
 
     [bold]Examples[/bold]
 
@@ -114,199 +93,187 @@ def query(
 
     nearveil query me.jpg --by sealed --server https://birds.example:8321 --token-file token.txt
     """
-    if by in ("home", "sealed") and epsilon:
-        raise typer.BadParameter(f"by {by} nothing is told and nothing is paid: leave it out", param_hint="--epsilon")
+    is_free = by in ("home", "sealed")
+    if is_free and epsilon:
+        raise typer.BadParameter(f"--by {by} reveals nothing and costs nothing; leave it out", param_hint="--epsilon")
     if by == "message" and epsilon == 0:
         raise typer.BadParameter("a message needs an epsilon above 0", param_hint="--epsilon")
-    with report_errors(extractor="--extractor"):
+    epsilon = (0.0 if is_free else 4.0) if epsilon is None else epsilon
+    payer, is_vector = LazyAccount(payment, account), image.suffix.lower() == ".npy"
+    with report_errors(**CLIENT_FIELDS), payer:
         from nearveil.features import load_image
         from nearveil.features.backbones import make_extractor
         from nearveil.features.vectors import read_vector
         from nearveil.ledger import new_key
 
-        number, payer = key or new_key(), LazyAccount(ledger, account, witness)
-        if epsilon is None:
-            epsilon = 0.0 if by in ("home", "sealed") else 4.0
-        if sheet is not None and image.suffix.lower() == ".npy":
-            raise ValueError("--sheet: a vector has no picture: leave it out")
-        _check_sheet(sheet, force=force)
-        if sheet is not None and epsilon == 0:
-            raise ValueError("--sheet: at epsilon 0 no images come, only names: leave it out")
-        tool = None if extractor == AUTO else make_extractor(extractor)
-    with report_errors(epsilon="--epsilon"), payer, _name_options(number, payer, local=server is None):
-        pixels: Any = read_vector(image) if image.suffix.lower() == ".npy" else load_image(image)
-        common: dict[str, Any] = {"account": payer, "extractor": tool, "home": home}
-        tls = {"ca": ca, "certificate": join_certificate(certificate, certificate_key), "insecure": insecure}
-        with open_client(server, index, gallery, read_token(token_file, token, server), common, tls) as (client, held):
-            nearest = client.nearest(
-                pixels,
-                k,
-                epsilon,
-                candidates,
-                gallery=gallery,
-                thumbnails=sheet is not None,
-                key=number,
-                by=by,
-            )
-            stale = held is not None and held.current().stale
-        answer = PaidAnswer(nearest, payer.account.balance() if epsilon else None, payer.opened, stale, server)
-    # What was paid for is shown first: a sheet that cannot be written must not lose it.
-    _show(answer, sheet, as_json=as_json)
-    if sheet is not None:
-        with report_errors():
+        if sheet is not None:
+            _check_sheet(sheet, force=force, has_images=epsilon > 0 and not is_vector)
+        key = key or new_key()
+        with _name_retry(key, payer, local=server is None):
+            chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
+            pixels: Any = read_vector(image) if is_vector else load_image(image)
+            settings: dict[str, Any] = {"account": payer, "extractor": chosen_extractor, "home": home}
+            with options.open(server, index, **settings) as (client, local_index):
+                nearest = client.nearest(
+                    pixels,
+                    k,
+                    epsilon,
+                    candidates,
+                    gallery=options.gallery,
+                    thumbnails=sheet is not None,
+                    key=key,
+                    by=by,
+                )
+                stale = local_index is not None and local_index.current().stale
+        answer = PaidAnswer(nearest, payer.account.balance() if epsilon else None, payer.new_ledger, stale, server)
+        # Print first: a contact sheet that cannot be written must not lose the answer.
+        if as_json:
+            print_json(_make_answer_dict(answer, sheet))
+        else:
+            _print_answer(answer, sheet)
+        if sheet is not None:
             _write_sheet(answer, pixels, sheet, force=force)
 
 
 @contextmanager
-def _name_options(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None]:
-    """Say what is wrong in the words of the command line."""
+def _name_retry(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None]:
+    """Add the option that solves a problem: --key repeats a paid query, --candidates enlarges answers."""
     from nearveil.client import QuestionError, UnansweredError
 
     try:
         yield
     except QuestionError as error:
-        raise ValueError(describe_question_error(error, local=local)) from None
+        if local and error.field == "k":
+            error.add_note("for more, run `nearveil index DIR --candidates` with a larger share")
+        raise
     except UnansweredError as error:
-        again = f"{error.reason}. It is paid for: --key {error.key} asks the same again"
-        raise ValueError(again if error.again else str(error)) from None
+        retry = f"{error.reason}. The query is paid for: repeat it at no cost with --key {error.key}"
+        raise ValueError(retry if error.again else str(error)) from None
     except KeyboardInterrupt:
         if payer.has_paid:
-            typer.echo(f"It is paid for: --key {key} asks the same again", err=True)
+            typer.echo(f"The query is paid for: repeat it at no cost with --key {key}", err=True)
         raise
 
 
 @dataclass(frozen=True)
 class PaidAnswer:
-    """One question and what came of it."""
+    """The answer to a query, and its cost."""
 
     nearest: "Nearest"
-    balance: "Balance | None"  # of the account that paid; None where nothing was asked
-    opened: str  # the ledger in which the account was opened just now; empty if it was there
+    balance: "Balance | None"  # of the account that paid; None at epsilon 0
+    new_ledger: str  # the ledger in which the default account was opened by this query; empty if it existed
     stale: bool  # whether the index has changed since its map was learned
-    server: str | None = None  # who was asked; None for an index here
+    server: str | None = None  # None for a local index
 
     @property
     def names(self) -> list[str]:
-        """Of the images that were found."""
+        """Names of the matches."""
         return [match.name or match.external_id or f"item {match.id}" for match in self.nearest.matches]
 
     @property
-    def similarities(self) -> list[float]:
-        """Of the images that were found."""
-        return [match.similarity for match in self.nearest.matches]
-
-    @property
     def guarantee(self) -> "Guarantee":
-        """Of the message."""
+        """Guarantee of the message."""
         return self.nearest.guarantee
 
     @property
     def paid(self) -> float:
-        """What this run cost."""
+        """Epsilon that this run cost."""
         return 0.0 if self.nearest.repeated else self.guarantee.epsilon
 
     @property
-    def right(self) -> float:
-        """How often a message names the set that suits its image."""
+    def probability(self) -> float:
+        """Probability that a message names the best set for its image."""
         from nearveil.gallery.contact_sheet import right_set
 
         return 1.0 if self.nearest.set is None else right_set(self.guarantee.epsilon, self.nearest.n_sets)
 
     @property
     def notes(self) -> list[str]:
-        """What else there is to say."""
+        """Advice to print below the answer."""
         from nearveil.client.questions import USUAL
 
-        balance = self.balance
         notes = []
-        if balance is not None and self.opened:
-            notes.append(describe_opening(balance, self.opened))
+        if self.balance is not None and self.new_ledger:
+            notes.append(describe_new_account(self.balance, self.new_ledger))
         if self.nearest.repeated:
-            notes.append("This key was paid before: the same message was sent again, for nothing.")
+            notes.append("This key was paid before: the same message was sent again, at no cost.")
         if self.nearest.set is not None and self.nearest.n_candidates < USUAL:
             notes.append(
-                f"Answers of this gallery hold {self.nearest.n_candidates} items, and a message finds no more than "
-                "these. --epsilon 0 compares all items, tells nothing and costs nothing, where it is offered."
+                f"Answers of this gallery hold {self.nearest.n_candidates} items, so a message returns no more. If the "
+                "gallery offers it, --epsilon 0 compares all items, reveals nothing and costs nothing."
             )
         if self.stale:
-            notes.append("The index has changed since its map was made: run `nearveil index DIR` to find what is new.")
+            notes.append("The index has changed since its map was made; run `nearveil index DIR` to include new items.")
         return notes
 
 
-def _show(answer: PaidAnswer, sheet: Path | None, *, as_json: bool) -> None:
-    """Print what was found, what it cost, what is left, and where the contact sheet will be."""
-    if as_json:
-        print_json(_make_answer_dict(answer, sheet))
-        return
+def _print_answer(answer: PaidAnswer, sheet: Path | None) -> None:
+    """Print the matches, the cost, the balance, and the path of the contact sheet."""
     from nearveil.ledger.budget import format_down
 
     balance, nearest = answer.balance, answer.nearest
-    pairs = enumerate(zip(answer.names, answer.similarities, strict=True), 1)
-    rows = [(rank, name, f"{similarity:.3f}") for rank, (name, similarity) in pairs]
+    pairs = zip(nearest.matches, answer.names, strict=True)
+    rows = [(rank, name, f"{match.similarity:.3f}") for rank, (match, name) in enumerate(pairs, 1)]
     print_lines(nearest.quality_summary)
     print_table(["", "name", "similarity"], rows, right=("", "similarity"))
-    if balance is None:
-        print_lines(_describe_seen(answer), str(answer.guarantee), *answer.notes)
-        return
-    print_lines(
-        _describe_seen(answer),
-        str(answer.guarantee),
-        f"Paid: epsilon {answer.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} of "
-        f"{balance.epsilon:g}.",
-        *answer.notes,
-        f"To see this answer again, for nothing: --key {nearest.key}, with the same query.",
-        *([] if sheet is None else [f"Contact sheet: {sheet}"]),
-    )
+    print_lines(_describe_server_view(answer), answer.guarantee)
+    if balance is not None:
+        print_lines(
+            f"Paid: epsilon {answer.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "
+            f"of {balance.epsilon:g}."
+        )
+    print_lines(*answer.notes)
+    if balance is not None:
+        print_lines(f"To repeat this query at no cost, use the same image with --key {nearest.key}.")
+    if sheet is not None:
+        print_lines(f"Contact sheet: {sheet}")
 
 
-def _describe_seen(answer: PaidAnswer) -> str:
-    """Return what the other side knows now."""
+def _describe_server_view(answer: PaidAnswer) -> str:
+    """Return everything that the server has learned."""
     nearest, count = answer.nearest, answer.nearest.n_candidates
     if nearest.sealed:
-        sizes = " and ".join(f"{len(one):,}" for one in nearest.sealed)
-        return (
-            f"The other side saw that a question was asked, and when: two sealed messages of {sizes} bytes, all noise."
-        )
+        sizes = " and ".join(f"{len(message):,}" for message in nearest.sealed)
+        return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
     if nearest.set is None:
-        return f"The other side saw nothing. A copy of all {count:,} items was searched on this machine, at no cost."
+        return f"The server saw nothing. A copy of all {count:,} items was searched on this machine, at no cost."
     return (
-        f"The other side saw: set {nearest.set + 1} of {nearest.n_sets}, and sent all {count:,} items of "
-        f"it; these were chosen here. A message names the set that suits its query with probability "
-        f"{answer.right:.2f}, and else any other."
+        f"The server saw: set {nearest.set + 1} of {nearest.n_sets}. It sent all {count:,} items of that set, and the "
+        f"matches were chosen on this machine. A message names the best set for its query with probability "
+        f"{answer.probability:.2f}, else any other."
     )
 
 
-def _check_sheet(path: Path | None, *, force: bool) -> None:
-    """Raise unless a contact sheet may be written here, or none is wanted; before anything is paid."""
-    if path is None:
-        return
+def _check_sheet(path: Path, *, force: bool, has_images: bool) -> None:
+    """Raise if a contact sheet cannot be written, before anything is paid."""
+    folder = path.absolute().parent
+    if not has_images:
+        raise ValueError("--sheet: a vector, or a query at epsilon 0, gets names and no images; leave it out")
     if path.suffix.lower() != ".png":
-        raise ValueError("--sheet: it must end in .png")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"--sheet: the folder of {path} does not exist; make it, or give another path")
-    if not os.access(path.absolute().parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise ValueError(f"--sheet: {path} cannot be written; nothing was paid, give another path")
+        raise ValueError("--sheet: must end in .png")
+    if not folder.is_dir():
+        raise ValueError(f"--sheet: the folder of {path} does not exist; create it, or use another path")
+    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        raise ValueError(f"--sheet: {path} is not writable; nothing was paid, use another path")
     if path.is_dir() or (path.exists() and not force):
-        raise ValueError(f"--sheet: {path} exists; --force replaces a file, or give another path")
+        raise ValueError(f"--sheet: {path} exists; use --force to overwrite it, or another path")
 
 
 def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: bool) -> None:
-    """Draw the contact sheet of an answer, and write it."""
     from nearveil.gallery.contact_sheet import ContactSheet
 
-    pairs = zip(answer.names, answer.similarities, strict=True)
-    captions = [
-        f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, (name, similarity) in enumerate(pairs, 1)
-    ]
-    found, nearest = answer.nearest.found, answer.nearest
+    nearest = answer.nearest
     assert nearest.set is not None
+    pairs = zip(nearest.matches, answer.names, strict=True)
     sheet = ContactSheet(
         query=pixels,
         named=nearest.set,
         n_sets=nearest.n_sets,
-        candidates=found.answer.images,
-        found=found.images,
-        captions=captions,
+        candidates=nearest.found.answer.images,
+        found=nearest.found.images,
+        captions=[
+            f"{clean(Path(name).stem)}\n{rank}: {match.similarity:.3f}" for rank, (match, name) in enumerate(pairs, 1)
+        ],
         epsilon=answer.guarantee.epsilon,
     )
     sheet.save(path, force=force)
@@ -315,32 +282,31 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
 def _make_answer_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
     from nearveil.ledger.views import replace_infinity
 
-    nearest, names = answer.nearest, answer.names
+    nearest, balance = answer.nearest, answer.balance
     return {
         "found": [
-            {"rank": rank, "id": one.id, "name": name, "similarity": one.similarity}
-            for rank, (one, name) in enumerate(zip(nearest.matches, names, strict=True), 1)
+            {"rank": rank, "id": match.id, "name": name, "similarity": match.similarity}
+            for rank, (match, name) in enumerate(zip(nearest.matches, answer.names, strict=True), 1)
         ],
         "server": answer.server,
         "server_saw": {
-            # From 1, as in the text and on the sheet.
-            "set": None if nearest.set is None else nearest.set + 1,
+            "set": None if nearest.set is None else nearest.set + 1,  # from 1, as in the text and on the sheet
             "of": nearest.n_sets,
-            "probability_of_the_right_one": answer.right,
+            "probability_of_the_right_one": answer.probability,
         },
         "named_best_set": nearest.named_best_set,
         "expected_share": nearest.expected_share,
-        "worth": nearest.quality_summary,
+        "quality": nearest.quality_summary,
         "candidates": nearest.n_candidates,
         "bytes_sent": nearest.bytes_sent,
         "bytes_received": nearest.bytes_received,
         "epsilon": answer.guarantee.epsilon,
         "promise": str(answer.guarantee),
         "paid": answer.paid,
-        "account": None if answer.balance is None else answer.balance.account,
-        "spent": None if answer.balance is None else replace_infinity(answer.balance.spent),
-        "left": None if answer.balance is None else answer.balance.left,
-        "opened": answer.opened or None,
+        "account": None if balance is None else balance.account,
+        "spent": None if balance is None else replace_infinity(balance.spent),
+        "left": None if balance is None else balance.left,
+        "opened": answer.new_ledger or None,
         "key": nearest.key,
         "repeated": nearest.repeated,
         "sheet": None if sheet is None else str(sheet),
@@ -348,26 +314,18 @@ def _make_answer_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, objec
     }
 
 
-_SHOWN = 3  # classes of an image
-
-
+@expand_options
 def classify(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Private images.")],
-    server: Annotated[str, typer.Option(metavar="URL", help="Whose gallery it is: https://host:8321.")],
-    token_file: TokenFile = None,
-    token: TokenText = None,
-    gallery: Annotated[str | None, typer.Option(help="Needed where there are several protected ones.")] = None,
-    ca: Authorities = None,
-    certificate: OwnCertificate = None,
-    certificate_key: OwnKey = None,
-    insecure: Insecure = False,
+    server: Annotated[str, typer.Option(metavar="URL", help="Server of the gallery: https://host:8321.")],
+    options: ServerOptions,
     extractor: ExtractorName = AUTO,
     as_json: Json = False,
 ) -> None:
-    """Classify images by the model of a protected gallery. Nothing about them is sent, and nothing is paid.
+    """Classify images with the model of a protected gallery. Nothing about them is sent, and nothing is paid.
 
-    The model is fetched first; it is the same for everybody. Then the images are read, and the classes are found on
-    this machine. Files that cannot be read as images are named, the others are classified, and the exit status is 1.
+    The model is downloaded first; it is the same for every client. Then the images are read and classified on this
+    machine. Files that can't be decoded are reported, the others are classified, and the exit code is 1.
 
     [bold]Examples[/bold]
 
@@ -375,36 +333,38 @@ def classify(
 
     nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
     """
-    with report_errors(extractor="--extractor"):
-        from nearveil import Client
-        from nearveil.client import QuestionError
+    with report_errors(**CLIENT_FIELDS):
         from nearveil.features.backbones import make_extractor
 
-        tls: dict[str, Any] = {
-            "ca": ca,
-            "certificate": join_certificate(certificate, certificate_key),
-            "insecure": insecure,
-            "extractor": None if extractor == AUTO else make_extractor(extractor),
-        }
-        try:
-            with Client(server, read_token(token_file, token, server), **tls) as client:
-                guarantee = client.model(gallery=gallery).guarantee  # before the first image is looked at
-                tried = [(image, _classify_image(client, image, gallery)) for image in images]
-        except QuestionError as error:
-            raise ValueError(describe_question_error(error, local=False)) from None
-    found = [(image, one) for image, one in tried if not isinstance(one, str)]
-    bad = [(image, one) for image, one in tried if isinstance(one, str)]
+        chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
+        with options.connect(server, extractor=chosen_extractor) as client:
+            guarantee = client.model(gallery=options.gallery).guarantee  # before the first image is read
+            outcomes = [(image, _classify_image(client, image, options.gallery)) for image in images]
+    results = [(image, outcome) for image, outcome in outcomes if not isinstance(outcome, str)]
+    failures = [(image, outcome) for image, outcome in outcomes if isinstance(outcome, str)]
+    caution = results[0][1].caution if results else ""
     if as_json:
-        print_json(_make_classes_dict(found, bad, guarantee))
-    elif found:
-        _show_classes(found, guarantee)
-    print_lines(*(f"{image}: {reason}" for image, reason in bad), stderr=True)
-    if bad:
+        classes = [
+            {"image": str(image), "label": result.label, "probabilities": dict(result.probabilities)}
+            for image, result in results
+        ]
+        failed = [{"image": str(image), "reason": reason} for image, reason in failures]
+        cost = {"epsilon": 0.0, "paid": 0.0, "gallery_guarantee": str(guarantee)}
+        print_json({"images": classes, "failed": failed, "caution": caution, **cost})
+    elif results:
+        _print_classes(results)
+        print_lines(
+            *filter(None, [caution]),
+            "The server saw nothing that depends on an image, and nothing was paid.",
+            f"Guarantee of the gallery for its records: {guarantee}",
+        )
+    print_lines(*(f"{image}: {reason}" for image, reason in failures), stderr=True)
+    if failures:
         raise typer.Exit(1)
 
 
 def _classify_image(client: "Client", image: Path, gallery: str | None) -> "Classified | str":
-    """Return what an image is, or why it is none."""
+    """Return the class of an image, or the reason why it cannot be read."""
     from nearveil.features import ImageError
 
     try:
@@ -413,53 +373,27 @@ def _classify_image(client: "Client", image: Path, gallery: str | None) -> "Clas
         return error.reason
 
 
-def _show_classes(found: "list[tuple[Path, Classified]]", guarantee: "Guarantee") -> None:
+def _print_classes(results: "list[tuple[Path, Classified]]") -> None:
     rows = []
-    for image, one in found:
-        (label, share), *others = sorted(one.probabilities.items(), key=lambda pair: -pair[1])[:_SHOWN]
-        rest = ", ".join(f"{name} {chance:.3f}" for name, chance in others)
-        rows.append((image, label, f"{share:.3f}", rest))
-    print_table(["image", "class", "probability", "and then"], rows, right=("probability",))
-    lines = (
-        found[0][1].caution,
-        "The other side saw nothing that depends on an image, and nothing was paid.",
-        f"It says about its records: {guarantee}",
-    )
-    print_lines(*filter(None, lines))
+    for image, result in results:
+        best = sorted(result.probabilities.items(), key=lambda pair: -pair[1])[:_N_CLASSES]
+        runners_up = ", ".join(f"{label} {probability:.3f}" for label, probability in best[1:])
+        rows.append((image, best[0][0], f"{best[0][1]:.3f}", runners_up))
+    print_table(["image", "class", "probability", "then"], rows, right=("probability",))
 
 
-def _make_classes_dict(
-    found: "list[tuple[Path, Classified]]", bad: list[tuple[Path, str]], guarantee: "Guarantee"
-) -> dict[str, object]:
-    return {
-        "images": [
-            {"image": str(image), "label": one.label, "probabilities": dict(one.probabilities)} for image, one in found
-        ],
-        "failed": [{"image": str(image), "reason": reason} for image, reason in bad],
-        "caution": found[0][1].caution if found else "",
-        "epsilon": 0.0,
-        "paid": 0.0,
-        "gallery_guarantee": str(guarantee),
-    }
-
-
+@expand_options
 def sync(
-    server: Annotated[str, typer.Argument(metavar="URL", help="Whose gallery it is: https://host:8321.")],
-    token_file: TokenFile = None,
-    token: TokenText = None,
-    gallery: Annotated[str | None, typer.Option(help="Of the server; needed where it has several.")] = None,
+    server: Annotated[str, typer.Argument(metavar="URL", help="Server of the gallery: https://host:8321.")],
+    options: ServerOptions,
     home: HomeFolder = None,
-    most: Annotated[int, typer.Option(min=1, help="Bytes of codes beyond which nothing is fetched.")] = 2 << 30,
-    ca: Authorities = None,
-    certificate: OwnCertificate = None,
-    certificate_key: OwnKey = None,
-    insecure: Insecure = False,
+    most: Annotated[int, typer.Option(min=1, help="Maximum download size in bytes.")] = 2 << 30,
     as_json: Json = False,
 ) -> None:
-    """Fetch all codes of a gallery, or what changed of them, to search them here at epsilon 0.
+    """Download the codes of a gallery, or those that changed, to search them on this machine at epsilon 0.
 
-    Everybody fetches the same, so nothing is told about what you look for, and nothing is paid. Run it on a schedule,
-    not because of an image: the server sees when you do.
+    Every client downloads the same, so this reveals nothing about your queries and costs nothing. Run it on a
+    schedule, not because of an image: the server sees when you do.
 
     [bold]Examples[/bold]
 
@@ -467,30 +401,23 @@ def sync(
 
     nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
     """
-    from nearveil import Client
-    from nearveil.client import QuestionError
-
-    with report_errors(), show_bars() as start:
-        tick, before = start("Fetching codes", None), 0
+    with report_errors(**CLIENT_FIELDS), show_bars() as start:
+        tick, previous = start("Downloading codes", None), 0
 
         def show(done: int, total: int) -> None:
-            nonlocal tick, before
+            nonlocal tick, previous
             if not done:
-                tick, before = start("Fetching codes", total), 0
-            tick(done - before)
-            before = done
+                tick, previous = start("Downloading codes", total), 0
+            tick(done - previous)
+            previous = done
 
-        tls = {"ca": ca, "certificate": join_certificate(certificate, certificate_key), "insecure": insecure}
-        try:
-            with Client(server, read_token(token_file, token, server), home=home, **tls) as client:  # type: ignore[arg-type]
-                copy = client.sync(gallery=gallery, most=most, progress=show)
-        except QuestionError as error:
-            raise ValueError(describe_question_error(error, local=False)) from None
+        with options.connect(server, home=home) as client:
+            copy = client.sync(gallery=options.gallery, most=most, progress=show)
     size = sum(path.stat().st_size for path in copy.folder.iterdir())
     if as_json:
         print_json({"folder": str(copy.folder), "items": len(copy), "bytes": size, "fetched": copy.fetched})
     else:
         print_lines(
-            f"{len(copy):,} items in {copy.folder} ({size / 1e6:,.2f} MB); {copy.fetched / 1e6:,.2f} MB were fetched.",
-            "`nearveil query --epsilon 0` searches them, tells nothing and costs nothing.",
+            f"{len(copy):,} items in {copy.folder} ({size / 1e6:,.2f} MB); {copy.fetched / 1e6:,.2f} MB downloaded.",
+            "`nearveil query --epsilon 0` searches them, reveals nothing and costs nothing.",
         )

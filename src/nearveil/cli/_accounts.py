@@ -1,0 +1,101 @@
+"""Accounts that pay for queries."""
+
+import shlex
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nearveil.cli._options import LedgerOptions
+
+if TYPE_CHECKING:
+    from nearveil.ledger import Account, Debit, Ledger
+    from nearveil.ledger.history import Balance
+    from nearveil.privacy import Guarantee
+
+DEFAULT_ACCOUNT, DEFAULT_EPSILON = "queries", 100.0
+AccountName = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Account that pays; {DEFAULT_ACCOUNT!r} by default, opened with epsilon {DEFAULT_EPSILON:g} at first.",
+        rich_help_panel="Ledger",
+    ),
+]
+
+
+class LazyAccount:
+    """Opens the ledger and the account at the first payment, so that a query refused earlier leaves no trace."""
+
+    def __init__(self, options: LedgerOptions, name: str | None) -> None:
+        self._options, self._name, self._stack = options, name, ExitStack()
+        self.new_ledger = ""  # where the default account was opened by this payment
+        self.has_paid = False
+
+    def spend(self, guarantee: "Guarantee", key: str, /) -> "Debit":
+        """Debit the account."""
+        from nearveil.gallery.folder import describe_place
+        from nearveil.ledger import OverBudgetError
+
+        ledger = self._stack.enter_context(self._options.open(create=self._name is None))
+        self.account, is_new = find_or_open_account(ledger, self._name)
+        self.new_ledger = describe_place(self._options.location) if is_new else ""
+        try:
+            debit = self.account.spend(guarantee, key)
+        except OverBudgetError as error:
+            raise ValueError(
+                f"{error}. Nothing was sent. Lower --epsilon, or open another account (`nearveil budget create`) and "
+                "name it with --account."
+            ) from None
+        self.has_paid = True
+        return debit
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+
+def find_account(ledger: "Ledger", name: str) -> "Account":
+    """Return the account with this name."""
+    from nearveil.ledger import AccountError, LedgerError
+
+    try:
+        return ledger.account(name)
+    except AccountError:
+        raise LedgerError(f"No account {name!r} in this ledger; `nearveil budget show` lists them.") from None
+
+
+def find_or_open_account(ledger: "Ledger", name: str | None) -> tuple["Account", bool]:
+    """Return the account with this name, or the default account, and whether it was opened now."""
+    if name is not None:
+        return find_account(ledger, name), False
+    if any(account.name == DEFAULT_ACCOUNT for account in ledger.accounts()):
+        return ledger.account(DEFAULT_ACCOUNT), False
+    return _open_default_account(ledger), True
+
+
+def _open_default_account(ledger: "Ledger") -> "Account":
+    from nearveil.ledger import AccountError
+
+    try:
+        return ledger.open_account(
+            DEFAULT_ACCOUNT,
+            owner="me",
+            protects="query",
+            unit="image",
+            relation="replace",
+            epsilon=DEFAULT_EPSILON,
+            delta=0.0,
+        )
+    except AccountError:  # another process has opened it in the meantime
+        return ledger.account(DEFAULT_ACCOUNT)
+
+
+def describe_new_account(balance: "Balance", location: str) -> str:
+    """Return a sentence about an account that was opened in the ledger at `location`."""
+    option = "" if location == LedgerOptions().location else f" --ledger {shlex.quote(location)}"
+    return (
+        f"Opened the account {balance.account!r} in {location}: epsilon {balance.epsilon:g} at delta {balance.delta:g} "
+        f"for all queries together. See `nearveil budget show{option}`."
+    )

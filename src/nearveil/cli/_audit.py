@@ -1,0 +1,157 @@
+"""``nearveil audit``: attack guarantees."""
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from nearveil.cli._output import make_folder, print_json, print_lines, print_table, show_bars
+
+if TYPE_CHECKING:
+    from nearveil.audit import Report
+    from nearveil.audit.registry import AuditEntry
+    from nearveil.audit.report import Verdict
+
+_STYLES = {"kept": "green", "broken": "red", "undecided": "yellow"}
+_EXIT_CODES = {"kept": 0, "broken": 1, "undecided": 3}  # 2 is a usage error
+_SPECIMENS = "Broken on purpose: each must be caught"
+_LEGEND = """\
+broken     an attack shows more epsilon than promised, or a check of the mechanism's behaviour failed; a sound mechanism
+           is called broken with a probability of at most 1e-6
+kept       neither, and the best attack may show at most the guarantee plus a tenth (plus 0.05); this is no proof
+undecided  too few runs; use more (--effort)
+unsound    beside a verdict: the mechanism itself states that its guarantee is not proved
+"shown" is a lower bound on epsilon. Exit code: 0 if every guarantee that must be kept is kept, 1 if one is broken or a
+specimen was not caught, 3 if one is undecided."""
+
+
+def audit(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME|all]", help="A mechanism, the first letters of several, or all.")
+    ] = "",
+    epsilon: Annotated[float, typer.Option(help="Epsilon of the mechanisms.")] = 4.0,
+    confidence: Annotated[float, typer.Option(help="Confidence of every interval.")] = 0.95,
+    effort: Annotated[float, typer.Option(help="Number of runs, as a multiple of the usual number.")] = 1.0,
+    out: Annotated[Path | None, typer.Option(help="Folder for audit.md, audit.png and audit.json.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List the mechanisms that can be audited.")] = False,
+) -> None:
+    """Attack a guarantee, or all of them: run the mechanism many times and show the largest possible epsilon.
+
+    The audit also uses each mechanism as clients do, and checks its stated laws, limits, accounts, copies and labels.
+    "all" also attacks specimens that are broken on purpose: if one goes undetected, the audit is unreliable. A proved
+    guarantee that is undecided is audited again with twice the runs, and the second report counts. The exit code is 0
+    if all is as it must be, 1 if a guarantee that must be kept is broken or a specimen is not caught, and 3 if a
+    guarantee that must be kept is undecided.
+
+    [bold]Examples[/bold]
+
+    nearveil audit privunit
+
+    nearveil audit all --out out/audit
+
+    nearveil audit "cells (subset)" --epsilon 1 --confidence 0.999 --json
+
+    nearveil audit --list
+    """
+    _check_numbers(epsilon, confidence, effort)
+    if list_all:
+        return _print_list(epsilon, as_json=as_json)
+    sections = _choose(name, epsilon)
+    make_folder(out, "--out")  # before half an hour of work
+    from nearveil.audit.report import write_markdown
+
+    began = time.process_time()
+    reports, outcome, wrong = _run_audit(sections, confidence, effort)
+    minutes = (time.process_time() - began) / 60
+    result = {
+        "sections": {heading: [report.as_dict() for report in section] for heading, section in reports.items()},
+        "wrong": wrong,
+        "outcome": outcome,
+        "exit_status": _EXIT_CODES[outcome],
+    }
+    if out is not None:
+        (out / "audit.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        command = f"nearveil {shlex.join(sys.argv[1:])}"
+        write_markdown(reports, out, outcome, wrong, command=command, minutes=minutes)
+    if as_json:
+        print_json(result)
+    else:
+        _print_reports(reports, wrong, out)
+    raise typer.Exit(_EXIT_CODES[outcome])
+
+
+def _check_numbers(epsilon: float, confidence: float, effort: float) -> None:
+    if not 0 < confidence < 1:
+        raise typer.BadParameter("must be between 0 and 1", param_hint="--confidence")
+    if not 0 < effort <= 100:
+        raise typer.BadParameter("must be between 0 and 100", param_hint="--effort")
+    if not 0.01 <= epsilon <= 12:
+        raise typer.BadParameter("must be from 0.01 to 12", param_hint="--epsilon")
+
+
+def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
+    if not name:
+        raise typer.BadParameter("required: a mechanism of --list, or all", param_hint="NAME")
+    from nearveil.audit import list_mechanisms, list_specimens
+
+    mechanisms, specimens = list_mechanisms(epsilon), list_specimens()
+    if name == "all":
+        return {"Mechanisms": mechanisms, _SPECIMENS: specimens}
+    entries = [*mechanisms, *specimens]
+    exact = [entry for entry in entries if entry.name == name]
+    chosen = exact or [entry for entry in entries if entry.name.startswith(name)]
+    if not chosen:
+        names = ", ".join(entry.name for entry in entries)
+        raise typer.BadParameter(f"{name!r} is none of: all, {names}", param_hint="NAME")
+    return {"Mechanisms": chosen}
+
+
+def _run_audit(
+    sections: "dict[str, Sequence[AuditEntry]]", confidence: float, effort: float
+) -> "tuple[dict[str, list[Report]], Verdict, list[str]]":
+    """Audit all entries; return the reports, the outcome and the failures."""
+    from nearveil.audit.auditing import audit_entry, judge_reports
+
+    reports: dict[str, list[Report]] = {}
+    with show_bars() as start:
+        for heading, entries in sections.items():
+            reports[heading] = [
+                audit_entry(entry, confidence=confidence, effort=effort, start=start) for entry in entries
+            ]
+    return reports, *judge_reports(
+        pair for heading, entries in sections.items() for pair in zip(entries, reports[heading], strict=True)
+    )
+
+
+def _print_reports(reports: "dict[str, list[Report]]", wrong: list[str], out: Path | None) -> None:
+    headings = ["mechanism", "promised", "shown", "share", "one run", "checks", "verdict"]
+    for title, section in reports.items():
+        rows = []
+        for report in section:
+            *cells, verdict = (report.cells[heading] for heading in headings)
+            rows.append((*cells, Text(verdict, style=_STYLES[report.verdict])))
+        print_table(headings, rows, title=title, right=headings[1:-1], no_wrap=headings[1:])  # never cut off figures
+    print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"Wrote the report to {out / 'audit.md'}."]))
+    print_lines(*wrong, style="red")
+
+
+def _print_list(epsilon: float, *, as_json: bool) -> None:
+    """Print all mechanisms and specimens that can be audited by name, and the public names that cannot."""
+    from nearveil.audit import list_mechanisms, list_specimens
+    from nearveil.audit.registry import list_not_audited
+
+    entries, missing = [*list_mechanisms(epsilon), *list_specimens()], list_not_audited()
+    if as_json:
+        names = [{"name": entry.name, "audits": entry.subject, "must_be": entry.expected} for entry in entries]
+        print_json({"auditable": names, "not_auditable": missing})
+        return
+    rows = [(entry.name, entry.subject or "a specimen", entry.expected) for entry in entries]
+    print_table(["name", "audits", "must be"], rows, title="Can be audited")
+    print_table(["public name", "why not"], missing.items(), title="Not auditable")

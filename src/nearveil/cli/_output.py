@@ -1,0 +1,166 @@
+"""Terminal output of the commands: errors, tables, JSON and progress bars."""
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, NoReturn, TypeAlias
+
+import typer
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from nearveil.errors import NearveilError
+
+Tick: TypeAlias = Callable[[int], None]
+StartBar: TypeAlias = Callable[[str, int | None], Tick]
+
+_PROGRESS_INTERVAL = 10.0  # seconds between progress lines without a terminal
+_FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
+_COMMANDS = {  # Python calls in error messages, and the commands that do the same
+    "Ledger(..., read_only=True).verify()": "`nearveil budget verify`",
+    " verify() lists": " `nearveil budget verify` lists",
+    "take a new one (new_key())": "use another key, or leave out --key",
+    "Index.create makes one": "`nearveil index DIR --into` makes one",
+    "Index.create()": "`nearveil index DIR --into`",
+}
+
+
+@contextmanager
+def report_errors(**options: str) -> Iterator[None]:
+    """Print a user error and exit with code 1. `options` maps parameter names in messages to option names."""
+    try:
+        yield
+    except FileExistsError as error:
+        fail(f"{error.filename} exists and is not overwritten; use another path")
+    except (NearveilError, ValueError, ModuleNotFoundError) as error:  # the last names the extra to install
+        fail(_name_options("; ".join((str(error), *getattr(error, "__notes__", ()))), options))
+    except OSError as error:  # last: some errors of this library are OSErrors too
+        path = f"{error.filename}: " if error.filename else ""
+        fail(f"{path}{error.strerror or error}")
+
+
+@contextmanager
+def require_extra(extras: str) -> Iterator[None]:
+    """Name the extra to install if an import fails."""
+    try:
+        yield
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(f'this needs FastAPI and uvicorn: pip install "nearveil[{extras}]"') from missing
+
+
+def _name_options(text: str, options: dict[str, str]) -> str:
+    for field, option in options.items():
+        text = text.replace(f"`{field}`", option)
+    match = _FIELDS.match(text)
+    fields = match[0].split(", ") if match else []
+    if match is None or not set(fields) <= set(options):
+        return text
+    return ", ".join(options[field] for field in fields) + text[match.end() :]
+
+
+def fail(text: str) -> NoReturn:
+    """Print an error and exit with code 1."""
+    for call, command in _COMMANDS.items():
+        text = text.replace(call, command)
+    message = Text.assemble(("Error: ", "bold red"), clean(text))
+    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    raise typer.Exit(1)
+
+
+def clean(text: object) -> str:
+    """Replace control characters, which could change the state of the terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(text))
+
+
+def print_lines(*lines: object, style: str = "", stderr: bool = False) -> None:
+    """Print lines, without control characters and without line breaks at the width of the terminal."""
+    console = Console(highlight=False, stderr=stderr)
+    for line in lines:
+        console.print(Text(clean(line), style), soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    """Print JSON on one line."""
+    typer.echo(json.dumps(value, allow_nan=False))
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    title: str | None = None,
+    right: Sequence[str] = (),
+    no_wrap: Sequence[str] = (),
+) -> None:
+    """Print a table. The columns in `right` are aligned right; no heading is printed if all are empty."""
+    grid = Table(title=title, show_header=any(headings))
+    for heading in headings:
+        justify = "right" if heading in right else "left"
+        grid.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in no_wrap)  # type: ignore[arg-type]
+    for row in rows:
+        grid.add_row(*(_make_cell(cell) for cell in row))
+    Console(highlight=False).print(grid)
+
+
+def _make_cell(cell: object) -> RenderableType:
+    return cell if isinstance(cell, Text) else Text(clean(cell), overflow="fold")
+
+
+@contextmanager
+def show_bars() -> Iterator[StartBar]:
+    """Yield a function that starts a progress bar. Bars show no counts: the number of private records is private."""
+    from rich.progress import Progress
+
+    from nearveil.progress import hide_spinners
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _make_line_reporter()
+        return
+    with hide_spinners(), Progress(console=console, transient=True) as progress:
+
+        def start(text: str, total: int | None) -> Tick:
+            for previous in progress.task_ids:  # steps run one after the other, and some have no total
+                progress.update(previous, total=1, completed=1)
+            task = progress.add_task(text, total=total)
+            return lambda count: progress.advance(task, count)
+
+        start("Getting ready", None)  # while libraries are loaded and files are read
+        yield start
+
+
+def _make_line_reporter() -> StartBar:
+    """Return a function that reports progress in lines, at most one every ten seconds."""
+    printed_at = time.monotonic()
+
+    def start(text: str, total: int | None) -> Tick:
+        done = 0
+
+        def tick(count: int) -> None:
+            nonlocal done, printed_at
+            done += count
+            if time.monotonic() - printed_at >= _PROGRESS_INTERVAL:
+                printed_at = time.monotonic()
+                print_lines(f"{text}: {done / total:.0%}" if total else text, stderr=True)
+
+        tick(0)
+        return tick
+
+    return start
+
+
+def make_folder(folder: Path | None, option: str) -> None:
+    """Create the output folder of a long command, and fail now if it is not writable."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise typer.BadParameter(f"{folder} is not writable: {error.strerror}", param_hint=option) from None

@@ -1,0 +1,203 @@
+"""``nearveil plan``, ``cost`` and ``mechanisms``: compare ways to search, prices of releases, and mechanisms."""
+
+import math
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nearveil.cli._budget import METAVAR, Mechanism, read_plan
+from nearveil.cli._options import Json
+from nearveil.cli._output import print_json, print_lines, print_table
+
+if TYPE_CHECKING:
+    from nearveil.search.planning import SearchPlan
+
+_LEAST_DELTA = 1e-18  # for which noise is calibrated
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_WAY_COLUMNS = ("way", "epsilon", "one-time download", "sent", "received", "server reads", "recall@8")
+
+
+def cost(
+    plan: Annotated[list[str], typer.Argument(metavar=METAVAR, help="Releases: 500x0.5 is 500 at epsilon 0.5 each.")],
+    delta: Annotated[float, typer.Option(help="Delta of the whole plan.")] = 1e-5,
+    mechanism: Mechanism = "pure",
+    as_json: Json = False,
+) -> None:
+    """Price a plan before it runs: by addition, by RDP and by PLD, side by side.
+
+    All releases are about the same record, and their parameters are fixed before the first.
+
+    [bold]Examples[/bold]
+
+    nearveil cost 500x0.5
+
+    nearveil cost 100x0.1 5x1 --delta 1e-6 --json
+    """
+    if not 0 < delta < 1:
+        raise typer.BadParameter("must be between 0 and 1", param_hint="--delta")
+    if delta < _LEAST_DELTA:
+        raise typer.BadParameter(
+            f"must be at least {_LEAST_DELTA:g}: noise is calibrated for no less", param_hint="--delta"
+        )
+    events = read_plan(plan, mechanism, delta)
+    from nearveil.privacy.accounting import AdditionAccountant, PldAccountant, RdpAccountant
+    from nearveil.privacy.guarantee import format_factor, format_rounded_up
+
+    prices = {}
+    for name, accountant in (("addition", AdditionAccountant()), ("RDP", RdpAccountant()), ("PLD", PldAccountant())):
+        for event, count in events:
+            accountant.compose(event, count)
+        prices[name] = accountant.epsilon(delta)
+    releases = sum(count for _, count in events)
+    if as_json:
+        print_json({"releases": releases, "mechanism": mechanism, "delta": delta, "epsilon": prices})
+        return
+    print_table(
+        ["composed by", "epsilon", "e^epsilon, at most"],
+        [
+            (name, format_rounded_up(epsilon, 5), format_factor(epsilon) if epsilon < 14 else "over a million")
+            for name, epsilon in prices.items()
+        ],
+        title=f"{releases:,} releases about one record, {mechanism}: {' + '.join(plan)}; delta {delta:g}",
+        right=("epsilon", "e^epsilon, at most"),
+    )
+    print_lines(f"An account is charged the PLD price: {prices['PLD'] / prices['addition']:.1%} of plain addition.")
+
+
+def plan(
+    items: Annotated[int, typer.Option(min=1, help="Number of items in the gallery.")],
+    epsilon: Annotated[float, typer.Option(min=0, max=40, help="Epsilon of one query.")],
+    answer: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Maximum size of an answer, such as 2MB; a tenth of the gallery by default."),
+    ] = None,
+    dimension: Annotated[
+        int, typer.Option(min=1, help="Dimension of a feature vector; EfficientNet-Lite0 has 1280.")
+    ] = 1280,
+    storage: Annotated[
+        str, typer.Option(metavar="SIZE", help="Maximum size of a client's local copy, such as 2GiB.")
+    ] = "2GiB",
+    delta: Annotated[float, typer.Option(min=0, max=1, help="Delta of one query.")] = 0.0,
+    as_json: Json = False,
+) -> None:
+    """Compare the ways to search a gallery: recall, information that the server gets, and commands to run.
+
+    A local copy and sealed queries reveal nothing to the server; a message costs epsilon. If a message cannot work, the
+    commands show a larger answer and a larger epsilon. Replace DIR, GALLERY, IMAGE and URL by your own; create the
+    token with `nearveil token create NAME > TOKEN`.
+
+    [bold]Examples[/bold]
+
+    nearveil plan --items 100000 --epsilon 4
+
+    nearveil plan --items 100000 --epsilon 4 --answer 2MB
+
+    nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
+    """
+    from nearveil.search import plan as plan_search
+
+    try:
+        limits = {"dimension": dimension, "storage": parse_size(storage, "--storage")}
+        answer_bytes = None if answer is None else parse_size(answer, "--answer")
+        search_plan = plan_search(items, epsilon, answer_bytes, delta=delta, **limits)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    if as_json:
+        # JSON has no infinity: an answer without space for one item needs an infinite epsilon.
+        fields = {name: None if value == math.inf else value for name, value in asdict(search_plan).items()}
+        print_json({**fields, "advice": str(search_plan), "commands": list(search_plan.commands)})
+    else:
+        _print_plan(search_plan)
+
+
+def _print_plan(search_plan: "SearchPlan") -> None:
+    """Print the ways side by side, then each with its reason and its commands."""
+    from nearveil.search.planning import write_bytes
+
+    print_table(
+        [*_WAY_COLUMNS, ""],
+        [
+            (
+                way.name,
+                f"{way.epsilon:g}",
+                *map(write_bytes, (way.stored_bytes, way.sent_bytes, way.received_bytes, way.scanned_bytes)),
+                "-".join(dict.fromkeys(f"{100 * share:.0f}" for share in way.recall)) + "%",
+                "advised" if way.recommended else "",
+            )
+            for way in search_plan.ways
+        ],
+        title=f"One query to {search_plan.items:,} items: its cost, and the share of the 8 nearest items it finds",
+        right=_WAY_COLUMNS[1:],
+    )
+    for way in search_plan.ways:
+        print_lines(
+            f"{way.name}: the server learns {way.server_learns}; {way.reason}.",
+            *([str(search_plan)] if way.name == "message" else []),
+            *(f"  {line}" for line in way.commands),
+        )
+    if all(way.name != "message" for way in search_plan.ways):
+        print_lines(f"message: none. {search_plan}")
+
+
+def parse_size(text: str, option: str) -> int:
+    """Parse a number of bytes: 2MB is 2,000,000, 2MiB is 2,097,152.
+
+    Examples
+    --------
+    >>> parse_size("2MB", "--answer"), parse_size("1.5 KiB", "--answer"), parse_size("100", "--answer")
+    (2000000, 1536, 100)
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?b?)", text.strip().lower())
+    unit = match[2].upper() if match else "?"
+    unit = unit if unit in _UNITS else unit + "B"
+    if match is None or unit not in _UNITS:
+        raise typer.BadParameter(f"{text!r} is not a size, such as 500kB, 2MB or 1GiB", param_hint=option)
+    return int(float(match[1]) * _UNITS[unit])
+
+
+def mechanisms(as_json: Json = False) -> None:
+    """List all mechanisms: the protected data, whether the guarantee is proved, and the message size.
+
+    Mechanisms that protect different data are not comparable at equal epsilon: read the second column first.
+
+    [bold]Examples[/bold]
+
+    nearveil mechanisms
+
+    nearveil mechanisms --json
+    """
+    from nearveil.mechanisms import catalog
+
+    rows = catalog.describe_mechanisms()
+    if as_json:
+        example = {
+            "epsilon": catalog.EPSILON,
+            "rows": catalog.ROWS,
+            "features": catalog.DIMENSION,
+            "classes": catalog.CLASSES,
+        }
+        print_json({"example": example, "mechanisms": [asdict(row) for row in rows]})
+        return
+    print_table(
+        ["name", "protects", "proved", "guarantee", "bytes", "source"],
+        [
+            (
+                row.name,
+                row.protects,
+                "" if row.kind == "none" else "yes" if row.sound else "no",
+                row.kind,
+                "not installed" if row.message_bytes is None else f"{row.message_bytes:,}",
+                row.source,
+            )
+            for row in rows
+        ],
+        title="Mechanisms",
+        right=("bytes",),
+    )
+    print_lines(
+        f"Bytes: one message at epsilon {catalog.EPSILON:g}, fitted on {catalog.ROWS} rows of {catalog.DIMENSION} "
+        f"features in {catalog.CLASSES} classes.",
+        *(f"{row.name}: {row.reason}." for row in rows if not row.sound),
+    )

@@ -1,0 +1,203 @@
+"""``nearveil token``: create, list and revoke tokens of a server."""
+
+import shlex
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nearveil.cli._options import Json, expand_options
+from nearveil.cli._output import print_json, print_lines, print_table, report_errors, require_extra
+
+if TYPE_CHECKING:
+    from nearveil.server import TokenStore
+    from nearveil.server.tokens import Token
+
+app = typer.Typer(
+    help="Tokens of a server: who may query it, and which galleries. Only hashes are stored.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="rich",
+)
+
+
+@dataclass(frozen=True)
+class TokenOptions:
+    """Where tokens are stored."""
+
+    tokens: Annotated[
+        str | None,
+        typer.Option(
+            "--tokens",
+            envvar="NEARVEIL_SERVER_TOKENS",
+            metavar="PATH_OR_URL",
+            help="Token store; by default the one in --config, or ~/.local/share/nearveil/tokens.db.",
+        ),
+    ] = None
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            "--config", envvar="NEARVEIL_CONFIG", help="Configuration of `nearveil serve`, which names the token store."
+        ),
+    ] = None
+
+    @property
+    def location(self) -> str:
+        """The path or URL of the token store."""
+        with require_extra("service"):
+            from nearveil.server.settings import Settings, SettingsError, read_settings
+            from nearveil.server.tokens import default_location
+        if self.tokens is not None:
+            return self.tokens
+        # Read this setting only: an operator of tokens need not be able to read the keys that others name.
+        settings = {} if self.config is None else read_settings(self.config)
+        if unknown := sorted(set(settings) - set(Settings.model_fields)):
+            raise SettingsError(f"{self.config}: {unknown[0]}: no such setting")
+        location = settings.get("tokens", str(default_location()))
+        if not isinstance(location, str):
+            raise SettingsError(f"{self.config}: tokens: must be text, a path or a URL")
+        return location
+
+    def open(self) -> "TokenStore":
+        """Open an existing token store."""
+        from nearveil.server import TokenStore
+
+        if _is_missing(self.location):
+            path = Path(self.location).expanduser().absolute()
+            raise ValueError(f"No tokens at {path}: {suggest_token(self.location)}")
+        return TokenStore(self.location)
+
+
+@app.command()
+@expand_options
+def create(
+    label: Annotated[str, typer.Argument(metavar="LABEL", help="Who the token is for.")],
+    options: TokenOptions,
+    scope: Annotated[
+        list[str] | None, typer.Option(help="query, originals or metrics; may be repeated. query by default.")
+    ] = None,
+    gallery: Annotated[
+        list[str] | None, typer.Option(help="A gallery that the token is valid for; may be repeated. All by default.")
+    ] = None,
+    days: Annotated[float | None, typer.Option(help="Days until the token expires; never by default.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Create a token and print it once. It is not stored, so it cannot be printed again.
+
+    [bold]Examples[/bold]
+
+    nearveil token create ann
+
+    nearveil token create ann --gallery birds --days 90
+
+    nearveil token create prometheus --scope metrics --config /etc/nearveil/nearveil.toml
+    """
+    with report_errors():
+        location = options.location
+        from nearveil.server import TokenStore
+
+        with TokenStore(location) as store:
+            token, secret = store.create(label, scopes=scope or ["query"], galleries=gallery or ["*"], days=days)  # type: ignore[arg-type]
+    if as_json:
+        print_json({**_describe_token(token), "token": secret})
+        return
+    typer.echo(secret)
+    print_lines(
+        f"Token {token.id} for {token.label}. It is printed only now: store it where nobody else can read it.",
+        stderr=True,
+    )
+
+
+@app.command("list")
+@expand_options
+def list_tokens(options: TokenOptions, as_json: Json = False) -> None:
+    """List all tokens, including expired and revoked ones.
+
+    [bold]Examples[/bold]
+
+    nearveil token list
+    """
+    with report_errors(), options.open() as store:
+        tokens = [_describe_token(token) for token in store.list()]
+    if as_json:
+        print_json(tokens)
+        return
+    print_table(
+        ["id", "label", "scopes", "galleries", "expires", "state"],  # as many as fit in 80 columns
+        [
+            (
+                token["id"],
+                token["label"],
+                ", ".join(token["scopes"]),
+                ", ".join(token["galleries"]),
+                (token["expires"] or "never")[:10],
+                token["state"],
+            )
+            for token in tokens
+        ],
+        no_wrap=("id", "expires", "state"),
+    )
+
+
+@app.command()
+@expand_options
+def revoke(
+    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id from `nearveil token list`.")],
+    options: TokenOptions,
+    as_json: Json = False,
+) -> None:
+    """Revoke a token. A running server stops accepting it within a second.
+
+    [bold]Examples[/bold]
+
+    nearveil token revoke 0123456789abcdef
+    """
+    with report_errors(), options.open() as store:
+        token = store.revoke(token_id)
+    if as_json:
+        print_json(_describe_token(token))
+    else:
+        print_lines(f"Revoked token {token.id} for {token.label}.")
+
+
+def has_tokens(location: str) -> bool:
+    """Return whether a token exists, valid or not. Creates nothing. A corrupted store counts as having some."""
+    from nearveil.server import TokenStore
+    from nearveil.server.tokens import TokenError
+
+    if _is_missing(location):
+        return False
+    try:
+        with TokenStore(location) as store:
+            return bool(store.list())
+    except TokenError:
+        return True  # the server reports the problem when it opens the store
+
+
+def suggest_token(location: str) -> str:
+    """Return the command that creates a token in this store."""
+    from nearveil.server.tokens import default_location, parse_store_url
+    from nearveil.storage import describe_url
+
+    option = "" if location == str(default_location()) else f" --tokens {shlex.quote(describe_url(parse_store_url(location)))}"
+    return f"create one with `nearveil token create LABEL{option}`"
+
+
+def _is_missing(location: str) -> bool:
+    from nearveil.server.tokens import parse_store_url
+
+    url = parse_store_url(location)
+    return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
+
+
+def _describe_token(token: "Token") -> dict[str, Any]:
+    now = datetime.now(UTC).timestamp()
+    times = {
+        name: None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+        for name, seconds in (("created", token.created), ("expires", token.expires), ("revoked", token.revoked))
+    }
+    state = "revoked" if token.revoked is not None else "active" if token.is_valid(now) else "expired"
+    public = {"id": token.id, "label": token.label, "scopes": token.scopes, "galleries": token.galleries}
+    return {**public, **times, "state": state}

@@ -1,0 +1,131 @@
+"""``nearveil ui``: a page on this machine."""
+
+import html
+import os
+import tempfile
+import threading
+import webbrowser
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nearveil.cli._accounts import AccountName, describe_new_account, find_or_open_account
+from nearveil.cli._options import (
+    AUTO,
+    CLIENT_FIELDS,
+    ExtractorName,
+    IndexLocation,
+    LedgerOptions,
+    ServerOptions,
+    ServerUrl,
+    expand_options,
+)
+from nearveil.cli._output import report_errors, require_extra
+
+if TYPE_CHECKING:
+    from nearveil.ledger import Account
+
+_SERVER_SETTINGS = {"timeout": 20.0, "retries": 2}  # short: a person waits in front of the page
+_EXIT_DELAY = 5.0  # seconds between Ctrl-C and the end, before uvicorn logs the requests that it cancels
+
+
+@expand_options
+def ui(
+    options: ServerOptions,
+    payment: LedgerOptions,
+    server: ServerUrl = None,
+    index: IndexLocation = None,
+    extractor: ExtractorName = AUTO,
+    account: AccountName = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for a free one.")] = 8322,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+) -> None:
+    """Open a page on this machine: drop an image, see the matches and everything the server saw.
+
+    The page is served at 127.0.0.1 only. Its address holds a token that admits one browser, once. Your image stays on
+    this machine and is never saved to disk. Press Ctrl-C to stop.
+
+    [bold]Examples[/bold]
+
+    nearveil ui
+
+    nearveil ui --index gallery/ --account holiday
+
+    nearveil ui --server https://birds.example:8321 --token-file token.txt
+    """
+    with report_errors(**CLIENT_FIELDS), ExitStack() as stack:
+        from nearveil.features.backbones import make_extractor
+        from nearveil.gallery.folder import describe_place, find_index
+
+        chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
+        with require_extra("images,service"):
+            from nearveil.ui import serve_page
+            from nearveil.ui.session import PageSession, RecordingPayer
+        payer = RecordingPayer()
+        client, _ = stack.enter_context(
+            options.open(server, index, server_settings=_SERVER_SETTINGS, extractor=chosen_extractor, account=payer)
+        )
+        ledger = stack.enter_context(payment.open(create=account is None))
+        payer.account, is_new = find_or_open_account(ledger, account)
+        if is_new:
+            typer.echo(describe_new_account(payer.account.balance(), describe_place(payment.location)))
+        location = server if server is not None else describe_place(find_index(index))
+        session = PageSession(client, payer, ledger, location, gallery=options.gallery)
+        files = stack.enter_context(ExitStack())
+
+        def announce(address: str) -> None:
+            _print_address(address, payer.account)
+            if browser:
+                _open_browser(address, files)
+
+        serve_page(session, port=port, ready=announce, stopping=lambda: _exit_soon(files))
+
+
+def _print_address(address: str, account: "Account") -> None:
+    """Print the address last, on its own line: programs wait for it."""
+    typer.echo(f"{account.balance()}")
+    typer.echo("The page is on this machine only. The address works once. Press Ctrl-C to stop.")
+    typer.echo(address)
+
+
+_REDIRECT = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0;url={address}">
+<title>nearveil: opening the page</title>
+</head>
+<body><p><a href="{address}">Open the page</a></p></body>
+</html>
+"""
+
+
+def _open_browser(address: str, files: ExitStack) -> None:
+    """Open a browser with a private file that redirects to the address; `files` removes the file.
+
+    All users of the machine can read the command line of the browser, and the address holds the token.
+    """
+    from nearveil.storage import make_data_folder
+
+    try:
+        descriptor, name = tempfile.mkstemp(".html", "ui-", make_data_folder())  # created with mode 0600
+        path = Path(name)
+        files.callback(path.unlink, missing_ok=True)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(_REDIRECT.format(address=html.escape(address)))
+    except OSError as error:
+        typer.echo(f"No browser was opened: {error.strerror}. Open the address yourself.", err=True)
+        return
+    # In a thread: some browsers return only when the page is loaded, or when they exit.
+    threading.Thread(target=webbrowser.open, args=(path.as_uri(),), daemon=True).start()
+
+
+def _exit_soon(files: ExitStack) -> None:
+    """Exit soon, even if a server never answers: a paid query is on disk and can be repeated."""
+    files.close()
+    timer = threading.Timer(_EXIT_DELAY, os._exit, (130,))
+    timer.daemon = True
+    timer.start()
