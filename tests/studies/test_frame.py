@@ -271,7 +271,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert both.exit_code == 0
     no_room = runner.invoke(app, ["study", "full", *out])
     assert no_room.exit_code == 1
-    assert "No space left on device; what was measured is kept" in " ".join(no_room.output.split())
+    assert "No space left on device; the measurements so far are in" in " ".join(no_room.output.split())
     assert len(kept_files(tmp_path / "out/full")) == 6
     wrong = runner.invoke(app, ["study", "sqares", *out])
     assert wrong.exit_code == 2
@@ -279,4 +279,4 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     shut = runner.invoke(app, ["study", "squares", "--out", str(tmp_path / "file/x")])
     assert shut.exit_code == 2
-    assert "cannot be written" in " ".join(shut.output.replace("│", " ").split())
+    assert "is not writable" in " ".join(shut.output.replace("│", " ").split())

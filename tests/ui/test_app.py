@@ -729,7 +729,7 @@ def test_a_protected_gallery_gives_classes_for_nothing(tmp_path: Path) -> None:
         assert {one for one, _ in found["probabilities"]} == {"benign", "malignant", "none"}
         assert sum(share for _, share in found["probabilities"]) == pytest.approx(1.0)
         assert "any one record is in the database" in found["gallery_guarantee"]
-        assert "Nothing is told" in found["promise"]
+        assert "Nothing is revealed" in found["promise"]
         assert found["caution"] == ""
         assert (here.left, here.debits) == (12.0, 0)
         assert here.waiting == []

@@ -181,8 +181,10 @@ def suggest_token(location: str) -> str:
     from nearveil.server.tokens import default_location, parse_store_url
     from nearveil.storage import describe_url
 
-    option = "" if location == str(default_location()) else f" --tokens {shlex.quote(describe_url(parse_store_url(location)))}"
-    return f"create one with `nearveil token create LABEL{option}`"
+    if location == str(default_location()):
+        return "create one with `nearveil token create LABEL`"
+    tokens = shlex.quote(describe_url(parse_store_url(location)))
+    return f"create one with `nearveil token create LABEL --tokens {tokens}`"
 
 
 def _is_missing(location: str) -> bool:
