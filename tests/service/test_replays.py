@@ -2,6 +2,7 @@
 
 import multiprocessing
 import sqlite3
+import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -12,8 +13,11 @@ import sqlalchemy as sa
 from nearveil.server import keys
 from nearveil.server.errors import ReplayedError, UnavailableError
 from nearveil.server.keys import IdempotencyRecord, IdempotencyStore
+from nearveil.server.tokens import TokenStoreError
 
 from ..gallery.index_places import index_server, index_url
+from ..small_disk import fill, mounted
+from .serving import index_of, serving
 
 __all__ = ["index_server", "index_url"]  # fixtures
 PROCESSES = multiprocessing.get_context("spawn")
@@ -98,3 +102,43 @@ def test_old_keys_are_deleted(tokens: str, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_message_cannot_be_guessed_from_the_table() -> None:
     records = [IdempotencyRecord.of(key, "ann", "birds", b"1") for key in ("a", "b")]
     assert records[0].request_hash != records[1].request_hash
+
+
+def test_on_a_full_disk_questions_get_503_and_no_key_is_lost_or_answered_twice(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = index_of(tmp_path / "birds")
+    for disk in mounted(tmp_path / "disk", "4m"):
+        with serving(disk, index, rate=None) as server:
+            assert server.ask(server.query(0), key="used-before").status_code == 200
+            ballast, refused = fill(disk, 0), None
+            for number in range(10_000):  # until the write-ahead log needs another page
+                response = server.ask(server.query(1), key=f"key-of-request-{number}")
+                if response.status_code != 200:
+                    refused = f"key-of-request-{number}"
+                    break
+            assert (response.status_code, response.json()["code"]) == (503, "unavailable")
+            assert response.json()["message"] == "Keys cannot be stored now. Try again later."
+            assert response.headers["retry-after"] == "2"
+            assert server.ask(server.query(2), key="used-before").status_code in (409, 503)  # never an answer
+            assert server.get("/v1/galleries").status_code == 200
+            ballast.unlink()
+            assert server.ask(server.query(1), key=refused).status_code == 200  # a refused key was not used up
+            for key in ("used-before", "key-of-request-0", refused):
+                assert server.ask(server.query(2), key=key).status_code == 409
+    down, up = (record.getMessage() for record in caplog.records if record.name == "nearveil.server.keys")
+    assert "cannot be stored (SQLITE_FULL)" in down
+    assert "can be stored again" in up
+
+
+def test_a_table_on_a_read_only_disk_is_reported_at_the_start(tmp_path: Path) -> None:
+    for disk in mounted(tmp_path / "disk", "4m"):
+        tokens = str(disk / "tokens.db")
+        with closing(IdempotencyStore(tokens, 5.0)) as store:
+            assert not is_refused(store, *FIRST)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)  # noqa: S603, S607
+        with pytest.raises(TokenStoreError, match=r"tokens\.db\.keys: cannot create the table of idempotency keys"):
+            IdempotencyStore(tokens, 5.0)
+        subprocess.run(["mount", "-o", "remount,rw", str(disk)], check=True)  # noqa: S603, S607
+        with closing(IdempotencyStore(tokens, 5.0)) as store:
+            assert is_refused(store, *CHANGED[0])

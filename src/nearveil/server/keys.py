@@ -1,6 +1,7 @@
 """Idempotency keys: a client may send one request again under its key, and no other."""
 
 import hashlib
+import logging
 import sqlite3
 import threading
 import time
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 
 from nearveil.server.errors import ReplayedError, UnavailableError
-from nearveil.server.tokens import create_file, open_store, parse_store_url
-from nearveil.storage import create_tables, is_of_database
+from nearveil.server.tokens import TokenStoreError, create_file, open_store, parse_store_url
+from nearveil.storage import create_tables, describe_url, is_of_database
 
+_LOG = logging.getLogger(__name__)
 _RETENTION = 86_400.0  # seconds
 
 _metadata = sa.MetaData()
@@ -77,12 +79,24 @@ class IdempotencyStore:
             create_file(path)
             url = parse_store_url(path)
         self._database = open_store(url, timeout, prepare_sqlite=_prepare_fast)
-        with self._database.begin_write() as connection:
-            create_tables(connection, _metadata)
-        self._lock, self._pruned_at = threading.Lock(), time.monotonic()
+        try:
+            with self._database.begin_write() as connection:
+                create_tables(connection, _metadata)
+        except BaseException as error:
+            self._database.close()
+            if not isinstance(error, Exception) or not is_of_database(error):
+                raise
+            raise TokenStoreError(
+                f"tokens {describe_url(url)}: cannot create the table of idempotency keys ({_name_kind(error)}): check "
+                "that the disk has free space and that this user may write to it"
+            ) from None
+        self._lock, self._pruned_at, self._is_up = threading.Lock(), time.monotonic(), True
 
     def check(self, record: IdempotencyRecord) -> None:
-        """Store a new key; raise ReplayedError if the key was used for another request."""
+        """Store a new key; raise ReplayedError if the key was used for another request.
+
+        A key that cannot be stored, as on a full disk, raises UnavailableError: nothing is answered under it.
+        """
         now = int(time.time())
         try:
             with self._database.begin_write() as connection:
@@ -92,13 +106,24 @@ class IdempotencyStore:
         except Exception as error:
             if not is_of_database(error):
                 raise
-            raise UnavailableError("Keys cannot be checked now. Try again later.") from None
+            self._report(False, error)
+            raise UnavailableError("Keys cannot be stored now. Try again later.") from None
+        self._report(True)
         if bytes(first) != record.request_hash:
             raise ReplayedError("This key was already used for another request. Use a new key.")
 
     def close(self) -> None:
         """Close all connections."""
         self._database.close()
+
+    def _report(self, is_up: bool, error: Exception | None = None) -> None:
+        """Log one line when the table goes down, and one when it is up again."""
+        if is_up != self._is_up:
+            self._is_up = is_up
+            if error is None:
+                _LOG.warning("idempotency keys can be stored again")
+            else:
+                _LOG.error("idempotency keys cannot be stored (%s): questions get 503", _name_kind(error))
 
     def _must_prune(self) -> bool:
         with self._lock:
@@ -113,3 +138,9 @@ def _prepare_fast(connection: sqlite3.Connection | Any) -> None:
     """Write without waiting for the disk: a power failure may lose keys, the end of a process does not."""
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = OFF")
+
+
+def _name_kind(error: BaseException) -> str:
+    """Return the kind of a database error, such as SQLITE_FULL, without its text, which may quote values."""
+    original = getattr(error, "orig", None) or error
+    return str(getattr(original, "sqlite_errorname", None) or type(original).__name__)
