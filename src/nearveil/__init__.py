@@ -1,15 +1,15 @@
-"""Nearest neighbours with a privacy guarantee that you can check.
+"""Nearest-neighbour search with a verifiable privacy guarantee.
 
-Begin with these:
+Start with these:
 
-- ``Client(where, token, account=..., ledger=...)`` asks a gallery, here or on a server: ``client.nearest(image)`` and
-  ``client.classify(image)``. ``AsyncClient`` is the same for event loops.
-- ``PrivateKNeighborsClassifier``, ``PrivateKNeighborsRegressor`` and ``PrivateDiscriminant`` answer from private
-  records; ``PublicDiscriminant`` is the model that may be published.
-- ``SupervisedManifold`` embeds rows; it protects nothing by itself.
+- ``Client(where, token, account=..., ledger=...)`` queries a local or remote gallery: ``client.nearest(image)`` and
+  ``client.classify(image)``. ``AsyncClient`` is the asynchronous version.
+- ``PrivateKNeighborsClassifier``, ``PrivateKNeighborsRegressor`` and ``PrivateDiscriminant`` learn from private
+  records; ``PublicDiscriminant`` is the model to publish.
+- ``SupervisedManifold`` embeds rows, without privacy.
 
-Galleries are made with ``nearveil.gallery``, budgets with ``nearveil.ledger``, mechanisms are in
-``nearveil.mechanisms`` and evaluation in ``nearveil.search``. On the command line: ``nearveil --help``.
+See ``nearveil.gallery`` to create galleries, ``nearveil.ledger`` for budgets, ``nearveil.mechanisms``,
+``nearveil.search`` for evaluation, and ``nearveil --help`` for the command line.
 """
 
 from typing import TYPE_CHECKING

@@ -4,7 +4,7 @@ import sys
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it without a traceback, also while it is imported."""
+    """Run the command line. Ctrl-C exits without a traceback, even during imports."""
     try:
         from nearveil.cli import app
 
@@ -13,5 +13,5 @@ def main() -> None:
         sys.exit(130)
 
 
-if __name__ == "__main__":  # processes that a server starts import this, too
+if __name__ == "__main__":  # worker processes of a server import this module
     main()

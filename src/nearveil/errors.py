@@ -1,10 +1,10 @@
-"""The base of all errors that this library raises on purpose."""
+"""The base class of all errors of this library."""
 
 
 class NearveilError(Exception):
-    """Something that was asked for cannot be done; the message names the field and what to do.
+    """An error with a message that names the problem and its remedy.
 
-    Most are a :class:`ValueError`, too. Catch this one to catch them all.
+    Most are also a :class:`ValueError`. Catch this class to catch them all.
 
     Examples
     --------

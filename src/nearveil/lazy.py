@@ -1,4 +1,4 @@
-"""Import public names on first use, so that no program loads all of them."""
+"""Lazy imports of public names."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -8,7 +8,7 @@ from typing import Any
 def import_later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package.
 
-    `modules` maps a module to the names that it defines; a module that begins with a dot is relative to `package`.
+    `modules` maps a module, absolute or relative to `package`, to the names that it defines.
     """
     locations = {name: module for module, names in modules.items() for name in names.split()}
 

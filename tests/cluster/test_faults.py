@@ -77,8 +77,8 @@ def test_a_scheduler_that_is_killed(
         else:
             assert done == TOTALS
 
-        monkeypatch.setattr(cluster, "_PATIENCE", 0.5)
-        monkeypatch.setattr(cluster, "_LOOK", 0.1)
+        monkeypatch.setattr(cluster, "_WORKER_TIMEOUT", 0.5)
+        monkeypatch.setattr(cluster, "_POLL_INTERVAL", 0.1)
         results = found.map(stages.wait_and_add, found.place(PARTS), np.ones(3), stage="adding")
         assert next(results) == TOTALS[0]
         with suspended(processes.scheduler):

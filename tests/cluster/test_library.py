@@ -162,7 +162,7 @@ def test_private_rows_stay_on_the_worker_that_holds_them(current: Any) -> None:
 def test_private_rows_in_pieces_on_several_workers_are_refused(current: Any) -> None:
     current.wait_for_workers(2, timeout=60)
     rows = scatter_blocks(current, sorted(current.nthreads())).rechunk((400, 12))
-    words = r"^checking private records, partition 1 of 2: its pieces lie on several workers"
+    words = r"^checking private records, partition 1 of 2: its pieces are on several workers"
     with nothing_received(current, 100 * ROWS[0].nbytes), pytest.raises(PartitionError, match=words):
         NeighborSearch(rows)
 

@@ -35,7 +35,7 @@ TERMS: dict[str, Any] = {"n_sets": 4, "candidates": 0.1, "code_bytes": 64}
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "ROWS", 300)
-    monkeypatch.setattr(cluster, "_PATIENCE", 15.0)
+    monkeypatch.setattr(cluster, "_WORKER_TIMEOUT", 15.0)
     monkeypatch.setattr(learning, "_EXACT", 1 << 20)  # inverted lists, as of large galleries
 
 
@@ -280,7 +280,7 @@ def test_private_images_stay_on_this_machine(workers: Any, tmp_path: Path) -> No
     files, extractor = write_images(tmp_path, 3), DyingExtractor(tmp_path)  # which kills nobody
     with pytest.raises(ValueError, match=r"^cluster: features of private images .* on this machine only"):
         gallery_features(files, extractor, row_exact=True, cluster=workers)
-    here = cluster._DaskCluster(workers, is_here=True)  # as of `local`
+    here = cluster._DaskCluster(workers, is_local=True)  # as of `local`
     found = gallery_features(files, extractor, row_exact=True, cluster=here)
     np.testing.assert_array_equal(found.features, gallery_features(files, extractor, row_exact=True).features)
 

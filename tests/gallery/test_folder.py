@@ -65,7 +65,7 @@ def test_errors_name_the_parameter_and_make_no_index(
 class Elsewhere(Cluster):
     """A cluster whose workers are on other machines."""
 
-    is_here = False
+    is_local = False
 
 
 def test_private_images_are_refused_on_other_machines(photos: Path, tmp_path: Path) -> None:

@@ -203,7 +203,7 @@ def gallery_features(
 
 def assert_here(workers: Cluster) -> None:
     """Raise unless all workers are processes on this machine."""
-    if not workers.is_here:
+    if not workers.is_local:
         raise ValueError(
             "cluster: features of private images (row-exact features) are computed on this machine only: other "
             "machines would see the images, keep their features, and may round differently. Use local or local:N, or "

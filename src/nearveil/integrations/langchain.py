@@ -22,43 +22,43 @@ if TYPE_CHECKING:
 
 __all__ = ["NearveilRetriever"]
 
-_MAX_UNANSWERED = 1000  # questions that are remembered
+_MAX_UNANSWERED = 1000  # queries to remember
 
 _Question: TypeAlias = tuple[UUID, int, str, float, str | None]  # run, identity of the client, text, epsilon, gallery
 
 
 class NearveilRetriever(BaseRetriever):
-    """Finds documents of an open gallery privately: the text and its vector stay here, a server sees one message.
+    """Retrieves documents of an open gallery privately: text and vector stay local, the server sees one message.
 
-    Every answer pays `epsilon` from the client's account. ``retriever.with_retry()`` pays once for all attempts: they
-    send the same message. A chain that is retried as a whole pays for each attempt, so retry the retriever. Calls that
-    do not belong together never share a message: that would show the server that their texts are equal. How often a
-    chain or an agent asks is seen by the server; where that depends on the private text, no guarantee covers it.
+    Every query debits `epsilon` from the client's account. ``retriever.with_retry()`` debits once for all attempts,
+    which send the same message. A chain that is retried as a whole pays for each attempt, so retry the retriever.
+    Unrelated calls never share a message: that would reveal that their texts are equal. The server sees the number of
+    queries of a chain or an agent; if it depends on the private text, no guarantee covers that.
 
     Parameters
     ----------
     client : nearveil.Client
-        Of a gallery whose vectors were made by the same `embed`; it must offer metadata for texts to come back.
+        A client of a gallery of vectors from the same `embed`. It must offer metadata, or no texts are returned.
     embed : object with `embed_query`, or callable
-        What makes a vector of a text: embeddings of LangChain, or any function.
+        Converts a text to a vector: LangChain embeddings, or any function.
     k : int, default=4
     by : {"auto", "message", "home", "sealed"}, default="auto"
-        The way to ask, as of :meth:`nearveil.Client.nearest`.
+        The search method, as in :meth:`nearveil.Client.nearest`.
     epsilon : float, optional
-        Of each question. By default 0 for "home" and "sealed", which cost nothing, and 4.0 otherwise.
+        Cost of each query. Default: 0 for "home" and "sealed", which are free, else 4.0.
     gallery : str, optional
-        Needed where the server has several.
+        Required if the server has several.
     where : mapping or callable, optional
-        As of :meth:`nearveil.Client.nearest`: applied here, after the answer.
+        Metadata filter, as in :meth:`nearveil.Client.nearest`: applied locally, after the answer.
     text_key : str, default="text"
-        The entry of an item's metadata that is its text. Items without it have their names as texts.
+        Metadata key of the text. The name is the text of items without it.
 
     Examples
     --------
-    ``docs/howto/vectors.md`` indexes sentences and asks for them.
+    See ``docs/howto/vectors.md``, which indexes and searches sentences.
     """
 
-    # A misspelt `epsilon` must not be paid for at the default, and errors must not quote a private filter.
+    # A misspelt `epsilon` must not use the default, and errors must not quote a private filter.
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid", hide_input_in_errors=True)
 
     client: Any
@@ -111,8 +111,8 @@ class NearveilRetriever(BaseRetriever):
     def _choose_key(self, query: str, run: UUID | None) -> Iterator[str]:
         """Yield a new key, or that of an earlier attempt of the same run if it has no answer yet.
 
-        `run`: The run that asks, if there is one: with ``with_retry`` the same for all attempts. Without it, or in
-        another run, a text is never looked up. A server that withholds an answer would see that two texts are equal.
+        `run`: the parent run, if any; ``with_retry`` uses one for all attempts. Other runs never reuse a key: a server
+        that withholds an answer would learn that two texts are equal.
         """
         if run is None:
             yield new_key()
@@ -121,7 +121,7 @@ class NearveilRetriever(BaseRetriever):
         key = _UNANSWERED.take(question) or new_key()
         try:
             yield key
-        except (KeySpentError, KeyConflictError):  # the key gives no message any more
+        except (KeySpentError, KeyConflictError):  # the key can no longer be used
             raise
         except BaseException as error:
             if not (isinstance(error, UnansweredError) and not error.again):
@@ -130,7 +130,7 @@ class NearveilRetriever(BaseRetriever):
 
 
 class _UnansweredKeys:
-    """Idempotency keys of questions that may be paid for and have no answer; the oldest are forgotten first."""
+    """Idempotency keys of queries that may be paid for and have no answer; the oldest are evicted first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -141,7 +141,7 @@ class _UnansweredKeys:
             self._keys.append((question, key))
 
     def take(self, question: _Question) -> str | None:
-        """Remove and return a key of a question; two calls at once never get the same."""
+        """Remove and return a key of a query; concurrent calls never get the same."""
         with self._lock:
             entry = next((entry for entry in self._keys if entry[0] == question), None)
             if entry is None:
@@ -150,12 +150,12 @@ class _UnansweredKeys:
             return entry[1]
 
 
-# Not in the retriever: LangChain copies retrievers whose fields are configurable, with every call.
+# Not in the retriever: LangChain copies retrievers with configurable fields on every call.
 _UNANSWERED = _UnansweredKeys()
 
 
 def _make_document(match: Any, text_key: str) -> Document:
-    """Return a match as a document; its similarity stands beside its metadata."""
+    """Convert a match to a document, with its similarity in the metadata."""
     metadata = {name: value for name, value in match.metadata.items() if name != text_key}
     text = match.metadata.get(text_key, match.name)
     return Document(
