@@ -593,8 +593,8 @@ class _Tasks:
             self._drop(number)
 
     def _name_run(self, run: slice) -> str:
-        if run.stop - run.start == 1:
-            return self._names[run.start]
+        if len(self._names[run]) == 1:
+            return str(self._names[run.start])
         return f"partitions {run.start + 1} to {run.stop} of {len(self._parts)}"
 
     def _submit_tree(
