@@ -27,7 +27,7 @@ from nearveil.mechanisms import (
 )
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
-from nearveil.privatemail.engines import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
+from nearveil.privatemail.published import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
 from nearveil.search.ceiling import class_ceiling
 from studies._report import interval
 from studies._study import summarise

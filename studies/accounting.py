@@ -14,9 +14,9 @@ from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
 from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant
-from nearveil.privacy.accounting.screening import compute_fixed_pair_epsilon, compute_private_knn_asymptotic
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from studies import _figures as draw
+from studies._screening_bounds import compute_fixed_pair_epsilon, compute_private_knn_asymptotic
 from studies._study import Case, Row, Study, select
 
 DELTA = 1e-5

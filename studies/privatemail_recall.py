@@ -8,7 +8,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nearveil.privatemail.engines import step_epsilon
+from nearveil.privatemail.published import step_epsilon
 from studies import _figures as draw
 from studies._privatemail import (
     ANCHORS,

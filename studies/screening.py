@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from nearveil.privacy.accounting import screening_curve
 from nearveil.privacy.accounting.screening import (
     compute_binary_rdp,
-    compute_fixed_pair_epsilon,
     compute_screening_rdp,
     log_pairs,
 )
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw
+from studies._screening_bounds import compute_fixed_pair_epsilon
 from studies._study import Case, Row, Study, select
 
 Floats = NDArray[np.float64]

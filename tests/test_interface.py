@@ -35,5 +35,5 @@ def test_help_begins_with_what_to_begin_with() -> None:
     text = nearveil.__doc__ or ""
     places = [text.index(name) for name in ("Client", "PrivateKNeighborsClassifier", "SupervisedManifold")]
     assert places == sorted(places)
-    assert pydoc.plain(pydoc.render_doc(nearveil)).index("Begin with these") < 200
+    assert pydoc.plain(pydoc.render_doc(nearveil)).index("Start with these") < 200
     assert [name for name in dir(nearveil) if name[0] != "_"][:2] == ["AsyncClient", "Client"]

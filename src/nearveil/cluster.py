@@ -228,10 +228,6 @@ def _fold(values: Iterable[Result], merge: Callable[[Result, Result], Result]) -
     return last
 
 
-class _FailedError(Exception):
-    """A partition failed, with this outcome."""
-
-
 def _fold_on_worker(
     names: Sequence[str],
     function: Callable[..., Any],
@@ -241,19 +237,10 @@ def _fold_on_worker(
     inputs: Mapping[Any, Any] = _EMPTY,
 ) -> _Outcome:
     """Apply a function to consecutive partitions and merge the results."""
-
-    def compute() -> Iterator[Any]:
-        for name, part in zip(names, parts, strict=True):
-            outcome = _run_on_worker(name, function, part, *shared, inputs=inputs)
-            if outcome.error is not None:
-                raise _FailedError(outcome)
-            yield outcome.value
-
-    try:
-        return _Outcome(_fold(compute(), merge))
-    except _FailedError as error:
-        failed: _Outcome = error.args[0]
-        return failed
+    outcomes = (
+        _run_on_worker(name, function, part, *shared, inputs=inputs) for name, part in zip(names, parts, strict=True)
+    )
+    return _fold(outcomes, partial(_merge_on_worker, merge))
 
 
 def _merge_on_worker(merge: Callable[[Any, Any], Any], first: _Outcome, second: _Outcome) -> _Outcome:

@@ -38,7 +38,7 @@ from nearveil.privacy.accounting import (
     calibrate,
     screening_curve,
 )
-from nearveil.privacy.accounting.screening import compute_binary_rdp, compute_private_knn_asymptotic
+from nearveil.privacy.accounting.screening import compute_binary_rdp
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,
@@ -48,6 +48,7 @@ from nearveil.privacy.events import (
     VoteHistogram,
     split_event,
 )
+from studies._screening_bounds import compute_private_knn_asymptotic
 
 SCREENING = NoisyScreening(noise=20.0, threshold=30.0, n_neighbors=50)
 EVENTS: list[DpEvent] = [

@@ -17,8 +17,9 @@ from scipy.stats import binom
 
 from nearveil.privacy.accounting import PldAccountant, screening_curve
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _find_hull, _Kernel, _thin, compose_binary
-from nearveil.privacy.accounting.screening import _make_moves, compute_fixed_pair_epsilon, compute_screening_rdp
+from nearveil.privacy.accounting.screening import _make_moves, compute_screening_rdp
 from nearveil.privacy.events import NoisyScreening, PureDp
+from studies._screening_bounds import compute_fixed_pair_epsilon
 
 MNIST = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
 STREET = NoisyScreening(noise=85, threshold=210, n_neighbors=300)

@@ -13,14 +13,14 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.mechanisms import Message, MessageError
 from nearveil.privacy.noise import add_noise, compute_classical_scale, unsafe_seeded
-from nearveil.privatemail.engines import (
+from nearveil.privatemail.manifold import umeyama
+from nearveil.privatemail.mechanism import PrivateMail
+from nearveil.privatemail.published import (
     CentredDistances,
     compose_strongly,
     find_code_scale,
     step_epsilon,
 )
-from nearveil.privatemail.manifold import umeyama
-from nearveil.privatemail.mechanism import PrivateMail
 from nearveil.privatemail.sensitivity import bound_step, published_2021, published_2022
 from studies.data import DataMissingError, load_features
 from tests.reference import dense_label_weights, dense_weights, laplacian

@@ -97,7 +97,7 @@ def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_
 
 
 def test_the_search_for_a_fixed_pair_finds_the_best() -> None:
-    from nearveil.privacy.accounting.screening import compute_fixed_pair_epsilon
+    from studies._screening_bounds import compute_fixed_pair_epsilon
 
     found, pair = screening.find_worst_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
     everywhere = [

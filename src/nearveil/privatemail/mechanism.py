@@ -14,18 +14,12 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers
 from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
 from nearveil.privatemail.engines import (
-    EXPERIMENTS,
     MAX_STEPS,
-    REASONS,
     Dummies,
-    Experiment,
     GalleryEmbedding,
     Kind,
     Labels,
-    PublishedEngine,
-    Recipe,
     SoundEngine,
-    Version,
     bound_sensitivities,
     calibrate_steps,
     choose_anchors,
@@ -33,6 +27,7 @@ from nearveil.privatemail.engines import (
     prepare_anchors,
 )
 from nearveil.privatemail.graph.labels import Encoding
+from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Recipe, Version
 
 
 @dataclass(eq=False, repr=False)

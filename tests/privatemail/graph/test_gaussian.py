@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.privatemail.graph import _base, gaussian, gaussian_graph
+from nearveil.privatemail.graph import gaussian, gaussian_graph, series
 from studies.data import FeatureSet
 from tests.reference import dense_weights, laplacian, unit_rows
 
@@ -171,7 +171,7 @@ def test_series_keeps_its_certified_bound(
     X, Z = unit_rows(300, 6).astype(dtype), unit_rows(300, 3, seed=1).astype(dtype)
     weights = dense_weights(X.astype(np.float64), bandwidth)
     graph = gaussian_graph(convert(X), bandwidth, method="series", tolerance=tolerance)
-    assert isinstance(graph, _base.SeriesGraph)
+    assert isinstance(graph, series.SeriesGraph)
     assert graph.polynomial.degree == degree
     assert graph.error_bound <= tolerance
     slack = ROUNDING[dtype]
@@ -246,7 +246,7 @@ def test_series_of_too_many_moments_names_the_way_out() -> None:
 def test_series_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     X, Z = unit_rows(500, 6), unit_rows(500, 2, seed=1)
     whole = [gaussian_graph(X, 6.0, "series", tolerance=t).matmul(Z) for t in (1e-6, 1e-8)]
-    monkeypatch.setattr(_base, "HOST_BLOCK", 64 * 12)
+    monkeypatch.setattr(series, "HOST_BLOCK", 64 * 12)
     cut = [gaussian_graph(X, 6.0, "series", tolerance=t).matmul(Z) for t in (1e-6, 1e-8)]
     np.testing.assert_allclose(cut, whole, rtol=1e-12, atol=1e-12)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearveil.privatemail.graph._base import find_best_polynomial, find_least_polynomial
+from nearveil.privatemail.graph.series import find_best_polynomial, find_least_polynomial
 
 GRID = np.linspace(-1 - 1e-6, 1 + 1e-6, 4001, dtype=np.longdouble)  # rounded rows pass 1 by a little
 

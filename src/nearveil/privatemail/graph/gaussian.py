@@ -15,24 +15,26 @@ from threadpoolctl import ThreadpoolController
 from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.privacy.checks import check_positive, is_integer
 from nearveil.privatemail.graph._base import (
-    MAX_DEGREE,
-    MOMENTS_LIMIT,
     Array,
     GaussianGraph,
     Graph,
-    KernelPolynomial,
-    SeriesGraph,
     as_array,
     check_bandwidth,
     check_unit_rows,
-    count_moments,
-    find_best_polynomial,
-    find_least_polynomial,
     find_namespace,
     find_tiny,
     is_host,
     move_to_library,
     to_numpy,
+)
+from nearveil.privatemail.graph.series import (
+    MAX_DEGREE,
+    MOMENTS_LIMIT,
+    KernelPolynomial,
+    SeriesGraph,
+    count_moments,
+    find_best_polynomial,
+    find_least_polynomial,
 )
 
 HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache

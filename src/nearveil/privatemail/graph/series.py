@@ -1,0 +1,179 @@
+"""Gaussian graphs in linear time, by a polynomial kernel of certified error (``docs/theory/graph.md``)."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.polynomial import Polynomial
+from numpy.typing import NDArray
+
+from nearveil.privatemail.graph._base import Array, GaussianGraph, find_namespace, is_host
+
+MAX_DEGREE = 3
+_MARGIN = 1e-6  # rows are of norm one up to rounding, so inner products may leave [-1, 1] by a little
+_MAX_SHARPNESS = 5.0  # beyond it (bandwidth < 0.45) the best cubic has an error of 80%
+
+
+@dataclass(frozen=True)
+class KernelPolynomial:
+    """A polynomial p(t) = c_0 + c_1 t + ... close to ``exp(u (t - 1))`` on [-1, 1]."""
+
+    coefficients: tuple[float, ...]  # from the constant upwards
+    error_bound: float  # certified largest ``|p(t) - w(t)| / w(t)``
+
+    @property
+    def degree(self) -> int:
+        """The degree of the polynomial."""
+        return len(self.coefficients) - 1
+
+
+def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
+    """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1], of degree 0 to 3.
+
+    By Remez' exchange. The error is evaluated at the roots of ``p' - u p`` (``docs/theory/graph.md``, Theorem 1).
+    """
+    if sharpness > _MAX_SHARPNESS:
+        return KernelPolynomial((0.0,) * (degree + 1), math.inf)
+    end = 1 + _MARGIN
+    points = end * np.cos(np.pi * np.arange(degree + 2) / (degree + 1))[::-1]
+    best: tuple[float, Polynomial] | None = None
+    for _ in range(20):
+        # p(t_i) / w(t_i) + (-1)^i E = 1 at every point of the reference, linear in p and E.
+        powers = np.vander(points, degree + 1, increasing=True) * np.exp(-sharpness * (points - 1))[:, None]
+        signs = (-1.0) ** np.arange(degree + 2)[:, None]
+        *coefficients, _level = np.linalg.solve(np.hstack([powers, signs]), np.ones(degree + 2))
+        polynomial = Polynomial(coefficients)
+        extrema = _find_extrema(polynomial, sharpness, end)
+        error = float(np.max(np.abs(_compute_relative_error(polynomial, sharpness, extrema))))
+        if best is not None and error >= best[0] * (1 - 1e-9):
+            break
+        best = (error, polynomial)
+        if len(extrema) != degree + 2:
+            break  # fewer alternations than unknowns: the error is below rounding
+        points = extrema
+    assert best is not None
+    rounding = 8 * np.finfo(float).eps * np.exp(2 * sharpness)
+    return KernelPolynomial(tuple(float(c) for c in best[1].coef), float(best[0] * (1 + 1e-6) + rounding))
+
+
+def _compute_relative_error(polynomial: Polynomial, sharpness: float, t: NDArray[np.float64]) -> NDArray[np.float64]:
+    values: NDArray[np.float64] = polynomial(t) * np.exp(-sharpness * (t - 1)) - 1
+    return values
+
+
+def _find_extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np.float64]:
+    """Return the ends of the interval and, between them, all roots of p' - u p, in order."""
+    roots = np.asarray((polynomial.deriv() - sharpness * polynomial).roots(), dtype=np.complex128)
+    # A double root may come out as a pair just off the real line: its real part is the extremum.
+    inside = [root.real for root in roots if abs(root.imag) < 1e-3 and -end < root.real < end]
+    return np.array([-end, *sorted(inside), end])
+
+
+def find_least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
+    """Return the polynomial of least degree, up to 3, with a certified error of at most `tolerance`, or None."""
+    for degree in range(MAX_DEGREE + 1):
+        polynomial = find_best_polynomial(sharpness, degree)
+        if polynomial.error_bound <= tolerance:
+            return polynomial
+    return None
+
+
+HOST_BLOCK = 1 << 19  # numbers in a block of rows: 4 MiB of doubles, so that a block stays in cache
+DEVICE_BLOCK = 1 << 27
+MOMENTS_LIMIT = 1 << 27  # numbers in the moments of one column: 1 GiB of doubles
+
+
+def count_moments(degree: int, d: int) -> int:
+    """Return the number of moments of a series for each column of Z."""
+    return 1 + d + (d * _count_features(degree, d) if degree > 1 else 0)
+
+
+def _count_features(degree: int, d: int) -> int:
+    """Return the number of features of one row that represent ``c_2 t + c_3 t^2``."""
+    return d if degree == 2 else d + d * (d + 1) // 2
+
+
+class SeriesGraph(GaussianGraph):
+    """Weights ``p(x_i.x_j)`` for a polynomial p of certified relative error, in linear time.
+
+    One pass over the rows collects moments and a second one applies them (``docs/theory/graph.md``): O(n d^m k) time
+    for degree m, where the exact graph needs O(n^2 (d + k)).
+    """
+
+    method = "series"
+
+    def __init__(self, X: Array, bandwidth: float, model: Array, polynomial: KernelPolynomial) -> None:
+        super().__init__(X, bandwidth, model)
+        self.polynomial = polynomial
+        self.error_bound = polynomial.error_bound
+
+    def _product(self, Z: Array) -> Array:
+        return self.apply_sums(self._X, self.collect_sums(Z), Z.dtype) - self.compute_self_weights()[:, None] * Z
+
+    def compute_self_weights(self) -> Array:
+        """Return the polynomial's weight of each row with itself."""
+        squares = find_namespace(self._X).vecdot(self._X, self._X)
+        weights = squares * 0
+        for coefficient in reversed(self.polynomial.coefficients):
+            weights = weights * squares + coefficient
+        return weights
+
+    def _cross_product(self, X: Array, Z: Array) -> Array:
+        return self.apply_sums(X, self.collect_sums(Z), Z.dtype)
+
+    def collect_sums(self, Z: Array) -> list[Array]:
+        """Return the sums of `Z`, slopes and higher moments over all rows, in double precision."""
+        xp = find_namespace(Z)
+        slopes = xp.zeros((self._X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
+        for rows in self._blocks(self._X, Z.shape[1]):
+            slopes += xp.matmul(self._X[rows].T, Z[rows])
+        higher = [self._moments(Z)] if self.polynomial.degree > 1 else []
+        return [xp.sum(Z, axis=0, dtype=xp.float64), slopes, *higher]
+
+    def apply_sums(self, X: Array, collected: list[Array], dtype: Any) -> Array:
+        """Multiply the weights between rows `X` and the collected rows by their `Z`."""
+        sums, slopes, *higher = collected
+        xp, k = find_namespace(sums), slopes.shape[1]
+        constant, linear = (*self.polynomial.coefficients, 0.0)[:2]
+        product = xp.matmul(X, xp.astype(linear * slopes, dtype)) + xp.astype(constant * sums, dtype)
+        if higher:
+            moments = xp.astype(higher[0], dtype)
+            for rows in self._blocks(X, k):
+                block = X[rows]
+                applied = xp.reshape(xp.matmul(self._left(block), moments), (-1, k, X.shape[1]))
+                product[rows] += xp.vecdot(applied, block[:, None, :])
+        return product
+
+    def _moments(self, Z: Array) -> Array:
+        """Collect ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``, in double precision."""
+        xp = find_namespace(Z)
+        d, k = self._X.shape[1], Z.shape[1]
+        total = xp.zeros((_count_features(self.polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)
+        for rows in self._blocks(self._X, k):
+            block = self._X[rows]
+            weighted = xp.reshape(block[:, None, :] * Z[rows][:, :, None], (-1, k * d))
+            total += xp.matmul(self._right(block).T, weighted)
+        return total
+
+    def _right(self, X: Array) -> Array:
+        """Return the features x and, for degree three, their pairs."""
+        if self.polynomial.degree == 2:
+            return X
+        return find_namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
+
+    def _left(self, X: Array) -> Array:
+        """Return the same features times their coefficients; pairs of different features count twice."""
+        quadratic, *cubic = self.polynomial.coefficients[2:]
+        features = [quadratic * X]
+        for a in range(X.shape[1]) if cubic else ():
+            scaled = (2 * cubic[0]) * X[:, a : a + 1]
+            features += [0.5 * scaled * X[:, a : a + 1], scaled * X[:, a + 1 :]]
+        return find_namespace(X).concat(features, axis=1)
+
+    def _blocks(self, X: Array, k: int) -> list[slice]:
+        """Split the rows so that the widest intermediate array of a block fits in cache, or on the device."""
+        d = X.shape[1]
+        width = max(k * d, _count_features(self.polynomial.degree, d))
+        step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)
+        return [slice(start, start + step) for start in range(0, X.shape[0], step)]
