@@ -582,6 +582,13 @@ def test_the_reservation_of_a_body_ends_with_its_answer(tmp_path: Path, monkeypa
         server.client.runner.run(run())
 
 
+def test_the_reservation_of_a_body_ends_with_its_refusal(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        statuses = [server.ask(server.query(number), key="one-key-of-a-client").status_code for number in (0, 1)]
+        assert statuses == [200, 409]
+        assert server.client.app.state.nearveil.receiving["query"].used == 0
+
+
 def test_bodies_are_hashed_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: dict[int, str] = {}
     identify = IdempotencyRecord.of

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import ClassVar, cast, get_args
+from typing import TYPE_CHECKING, ClassVar, cast, get_args
 
 from nearveil.features.backbones import name_extractor
 from nearveil.gallery.answers import EXTRAS, Extras
@@ -23,6 +23,9 @@ from nearveil.wire.frames import Kind, WireError
 from nearveil.wire.home import CodesGroup, CodesSource
 from nearveil.wire.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
 from nearveil.wire.server import ServedMap, ServerProtocol
+
+if TYPE_CHECKING:
+    from nearveil.ledger import Account
 
 _LOG = logging.getLogger(__name__)
 OFFERS: tuple[Offer, ...] = get_args(Offer)
@@ -136,6 +139,11 @@ class Gallery:
     def is_published(self) -> bool:
         """Whether there was a map, or a model, at the last `refresh`. Never blocks."""
         raise NotImplementedError
+
+    @property
+    def account(self) -> "Account | None":
+        """The account that pays for publications, if any."""
+        return None
 
     @property
     def sealed_pass_bytes(self) -> int:

@@ -3,7 +3,8 @@
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from nearveil.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
@@ -92,8 +93,8 @@ class InFlightLimit:
     Examples
     --------
     >>> limit = InFlightLimit(1)
-    >>> limit.enter("ann"); limit.enter("bob"); limit.leave("ann"); limit.enter("ann")
-    >>> limit.enter("bob")
+    >>> with limit.hold("ann"), limit.hold("bob"):
+    ...     with limit.hold("bob"): pass
     Traceback (most recent call last):
     nearveil.server.errors.RateError: Too many requests in flight with this token. Wait for an answer.
     """
@@ -102,18 +103,18 @@ class InFlightLimit:
         self._maximum = maximum
         self._counts: dict[str, int] = {}
 
-    def enter(self, token: str) -> None:
-        """Count a request, or raise RateError."""
-        count = self._counts.get(token, 0)
-        if count >= self._maximum:
+    @contextmanager
+    def hold(self, token: str) -> Iterator[None]:
+        """Count a request while the context is open, or raise RateError."""
+        if self._counts.get(token, 0) >= self._maximum:
             raise RateError("Too many requests in flight with this token. Wait for an answer.", 1)
-        self._counts[token] = count + 1
-
-    def leave(self, token: str) -> None:
-        """Stop counting a request."""
-        count = self._counts.pop(token) - 1
-        if count:
-            self._counts[token] = count
+        self._counts[token] = self._counts.get(token, 0) + 1
+        try:
+            yield
+        finally:
+            self._counts[token] -= 1
+            if not self._counts[token]:
+                del self._counts[token]
 
 
 class ByteBudget:
@@ -125,34 +126,41 @@ class ByteBudget:
     Examples
     --------
     >>> budget = ByteBudget(100, "Too many bytes in flight.")
-    >>> budget.resize("ann", 0, 70), budget.resize("bob", 0, 40), budget.resize("ann", 70, 0)
-    (70, 40, 0)
-    >>> budget.resize("bob", 0, 20)
+    >>> first, second, third = (Reservation(budget, token) for token in ("ann", "bob", "bob"))
+    >>> first.resize(70); second.resize(40); first.resize(0)
+    >>> third.resize(20)
     Traceback (most recent call last):
     nearveil.server.errors.BusyError: Too many bytes in flight.
     """
 
     def __init__(self, limit: int, message: str) -> None:
-        self._limit, self._message = limit, message
-        self._bytes: dict[str, int] = {}  # by token
+        self.limit, self.message = limit, message
+        self.bytes_by_token: dict[str, int] = {}
 
     @property
     def used(self) -> int:
         """Bytes that are in use."""
-        return sum(self._bytes.values())
+        return sum(self.bytes_by_token.values())
 
-    def resize(self, token: str, old: int, new: int) -> int:
-        """Let a request of a token hold `new` bytes instead of `old`, and return `new`; BusyError if it is too much."""
-        rest = self._bytes.get(token, 0) - old  # of the token's other requests
-        if new > old:
-            total, n_others = self.used - old + new, len(self._bytes.keys() - {token})
-            exceeds = total > self._limit and (rest > 0 or n_others > 1)
-            if exceeds or (rest and rest + new > self._limit // 2):
-                raise BusyError(self._message)
-        self._bytes[token] = rest + new
-        if not self._bytes[token]:
-            del self._bytes[token]
-        return new
+
+class Reservation:
+    """The bytes of a budget that one request of a token holds."""
+
+    def __init__(self, budget: ByteBudget, token: str) -> None:
+        self._budget, self._token, self._size = budget, token, 0
+
+    def resize(self, size: int) -> None:
+        """Hold `size` bytes from now on; BusyError if that is too much."""
+        budget, sizes = self._budget, self._budget.bytes_by_token
+        rest = sizes.get(self._token, 0) - self._size  # of the token's other requests
+        if size > self._size:
+            total, n_others = budget.used - self._size + size, len(sizes.keys() - {self._token})
+            exceeds = total > budget.limit and (rest > 0 or n_others > 1)
+            if exceeds or (rest and rest + size > budget.limit // 2):
+                raise BusyError(budget.message)
+        self._size, sizes[self._token] = size, rest + size
+        if not sizes[self._token]:
+            del sizes[self._token]
 
 
 def check_length(length: bytes | None, chunked: bool, lengths: range | frozenset[int]) -> int:

@@ -5,12 +5,10 @@ import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily
 
-from nearveil.ledger import Account
 from nearveil.server.galleries import Gallery, OpenGallery
 
 _GALLERY_METRICS = {
@@ -30,16 +28,6 @@ def send_heartbeat() -> None:
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
         sender.setblocking(False)
         sender.sendto(b"READY=1\nWATCHDOG=1", "\0" + address[1:] if address.startswith("@") else address)
-
-
-@runtime_checkable
-class PayingGallery(Protocol):
-    """A gallery with an account."""
-
-    @property
-    def account(self) -> Account | None:
-        """The account that pays; None before the first publication."""
-        ...
 
 
 class Metrics:
@@ -110,7 +98,7 @@ class GalleryMetrics:
             True,
             gallery.info().revision,
             gallery.stale if isinstance(gallery, OpenGallery) else None,
-            gallery.account.balance().left if isinstance(gallery, PayingGallery) and gallery.account else None,
+            gallery.account.balance().left if gallery.account else None,
         )
 
 

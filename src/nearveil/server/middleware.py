@@ -77,12 +77,13 @@ class GuardMiddleware:
         try:
             bearer = self._read_headers(context, scope)
             await self._admit(context, scope, bearer)
-            context.enter(self._state.in_flight)
+            if context.token is not None:
+                context.resources.enter_context(self._state.in_flight.hold(context.token.id))
             await self._app(scope, receive, send)
         except Exception as error:
             await self._send_problem(context, self._limit_refusals(context, error, scope), scope, receive, send)
         finally:
-            context.leave()
+            context.resources.close()
             self._state.metrics.in_flight.dec()
             self._record(context, scope, perf_counter() - started)
 

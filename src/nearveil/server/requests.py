@@ -5,6 +5,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import NoReturn, TypeVar
 
 from starlette.requests import Request
@@ -17,7 +18,7 @@ from nearveil.ledger import LedgerError
 from nearveil.server.errors import MediaError, NotOfferedError, ServiceError, UnauthorizedError, UnknownError
 from nearveil.server.galleries import FLAGS, Gallery, OpenGallery, frame_status
 from nearveil.server.keys import IdempotencyRecord, IdempotencyStore
-from nearveil.server.limits import ByteBudget, InFlightLimit, TokenBuckets, check_length, read_body
+from nearveil.server.limits import ByteBudget, InFlightLimit, Reservation, TokenBuckets, check_length, read_body
 from nearveil.server.logs import JsonLog
 from nearveil.server.metrics import GalleryMetrics, Metrics, send_heartbeat
 from nearveil.server.settings import Settings
@@ -51,9 +52,9 @@ class RequestContext:
         self.has_read_body = False
         self.status, self.sent = 0, 0
         self.error: dict[str, str] | None = None
-        self._in_flight: InFlightLimit | None = None
-        self._body: tuple[ByteBudget, int] | None = None  # the bytes that are reserved for the body
-        self._answer: tuple[ByteBudget, int] | None = None  # and for the answer
+        self.resources = ExitStack()  # released when the request ends
+        self.body: Reservation | None = None  # bytes of the body in memory
+        self.answer: Reservation | None = None  # bytes of a large answer that the client has not read
 
     @property
     def token_id(self) -> str:
@@ -68,35 +69,11 @@ class RequestContext:
             raise NotOfferedError(f"This token lacks the scope {scope}.")
         return self.token
 
-    def enter(self, in_flight: InFlightLimit) -> None:
-        """Count as a request of its token until it ends."""
-        if self.token is not None:
-            in_flight.enter(self.token.id)
-            self._in_flight = in_flight
-
-    def reserve_body(self, budget: ByteBudget, length: int) -> None:
-        """Reserve the bytes of the body before any of it is read; BusyError if too many are reserved."""
-        self._body = budget, budget.resize(self.token_id, 0, length)
-
-    def release_body(self) -> None:
-        """Release the bytes of the body."""
-        if self._body is not None:
-            budget, length = self._body
-            budget.resize(self.token_id, length, 0)
-            self._body = None
-
-    def reserve_answer(self, budget: ByteBudget, length: int) -> None:
-        """Reserve the bytes of the answer until the request ends; BusyError if too many are reserved."""
-        reserved = 0 if self._answer is None else self._answer[1]
-        self._answer = budget, budget.resize(self.token_id, reserved, length)
-
-    def leave(self) -> None:
-        """Release everything when the request ends."""
-        self.release_body()
-        if self._answer is not None:
-            self.reserve_answer(self._answer[0], 0)
-        if self._in_flight is not None:
-            self._in_flight.leave(self.token_id)
+    def reserve(self, budget: ByteBudget) -> Reservation:
+        """Return a reservation of no bytes yet, which is released when the request ends."""
+        reservation = Reservation(budget, self.token_id)
+        self.resources.callback(reservation.resize, 0)
+        return reservation
 
     def has_small_unread_body(self, maximum: int) -> bool:
         """Return whether the client is about to send a small body that was not read."""
@@ -190,7 +167,8 @@ class AppState:
 
         lengths = gallery.sealed_lengths() if kind == SEALED else range(self.settings.max_body + 1)
         length = check_length(context.length, context.chunked, lengths)
-        context.reserve_body(self.receiving[kind], length)
+        context.body = context.reserve(self.receiving[kind])
+        context.body.resize(length)
         body = await read_body(request.receive, length, self.settings.body_timeout)
         context.has_read_body = True
         extras = bytes(body[FLAGS : FLAGS + 1])
@@ -208,7 +186,8 @@ class AppState:
             self.rate.charge(token.id, gallery.sealed_pass_bytes + len(data))
             answer = await self.run(context, gallery, lambda: gallery.ask_sealed(data), "sealed")
             return self.respond(context, answer, FRAME)
-        context.reserve_answer(self.sending, self._answer_sizes.get((name, extras), 0))  # before the answer is made
+        context.answer = context.reserve(self.sending)
+        context.answer.resize(self._answer_sizes.get((name, extras), 0))  # before the answer is made
         pool = "files" if extras == _ORIGINALS else "answers"
         answer = await self.run(context, gallery, lambda: gallery.query(data), pool)
         if len(answer) > _SMALL:
@@ -229,9 +208,11 @@ class AppState:
         headers: Mapping[str, str] | None = None,
     ) -> Response:
         """Return a response; BusyError if it is large and too many bytes wait for clients to read them."""
-        context.release_body()
+        if context.body is not None:
+            context.body.resize(0)
         is_large = len(body) > _SMALL
-        context.reserve_answer(self.sending, len(body) if is_large else 0)
+        context.answer = context.answer or context.reserve(self.sending)
+        context.answer.resize(len(body) if is_large else 0)
         if is_large and context.token is not None:
             self.rate.charge(context.token.id, len(body))
         return (LargeResponse if is_large else Response)(body, status, headers, media_type)
