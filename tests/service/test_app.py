@@ -162,6 +162,10 @@ def test_a_gallery_of_others_is_as_if_it_were_not_there(shared: Server) -> None:
         assert theirs.status_code == missing.status_code == 404
         assert theirs.content == missing.content
     assert shared.ask(shared.query(), token=stranger).content == shared.ask(b"", token=stranger, gallery="cars").content
+    invalid = [
+        shared.ask(b"", token=token, gallery=name, key="?") for token in ("", stranger) for name in ("birds", "cars")
+    ]
+    assert {(reply.status_code, reply.content) for reply in invalid} == {(422, invalid[0].content)}
 
 
 def test_scopes(shared: Server) -> None:

@@ -69,8 +69,8 @@ class ProtectedGallery(Gallery):
     publications : int, default=1
         How many models may ever be published. A process that is killed while it publishes uses one up.
     unit : str, default="record"
-        What one record is, and so what is protected; clients see it. Use "person with all images" only if each person
-        has one record. It must be the account's unit.
+        The meaning of one record, the unit of protection; clients see it. Use "person with all images" only if each
+        person has one record. It must be the account's unit.
     ledger : Ledger, Path or str, optional
         The ledger of the account.
     account : Account or str

@@ -324,7 +324,7 @@ class TokenStore:
         return self.verify_cached(text)
 
     def verify_cached(self, text: str) -> Token | None:
-        """Verify a token by the last `refresh`, in a time that does not depend on what is invalid."""
+        """Verify a token by the last `refresh`, in a time that does not depend on which part is invalid."""
         parts = _TEXT.fullmatch(text)
         number, secret = parts.groups() if parts else ("", "")
         token = self._tokens.get(number)
