@@ -1,6 +1,5 @@
 """The Gaussian graphs against dense references: numbers, not shapes."""
 
-import importlib.util
 import pickle
 import subprocess
 import sys
@@ -297,14 +296,6 @@ def test_numpy_integers_count_neighbours() -> None:
         gaussian_graph(unit_rows(9, 3), 1.0, method="neighbors", n_neighbors=cast("int", np.int64(3))).method
         == "neighbors"
     )
-
-
-def test_faiss_and_scikit_learn_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("faiss", reason="FAISS is not installed")
-    X = unit_rows(400, 16).astype(np.float32)
-    found = gaussian.find_nearest(X, X, 6)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    np.testing.assert_array_equal(found, gaussian.find_nearest(X, X, 6))
 
 
 @pytest.mark.parametrize(

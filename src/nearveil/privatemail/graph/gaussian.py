@@ -169,7 +169,7 @@ class NeighborsGraph(GaussianGraph):
         host = to_numpy(X)
         n = host.shape[0]
         # One more neighbour: the nearest is usually the row itself, but not always among duplicates.
-        neighbors = find_nearest(host, host, min(n_neighbors + 1, n))
+        neighbors = _find_nearest(host, host, min(n_neighbors + 1, n))
         distinct = neighbors != np.arange(n)[:, None]
         keep = distinct & (np.cumsum(distinct, axis=1) <= n_neighbors)
         rows, columns = np.nonzero(keep)[0], neighbors[keep]
@@ -193,23 +193,14 @@ class NeighborsGraph(GaussianGraph):
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         new, host = to_numpy(X), to_numpy(self._X)
-        columns = find_nearest(new, host, self.n_neighbors).ravel()
+        columns = _find_nearest(new, host, self.n_neighbors).ravel()
         rows = np.repeat(np.arange(len(new)), self.n_neighbors)
         edges = (self._weights(new, rows, host, columns), (rows, columns))
         return move_to_library(csr_array(edges, shape=(len(new), len(host))) @ to_numpy(Z), Z)
 
 
-def find_nearest(queries: Any, rows: Any, k: int) -> Any:
-    """Return the positions of the k nearest unit `rows` of each unit query, nearest first.
-
-    Uses FAISS for rows of single precision if it is installed, else scikit-learn.
-    """
-    if rows.dtype == np.float32 and importlib.util.find_spec("faiss"):
-        import faiss
-
-        index = faiss.IndexFlatIP(rows.shape[1])
-        index.add(np.ascontiguousarray(rows))
-        return index.search(np.ascontiguousarray(queries), k)[1]
+def _find_nearest(queries: Any, rows: Any, k: int) -> Any:
+    """Return the positions of the k nearest `rows` of each query, nearest first."""
     search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(rows)
     return search.kneighbors(queries, return_distance=False)
 

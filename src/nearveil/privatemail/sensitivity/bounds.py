@@ -6,7 +6,7 @@ u = 1 / bandwidth^2 and a = exp(-2u), the least weight between unit rows.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -69,18 +69,16 @@ def combine_norms(parts: Floats, norm: Norm) -> float:
     return float(np.sum(parts) if norm == "l1" else np.linalg.norm(parts))
 
 
-def visit_distances(rows: Floats, norm: Norm, use: Callable[[slice, Floats], None]) -> None:
-    """Call `use` with the matrix of distances between `rows`, a block of its rows at a time."""
+def iterate_distances(rows: Floats, norm: Norm) -> Iterator[tuple[slice, Floats]]:
+    """Yield the matrix of distances between `rows`, a block of its rows at a time."""
     for start in range(0, len(rows), _BLOCK):
         block = slice(start, min(start + _BLOCK, len(rows)))
-        use(block, cdist(rows[block], rows, _METRIC[norm]))
+        yield block, cdist(rows[block], rows, _METRIC[norm])
 
 
 def compute_diameter(rows: Floats, norm: Norm) -> float:
     """Return the largest distance between two of `rows`."""
-    largest = [0.0]
-    visit_distances(rows, norm, lambda _, block: largest.append(float(block.max())))
-    return max(largest)
+    return max(float(distances.max()) for _, distances in iterate_distances(rows, norm))
 
 
 def sign_patterns(columns: int) -> Floats:
@@ -288,26 +286,17 @@ def bound_by_theorem_b_prime(start: Floats, box: Box, bandwidth: float, norm: No
     shift = np.zeros(n) if n == 2 else box.swing * box.shift_range(n) * spread / 2
     edge = box.largest_edge_range(n) / 2
     largest = 0.0
-
-    def visit(records: slice, distances: Floats) -> None:
-        nonlocal largest
+    for records, distances in iterate_distances(start, norm):
         moved = shift[None, :] + edge * distances
         moved[np.arange(len(distances)), np.arange(n)[records]] = replaced[records]
         largest = max(largest, float(np.max(compute_row_norms(moved, norm))))
-
-    visit_distances(start, norm, visit)
     return largest
 
 
 def compute_mean_distances(start: Floats, norm: Norm) -> Floats:
     """Return the mean distance of each row to all other rows."""
-    means = np.empty(len(start))
-
-    def visit(records: slice, distances: Floats) -> None:
-        means[records] = distances.sum(axis=1) / (len(start) - 1)
-
-    visit_distances(start, norm, visit)
-    return means
+    sums = [distances.sum(axis=1) for _, distances in iterate_distances(start, norm)]
+    return np.asarray(np.concatenate(sums) / (len(start) - 1), dtype=np.float64)
 
 
 def bound_replace_error(start: Floats, box: Box, error_bound: float, norm: Norm) -> float:
