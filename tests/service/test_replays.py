@@ -126,9 +126,9 @@ def test_on_a_full_disk_questions_get_503_and_no_key_is_lost_or_answered_twice(
             assert server.ask(server.query(1), key=refused).status_code == 200  # a refused key was not used up
             for key in ("used-before", "key-of-request-0", refused):
                 assert server.ask(server.query(2), key=key).status_code == 409
-    down, up = (record.getMessage() for record in caplog.records if record.name == "nearveil.server.keys")
-    assert "cannot be stored (SQLITE_FULL)" in down
-    assert "can be stored again" in up
+    down, up = (record.getMessage() for record in caplog.records if record.name == "nearveil.server.workers")
+    assert down == "table of idempotency keys is down (SQLITE_FULL): retrying"
+    assert up == "table of idempotency keys is up again"
 
 
 def test_a_table_on_a_read_only_disk_is_reported_at_the_start(tmp_path: Path) -> None:

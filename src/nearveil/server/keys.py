@@ -1,7 +1,6 @@
 """Idempotency keys: a client may send one request again under its key, and no other."""
 
 import hashlib
-import logging
 import sqlite3
 import threading
 import time
@@ -12,9 +11,9 @@ import sqlalchemy as sa
 
 from nearveil.server.errors import ReplayedError, UnavailableError
 from nearveil.server.tokens import TokenStoreError, create_file, open_store, parse_store_url
+from nearveil.server.workers import OutageLog, name_error
 from nearveil.storage import create_tables, describe_url, is_of_database
 
-_LOG = logging.getLogger(__name__)
 _RETENTION = 86_400.0  # seconds
 
 _metadata = sa.MetaData()
@@ -87,10 +86,11 @@ class IdempotencyStore:
             if not isinstance(error, Exception) or not is_of_database(error):
                 raise
             raise TokenStoreError(
-                f"tokens {describe_url(url)}: cannot create the table of idempotency keys ({_name_kind(error)}): check "
+                f"tokens {describe_url(url)}: cannot create the table of idempotency keys ({name_error(error)}): check "
                 "that the disk has free space and that this user may write to it"
             ) from None
-        self._lock, self._pruned_at, self._is_up = threading.Lock(), time.monotonic(), True
+        self._lock, self._pruned_at = threading.Lock(), time.monotonic()
+        self._outages = OutageLog("table of idempotency keys")
 
     def check(self, record: IdempotencyRecord) -> None:
         """Store a new key; raise ReplayedError if the key was used for another request.
@@ -106,24 +106,15 @@ class IdempotencyStore:
         except Exception as error:
             if not is_of_database(error):
                 raise
-            self._report(False, error)
+            self._outages.record(error)
             raise UnavailableError("Keys cannot be stored now. Try again later.") from None
-        self._report(True)
+        self._outages.record(None)
         if bytes(first) != record.request_hash:
             raise ReplayedError("This key was already used for another request. Use a new key.")
 
     def close(self) -> None:
         """Close all connections."""
         self._database.close()
-
-    def _report(self, is_up: bool, error: Exception | None = None) -> None:
-        """Log one line when the table goes down, and one when it is up again."""
-        if is_up != self._is_up:
-            self._is_up = is_up
-            if error is None:
-                _LOG.warning("idempotency keys can be stored again")
-            else:
-                _LOG.error("idempotency keys cannot be stored (%s): questions get 503", _name_kind(error))
 
     def _must_prune(self) -> bool:
         with self._lock:
@@ -138,9 +129,3 @@ def _prepare_fast(connection: sqlite3.Connection | Any) -> None:
     """Write without waiting for the disk: a power failure may lose keys, the end of a process does not."""
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = OFF")
-
-
-def _name_kind(error: BaseException) -> str:
-    """Return the kind of a database error, such as SQLITE_FULL, without its text, which may quote values."""
-    original = getattr(error, "orig", None) or error
-    return str(getattr(original, "sqlite_errorname", None) or type(original).__name__)

@@ -104,17 +104,39 @@ async def run_in_daemon_thread(work: Callable[[], T]) -> T:
     return await future
 
 
+class OutageLog:
+    """Log one line when `name` goes down, and one when it is up again."""
+
+    def __init__(self, name: str) -> None:
+        self._name, self._is_up = name, True
+
+    def record(self, error: Exception | None) -> None:
+        """Record a success (None) or a failure."""
+        is_up = error is None
+        if is_up == self._is_up:
+            return
+        self._is_up = is_up
+        if error is None:
+            _LOG.warning("%s is up again", self._name)
+        else:
+            _LOG.error("%s is down (%s): retrying", self._name, name_error(error))
+
+
+def name_error(error: Exception) -> str:
+    """Return the kind of an error, such as SQLITE_FULL, without its text, which may quote private values."""
+    original = getattr(error, "orig", None) or error
+    return str(getattr(original, "sqlite_errorname", None) or type(original).__name__)
+
+
 class Poller:
     """Run `refresh` in a thread when its last result is older than `max_age` seconds.
 
-    Requests that wait at the same time share one run. The log gets one line when `name` goes down, and one when it is
-    up again.
+    Requests that wait at the same time share one run. The log gets a line when `name` goes down or up.
     """
 
     def __init__(self, name: str, refresh: Callable[[], None], timeout: float, max_age: float = 0.0) -> None:
         self.workers = Workers(1, 0, timeout)
-        self._name, self._refresh, self._max_age = name, refresh, max_age
-        self._is_up = True
+        self._refresh, self._max_age, self._outages = refresh, max_age, OutageLog(name)
         self._fresh_since = -math.inf  # when the last successful run started
         self._refresh_task: asyncio.Task[None] | None = None
 
@@ -132,13 +154,9 @@ class Poller:
         try:
             await self.workers.run(self._refresh)
             self._fresh_since = started
-            if not self._is_up:
-                self._is_up = True
-                _LOG.warning("%s is up again", self._name)
+            self._outages.record(None)
         except Exception as error:
-            if self._is_up:
-                self._is_up = False
-                _LOG.error("%s is down (%s): retrying", self._name, type(error).__name__)  # its text may be private
+            self._outages.record(error)
             raise
         finally:
             self._refresh_task = None
