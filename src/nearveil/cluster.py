@@ -404,13 +404,13 @@ class _DaskCluster(Cluster):
     ) -> Iterator[Result]:
         labels = _name_parts(parts, names)
         waiting: deque[Any] = deque()  # futures; the scheduler forgets those that are dropped
-        tasks = _Tasks(self._client, function, parts, self._share_large(shared), labels)
+        tasks = _Tasks(self._client, function, parts, self._share_large(shared), labels, stage)
         number = 0
         for position, name in enumerate(labels):
             while number < len(parts) and len(waiting) < max(1, _TASKS_PER_THREAD * tasks.count_threads()):
-                waiting.append(tasks.submit(number, stage))
+                waiting.append(tasks.submit(number))
                 number += 1
-            yield _unwrap(tasks.wait(position, waiting.popleft(), stage, name), stage, name)
+            yield _unwrap(tasks.wait(position, waiting.popleft()), stage, name)
             if tick is not None:
                 tick(1)
 
@@ -424,8 +424,8 @@ class _DaskCluster(Cluster):
         finish: Callable[[Result], Any] | None = None,
         tick: Tick | None = None,
     ) -> Any:
-        tasks = _Tasks(self._client, function, parts, self._share_large(shared), _name_parts(parts, None))
-        outcome = tasks.reduce(merge, finish or _identity, stage, tick or (lambda _: None))
+        tasks = _Tasks(self._client, function, parts, self._share_large(shared), _name_parts(parts, None), stage)
+        outcome = tasks.reduce(merge, finish or _identity, tick or (lambda _: None))
         return _unwrap(outcome, stage, outcome.name)
 
     def _share_large(self, values: Sequence[Any]) -> list[Any]:
@@ -453,9 +453,10 @@ class _Tasks:
         parts: Sequence[Any],
         shared: Sequence[Any],
         names: Sequence[str],
+        stage: str,
     ) -> None:
         self._client, self._function, self._parts, self._shared = client, function, parts, shared
-        self._names = names
+        self._names, self._stage = names, stage
         self._token = f"{getattr(function, '__name__', 'stage').strip('_')}-{uuid.uuid4().hex}"
         self._submitted = 0
         self._pins = dict[Any, frozenset[str]]()  # workers that may compute a private block, by future
@@ -464,22 +465,22 @@ class _Tasks:
         """Return the number of threads of all workers."""
         return sum(_list_workers(self._client).values())
 
-    def submit(self, number: int, stage: str) -> Any:
+    def submit(self, number: int) -> Any:
         """Submit a partition with its inputs."""
         call = (_run_on_worker, self._names[number], self._function, self._parts[number])
-        return self._submit(slice(number, number + 1), stage, *call)
+        return self._submit(slice(number, number + 1), *call)
 
-    def _submit(self, run: slice, stage: str, *call: Any) -> Any:
+    def _submit(self, run: slice, *call: Any) -> Any:
         """Submit a call for a run of partitions, with all inputs; retry if the worker dies meanwhile."""
         lost: OSError | None = None
         for _ in range(_ATTEMPTS):
             self._submitted += 1
             options = {"key": f"{self._token}-{run.start}-{self._submitted}", "pure": False}
             try:
-                _wait_for_workers(self._client, stage)
+                _wait_for_workers(self._client, self._stage)
                 inputs = {key: future for part in self._parts[run] for key, future in _list_inputs(part).items()}
                 if inputs:
-                    pinned = self._find_holders(list(inputs.values()), stage, self._name_run(run))
+                    pinned = self._find_holders(list(inputs.values()), self._name_run(run))
                     options |= {"inputs": inputs, "workers": sorted(pinned), "allow_other_workers": False}
                 with importlib.import_module("dask").config.set(_DASK_CONFIG):
                     future = self._client.submit(*map(self._resolve, (*call, *self._shared)), **options)
@@ -492,23 +493,25 @@ class _Tasks:
                     self._pins[future.key] = pinned
                 return future
         assert lost is not None
-        raise _make_connection_error(stage, lost) from lost
+        raise _make_connection_error(self._stage, lost) from lost
 
-    def _find_holders(self, inputs: Sequence[Any], stage: str, name: str) -> frozenset[str]:
+    def _find_holders(self, inputs: Sequence[Any], name: str) -> frozenset[str]:
         """Return the workers that have all inputs: private rows must not leave them."""
         for future in inputs:
-            self._watch(stage, future)
+            self._watch(future)
             if future.status == "error":
-                raise _make_failed_error(stage, name, future.exception())
+                raise _make_failed_error(self._stage, name, future.exception())
             if future.cancelled():
-                raise PartitionError(f"{_join(stage, name)}: the worker that held its rows is gone: load them again")
+                raise PartitionError(
+                    f"{_join(self._stage, name)}: the worker that held its rows is gone: load them again"
+                )
         holders = self._client.sync(self._client.who_has, inputs, callback_timeout=_REPLY_TIMEOUT).values()
         if not all(holders):
             raise TimeoutError("workers that held rows are gone")
         common = frozenset[str].intersection(*map(frozenset, holders))
         if not common:
             raise PartitionError(
-                f"{_join(stage, name)}: its pieces are on several workers, and private rows must stay on theirs: "
+                f"{_join(self._stage, name)}: its pieces are on several workers, and private rows must stay on theirs: "
                 "move each block to one worker first, with `rechunk` and `persist`"
             )
         return common
@@ -521,17 +524,17 @@ class _Tasks:
             return tuple(map(self._resolve, value))
         return value.find(self._client) if isinstance(value, _RemoteValue) else value
 
-    def _watch(self, stage: str, *futures: Any) -> None:
+    def _watch(self, *futures: Any) -> None:
         """Wait until one of the futures is done, as long as there are workers."""
         while not any(future.done() for future in futures):
             with suppress(TimeoutError), self._client.as_current():
                 _load_dask().wait(futures, timeout=_POLL_INTERVAL, return_when="FIRST_COMPLETED")
                 return
-            workers = _wait_for_workers(self._client, stage).keys()
+            workers = _wait_for_workers(self._client, self._stage).keys()
             if any(workers.isdisjoint(self._pins.get(future.key, workers)) for future in futures):
                 raise TimeoutError("workers that held rows are gone")
 
-    def _fetch(self, future: Any, stage: str, name: str) -> _Outcome:
+    def _fetch(self, future: Any, name: str) -> _Outcome:
         """Return the outcome of a future that is done; errors of blocks are reported without their text."""
         try:
             outcome: _Outcome = future.result(timeout=_TRANSFER_TIMEOUT)
@@ -539,34 +542,32 @@ class _Tasks:
             if future.status != "error":
                 raise
             self._drop_all()  # blocks in flight may fail, too: another stage computes them again
-            raise _make_failed_error(stage, name, error) from None
+            raise _make_failed_error(self._stage, name, error) from None
         return outcome
 
-    def reduce(
-        self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], stage: str, tick: Tick
-    ) -> _Outcome:
+    def reduce(self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], tick: Tick) -> _Outcome:
         """Return the merged outcome of all partitions; start again if the cluster is lost."""
         dask = _load_dask()
         for attempt in range(_ATTEMPTS):
             try:
-                leaves, root = self._submit_tree(merge, finish, stage)
+                leaves, root = self._submit_tree(merge, finish)
                 while leaves:
-                    self._watch(stage, *leaves)
+                    self._watch(*leaves)
                     done = {leaf: run for leaf, run in leaves.items() if leaf.done()}
                     leaves = {leaf: run for leaf, run in leaves.items() if leaf not in done}
                     for leaf, run in done.items():
                         if leaf.status == "error":
-                            raise _make_failed_error(stage, self._name_run(run), leaf.exception())
+                            raise _make_failed_error(self._stage, self._name_run(run), leaf.exception())
                     if not attempt:
                         tick(sum(run.stop - run.start for run in done.values()))
-                self._watch(stage, root)
-                return self._fetch(root, stage, "merging")
+                self._watch(root)
+                return self._fetch(root, "merging")
             except ClusterError:
                 raise
             except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
             self._drop_all()
-        raise _make_connection_error(stage, lost) from lost
+        raise _make_connection_error(self._stage, lost) from lost
 
     def _drop(self, number: int) -> None:
         """Forget the futures of a partition's values."""
@@ -585,7 +586,7 @@ class _Tasks:
         return f"partitions {run.start + 1} to {run.stop} of {len(self._parts)}"
 
     def _submit_tree(
-        self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], stage: str
+        self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any]
     ) -> tuple[dict[Any, slice], Any]:
         """Submit runs of partitions and their merges; return the futures of the runs and of the whole.
 
@@ -598,7 +599,7 @@ class _Tasks:
         leaves = dict[Any, slice]()
         for run in cut_rows(len(self._parts), length):
             call = (_fold_on_worker, self._names[run], self._function, merge, list(self._parts[run]))
-            leaves[self._submit(run, stage, *call)] = run
+            leaves[self._submit(run, *call)] = run
         row = list(leaves)
         while len(row) > 1:
             pairs = [
@@ -608,21 +609,21 @@ class _Tasks:
             row = [*pairs, *row[2 * len(pairs) :]]
         return leaves, self._client.submit(_finish_on_worker, finish, row[0], pure=False, priority=1)
 
-    def wait(self, number: int, future: Any, stage: str, name: str) -> _Outcome:
+    def wait(self, number: int, future: Any) -> _Outcome:
         """Return the outcome of a partition; send its values again if workers lost them."""
         dask = _load_dask()
         for attempt in range(_ATTEMPTS):
             try:
-                self._watch(stage, future)
-                return self._fetch(future, stage, name)
+                self._watch(future)
+                return self._fetch(future, self._names[number])
             except ClusterError:
                 raise
             except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
             if attempt:  # the first retry already resends values that Dask reports as lost
                 self._drop(number)
-            future = self.submit(number, stage)
-        raise _make_connection_error(stage, lost) from lost
+            future = self.submit(number)
+        raise _make_connection_error(self._stage, lost) from lost
 
 
 def _list_inputs(part: Any) -> dict[Any, Any]:
