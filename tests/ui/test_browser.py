@@ -288,7 +288,7 @@ def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_
         rows = page.locator(".classes tbody tr")
         expect(rows).to_have_count(6)
         expect(rows.first).to_contain_text("%")
-        expect(page.locator("#promise")).to_contain_text("Nothing is told")
+        expect(page.locator("#promise")).to_contain_text("Nothing is revealed")
         expect(page.locator("#got q")).to_contain_text("any one record is in the database")
         expect(page.get_by_role("meter").filter(visible=True).last).to_be_visible()
         assert asked == [2, 0]  # the list and the model; then nothing

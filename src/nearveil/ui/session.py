@@ -76,7 +76,7 @@ class UnansweredQuery:
     query: QueryParameters
     info: GalleryInfo  # of the gallery, as listed at the time
     row: Singles = field(repr=False)  # the feature row. Private
-    asked: int  # time of the query, in seconds since 1970
+    sent_at: int  # time of the query, in seconds since 1970
 
 
 class PageSession:
@@ -121,7 +121,7 @@ class PageSession:
     def about(self) -> dict[str, Any]:
         """Return the location, the balance and the unanswered queries, without a request to the server."""
         waiting = [
-            {"key": key, "asked": entry.asked, "epsilon": entry.query.epsilon, "gallery": entry.query.gallery}
+            {"key": key, "sent_at": entry.sent_at, "epsilon": entry.query.epsilon, "gallery": entry.query.gallery}
             for key, entry in list(self._unanswered.items())
         ]
         return {"location": self.location, "balance": self.balance(), "waiting": waiting}

@@ -129,7 +129,7 @@ async function loadAbout() {
 
 // Only this button retries a query: the same image chosen again is a new query.
 function waits(one) {
-  const time = new Date(1000 * one.asked).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", hour12: false });
+  const time = new Date(1000 * one.sent_at).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", hour12: false });
   const again = () => busy || answered("/api/again", { key: one.key }, "", `Your query of ${time}: `);
   return make("li", {}, `Asked at ${time}, epsilon ${one.epsilon}, gallery ${one.gallery}. `, make("button", { type: "button", onclick: again }, "Ask again for free"));
 }
