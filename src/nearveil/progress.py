@@ -1,12 +1,46 @@
-"""A spinner for work of some seconds that a function starts by itself."""
+"""Progress of long work: the callable that reports it, and a spinner for functions that start such work themselves."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
 from rich.console import Console
 
+Tick = Callable[[int], object]
+"""Called with the number of units that were done since the last call."""
+
+Progress = Callable[[str, int | None], Tick]
+"""``progress(text, total)`` starts a stage of `total` units, None if unknown, and returns its :data:`Tick`."""
+
+_PERCENT = 100
 _has_display: ContextVar[bool] = ContextVar("has_display", default=False)
+
+
+def no_progress(_text: str, _total: int | None) -> Tick:
+    """Start a stage that nobody watches."""
+    return lambda _: None
+
+
+def tick_percent(tick: Tick) -> Callable[[str, float], None]:
+    """Return a function of a stage and the fraction done, from 0 to 1, that ticks in percent.
+
+    Examples
+    --------
+    >>> ticks = []
+    >>> report = tick_percent(ticks.append)
+    >>> report("first", 0.25); report("second", 0.2); report("second", 1.0)
+    >>> ticks
+    [25, 0, 75]
+    """
+    done = 0
+
+    def report(_stage: str, fraction: float) -> None:
+        nonlocal done
+        step = max(0, int(fraction * _PERCENT) - done)
+        done += step
+        tick(step)
+
+    return report
 
 
 @contextmanager

@@ -361,9 +361,9 @@ def test_private_images_have_exact_rows_and_no_map(folder: Path, private: Path, 
 
 def test_private_images_are_shown_by_no_command(private: Path, here: Path) -> None:
     image = picture(here / "question.png", (10, 20, 30))
-    assert "its rows are private" in refused("query", image, "--index", "private", "--epsilon", 4)
-    assert "its rows are private" in refused("ui", "--index", "private", "--no-browser")
-    assert "its rows are private" in refused("serve", "private", "--tokens", "tokens.db", "--port", 0)
+    assert "has private rows" in refused("query", image, "--index", "private", "--epsilon", 4)
+    assert "has private rows" in refused("ui", "--index", "private", "--no-browser")
+    assert "has private rows" in refused("serve", "private", "--tokens", "tokens.db", "--port", 0)
 
 
 def test_what_was_shown_does_not_become_private(folder: Path, here: Path) -> None:

@@ -1,9 +1,11 @@
 """Both stores keep the promises of an index; and what is particular to each."""
 
+import json
 import os
 import sqlite3
 import struct
 import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +16,20 @@ import sqlalchemy as sa
 
 from nearveil.gallery import _directory as _index_directory
 from nearveil.gallery.errors import (
-    DamagedIndexError,
+    CorruptedIndexError,
     IndexStoreError,
     NotAnIndexError,
 )
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import FORMAT, Head, Item, Snapshot
-from nearveil.storage import describe_url
+from nearveil.gallery.items import Item, Snapshot
+from nearveil.gallery.store import FORMAT, Header, checksum, load_header, save_header
+from nearveil.storage import Database, describe_url
 
 from ..ledger.postgres import Postgres
 from .index_conformance import IndexConformance
-from .index_places import DIMENSION, WEBP, filled, index_server, index_url, one_thread, plain_items, unit_rows
+from .index_places import DIMENSION, WEBP, filled, index_server, index_url, one_thread, plain_items, unit_rows, where
 
-__all__ = ["index_server", "index_url", "one_thread"]  # fixtures
+__all__ = ["index_server", "index_url", "one_thread", "where"]  # fixtures
 
 ROW = unit_rows(1)[0]
 
@@ -40,21 +43,21 @@ class TestDirectory(IndexConformance):
         column = {
             "nearveil_index": "next_id",
             "nearveil_item": "name",
+            "nearveil_image": "thumbnail",
             "nearveil_deleted": "revision",
-            "nearveil_details": "columns",
         }.get(table)
         change = f"{column} = {column} || 1" if column else "feature = zeroblob(48)"
         with sqlite3.connect(Path(place) / "index.db") as file:
             file.execute(f"UPDATE {table} SET {change} WHERE rowid = (SELECT min(rowid) FROM {table})")  # noqa: S608
         file.close()
 
-    def set_format(self, place: str, head: Head) -> None:
+    def set_format(self, place: str, header: Header) -> None:
         with sqlite3.connect(Path(place) / "index.db") as file:
-            file.execute("UPDATE nearveil_index SET format = :format, crc = :crc", head.row())
+            file.execute("UPDATE nearveil_index SET format = :format, crc = :crc", header.to_row())
         file.close()
 
     def test_no_byte_of_the_file_changes_what_is_read(self, tmp_path: Path) -> None:
-        """Flip bytes all over the file: everything reads as before, or the damage is told."""
+        """Flip bytes all over the file: everything reads as before, or `verify` detects the corruption."""
         with filled(tmp_path / "one", unit_rows(40)) as index:
             index.delete([7])
             index.publish(2.0, 0.2, n_sets=3)
@@ -70,6 +73,7 @@ class TestDirectory(IndexConformance):
             (place / "index.db").write_bytes(broken)
             try:
                 with Index.open(place) as index:
+                    index.verify()
                     assert everything(index) == content
             except IndexStoreError:
                 told += 1
@@ -80,7 +84,7 @@ class TestDirectory(IndexConformance):
         data = (tmp_path / "one" / "index.db").read_bytes()
         for size in (0, 1, 99, 100, 5000, len(data) // 2, len(data) - 4096):
             (tmp_path / "one" / "index.db").write_bytes(data[:size])
-            with pytest.raises(IndexStoreError, match=r"damaged|never finished"):
+            with pytest.raises(IndexStoreError, match=r"corrupted|never finished"):
                 Index.open(tmp_path / "one")
 
     def test_what_is_no_index_is_left_alone(self, tmp_path: Path) -> None:
@@ -91,7 +95,7 @@ class TestDirectory(IndexConformance):
             Index.open(tmp_path)
         with pytest.raises(NotAnIndexError):
             Index.open(tmp_path / "photo.jpg")
-        with pytest.raises(IndexStoreError, match="cannot be made"):
+        with pytest.raises(IndexStoreError, match="cannot create the directory"):
             Index.create(tmp_path / "photo.jpg", dimension=3)
         other = tmp_path / "other"
         other.mkdir()
@@ -105,9 +109,9 @@ class TestDirectory(IndexConformance):
             Index.create(other, dimension=3)
         assert (other / "index.db").read_bytes() == before
         (other / "index.db").write_bytes(b"no database" * 50)
-        with pytest.raises(DamagedIndexError):
+        with pytest.raises(CorruptedIndexError):
             Index.open(other)
-        with pytest.raises(DamagedIndexError):
+        with pytest.raises(CorruptedIndexError):
             Index.create(other, dimension=3)
         for url in ("http://a/b", "mysql://a/b", "", " "):
             with pytest.raises(ValueError, match="where must be"):
@@ -138,7 +142,7 @@ class TestDirectory(IndexConformance):
             (tmp_path / "i" / "index.db").write_bytes(data)
             assert index.snapshot().ids.tolist() == list(range(15))
 
-    def test_rows_are_read_anew_after_damage_was_told(self, tmp_path: Path) -> None:
+    def test_rows_are_loaded_again_after_corruption(self, tmp_path: Path) -> None:
         place = str(tmp_path / "i")
         with filled(place, unit_rows(10)) as index, Index.open(place) as other:
             other.add(plain_items(unit_rows(5)))
@@ -146,7 +150,7 @@ class TestDirectory(IndexConformance):
                 (kept,) = file.execute("SELECT feature FROM nearveil_feature WHERE id = 10").fetchone()
                 file.execute("UPDATE nearveil_feature SET feature = zeroblob(240) WHERE id = 10")
                 file.commit()
-                with pytest.raises(DamagedIndexError):
+                with pytest.raises(CorruptedIndexError):
                     index.snapshot()
                 file.execute("UPDATE nearveil_feature SET feature = ? WHERE id = 10", (kept,))
             file.close()
@@ -155,16 +159,16 @@ class TestDirectory(IndexConformance):
     def test_who_waits_too_long_is_told(self, tmp_path: Path) -> None:
         filled(tmp_path / "i", unit_rows(10)).close()
         with Index.open(tmp_path / "i", timeout=0.1) as index, index._database.begin_write():
-            with pytest.raises(IndexStoreError, match="others held its lock"):
+            with pytest.raises(IndexStoreError, match="other processes locked it"):
                 index.add(plain_items(unit_rows(1)))
             assert len(index) == 10  # readers do not wait
 
     def test_all_ids_used_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         place = str(tmp_path / "i")
         filled(place, unit_rows(10)).close()
-        head = Head(FORMAT, DIMENSION, 1, 2**32 - 1, 10, "tests")
+        header = Header(FORMAT, DIMENSION, 1, 2**32 - 1, 10, "tests")
         with sqlite3.connect(Path(place) / "index.db") as file:
-            file.execute("UPDATE nearveil_index SET next_id = :next_id, crc = :crc", head.row())
+            file.execute("UPDATE nearveil_index SET next_id = :next_id, crc = :crc", header.to_row())
         file.close()
         # All but ten ids count as deleted; nobody shall write four billion rows for a test.
         monkeypatch.setattr(_index_directory, "count_deleted", lambda _: 2**32 - 11)
@@ -183,18 +187,18 @@ class TestPostgres(IndexConformance):
         change = {
             "nearveil_index": "next_id = next_id + 1",
             "nearveil_item": "name = name || '1'",
+            "nearveil_image": "thumbnail = ''",
             "nearveil_deleted": "revision = revision + 1",
-            "nearveil_details": "columns = columns || '1'",
             "nearveil_feature": "feature = (SELECT feature FROM nearveil_feature WHERE id = 1)",
         }[table]
         with psycopg.connect(place) as server:
-            only = " WHERE id = 0" if table in ("nearveil_item", "nearveil_feature") else ""
+            only = " WHERE id = 0" if table in ("nearveil_item", "nearveil_image", "nearveil_feature") else ""
             server.execute("SET search_path = {}, public".format(place.rpartition("%3D")[2]).encode())
             server.execute(f"UPDATE {table} SET {change}{only}".encode())  # noqa: S608
 
-    def set_format(self, place: str, head: Head) -> None:
+    def set_format(self, place: str, header: Header) -> None:
         with psycopg.connect(place) as server:
-            server.execute("UPDATE nearveil_index SET format = %(format)s, crc = %(crc)s", head.row())
+            server.execute("UPDATE nearveil_index SET format = %(format)s, crc = %(crc)s", header.to_row())
 
     def test_many_dimensions(self, place: str) -> None:
         rows = unit_rows(150, 4001)
@@ -239,7 +243,7 @@ def test_a_header_tells_ours(tmp_path: Path) -> None:
 def test_errors_show_nothing_of_what_was_written(tmp_path: Path) -> None:
     with filled(tmp_path / "i", unit_rows(5)) as index:
         with sqlite3.connect(tmp_path / "i" / "index.db") as file:
-            file.execute("CREATE TRIGGER t BEFORE INSERT ON nearveil_item BEGIN SELECT raise(abort, 'secret'); END")
+            file.execute("CREATE TRIGGER t BEFORE INSERT ON nearveil_image BEGIN SELECT raise(abort, 'secret'); END")
         file.close()
         item = Item(ROW, "secret-name", WEBP + b"secret-thumb")
         with pytest.raises(IndexStoreError) as caught:
@@ -265,3 +269,54 @@ def test_an_index_is_for_its_owner_alone(tmp_path: Path) -> None:
         assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
     finally:
         os.umask(before)
+
+
+def downgrade(index: Index) -> None:
+    """Turn an index without images into one of format 2, which had details in rows of JSON."""
+    with index._database.begin_write() as connection:
+        header = load_header(connection, "here")
+        rows = connection.exec_driver_sql("SELECT name, external_id, metadata FROM nearveil_item ORDER BY id").all()
+        names, external_ids, texts = ([row[column] or "" for row in rows] for column in range(3))
+        columns = json.dumps({"names": names, "metadata": texts})
+        values = (0, len(rows) - 1, json.dumps([text or None for text in external_ids]), columns)
+        for statement in (
+            "DROP TABLE nearveil_item",
+            "DROP TABLE nearveil_digest",
+            "DROP TABLE nearveil_metadata_key",
+            "ALTER TABLE nearveil_image RENAME TO nearveil_item",
+            *(f"ALTER TABLE nearveil_item ADD COLUMN {column}" for column in ("crc BIGINT", "original_crc BIGINT")),
+            "ALTER TABLE nearveil_item ADD COLUMN name TEXT",
+            "ALTER TABLE nearveil_deleted ADD COLUMN crc BIGINT",
+            *(f"ALTER TABLE nearveil_published ADD COLUMN {column}" for column in ("crc BIGINT", "parts BIGINT")),
+            "ALTER TABLE nearveil_published DROP COLUMN digest",
+            "ALTER TABLE nearveil_published_part ADD COLUMN crc BIGINT",
+            "CREATE TABLE nearveil_details (first BIGINT, last BIGINT, external_ids TEXT, columns TEXT, crc BIGINT)",
+        ):
+            connection.exec_driver_sql(statement)
+        if connection.dialect.name == "postgresql":
+            connection.exec_driver_sql("ALTER TABLE nearveil_feature ADD COLUMN crc BIGINT")
+        names_of_values = ("first", "last", "external_ids", "columns", "crc")
+        parameters = dict(zip(names_of_values, (*values, checksum(*values)), strict=True))
+        insert = "INSERT INTO nearveil_details VALUES (:first, :last, :external_ids, :columns, :crc)"
+        connection.execute(sa.text(insert), parameters)
+        save_header(connection, replace(header, format=2))
+
+
+def test_an_index_of_format_2_is_upgraded(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = unit_rows(30)
+    with Index.create(where, dimension=DIMENSION) as index:
+        index.add_table(rows, [f"doc {n}" for n in range(30)], [f"name {n}" for n in range(30)], [{"n": 1}] * 30)
+        public_id = index.publish(4.0, 0.2, n_sets=2).public_id
+        items = index.items(index.ids())
+        downgrade(index)
+    with monkeypatch.context() as patch:
+        patch.setattr(Database, "is_read_only", True)
+        with pytest.raises(IndexStoreError, match=r"older format and is read-only\. Upgrade it: run `nearveil index`"):
+            Index.open(where)
+    with Index.open(where) as index:
+        index.verify()
+        assert index.items(index.ids()) == items
+        assert index.snapshot().features.tobytes() == rows.tobytes()
+        assert (index.current().published.public_id, index.metadata_keys()) == (public_id, ("n",))
+        index.add_table(-rows[:1], ["doc 0"], replace=True)
+        index.verify()

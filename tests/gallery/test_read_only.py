@@ -75,7 +75,7 @@ def test_an_index_opens_on_a_read_only_volume_and_changes_are_noticed(tmp_path: 
         "Read-only file system",
         "60 0",
         "True",
-        "give this user the right to write",
+        "give this user write access",
         "61 0 True",
     ]
 

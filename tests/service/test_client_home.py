@@ -266,7 +266,7 @@ def test_invalid_metadata_of_an_item_counts_as_empty(texts: Path, tmp_path: Path
     suspect, encode = honest[0][0], encode_details
     with scene(texts, tmp_path / "other", offers=("metadata", "codes")) as here, pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "nearveil.gallery.items.encode_details",
+            "nearveil.gallery.index.encode_details",
             lambda details: spoiled if details.metadata == suspect.metadata else encode(details),
         )
         client, wire = here.client(home=tmp_path / "spoiled")

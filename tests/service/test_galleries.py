@@ -11,7 +11,7 @@ import pytest
 
 from nearveil.gallery import Index
 from nearveil.gallery.answers import Answer
-from nearveil.gallery.errors import DamagedIndexError
+from nearveil.gallery.errors import CorruptedIndexError
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Message
 from nearveil.server import OpenGallery, galleries
@@ -49,19 +49,19 @@ def test_answers_are_those_of_the_index_and_remembered(gallery: OpenGallery, mon
 
 
 def test_a_new_map_that_takes_long_to_read_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read, may_read = Published._read, threading.Event()
+    read, may_read = Published.read, threading.Event()
 
     def read_later(file: Any) -> Published:
         assert may_read.wait(60)
         return read(file)
 
-    with Index.open(index_of(tmp_path / "i")._where, timeout=0.2) as other:
+    with Index.open(index_of(tmp_path / "i")._location, timeout=0.2) as other:
         gallery = OpenGallery(Index.open(tmp_path / "i"), "birds")
         old = asking(gallery, 1)
         ids = Answer.from_bytes(gallery.query(old)).ids
         new = other.publish(EPSILON, F, n_sets=SETS + 1).public_id
         monkeypatch.setattr(galleries, "_MAP_GRACE", 0.01)
-        monkeypatch.setattr(Published, "_read", read_later)
+        monkeypatch.setattr(Published, "read", read_later)
         assert Answer.from_bytes(gallery.query(old)).ids.tolist() == ids.tolist()
         other.delete(ids[:1])
         assert ids[0] not in Answer.from_bytes(gallery.query(old)).ids
@@ -78,16 +78,16 @@ def test_a_new_map_that_takes_long_to_read_stops_nobody(tmp_path: Path, monkeypa
 
 
 def test_a_new_map_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Index.open(index_of(tmp_path / "i")._where) as other:
+    with Index.open(index_of(tmp_path / "i")._location) as other:
         gallery = OpenGallery(Index.open(tmp_path / "i"), "birds")
         gallery.refresh()
-        other.publish(EPSILON, F, n_sets=SETS)
+        other.publish(EPSILON, F, n_sets=SETS + 1)
 
         def refuse(_: Any) -> Published:
-            raise DamagedIndexError("it is broken")
+            raise CorruptedIndexError("it is broken")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Published, "_read", refuse)
+            patch.setattr(Published, "read", refuse)
             for _ in range(2):
                 with pytest.raises(UnavailableError):
                     gallery.refresh()

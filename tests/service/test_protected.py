@@ -340,7 +340,7 @@ def test_what_is_published_is_not_protected(place: Path) -> None:
     public, private = Index.open(place / "public"), Index.open(place / "private")
     for one in (private, public):
         with pytest.raises(ValueError, match="must be different indexes"):
-            ProtectedGallery(one, Index.open(one._where), "scans", **_terms(place))
+            ProtectedGallery(one, Index.open(one._location), "scans", **_terms(place))
     image = private.snapshot().features[40] * np.float32(1 + 2e-6)  # another batch gives other last digits
     public.add([Item(image, "seen elsewhere")])
     found = gallery(place)

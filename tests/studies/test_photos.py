@@ -134,7 +134,7 @@ def test_what_is_asked_and_drawn(few: photos.Photos, tmp_path: Path) -> None:
 def test_a_server_that_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(RuntimeError, match="did not start: exit code 1"), serve_on_loopback(tmp_path / "nothing"):
         pass
-    assert "there is none here" in capfd.readouterr().err
+    assert "No index at" in capfd.readouterr().err
 
 
 def test_a_sheet_of_strange_names_and_pictures() -> None:

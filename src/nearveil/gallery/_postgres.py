@@ -1,48 +1,38 @@
-"""An index in PostgreSQL: the same tables, with features in a column of pgvector."""
+"""An index in PostgreSQL: the same tables, with features in a pgvector column."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import sqlalchemy as sa
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sqlalchemy.engine import make_url
 
 from nearveil.gallery import index as _index
 from nearveil.gallery.answers import Singles
-from nearveil.gallery.errors import (
-    IndexStoreError,
-    NotAnIndexError,
-    UnknownItemError,
-    explain,
-)
-from nearveil.gallery.items import (
-    FEATURE_TABLE,
+from nearveil.gallery.errors import IndexStoreError, NotAnIndexError, explain
+from nearveil.gallery.items import Ids, LazyFeatures, Snapshot, check_k
+from nearveil.gallery.store import (
+    BLOCK,
     FEATURES,
-    Batch,
-    Head,
-    Ids,
-    RowPlace,
-    Snapshot,
-    Tick,
-    check_k,
-    encode_images,
-    feature_crcs,
+    Header,
+    add_to_digests,
+    check_digests,
+    copy_rows,
     fill_rows,
-    find_ids,
-    heads,
-    is_large,
-    load_head,
-    make_damaged_error,
+    hash_features,
+    headers,
+    load_header,
+    load_ids,
     metadata,
 )
-from nearveil.mechanisms.covers.maps import MOST_ITEMS
+from nearveil.progress import Tick
 from nearveil.storage import Database, describe_url
 
-_LOCK = 0x6E76_696E_6465_78  # "nvindex": of those who make or prepare an index, among all that lock in one server
-_PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB: beside each other a scan reads them fastest
-_BLOCK = 1 << 14  # rows written or read at once
-_WAIT = 30.0  # seconds, of a worker that reads a partition
+_LOCK = 0x6E76_696E_6465_78  # "nvindex": the advisory lock of those who create an index in one server
+_PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB, where a scan is fastest
+_INSERTED = 1 << 14  # rows written at once
+_TIMEOUT = 30.0  # seconds, of a worker that loads a partition
 _EXTENSION = (
     "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
 )
@@ -50,79 +40,60 @@ _PATH = (
     "SELECT set_config('search_path', "
     "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(%s)), false)"
 )
-_EXACT = "SELECT id, -(feature <#> %(q)s) FROM nearveil_feature ORDER BY feature <#> %(q)s, id LIMIT %(k)s"
+_NEAREST = f"SELECT id, -(feature <#> %(q)s) FROM {FEATURES} ORDER BY feature <#> %(q)s, id LIMIT %(k)s"  # noqa: S608
 
 
 class PostgresIndex(_index.Index):
-    """The store for those who have a PostgreSQL server already. A change is one transaction."""
+    """The store for users of a PostgreSQL server. A change is one transaction."""
 
     @classmethod
-    def _create(cls, where: str, first: Head, timeout: float) -> "PostgresIndex":
-        database = _database(where, timeout)
-        where = describe_url(database.url)
+    def _create(cls, where: str, header: Header, timeout: float) -> "PostgresIndex":
+        database = _open_database(where, timeout)
+        location = describe_url(database.url)
         try:
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                 if connection.exec_driver_sql(_EXTENSION).one_or_none() is None:
                     connection.exec_driver_sql("CREATE EXTENSION vector SCHEMA public")
-            database.close()  # connections of now know the type
+            database.close()  # new connections have the type
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-                if _has(connection, heads.name):
-                    raise IndexStoreError(f"index {where}: there is one already: Index.open opens it")
+                if sa.inspect(connection).has_table(headers.name):
+                    raise IndexStoreError(f"index {location} already exists: open it with Index.open()")
                 metadata.create_all(connection)
-                connection.exec_driver_sql(FEATURE_TABLE.format(id="BIGINT", feature=f"vector({first.dimension})"))
-                if first.dimension <= _PLAIN:
+                columns = f"id BIGINT PRIMARY KEY, feature vector({header.dimension}) NOT NULL"
+                connection.exec_driver_sql(f"CREATE TABLE {FEATURES} ({columns})")
+                if header.dimension <= _PLAIN:
                     connection.exec_driver_sql(f"ALTER TABLE {FEATURES} ALTER COLUMN feature SET STORAGE PLAIN")
-                connection.execute(sa.insert(heads).values(first.row()))
-            return cls(database, where)
+                connection.execute(sa.insert(headers).values(header.to_row()))
+            return cls(database, location)
         except BaseException:
             database.close()
             raise
 
     @classmethod
     def _open(cls, where: str, timeout: float) -> "PostgresIndex":
-        database = _database(where, timeout)
-        where = describe_url(database.url)
+        database = _open_database(where, timeout)
+        location = describe_url(database.url)
         try:
             with database.begin_read() as connection:
-                if not _has(connection, heads.name):
-                    raise NotAnIndexError(f"index {where}: there is none here: Index.create makes one")
-            return cls(database, where)
+                if not sa.inspect(connection).has_table(headers.name):
+                    raise NotAnIndexError(f"No index at {location}. Create one with Index.create().")
+            return cls(database, location)
         except BaseException:
             database.close()
             raise
 
-    def features(self, ids: ArrayLike) -> Singles:
-        """Return features, in the order of the ids."""
-        numbers = self._find_numbers(ids)
-        listed = ",".join(map(str, np.unique(numbers).tolist()))
-        with self._database.begin_read() as connection:
-            some = _copy_out(connection, f"WHERE id = ANY('{{{listed}}}')", self.dimension, self._where)
-        held, rows = some
-        missing = ~np.isin(numbers, held)
-        if missing.any():
-            raise UnknownItemError(numbers[missing].tolist())
-        return rows[np.searchsorted(held, numbers)]
-
     def snapshot(self) -> Snapshot:
-        """Return all ids and features as they are now."""
+        """Return all ids and features of the current revision."""
         with self._database.begin_read() as connection:
-            head = load_head(connection, self._where)
-            if is_large(head):
-                ids, place = find_ids(connection, head, self._where), self._database.url
-                text = place.render_as_string(hide_password=False)
-                return Snapshot(head.revision, ids, RowPlace(read_rows, text, ids, self.dimension))
-            ids, features = np.empty(head.count, np.uint32), np.empty((head.count, self.dimension), np.float32)
-            end = 0
-            for some, rows in self._stored(connection, 0):
-                start, end = end, end + len(some)
-                if end > head.count:
-                    break
-                ids[start:end], features[start:end] = some, rows
-        if end != head.count:
-            raise make_damaged_error(self._where, "the list of items")
-        return Snapshot(head.revision, ids, features)
+            header = load_header(connection, self._location)
+            ids = load_ids(connection, header, self._location)
+            if header.is_large:
+                url = self._database.url.render_as_string(hide_password=False)
+                return Snapshot(header.revision, ids, LazyFeatures(read_rows, url, ids, self.dimension))
+            blocks = self._read_blocks(connection, ids.astype(np.int64))
+            return Snapshot(header.revision, ids, fill_rows(ids, self.dimension, blocks))
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         from pgvector import Vector
@@ -130,49 +101,83 @@ class PostgresIndex(_index.Index):
         # A scan of all rows: an index on the features, such as one of version 0.2, would make it approximate.
         settings = ("jit = off", "enable_indexscan = off", "enable_bitmapscan = off")
         with self._database.begin_read() as connection:
-            k = check_k(k, load_head(connection, self._where).count)
+            k = check_k(k, load_header(connection, self._location).count)
             connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in settings))
-            rows = [list(connection.exec_driver_sql(_EXACT, {"q": Vector(row), "k": k}).all()) for row in queries]
-        table = np.array(rows, np.float64).reshape(len(rows), k, 2)  # ids of 32 bits are whole numbers there
+            rows = [list(connection.exec_driver_sql(_NEAREST, {"q": Vector(row), "k": k}).all()) for row in queries]
+        table = np.array(rows, np.float64).reshape(len(rows), k, 2)  # exact for 32-bit ids
         return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)
 
-    def _insert(self, connection: sa.Connection, ids: NDArray[np.int64], batch: Batch, tick: Tick) -> None:
-        for start in range(0, len(batch), _BLOCK):
-            some = batch.features[start : start + _BLOCK]
-            _copy_in(connection, ids[start : start + _BLOCK], some)
-            tick(len(some))
-        columns = "nearveil_item (id, crc, name, thumbnail, original, path, original_crc)"
-        types = ("int8", "int8", "text", "bytea", "bytea", "text", "int8")
-        _copy(connection, columns, types, encode_images(ids, batch))
+    def _insert_features(
+        self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick
+    ) -> None:
+        for start in range(0, len(ids), _INSERTED):
+            numbers, rows = ids[start : start + _INSERTED], features[start : start + _INSERTED]
+            copy_rows(
+                connection, f"{FEATURES} (id, feature)", ("int8", "vector"), zip(numbers.tolist(), rows, strict=True)
+            )
+            add_to_digests(connection, "feature", hash_features(numbers, rows))
+            tick(len(rows))
 
     def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
-        gone = connection.exec_driver_sql(f"DELETE FROM {FEATURES} WHERE id = ANY(%s)", (ids.tolist(),))  # noqa: S608
-        return int(gone.rowcount)
+        delete = f"DELETE FROM {FEATURES} WHERE id = ANY(%s) RETURNING id, feature"  # noqa: S608
+        gone, features = _fetch(connection, delete, [ids.tolist()], self.dimension)
+        add_to_digests(connection, "feature", hash_features(gone, features), sign=-1)
+        return len(gone)
 
-    def _stored(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
-        for start in range(first, load_head(connection, self._where).next_id, _BLOCK):
-            some = _copy_out(connection, _between(start, start + _BLOCK - 1), self.dimension, self._where)
-            if len(some[0]):
-                yield some
+    def _read_blocks(self, connection: sa.Connection, ids: NDArray[np.int64]) -> Iterator[tuple[Ids, Singles]]:
+        return _read_blocks(connection, ids, self.dimension, self._location)
+
+    def _read_from(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
+        starts = np.arange(first, load_header(connection, self._location).next_id, BLOCK)
+        return _read_blocks(connection, starts, self.dimension, self._location)
+
+    def _migrate_features(self, connection: sa.Connection, header: Header) -> None:
+        connection.exec_driver_sql(f"ALTER TABLE {FEATURES} DROP COLUMN crc")
+        for block in range(-(-header.next_id // BLOCK)):
+            add_to_digests(connection, "feature", hash_features(*_read_block(connection, block, header.dimension)))
 
 
-def _between(first: int, last: int) -> str:
-    return f"WHERE id BETWEEN {int(first)} AND {int(last)}"
-
-
-def read_rows(place: str, ids: Ids, dimension: int) -> Singles:
-    """Return the features of ids, which rise, from a server: in any process that reaches it."""
-    database = _database(place, _WAIT)
-    where, blocks = describe_url(database.url), [ids[start : start + _BLOCK] for start in range(0, len(ids), _BLOCK)]
+def read_rows(location: str, ids: Ids, dimension: int) -> Singles:
+    """Return the features of increasing ids from a server, in any process that can connect to it."""
+    database = _open_database(location, _TIMEOUT)
     try:
         with database.begin_read() as connection:
-            found = (_copy_out(connection, _between(some[0], some[-1]), dimension, where) for some in blocks)
-            return fill_rows(ids, dimension, found)
+            blocks = _read_blocks(connection, ids.astype(np.int64), dimension, describe_url(database.url))
+            return fill_rows(ids, dimension, blocks)
     finally:
         database.close()
 
 
-def _database(where: str, timeout: float) -> Database:
+def _read_blocks(
+    connection: sa.Connection, ids: NDArray[np.int64], dimension: int, location: str
+) -> Iterator[tuple[Ids, Singles]]:
+    """Yield the blocks that contain some of the ids, compared with their digests."""
+    for block in np.unique(ids[(ids >= 0) & (ids < 1 << 32)] // BLOCK).tolist():
+        numbers, rows = _read_block(connection, block, dimension)
+        check_digests(connection, "feature", hash_features(numbers, rows), [block], location)
+        if len(numbers):
+            yield numbers.astype(np.uint32), rows
+
+
+def _read_block(connection: sa.Connection, block: int, dimension: int) -> tuple[NDArray[np.int64], Singles]:
+    query = f"SELECT id, feature FROM {FEATURES} WHERE id BETWEEN %s AND %s ORDER BY id"  # noqa: S608
+    return _fetch(connection, query, [block * BLOCK, (block + 1) * BLOCK - 1], dimension)
+
+
+def _fetch(
+    connection: sa.Connection, statement: str, values: list[Any], dimension: int
+) -> tuple[NDArray[np.int64], Singles]:
+    """Run a statement that returns ids and features."""
+    driver: Any = connection.connection.driver_connection
+    with driver.cursor(binary=True) as cursor:
+        rows = cursor.execute(statement, values).fetchall()
+    features = np.empty((len(rows), dimension), np.float32)
+    for position, (_, vector) in enumerate(rows):
+        features[position] = vector.to_numpy() if hasattr(vector, "to_numpy") else vector
+    return np.array([number for number, _ in rows], np.int64), features
+
+
+def _open_database(where: str, timeout: float) -> Database:
     try:
         url = make_url(where).set(drivername="postgresql+psycopg")
     except (sa.exc.ArgumentError, ValueError):
@@ -181,7 +186,7 @@ def _database(where: str, timeout: float) -> Database:
 
 
 def _prepare(connection: Any) -> None:
-    """Teach a connection the type of features, wherever the server keeps it."""
+    """Register the type of features on a connection, whatever schema of the server has it."""
     try:
         from pgvector.psycopg import register_vector
     except ModuleNotFoundError as missing:
@@ -191,74 +196,3 @@ def _prepare(connection: Any) -> None:
         connection.execute(_PATH, schema)
         register_vector(connection)
     connection.commit()
-
-
-def _has(connection: sa.Connection, table: str) -> bool:
-    """Return whether a table is found on the search path's first schema."""
-    return bool(sa.inspect(connection).has_table(table))
-
-
-# PostgreSQL's binary form of COPY: a header, a row for each feature, an end.
-_COPY_HEADER, _COPY_END = b"PGCOPY\n\xff\r\n\0" + bytes(8), b"\xff\xff"
-
-
-def _copy_type(dimension: int) -> "np.dtype[np.void]":
-    sizes = [("id_bytes", ">i4"), ("id", ">i8"), ("crc_bytes", ">i4"), ("crc", ">i8"), ("bytes", ">i4")]
-    return np.dtype([("fields", ">i2"), *sizes, ("dimension", ">i2"), ("flags", ">i2"), ("row", ">f4", (dimension,))])
-
-
-def _make_copied(count: int, dimension: int) -> NDArray[np.void]:
-    """Return rows of a COPY with all but ids, checksums and features."""
-    copied = np.zeros(count, _copy_type(dimension))
-    copied["fields"], copied["id_bytes"], copied["crc_bytes"] = 3, 8, 8
-    copied["bytes"], copied["dimension"] = 4 + 4 * dimension, dimension
-    return copied
-
-
-def _copy_in(connection: sa.Connection, ids: NDArray[np.int64], features: Singles) -> None:
-    """Write features at once."""
-    rows = np.ascontiguousarray(features, "<f4")
-    copied = _make_copied(*rows.shape)
-    copied["id"], copied["crc"], copied["row"] = ids, feature_crcs(ids.tolist(), rows), rows
-    statement = f"COPY {FEATURES} (id, crc, feature) FROM STDIN (FORMAT BINARY)"
-    with _driver(connection).cursor() as cursor, cursor.copy(statement) as copy:
-        for part in (_COPY_HEADER, copied.data.cast("B"), _COPY_END):
-            copy.write(part)
-
-
-def _copy_out(connection: sa.Connection, condition: str, dimension: int, where: str) -> tuple[Ids, Singles]:
-    """Return ids and features by rising ids, checked. All are read first: a copying connection does nothing else."""
-    statement = f"COPY (SELECT id, crc, feature FROM {FEATURES} {condition} ORDER BY id) TO STDOUT (FORMAT BINARY)"  # noqa: S608
-    with _driver(connection).cursor() as cursor, cursor.copy(statement) as copy:
-        data = b"".join(copy)
-    if not data.startswith(_COPY_HEADER) or not data.endswith(_COPY_END):
-        raise make_damaged_error(where, "a feature")
-    return _decode_copied(data[len(_COPY_HEADER) : -len(_COPY_END)], dimension, where)
-
-
-def _decode_copied(data: bytes, dimension: int, where: str) -> tuple[Ids, Singles]:
-    kind = _copy_type(dimension)
-    if len(data) % kind.itemsize:
-        raise make_damaged_error(where, "a feature")
-    if not data:
-        return np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
-    copied, wanted = np.frombuffer(data, kind), _make_copied(1, dimension)
-    ids, rows = copied["id"].astype(np.int64), copied["row"].astype("<f4")
-    fixed = [name for name in kind.names or () if name not in {"id", "crc", "row", "flags"}]
-    fits = all((copied[name] == wanted[name]).all() for name in fixed)
-    if not fits or ids[0] < 0 or ids[-1] >= MOST_ITEMS or feature_crcs(ids.tolist(), rows) != copied["crc"].tolist():
-        raise make_damaged_error(where, "a feature")
-    return ids.astype(np.uint32), rows.astype(np.float32, copy=False)
-
-
-def _copy(connection: sa.Connection, target: str, types: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
-    """Write many rows at once."""
-    with _driver(connection).cursor() as cursor, cursor.copy(f"COPY {target} FROM STDIN (FORMAT BINARY)") as copy:
-        copy.set_types(types)
-        for row in rows:
-            copy.write_row(row)
-
-
-def _driver(connection: sa.Connection) -> Any:
-    """Return psycopg's own connection: for what SQLAlchemy has no words for."""
-    return connection.connection.driver_connection

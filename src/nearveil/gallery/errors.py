@@ -1,4 +1,4 @@
-"""What can go wrong with an index, and what to do then."""
+"""Errors of an index, with the remedy in their text."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -7,43 +7,51 @@ from sqlalchemy.engine import URL
 
 from nearveil.errors import NearveilError
 from nearveil.mechanisms import MessageError
-from nearveil.storage import describe_url, find_error, is_connection_refused
+from nearveil.storage import COMMON_ERRORS, describe_url, find_error_code, is_connection_refused
 
 
 class IndexStoreError(NearveilError):
-    """The index could not do what was asked; nothing was changed, unless the text says otherwise."""
+    """The index could not do the operation; nothing was changed, unless the text says otherwise."""
 
 
 class NotAnIndexError(IndexStoreError, ValueError):
-    """There is no index at this place."""
+    """No index at this location."""
 
 
-class DamagedIndexError(IndexStoreError):
-    """A checksum does not fit, or the file cannot be read: put a backup back."""
+class CorruptedIndexError(IndexStoreError):
+    """A digest does not match, or the file cannot be read: restore a backup."""
+
+    def __init__(self, location: str, part: str = "its file") -> None:
+        self.location, self.part = location, part
+        super().__init__(f"index {location}: {part} is corrupted; restore a backup")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Support pickling: processes send errors to one another."""
+        return CorruptedIndexError, (self.location, self.part)
 
 
 class UnknownItemError(IndexStoreError, ValueError):
-    """The index does not hold some ids: they were deleted, or never given.
+    """Some ids are not in the index: they were deleted, or never existed.
 
-    `ids`: Those that it does not hold.
+    `ids`: The ids that are not in the index.
     """
 
     def __init__(self, ids: Sequence[int | str]) -> None:
         self.ids = tuple(ids)
-        shown = ", ".join(map(str, self.ids[:5])) + (", ..." if len(self.ids) > 5 else "")
-        super().__init__(f"ids must be of items in the index; it does not hold {shown}")
+        shown = ", ".join(map(repr, self.ids[:5])) + (", ..." if len(self.ids) > 5 else "")
+        super().__init__(f"ids: no item with id {shown} in the index")
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling: processes send errors to one another."""
+        """Support pickling."""
         return UnknownItemError, (self.ids,)
 
 
 class NotPublishedError(IndexStoreError):
-    """Nothing was published yet, so no message can be answered."""
+    """No map is published yet, so no message can be answered."""
 
 
 class PrivateIndexError(IndexStoreError):
-    """The rows of this index are private: they are not served, published or asked as an open gallery."""
+    """The rows of this index are private: they cannot be served, published or queried as an open gallery."""
 
 
 class InexactRowsError(IndexStoreError, ValueError):
@@ -51,11 +59,11 @@ class InexactRowsError(IndexStoreError, ValueError):
 
 
 class StaleMapError(IndexStoreError):
-    """A map is too old: no answer of its size can be made any more, or a newer one was published meanwhile."""
+    """A map is too old: too few of its items are left for an answer, or a newer map was published meanwhile."""
 
 
 class MapChangedError(MessageError):
-    """A message was made for a map that is not served any more: fetch the public part and ask anew.
+    """A message was made for a map that is no longer served: fetch the public part and send a new message.
 
     `asked`: The map that the message was made for.
     `current`: The map that is served now.
@@ -65,63 +73,52 @@ class MapChangedError(MessageError):
     def __init__(self, asked: str, current: str, revision: int) -> None:
         self.asked, self.current, self.revision = asked, current, revision
         super().__init__(
-            f"message was made for map {asked[:32]!r}, which is not served any more; the map is now {current!r}, of "
-            f"revision {revision}: fetch the public part and ask anew"
+            f"message was made for map {asked[:32]!r}, which is no longer served; the map is now {current!r}, of "
+            f"revision {revision}: fetch the public part and send a new message"
         )
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling."""
+        """Support pickling."""
         return MapChangedError, (self.asked, self.current, self.revision)
 
 
-_DAMAGED = "its file is damaged: put a backup back"
-_ERRORS: dict[int | str, tuple[type[IndexStoreError], str]] = {
-    sqlite3.SQLITE_FULL: (IndexStoreError, "the disk is full; nothing was changed: make room, then try again"),
-    sqlite3.SQLITE_READONLY: (IndexStoreError, "it is read-only: give this user the right to write"),
-    sqlite3.SQLITE_CANTOPEN: (
-        IndexStoreError,
-        "it cannot be opened: the directory must be writable, or a copy that was made after all writers closed it",
-    ),
-    sqlite3.SQLITE_PERM: (IndexStoreError, "this user may not open it"),
-    sqlite3.SQLITE_NOTADB: (DamagedIndexError, _DAMAGED),
-    sqlite3.SQLITE_CORRUPT: (DamagedIndexError, _DAMAGED),
-    sqlite3.SQLITE_MISMATCH: (DamagedIndexError, _DAMAGED),
-    sqlite3.SQLITE_ERROR: (DamagedIndexError, "its tables are not those of an index: put a backup back"),
-    sqlite3.SQLITE_IOERR: (
-        IndexStoreError,
-        "the disk is full or does not answer; a change may stand or not: see to it",
-    ),
-    sqlite3.SQLITE_BUSY: (IndexStoreError, "others held its lock all the time; nothing was changed: try again"),
-    "53100": (IndexStoreError, "the server's disk is full; nothing was changed: make room, then try again"),
-    "55P03": (IndexStoreError, "others held its lock all the time; nothing was changed: try again"),
-    "42P01": (NotAnIndexError, "there is no index in this database: Index.create makes one"),
-    "42501": (IndexStoreError, "this role may not do that: grant it the right"),
-    "0A000": (IndexStoreError, "the server has no pgvector: install the extension `vector` there"),
-    "58P01": (IndexStoreError, "the server has no pgvector: install the extension `vector` there"),
-    "25006": (IndexStoreError, "the server is read-only (a replica?): connect to the primary"),
-    "28P01": (IndexStoreError, "the server refuses the password"),
-    "3D000": (IndexStoreError, "the server has no such database: create it first"),
-    "XX001": (DamagedIndexError, "the server found damaged data: put a backup back"),
-    "XX002": (DamagedIndexError, "the server found a damaged index: REINDEX may help"),
+_CORRUPTED = {
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_ERROR,
+    "XX001",
+    "XX002",
+}
+_ERRORS: dict[int | str, str] = {
+    **COMMON_ERRORS,
+    sqlite3.SQLITE_CANTOPEN: "it cannot be opened: the directory must be writable, or a copy that was made after all "
+    "writers closed it",
+    sqlite3.SQLITE_IOERR: "the disk is full or does not respond; a change may have been saved or not: check the disk",
+    sqlite3.SQLITE_BUSY: "other processes locked it until the timeout; nothing was changed: try again",
+    "55P03": "other processes locked it until the timeout; nothing was changed: try again",
+    "0A000": "the server has no pgvector: install the extension `vector` there",
+    "58P01": "the server has no pgvector: install the extension `vector` there",
 }
 
 
 def explain(error: BaseException, url: URL, reading: bool = False) -> IndexStoreError:
-    """Return a database error as one that says what to do, without what was being written, if not only `reading`."""
-    where = f"index {describe_url(url)}"
+    """Translate a database error, without the values of the statement; `reading`: nothing was being written."""
+    location = describe_url(url)
     if isinstance(error, ModuleNotFoundError):
         return IndexStoreError("PostgreSQL needs psycopg and pgvector: pip install nearveil[postgres]")
-    found = find_error(error, _ERRORS)
-    # SQLite tells of damaged text by an error of Python's own, or in letters that Python cannot read.
-    if isinstance(error, UnicodeDecodeError) or (
+    code = find_error_code(error)
+    # SQLite reports corrupted text as an error of Python, or without a code.
+    is_corrupted_text = isinstance(error, UnicodeDecodeError) or (
         isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", None) is None
-    ):
-        found = (DamagedIndexError, _DAMAGED)
-    if found is not None:
-        return found[0](f"{where}: {found[1]}")
+    )
+    if code in _CORRUPTED or is_corrupted_text:
+        return CorruptedIndexError(location)
+    if code == "42P01":
+        return NotAnIndexError(f"No index in {location}. Create one with Index.create().")
+    if code in _ERRORS:
+        return IndexStoreError(f"index {location}: {_ERRORS[code]}")
     if is_connection_refused(error):
-        return IndexStoreError(
-            f"{where}: connection refused: no server listens there. Start it, or check host and port"
-        )
-    state = "it was only read" if reading else "a change that was under way may stand or not: look at the revision"
-    return IndexStoreError(f"{where}: the database did not answer as it should ({type(error).__name__}); {state}")
+        return IndexStoreError(f"index {location}: connection refused: start the server, or check host and port")
+    state = "nothing was being written" if reading else "a change may have been saved or not: check the revision"
+    return IndexStoreError(f"index {location}: unexpected database error ({type(error).__name__}); {state}")

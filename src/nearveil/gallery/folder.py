@@ -1,7 +1,7 @@
 """Keep an index in step with a folder of images: add what is new, delete what is gone, publish the map."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +19,13 @@ from nearveil.features.images import thumbnail
 from nearveil.gallery.answers import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item, Progress, Tick
+from nearveil.gallery.items import Item
 from nearveil.gallery.publishing import KEPT_MAPS, Published
 from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.progress import Progress, Tick, no_progress
 from nearveil.storage import data_folder, describe_url, make_data_folder
 
-_PARTS = 100  # of the work of learning a map, on a bar
 _AT_ONCE = 1024  # items read, or written in one transaction
 _SAME = 1e-5  # two features of one image differ by less: networks add in another order in another batch
 _LINK = "a link: only what lies in the folder itself is indexed"
@@ -168,7 +168,7 @@ def sync_folder(
     """
     asked = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets}
     given = {**asked, "code_bytes": code_bytes, "reach": reach}
-    start = progress or (lambda _, __: lambda ___: None)
+    start = progress or no_progress
     root, where = _find_root(Path(folder)), find_index(index)
     with ExitStack() as stack:
         workers = stack.enter_context(connect(cluster))
@@ -400,7 +400,7 @@ def find_terms(held: Index) -> MapTerms:
 
 def publish_map(held: Index, terms: MapTerms, start: Progress, workers: Cluster) -> tuple[Published, bool]:
     """Return the map in step with the index, and whether it had to be learned or updated."""
-    keep, told = KEPT_MAPS, _tell_parts(start)
+    keep = KEPT_MAPS
     try:
         newest, stale = held.current()
         if not stale and MapTerms.from_map(newest) == terms:
@@ -408,7 +408,7 @@ def publish_map(held: Index, terms: MapTerms, start: Progress, workers: Cluster)
         if not held.alive(newest).all():
             keep = 1  # an older map tells of what was deleted
         if MapTerms.from_map(newest) == terms:
-            return held.republish(keep, progress=told, cluster=workers), True
+            return held.republish(keep, progress=start, cluster=workers), True
     except NotPublishedError:
         pass
     published = held.publish(
@@ -418,18 +418,7 @@ def publish_map(held: Index, terms: MapTerms, start: Progress, workers: Cluster)
         reach=terms.reach,
         code_bytes=terms.code_bytes,
         keep=keep,
-        progress=told,
+        progress=start,
         cluster=workers,
     )
     return published, True
-
-
-def _tell_parts(start: Progress) -> Callable[[str, float], None]:
-    """Return what moves a bar by the part of the work that is done."""
-    tick, moved = start("learning the map", _PARTS), [0]
-
-    def tell(_: str, part: float) -> None:
-        tick(max(0, int(part * _PARTS) - moved[0]))
-        moved[0] = max(moved[0], int(part * _PARTS))
-
-    return tell

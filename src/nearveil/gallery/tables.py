@@ -20,8 +20,9 @@ from nearveil.gallery.folder import (
     publish_map,
 )
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Progress, check_part, check_table, name_parts
+from nearveil.gallery.items import check_part, check_table, name_parts
 from nearveil.gallery.publishing import Published
+from nearveil.progress import Progress, no_progress
 from nearveil.storage import make_data_folder
 
 
@@ -54,7 +55,7 @@ def sync_table(
     by default those of the map before. All vectors come in one transaction: if one is wrong, nothing is changed. What
     fails later leaves them in, and the map as it was; the error says so.
     """
-    start = progress or (lambda _, __: lambda ___: None)
+    start = progress or no_progress
     where = find_index(index)
     held = open_index(where)
     with connect(cluster) as workers:

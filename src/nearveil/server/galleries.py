@@ -11,11 +11,13 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, ClassVar, cast, get_args
 
+import numpy as np
+
 from nearveil.features.backbones import name_extractor
 from nearveil.gallery.answers import EXTRAS, Extras
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
-from nearveil.gallery.publishing import Published, Stamp
+from nearveil.gallery.publishing import IndexState, Published
 from nearveil.server.errors import ConflictError, FrameError, NotOfferedError, UnavailableError, UnknownError
 from nearveil.server.sealed_builds import SealedAnswers, SealedBuilder
 from nearveil.wire.client import MapChanged, Refusal, RefusalCode, decode_frame
@@ -105,7 +107,7 @@ class ByteCache:
 class GallerySnapshot:
     """A gallery in one state of its index: its maps, newest first, and the answers that were made in it."""
 
-    stamp: Stamp
+    state: IndexState
     maps: tuple[ServedMap, ...]
     protocol: ServerProtocol | None
     answers: ByteCache
@@ -260,7 +262,7 @@ class OpenGallery(Gallery):
         self._extras = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
         self._cache_bytes = cache
         self._lock = threading.Lock()
-        self._snapshot = GallerySnapshot(Stamp(-1, ()), (), None, ByteCache(0))
+        self._snapshot = GallerySnapshot(IndexState((), -1, ()), (), None, ByteCache(0))
         self._map_loader = threading.Thread()  # loads new maps; this first one never starts
         self._codes_lock = threading.Lock()
         self._code_groups: dict[bytes, CodesGroup] = {}  # by their contents; they outlive a map
@@ -276,7 +278,7 @@ class OpenGallery(Gallery):
     def stale(self) -> bool:
         """Whether the index changed after its newest map was learned, or has no map."""
         snapshot = self._load_snapshot()
-        return not snapshot.maps or snapshot.maps[0].published.revision != snapshot.stamp.revision
+        return not snapshot.maps or snapshot.maps[0].published.revision != snapshot.state.revision
 
     def info(self) -> GalleryInfo:
         """Return the public information about the gallery."""
@@ -454,32 +456,32 @@ class OpenGallery(Gallery):
     def _load_snapshot(self) -> GallerySnapshot:
         """Return the current snapshot, after loading changes."""
         with _translate_errors():
-            if self.index.stamp() == self._snapshot.stamp:
+            if self.index.state() == self._snapshot.state:
                 return self._snapshot
             with self._lock:  # one thread loads, the others wait for it
-                stamp = self.index.stamp()
-                if stamp != self._snapshot.stamp:
-                    self._snapshot = self._build_snapshot(self._snapshot, stamp)
+                state = self.index.state()
+                if state != self._snapshot.state:
+                    self._snapshot = self._build_snapshot(self._snapshot, state)
                 return self._snapshot
 
-    def _build_snapshot(self, old: GallerySnapshot, stamp: Stamp) -> GallerySnapshot:
+    def _build_snapshot(self, old: GallerySnapshot, state: IndexState) -> GallerySnapshot:
         """Return the next snapshot; it keeps the answers if its maps have the same items."""
-        stamp, maps = self._load_maps(old, stamp)
+        state, maps = self._load_maps(old, state)
         served = tuple(
             ServedMap(self.index, published, self.name, self._extractor, self._extras, self.index.alive(published))
             for published in maps
         )
         pairs = zip(served, old.maps, strict=False)
         if len(served) == len(old.maps) and all(
-            new.published is previous.published and new.alive is previous.alive for new, previous in pairs
+            new.published is previous.published and np.array_equal(new.alive, previous.alive) for new, previous in pairs
         ):
-            return replace(old, stamp=stamp)
+            return replace(old, state=state)
         protocol = ServerProtocol(*served) if served else None
-        return GallerySnapshot(stamp, served, protocol, ByteCache(self._cache_bytes))
+        return GallerySnapshot(state, served, protocol, ByteCache(self._cache_bytes))
 
-    def _load_maps(self, old: GallerySnapshot, stamp: Stamp) -> tuple[Stamp, list[Published]]:
-        """Return all maps; while new ones take long to load, those in memory, with a stamp that is out of date."""
-        if old.maps and not set(stamp.maps) <= set(old.stamp.maps):
+    def _load_maps(self, old: GallerySnapshot, state: IndexState) -> tuple[IndexState, list[Published]]:
+        """Return all maps; while new ones take long to load, those in memory, with a state that is out of date."""
+        if old.maps and not set(state.maps) <= set(old.state.maps):
             if not self._map_loader.is_alive():
                 self._map_loader = threading.Thread(target=self._load_new_maps, daemon=True)
                 self._map_loader.start()
@@ -487,9 +489,9 @@ class OpenGallery(Gallery):
             if self._map_loader.is_alive():
                 loaded = self.index.maps(read=False)
                 if loaded:
-                    return stamp._replace(maps=()), loaded
+                    return state._replace(maps=()), loaded
                 self._map_loader.join()
-        return stamp, self.index.maps()
+        return state, self.index.maps()
 
     def _load_new_maps(self) -> None:
         try:
