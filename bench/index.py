@@ -144,19 +144,9 @@ def measure_table(n: int = 100_000, dimension: int = 128, rounds: int = 5) -> di
     return {name: float(np.median(spent)) for name, spent in times.items()}
 
 
-def measure_publish(items: int, dimension: int) -> dict[str, tuple[float, float]]:
-    """Return the seconds, by the clock and of the processor, of each stage of publishing a map at epsilon 4, f 0.1."""
+def measure_publish(items: int, dimension: int) -> tuple[float, float]:
+    """Return the seconds, by the clock and of the processor, of publishing a map at epsilon 4, f 0.1."""
     from nearveil.gallery import Index
-
-    spent: dict[str, tuple[float, float]] = {}
-    stage, clock, processor = "reading", time.perf_counter(), time.process_time()
-
-    def tell(following: str, _part: float) -> None:
-        nonlocal stage, clock, processor
-        if following != stage:
-            now = time.perf_counter(), time.process_time()
-            spent[stage] = now[0] - clock, now[1] - processor
-            stage, clock, processor = following, *now
 
     with (
         tempfile.TemporaryDirectory() as folder,
@@ -164,9 +154,8 @@ def measure_publish(items: int, dimension: int) -> dict[str, tuple[float, float]
     ):
         index.add_table(clustered(items, dimension, 0))
         clock, processor = time.perf_counter(), time.process_time()
-        index.publish(4.0, 0.1, progress=tell)
-        tell("", 1.0)
-    return spent
+        index.publish(4.0, 0.1)
+        return time.perf_counter() - clock, time.process_time() - processor
 
 
 @contextmanager
@@ -240,9 +229,8 @@ def main() -> None:
     parser.add_argument("--publish", nargs=2, type=int, metavar=("ITEMS", "DIMENSION"), help="measure publish alone")
     options = parser.parse_args()
     if options.publish:
-        spent = measure_publish(*options.publish)
-        for stage, (clock, processor) in {**spent, "all": tuple(map(sum, zip(*spent.values(), strict=True)))}.items():
-            print(f"{stage}: {clock:.1f} s, {processor:.1f} s of the processor")
+        clock, processor = measure_publish(*options.publish)
+        print(f"{clock:.1f} s, {processor:.1f} s of the processor")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"peak memory {peak:.2f} GiB; load average {os.getloadavg()[0]:.1f}")
         return

@@ -35,4 +35,4 @@ def test_private_images_in_a_database(index_url: str, tmp_path: Path, monkeypatc
     assert (found["added"], found["private"], found["row_exact"]) == (6, True, True)
     assert told("index", folder)["added"] == 0
     question = picture(tmp_path / "question.png", colour(7))
-    assert "its rows are private" in refused("query", question)
+    assert "has private rows" in refused("query", question)

@@ -14,7 +14,7 @@ from nearveil import cluster
 from nearveil.cluster import Cluster, PartitionError, SpreadRows, connect
 from nearveil.features import gallery_features
 from nearveil.features.vectors import VectorFile
-from nearveil.gallery import Index, items
+from nearveil.gallery import Index, store
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.tables import sync_table
 from nearveil.mechanisms.covers import learning
@@ -56,7 +56,7 @@ def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypa
     blocks = pytest.importorskip("dask.array").from_array(ROWS, chunks=(50, DIMENSION))
 
     def index(where: Any, turn: int, group: int) -> None:
-        monkeypatch.setattr(items, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 5, too
+        monkeypatch.setattr(store, "_MOST_ROWS", turn % 2)  # rows are read from where they lie; for 1 and 5, too
         file = VectorFile(write_parquet(tmp_path / f"{turn}.parquet", ROWS, group), ids="key")
         report = sync_table(file, tmp_path / f"index {turn}", cluster=where, epsilon=4.0, **TERMS)
         assert (report.added, report.items) == (COUNT, COUNT)
@@ -139,7 +139,7 @@ def test_an_id_that_is_there_twice_in_a_file_changes_nothing(tmp_path: Path) -> 
     keys = [f"k{number % 1399}" for number in range(COUNT)]
     writer.write_table(pa.table({"key": keys, "v": list(ROWS)}), tmp_path / "twice.parquet", row_group_size=100)
     with Index.create(tmp_path / "index", dimension=DIMENSION) as index:
-        with pytest.raises(ValueError, match="'k0' is there twice; nothing was changed"):
+        with pytest.raises(ValueError, match="'k0' is repeated; nothing was changed"):
             index.add_file(VectorFile(tmp_path / "twice.parquet", ids="key"), replace=True)
         assert (len(index), index.revision) == (0, 0)
 
@@ -217,7 +217,7 @@ def test_a_worker_killed_in_every_stage_changes_nothing(workers: Any, tmp_path: 
 
 def test_items_deleted_while_a_map_is_learned_are_in_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of a large gallery are read as they are needed: what is gone by then is zeros, which nobody is sent."""
-    monkeypatch.setattr(items, "_MOST_ROWS", 1)
+    monkeypatch.setattr(store, "_MOST_ROWS", 1)
     with Index.create(tmp_path / "index", dimension=DIMENSION) as index:
         index.add_table(ROWS)
         before = index.snapshot()

@@ -402,7 +402,7 @@ def test_records_of_a_protected_gallery_are_served_openly_by_no_process(place: P
             shows()
     server.close()
     settings = Settings.load(galleries=[{"name": "scans", "index": str(place / "private")}])
-    with pytest.raises(PrivateIndexError, match="its rows are private"):
+    with pytest.raises(PrivateIndexError, match="has private rows"):
         open_galleries(settings)
     swapped = _terms(place, ledger=place / "other.db", account="other")
     with (

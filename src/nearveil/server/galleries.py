@@ -473,7 +473,7 @@ class OpenGallery(Gallery):
         )
         pairs = zip(served, old.maps, strict=False)
         if len(served) == len(old.maps) and all(
-            new.published is previous.published and np.array_equal(new.alive, previous.alive) for new, previous in pairs
+            new.published is previous.published and np.array_equal(np.asarray(new.alive), np.asarray(previous.alive)) for new, previous in pairs
         ):
             return replace(old, state=state)
         protocol = ServerProtocol(*served) if served else None
