@@ -25,7 +25,6 @@ _COMMANDS = {  # Python calls in error messages, and the commands that do the sa
     "Ledger(..., read_only=True).verify()": "`nearveil budget verify`",
     " verify() lists": " `nearveil budget verify` lists",
     "take a new one (new_key())": "use another key, or leave out --key",
-    "Index.create makes one": "`nearveil index DIR --into` makes one",
     "Index.create()": "`nearveil index DIR --into`",
 }
 

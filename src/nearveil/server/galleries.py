@@ -471,10 +471,9 @@ class OpenGallery(Gallery):
             ServedMap(self.index, published, self.name, self._extractor, self._extras, self.index.alive(published))
             for published in maps
         )
-        pairs = zip(served, old.maps, strict=False)
-        if len(served) == len(old.maps) and all(
-            new.published is previous.published and np.array_equal(np.asarray(new.alive), np.asarray(previous.alive)) for new, previous in pairs
-        ):
+        pairs = list(zip(served, old.maps, strict=False))
+        same_maps = len(served) == len(old.maps) and all(new.published is last.published for new, last in pairs)
+        if same_maps and all(np.array_equal(np.asarray(new.alive), np.asarray(last.alive)) for new, last in pairs):
             return replace(old, state=state)
         protocol = ServerProtocol(*served) if served else None
         return GallerySnapshot(state, served, protocol, ByteCache(self._cache_bytes))
