@@ -40,7 +40,6 @@ COMMON_ERRORS: dict[int | str, str] = {
 }
 
 E = TypeVar("E", bound=NearveilError)
-T = TypeVar("T")
 
 
 class Database:
@@ -67,7 +66,6 @@ class Database:
         self._allow_read_only = allow_read_only and self.is_sqlite
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
-        self._direct: sa.Connection | None = None
         self._files: set[tuple[int, int]] = set()  # device and inode of open SQLite files
         _DATABASES.add(self)
 
@@ -96,38 +94,12 @@ class Database:
 
     def close(self) -> None:
         """Close all connections."""
-        self._drop_direct()
         self.engine.dispose()
         self._files.clear()
 
     def has_open(self, file: tuple[int, int]) -> bool:
         """Return whether a file is open, by device and inode."""
         return file in self._files
-
-    def run_direct(self, work: Callable[[Any], T]) -> T:
-        """Run `work` on the driver's connection, outside of transactions.
-
-        For one statement on every request: SQLAlchemy would cost several times as much. The connection is reused. If
-        the server has closed it, the work is repeated on a new one, so it must be idempotent.
-        """
-        reused = self._direct
-        try:
-            if reused is None or reused.engine is not self.engine:
-                reused = None
-                self._direct = self.engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-            assert self._direct is not None
-            return work(self._direct.connection.driver_connection)
-        except Exception:
-            self._drop_direct()
-            if reused is None or self.is_sqlite:
-                raise
-        return self.run_direct(work)
-
-    def _drop_direct(self) -> None:
-        if self._direct is not None and self._direct.engine is self.engine:
-            self._direct.invalidate()
-            self._direct.close()
-        self._direct = None
 
     @contextmanager
     def begin_write(self, *, times: float = 1.0) -> Iterator[sa.Connection]:
