@@ -142,7 +142,7 @@ def test_a_guarantee_that_costs_more_than_it_states() -> None:
         def guarantee(self) -> Guarantee:
             return replace(super().guarantee, epsilon=1.9, sound=False, reason="a claim")
 
-    assert "states epsilon 1.9 for what costs" in str(_check_price(make_reader(Cheap(2.0, DELTA, 1, max_screened=0))))
+    assert "states epsilon 1.9 for a cost of" in str(_check_price(make_reader(Cheap(2.0, DELTA, 1, max_screened=0))))
 
 
 def test_predictions_without_noise() -> None:

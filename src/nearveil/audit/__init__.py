@@ -1,10 +1,10 @@
-"""Attacks that measure what leaks, through public interfaces alone.
+"""Attacks that measure privacy loss through public interfaces.
 
 * :func:`audit` attacks a mechanism's guarantee, checks its conduct, and reports the epsilon that could be shown;
-* :class:`Experiment` says how to run a mechanism of one's own, and :class:`Law` what it states about its outcomes;
-* :func:`list_mechanisms` and :func:`list_specimens` are what ``nearveil audit`` knows.
+* :class:`Experiment` describes how to run your own mechanism, and :class:`Law` the stated law of its outcomes;
+* :func:`list_mechanisms` and :func:`list_specimens` return the entries of ``nearveil audit``.
 
-:mod:`nearveil.audit.attacks` looks at what surrounds a release: its work, its time, and what is sent.
+:mod:`nearveil.audit.attacks` attacks side channels of a release: its work, its time and its traffic.
 """
 
 from nearveil.audit._experiment import Experiment, Law, Pair

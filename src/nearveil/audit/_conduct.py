@@ -1,4 +1,4 @@
-"""Conduct: voting estimators used as their users use them, and whether caps, accounts and copies keep to the plan."""
+"""Checks of voting estimators in normal use: predictions, caps, accounts, copies and keys must follow the plan."""
 
 import copy
 import math
@@ -21,11 +21,11 @@ from nearveil.private_knn import ExhaustedError
 
 Conduct = Callable[[Source, float], Check]
 
-_PREDICTED = 2_000  # queries of either database, where labels alone are seen
-_MOST_ANSWERED, _MOST_SCREENED = 12, 16  # caps of the estimators that are used up
-_CLOSE = 0.995  # of a cost: accountants round up, each on a grid of its own
-_LARGEST_FILTER, _LARGEST_SCREENED = 40.0, 20.0  # epsilon of an account that pays whatever is asked; with screenings
-_LARGEST_DELTA = 0.1  # of that account
+_PREDICTIONS = 2_000  # of either database
+_MAX_ANSWERED, _MAX_SCREENED = 12, 16  # caps of estimators that the checks exhaust
+_CLOSE = 0.995  # relative, of a cost: accountants round up on different grids
+_LARGE_EPSILON, _LARGE_SCREENED_EPSILON = 40.0, 20.0  # of an account that can pay for all copies
+_LARGE_DELTA = 0.1
 ACCOUNT, LEDGER = "audit", "audit.db"
 _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 
@@ -39,45 +39,45 @@ def make_vote_checks(reader: VoteReader) -> tuple[Conduct, ...]:
         "the account": lambda _, __: _check_account(reader),
         "copies": lambda _, __: _check_copies(reader),
     }
-    if hasattr(reader.own, "answer_once") and reader.plan.screening is None:
+    if hasattr(reader.voter, "answer_once") and reader.plan.screening is None:
         checks["answers under a key"] = lambda _, __: _check_keys(reader)
-    fitted = _fit(reader, clone(reader.own))
-    return (*(make_check(name, found) for name, found in checks.items()), make_frozen_check(fitted))
+    fitted = _fit(reader, clone(reader.voter))
+    return (*(make_check(name, find) for name, find in checks.items()), make_frozen_check(fitted))
 
 
 def make_check(name: str, find: Callable[[Source, float], str | None]) -> Conduct:
-    """Return a check that fails where ``find(source, alpha)`` returns what is wrong, and not None."""
+    """Return a check that fails if ``find(source, alpha)`` returns a problem."""
 
     def check(source: Source, alpha: float) -> Check:
-        found = find(source, alpha)
-        return Check(name, "passed") if found is None else Check(name, "failed", found)
+        problem = find(source, alpha)
+        return Check(name, "passed") if problem is None else Check(name, "failed", problem)
 
     return check
 
 
 def make_frozen_check(estimator: Any) -> Conduct:
-    """Return a check that no parameter that is set later changes the guarantee of a fitted estimator."""
+    """Return a check that parameters set after `fit` do not change the guarantee."""
 
     def find(source: Source, alpha: float) -> str | None:
         del source, alpha
         before = estimator.guarantee
-        given = estimator.get_params(deep=False)
-        for name in (one for one in _STRENGTHS if given.get(one)):
+        parameters = estimator.get_params(deep=False)
+        for name in (strength for strength in _STRENGTHS if parameters.get(strength)):
             other = copy.deepcopy(estimator)
             try:
-                after = other.set_params(**{name: given[name] / 64}).guarantee
+                after = other.set_params(**{name: parameters[name] / 64}).guarantee
             except (AttributeError, ValueError):  # a fitted release refuses every change
                 continue
             if (after.epsilon, after.delta) != (before.epsilon, before.delta):
-                return f"{name} that is set after fit changes the guarantee, and not the noise"
+                return f"setting {name} after fit changes the guarantee, but not the noise"
         return None
 
     return make_check("parameters set later", find)
 
 
 def _check_predict(reader: VoteReader, source: Source, alpha: float) -> str | None:
-    """Judge what `predict` returns by the stated law of the votes."""
-    if not reader.known:
+    """Test the labels of `predict` by the stated law of the votes."""
+    if not reader.has_exact_law:
         return None
     if reader.labelled:
         law = Law(coins=reader.list_label_coins)
@@ -90,22 +90,23 @@ def _check_predict(reader: VoteReader, source: Source, alpha: float) -> str | No
     for pair in reader.pairs:
         for which, records in (("first", pair.first), ("second", pair.second)):
             voter = make_twin(reader, source).fit(records.X, records.y)
-            found = voter.predict(np.tile(reader.query, (_PREDICTED, 1)))
-            test.add(f"{pair.name} ({which} input)", found if reader.labelled else reader.read(found), records)
+            predictions = voter.predict(np.tile(reader.query, (_PREDICTIONS, 1)))
+            outcomes = predictions if reader.labelled else reader.read(predictions)
+            test.add(f"{pair.name} ({which} input)", outcomes, records)
     return test.find_misfit(alpha)
 
 
 def _check_price(reader: VoteReader) -> str | None:
-    """Compare what the plan's public figures cost with what the guarantee states."""
+    """Compare the cost of the plan with the epsilon of the guarantee."""
     plan, stated = reader.plan, reader.guarantee
     cost = _compute_cost(reader, plan, plan.max_answered, plan.max_screened, stated.delta)
     if stated.epsilon >= _CLOSE * cost:
         return None
-    return f"the guarantee states epsilon {stated.epsilon:.4g} for what costs {cost:.4g}"
+    return f"the guarantee states epsilon {stated.epsilon:.4g} for a cost of {cost:.4g}"
 
 
 def _check_caps(reader: VoteReader) -> str | None:
-    """Ask for more than the plan allows, in small parts and at once."""
+    """Ask for more than the plan allows, in small batches and at once."""
     for voter in _make_small(reader):
         session = _open(reader, _fit(reader, voter))
         for count in (1, 2, session.queries + 3, 1):
@@ -116,12 +117,12 @@ def _check_caps(reader: VoteReader) -> str | None:
 
 
 def _check_copies(reader: VoteReader) -> str | None:
-    """Ask an estimator with its copies and pickles, without an account and on one that would pay for all of them."""
+    """Ask an estimator, its copies and its pickles, without an account and with one that could pay for all."""
     for voter in _make_small(reader):
         alone = _open(reader, _fit(reader, voter))
         alone.ask(voter, 1)
-        for other in (copy.copy(voter), copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):  # noqa: S301
-            alone.ask(other, alone.queries)
+        for twin in (copy.copy(voter), copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):  # noqa: S301
+            alone.ask(twin, alone.queries)
         with open_ledger() as ledger:
             account = ledger.open_account(
                 ACCOUNT,
@@ -129,57 +130,57 @@ def _check_copies(reader: VoteReader) -> str | None:
                 protects="database",
                 unit=voter.guarantee.unit,
                 relation="add-remove",
-                epsilon=_LARGEST_FILTER if reader.plan.screening is None else _LARGEST_SCREENED,
-                delta=_LARGEST_DELTA,
+                epsilon=_LARGE_EPSILON if reader.plan.screening is None else _LARGE_SCREENED_EPSILON,
+                delta=_LARGE_DELTA,
             )
             payer = _fit(reader, clone(voter).set_params(account=account))
-            shared, kept = _open(reader, payer), pickle.dumps(payer)
-            for other in (payer, pickle.loads(kept), pickle.loads(kept)):  # noqa: S301
-                shared.ask(other, shared.queries)
-        found = alone.complaint or shared.complaint
-        if found is not None:
-            return f"copies together: {found}"
+            shared, pickled = _open(reader, payer), pickle.dumps(payer)
+            for twin in (payer, pickle.loads(pickled), pickle.loads(pickled)):  # noqa: S301
+                shared.ask(twin, shared.queries)
+        problem = alone.complaint or shared.complaint
+        if problem is not None:
+            return f"copies together: {problem}"
     return None
 
 
 def _check_account(reader: VoteReader) -> str | None:
-    """Compare what an account was charged with what was done."""
+    """Compare the charges of an account with the cost of the answers."""
     for voter in _make_small(reader):
         with open_ledger() as ledger:
             payer = _fit(reader, voter.set_params(ledger=ledger, account=ACCOUNT))
             session = _open(reader, payer)
             for count in (1, session.queries + 3):
                 session.ask(payer, count)
-            found = session.complaint or session.find_unpaid(ledger)
-        if found is not None:
-            return found
+            problem = session.complaint or session.find_unpaid(ledger)
+        if problem is not None:
+            return problem
     return None
 
 
 def _check_keys(reader: VoteReader) -> str | None:
-    """Ask twice under each key: the same answer, paid for once."""
+    """Ask twice with each key: both answers must be equal, and paid for once."""
     with open_ledger() as ledger:
         voter = _fit(reader, next(_make_small(reader)).set_params(ledger=ledger, account=ACCOUNT))
-        session, known = _open(reader, voter), {}
+        session, answers = _open(reader, voter), {}
         for number in range(session.queries + 2):
             try:
-                known[f"key {number}"] = voter.answer_once(reader.query, f"key {number}")
+                answers[f"key {number}"] = voter.answer_once(reader.query, f"key {number}")
             except ExhaustedError:
                 break
-        session.take(reader.read(one) for one in known.values())
+        session.count(reader.read(answer) for answer in answers.values())
         before = ledger.account(ACCOUNT).history()
-        again = {key: voter.answer_once(reader.query, key) for key in known}
-        if any(not np.array_equal(known[key].votes, again[key].votes) for key in known):
-            return "a key was answered anew"
-        if len({one.votes.tobytes() for one in known.values()}) < len(known):
+        again = {key: voter.answer_once(reader.query, key) for key in answers}
+        if any(not np.array_equal(answers[key].votes, again[key].votes) for key in answers):
+            return "a key was answered twice"
+        if len({answer.votes.tobytes() for answer in answers.values()}) < len(answers):
             return "two keys have the same answer"
         if ledger.account(ACCOUNT).history() != before:
-            return "a key that was answered before was charged again"
+            return "a repeated key was charged again"
         return session.complaint or session.find_unpaid(ledger)
 
 
 class VotingSession:
-    """Everything that was asked of one plan, of an estimator and of its copies together."""
+    """Counts all queries to one plan, by an estimator and its copies."""
 
     def __init__(self, reader: VoteReader, plan: Any, delta: float) -> None:
         self._reader, self._plan, self._delta = reader, plan, delta
@@ -192,15 +193,15 @@ class VotingSession:
         return int(self._plan.max_answered if self._plan.screening is None else self._plan.max_screened)
 
     def ask(self, voter: Any, count: int) -> None:
-        """Ask at the record in question; one that refuses has answered nothing."""
+        """Ask at the target record; a refusal counts as no answer."""
         try:
             answers = voter.answer(np.tile(self._reader.query, (count, 1)))
         except (ExhaustedError, OverBudgetError):
             return
-        self.take([self._reader.read(answers)])
+        self.count([self._reader.read(answers)])
 
-    def take(self, answers: Iterable[Read]) -> None:
-        """Count what was answered."""
+    def count(self, answers: Iterable[Read]) -> None:
+        """Count answers and screenings."""
         for read in answers:
             self._screened += len(read.answered)
             self._answered += int(read.answered.sum())
@@ -208,14 +209,14 @@ class VotingSession:
 
     @property
     def complaint(self) -> str | None:
-        """What went beyond the plan."""
+        """The violation of the plan, if any."""
         most = min(self._plan.max_answered, self.queries)
         if self._answered > most:
             return f"{self._answered} queries were answered where {most} are allowed"
         return "a label does not follow from the votes" if self._wrong else None
 
     def find_unpaid(self, ledger: Ledger) -> str | None:
-        """Say what the account was not charged for."""
+        """Describe answers that the account was not charged for."""
         charged = PldAccountant()
         for entry in ledger.account(ACCOUNT).history():
             for event, times in entry.events:
@@ -226,11 +227,11 @@ class VotingSession:
         )
         if paid >= _CLOSE * cost:
             return None
-        return f"the account was charged epsilon {paid:.4g} for what costs {cost:.4g}"
+        return f"the account was charged epsilon {paid:.4g} for a cost of {cost:.4g}"
 
 
 def _compute_cost(reader: VoteReader, plan: Any, answered: int, screened: int, delta: float) -> float:
-    """Return what so many votes and screenings cost."""
+    """Return the epsilon of this many votes and screenings."""
     accountant = PldAccountant()
     for event, times in zip(reader.derive_events(plan), (answered, screened), strict=True):
         if event is not None and times:
@@ -239,21 +240,21 @@ def _compute_cost(reader: VoteReader, plan: Any, answered: int, screened: int, d
 
 
 def _make_small(reader: VoteReader) -> Iterator[Any]:
-    """Return the estimator itself, or one with smaller caps; then one with fewer screenings than answers."""
+    """Yield the estimator, with smaller caps if needed; then one with fewer screenings than answers."""
     plan = reader.plan
-    caps = {"max_answered": min(plan.max_answered, _MOST_ANSWERED)}
+    caps = {"max_answered": min(plan.max_answered, _MAX_ANSWERED)}
     if plan.screening is not None:
-        caps["max_screened"] = min(plan.max_screened, _MOST_SCREENED)
+        caps["max_screened"] = min(plan.max_screened, _MAX_SCREENED)
     within = all(getattr(plan, name) == most for name, most in caps.items())
-    yield clone(reader.own) if within else make_twin(reader, None).set_params(**caps)
+    yield clone(reader.voter) if within else make_twin(reader, None).set_params(**caps)
     if plan.screening is not None:
-        few = min(plan.max_screened, _MOST_ANSWERED // 2)
-        more = math.sqrt(max(1.0, 2 * few / plan.max_answered))  # noise, so that it costs no more
+        few = min(plan.max_screened, _MAX_ANSWERED // 2)
+        scale = math.sqrt(max(1.0, 2 * few / plan.max_answered))  # of the noise, so that the cost does not grow
         yield make_twin(reader, None).set_params(
             max_answered=2 * few,
             max_screened=few,
-            vote_noise=more * plan.vote_noise,
-            screening_noise=more * plan.screening.noise,
+            vote_noise=scale * plan.vote_noise,
+            screening_noise=scale * plan.screening.noise,
         )
 
 
@@ -267,7 +268,7 @@ def _fit(reader: VoteReader, voter: Any) -> Any:
 
 
 def find_private(export: bytes, rows: Floats) -> str | None:
-    """Say what an export holds that must not leave."""
+    """Describe private data in an export."""
     if any(row.tobytes() in export for row in rows):
         return "it holds a private row"
     return "it holds the address of the ledger" if LEDGER.encode() in export else None
@@ -275,6 +276,6 @@ def find_private(export: bytes, rows: Floats) -> str | None:
 
 @contextmanager
 def open_ledger() -> Iterator[Ledger]:
-    """Open a ledger that lasts as long as a check."""
+    """Open a temporary ledger."""
     with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/{LEDGER}") as ledger:
         yield ledger

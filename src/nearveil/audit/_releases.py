@@ -1,4 +1,4 @@
-"""Releases of a query: what is told about a row must not tell it from another. And noise itself, and private PCA."""
+"""Experiments for releases of a query, for noise, and for private PCA."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -44,20 +44,20 @@ from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_nois
 from nearveil.privatemail import PrivateMail
 
 _Described = tuple[tuple[Pair, ...], Callable[[Any, Pair], Floats] | None, bool, Law]  # pairs, log_ratio, exact, law
-# Their log_density is the law of the very message, up to the last digits. That of the others is one of the point in
-# the middle of a message's cells, which is a good score and no more.
+# Their log_density is the exact law of the message. For other releases it is the density at the centre of a grid cell,
+# which is only a good score.
 _EXACT = (AnalyticGaussian, Cells, Covers, Latent, OME, RandomProjection, Unary)
-_SLOW = 60_000  # trials, where a message takes a while
-_SESSIONS = 2_000  # trials, where a message embeds all anchors anew
-_FITS = 8_000  # trials, where every run is a fit
-_PILOT = 24  # messages of each row of the pool
-_RANDOM = 24  # rows of the pool that are random, and as many opposite ones
-_BISECTIONS = 16  # nearer than that, single precision decides by how many rows are looked at together
-_MANY = 256  # messages by which a border is found
+_SLOW_TRIALS = 60_000  # of slow releases
+_SESSION_TRIALS = 2_000  # if each message embeds all anchors
+_FIT_TRIALS = 8_000  # if every run is a fit
+_PILOT = 24  # messages of each candidate row
+_RANDOM = 24  # random directions among the candidates
+_BISECTIONS = 16  # closer rows may differ only by the rounding of single precision
+_BORDER_MESSAGES = 256
 
 
 def fit_release(release: Release) -> Release:
-    """Return the release, or a clone that is fitted on the default rows where it is not fitted."""
+    """Return the release, or a clone fitted on the default rows if it is not fitted."""
     ready = release if hasattr(release, "mean_") else clone(release).fit(*draw_public_rows())
     if hasattr(ready, "index") and not hasattr(ready, "map_"):
         rows = draw_gallery()
@@ -68,7 +68,7 @@ def fit_release(release: Release) -> Release:
 
 
 def make_release_experiment(release: Release, source: Source | None = None) -> Experiment:
-    """Return the experiment of a release of one row; `source` is for the pilot that looks for the worst pair."""
+    """Return the experiment of a release of one row; `source` is for the pilot that searches for the worst pair."""
     ready: Any = fit_release(release)
     if isinstance(ready, PrivateMail) and ready.as_published is not None:
         return make_session_experiment(ready)
@@ -86,7 +86,7 @@ def make_release_experiment(release: Release, source: Source | None = None) -> E
         law=law,
         checks=(make_frozen_check(ready),),
         run_once=lambda coins, pair, rng: ready.release(np.where(coins[:, None], pair.first, pair.second), rng=rng),
-        trials=_SLOW if slow else count_trials(ready.guarantee.delta if exact else 0.0),
+        trials=_SLOW_TRIALS if slow else count_trials(ready.guarantee.delta if exact else 0.0),
     )
 
 
@@ -102,31 +102,31 @@ def _describe(release: Any, source: Source) -> _Described:
 
 
 def _describe_mail(mail: PrivateMail) -> _Described:
-    """Describe PrivateMail made sound: where its row lies without noise is what a server computes anyway."""
+    """Describe sound PrivateMail: a server can compute the exact position of a row."""
     noise = mail.noises_[0]
 
-    def place(row: Floats) -> Floats:
+    def embed(row: Floats) -> Floats:
         return np.asarray(mail.embed_gallery(row[None], steps=0).gallery[0])
 
     def read(messages: list[Message]) -> Floats:
         return np.stack([message["released"][0] for message in messages])
 
     def log_ratio(messages: list[Message], pair: Pair) -> Floats:
-        return compute_noise_ratio(noise, *(read(messages) - place(row) for row in (pair.first, pair.second)))
+        return compute_noise_ratio(noise, *(read(messages) - embed(row) for row in (pair.first, pair.second)))
 
     if mail.n_private_steps > 1:
         return _find_mail_pairs(mail), None, False, Law()
-    return _find_mail_pairs(mail), log_ratio, True, state_noise_law(noise, read, place)
+    return _find_mail_pairs(mail), log_ratio, True, state_noise_law(noise, read, embed)
 
 
 def _take_opposites(mean: Floats, direction: Floats) -> Pair:
-    """Return the two rows that lie in a direction from the public mean, and opposite to it."""
+    """Return the two unit steps from the public mean along a direction and against it."""
     unit = direction / np.linalg.norm(direction)
     return Pair("opposite unit vectors", mean + unit, mean - unit)
 
 
 def _find_pairs(release: Any, source: Source) -> tuple[Pair, ...]:
-    """Return opposite rows, those that a pilot finds farthest apart, and two sides of a border of cells."""
+    """Return opposite rows, the two rows that differ most in a pilot, and two sides of a border between cells."""
     rows = _make_pool(release)
     messages = release.release(np.repeat(rows, _PILOT, axis=0), rng=source)
     spread = np.cov(release.log_density(messages, rows), rowvar=False)
@@ -141,13 +141,13 @@ def _find_pairs(release: Any, source: Source) -> tuple[Pair, ...]:
 
 
 def _make_pool(release: Any) -> Floats:
-    """Return rows among which the worst pair is looked for: axes, random directions, all with their opposites."""
+    """Return candidates for the worst pair: axes and random directions, with their opposites."""
     mean = release.mean_
     generator = np.random.default_rng(2)
     directions = [np.eye(len(mean))[:64], generator.standard_normal((_RANDOM, len(mean)))]
-    # Few large coordinates, and all of one size: codes of bits differ most between such.
+    # A few large coordinates, or all of equal size: bit codes differ most for these.
     directions.append(np.sign(generator.standard_normal((_RANDOM, len(mean)))))
-    if hasattr(release, "matrix_"):  # the direction that a public matrix stretches most
+    if hasattr(release, "matrix_"):  # the directions that a public matrix stretches most
         directions.append(np.linalg.svd(release.matrix_, full_matrices=False)[0].T[:2])
     units = np.concatenate(directions)
     units /= np.linalg.norm(units, axis=1, keepdims=True)
@@ -155,8 +155,8 @@ def _make_pool(release: Any) -> Floats:
 
 
 def _find_border(release: Any, rows: Floats, source: Source) -> Pair | None:
-    """Return two rows next to each other on either side of a border between cells; None where there are no cells."""
-    messages = release.release(np.repeat(rows[:8], _MANY // 8, axis=0), rng=source)
+    """Return two close rows on either side of a border between cells; None if there are no cells."""
+    messages = release.release(np.repeat(rows[:8], _BORDER_MESSAGES // 8, axis=0), rng=source)
     table = release.log_density(messages, rows)
     other = next((i for i in range(1, len(rows)) if np.abs(table[:, i] - table[:, 0]).max() > 0), None)
     if other is None:
@@ -167,12 +167,12 @@ def _find_border(release: Any, rows: Floats, source: Source) -> Pair | None:
         same = np.abs(release.log_density(messages, np.stack([first, middle])) @ np.array([1.0, -1.0])).max() == 0
         first, second = (middle, second) if same else (first, middle)
     left, right = release.log_density(messages, np.stack([first, second])).T
-    # A density that is smooth hardly differs between two rows that are so near.
+    # A smooth density hardly differs between such close rows.
     return Pair("two sides of a border", first, second) if np.abs(left - right).max() > 1e-3 else None
 
 
 def _choose_blind_pairs(release: Any) -> tuple[Pair, ...]:
-    """Return opposite rows along the directions in which the public rows vary most."""
+    """Return opposite rows along the directions of largest variance of the public rows."""
     rows = draw_public_rows()[0]
     if rows.shape[1] == release.n_features_in_:
         axes = np.linalg.svd(rows - rows.mean(axis=0), full_matrices=False)[2]
@@ -182,7 +182,7 @@ def _choose_blind_pairs(release: Any) -> tuple[Pair, ...]:
 
 
 def _find_mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
-    """Return the opposite rows that the query puts farthest apart, by a linear fit of where it puts random ones."""
+    """Return the opposite rows with the most distant embeddings, by a linear fit to random rows."""
     generator = np.random.default_rng(3)
     units = generator.standard_normal((600, mail.n_features_in_))
     units /= np.linalg.norm(units, axis=1, keepdims=True)
@@ -200,7 +200,7 @@ def _find_mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
 
 
 def make_session_experiment(mail: PrivateMail) -> Experiment:
-    """Return the experiment of a published session: row or label is replaced, and a server sees which class is near."""
+    """Return the experiment of a session as published: row or label is replaced, and a server sees the near classes."""
     width = mail.n_features_in_
     items = draw_gallery()
     items = items if width == items.shape[1] else np.random.default_rng(1).standard_normal((len(items), width))
@@ -209,18 +209,18 @@ def make_session_experiment(mail: PrivateMail) -> Experiment:
     row, last = np.eye(width)[0], CLASSES - 1
 
     def run(record: tuple[Floats, int], runs: int, source: Source) -> list[Message]:
-        found: list[Message] = mail.release(np.tile(record[0], (runs, 1)), labels=np.full(runs, record[1]), rng=source)
-        return found
+        rows, row_labels = np.tile(record[0], (runs, 1)), np.full(runs, record[1])
+        messages: list[Message] = mail.release(rows, labels=row_labels, rng=source)
+        return messages
 
     def numbers(messages: list[Message]) -> NDArray[Any]:
-        seen = []
+        features = []
         for message in messages:
             near = mail.rank_each(message, server)[0]
             by_class = np.bincount(labels, near) / np.bincount(labels)
-            own = message["embedding"]
-            # The target itself, and how near each class of the server's items it comes.
-            seen.append(np.concatenate([own[0], own[0] - own[1:].mean(axis=0), by_class, by_class / -near.mean()]))
-        return np.array(seen)
+            target, anchors = message["embedding"][0], message["embedding"][1:]
+            features.append(np.concatenate([target, target - anchors.mean(axis=0), by_class, by_class / -near.mean()]))
+        return np.array(features)
 
     return Experiment(
         name=f"{mail.name} (as published {mail.as_published})",
@@ -231,43 +231,43 @@ def make_session_experiment(mail: PrivateMail) -> Experiment:
         ),
         run=run,
         numbers=numbers,
-        trials=_SESSIONS,
+        trials=_SESSION_TRIALS,
     )
 
 
 def make_projector_experiment(projector: PrivatePCA) -> Experiment:
-    """Return the experiment of a private PCA: one record against one across it, in as few dimensions as possible."""
-    own = clone(projector).set_params(mean=None)
-    dimension = own.n_components + 1
+    """Return the experiment of a private PCA: two orthogonal records, in as few dimensions as possible."""
+    pca = clone(projector).set_params(mean=None)
+    dimension = pca.n_components + 1
     first, second = np.eye(dimension)[:1], np.eye(dimension)[-1:]
 
     def numbers(seen: Floats) -> Any:
-        # A direction has no sign: what counts is how much of it lies along each record.
-        columns = seen.reshape(len(seen), own.n_components, dimension)
+        # A direction has no sign, so square its coordinates along each record.
+        columns = seen.reshape(len(seen), pca.n_components, dimension)
         return (columns**2)[:, :, [0, -1]].reshape(len(seen), -1)
 
     return Experiment(
-        name=f"private-pca ({own.method})",
-        guarantee=clone(own).fit(first).guarantee,
+        name=f"private-pca ({pca.method})",
+        guarantee=clone(pca).fit(first).guarantee,
         pairs=(Pair("a record, and one across it", first, second),),
-        run=lambda rows, runs, rng: np.array([clone(own).fit(rows, rng=rng).components_.ravel() for _ in range(runs)]),
+        run=lambda rows, runs, rng: np.array([clone(pca).fit(rows, rng=rng).components_.ravel() for _ in range(runs)]),
         numbers=numbers,
-        trials=_FITS,
+        trials=_FIT_TRIALS,
     )
 
 
 _DELTA = 1e-5
 _NOISE_TRIALS = 3_000_000
-_CELL_MASS = 0.06  # a cell of 1/8 under a Gaussian of deviation 1 and more holds less
-_MOST_SETS = 64  # that are looked at one by one
-_WIDE = 8  # from so many dimensions on, no cell of the sphere is likely
+_CELL_MASS = 0.06  # bound on the mass of a cell of 1/8 under a Gaussian of deviation at least 1
+_MAX_SETS = 64  # tested one by one
+_WIDE = 8  # dimensions from which no cell of the sphere is likely
 _RARE = 2.0**-20
 
 Noise = GaussianNoise | LaplaceNoise
 
 
 def make_noise_experiment(noise: Noise) -> Experiment:
-    """Return the experiment of noise on `size` values, one of which moves by the sensitivity."""
+    """Return the experiment of noise on `size` values; the first changes by the sensitivity."""
     gaussian = isinstance(noise, GaussianNoise)
     guarantee = noise_guarantee(
         noise, delta=_DELTA, protects="query", unit="value", relation="replace", source=secure_source()
@@ -294,22 +294,22 @@ def make_noise_experiment(noise: Noise) -> Experiment:
 
 
 def compute_noise_ratio(noise: Noise, first: Floats, second: Floats) -> Floats:
-    """Return the log-likelihood ratio of noise that is `first` in one world and `second` in the other."""
+    """Return the log-likelihood ratio, from the deviations in both worlds."""
     if isinstance(noise, GaussianNoise):
-        near, far = ((one**2).sum(axis=1) / (2 * noise.scale**2) for one in (first, second))
+        near, far = ((deviations**2).sum(axis=1) / (2 * noise.scale**2) for deviations in (first, second))
     else:
-        near, far = (np.abs(one).sum(axis=1) / noise.scale for one in (first, second))
+        near, far = (np.abs(deviations).sum(axis=1) / noise.scale for deviations in (first, second))
     return np.asarray(far - near)
 
 
 def state_noise_law(noise: Noise, values: Callable[[Any], Floats], exact: Callable[[Any], Floats]) -> Law:
-    """Return the law of noisy `values` of what `run` returned, shape (n, k), around `exact` ones of the input."""
+    """Return the law of noisy `values`, shape (n, k), around the `exact` values of the input."""
     gaussian = isinstance(noise, GaussianNoise)
-    look = compute_gaussian_uniforms if gaussian else compute_laplace_uniforms
-    # The density at its highest, times a cell; single precision may make cells of up to 2^-20 of the scale.
+    distribute = compute_gaussian_uniforms if gaussian else compute_laplace_uniforms
+    # The maximum of the density times a cell; single precision may make cells of up to 2^-20 of the scale.
     largest = max(noise.grid / noise.scale, 2.0**-20) * (0.4 if gaussian else 0.51)
     return Law(
-        uniforms=lambda seen, given: list(look((values(seen) - exact(given)) / noise.scale).T),
+        uniforms=lambda outcomes, input_: list(distribute((values(outcomes) - exact(input_)) / noise.scale).T),
         values=values,
         largest_value=largest,
         largest_row=largest**noise.size,
@@ -317,7 +317,7 @@ def state_noise_law(noise: Noise, values: Callable[[Any], Floats], exact: Callab
 
 
 def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
-    """Return all that messages hold as one array, shape (n, k); floating point keeps its width."""
+    """Stack all arrays of messages, shape (n, k), without changing the floating point type."""
     parts = [
         np.stack([message.arrays[name] for message in messages]).reshape(len(messages), -1)
         for name in messages[0].arrays
@@ -327,7 +327,7 @@ def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
 
 @singledispatch
 def state_law(release: Release) -> Law:
-    """Return what a fitted release states about its messages; an empty law where nothing exact is stated."""
+    """Return the stated law of a fitted release; empty if no exact law is stated."""
     del release
     return Law()
 
@@ -363,14 +363,14 @@ def _(release: Unary) -> Law:
 
 @state_law.register
 def _(release: PrivUnit) -> Law:
-    # A plain Gaussian that is rounded to cells, tilted by at most e^epsilon (docs/theory/privunit.md).
+    # A Gaussian, rounded to cells and weighted by at most e^epsilon (docs/theory/privunit.md).
     largest = _CELL_MASS**release.channel_.dimension * math.exp(release.channel_.epsilon)
     return Law(values=stack_messages, largest_row=min(largest, 1.0))
 
 
 @state_law.register
 def _(release: DPdSNE) -> Law:
-    del release  # the noise of the last step alone makes every outcome rare
+    del release  # the noise of the last step makes every outcome rare
     return Law(values=stack_messages, largest_row=_RARE)
 
 
@@ -380,15 +380,15 @@ def _(release: VonMisesFisher) -> Law:
 
 
 def _toss_sets(release: Any, messages: Sequence[Message], row: Floats) -> list[Coin]:
-    """Return how often the good set is named, and each other set: odds of e^epsilon, and all others alike."""
+    """Return the coins of the good set, with odds of e^epsilon, and of other sets, which are equally likely."""
     named, count = stack_messages(messages), release.map_.n_sets
     size, good = named.shape[1], int(release.map_.choose(release.features(row[None]))[0])
     weight = size * math.exp(release.guarantee.epsilon)
     inside = (named == good).any(axis=1)
     coins = [(inside, weight / (weight + count - size))]
-    for other in [one for one in range(count) if one != good][:_MOST_SETS]:
-        there = (named == other).any(axis=1)
-        coins += [(there[inside], (size - 1) / (count - 1)), (there[~inside], size / (count - 1))]
+    for other in [number for number in range(count) if number != good][:_MAX_SETS]:
+        hits = (named == other).any(axis=1)
+        coins += [(hits[inside], (size - 1) / (count - 1)), (hits[~inside], size / (count - 1))]
     return coins
 
 
@@ -398,7 +398,7 @@ def _encode_one_hot(release: Unary, row: Floats) -> NDArray[np.uint8]:
 
 
 def _state_bit_law(release: Any, bits: Callable[[Floats], NDArray[np.uint8]]) -> Law:
-    """Return the law of a string of bits, each of which follows a law of its own."""
+    """Return the law of a string of independent bits."""
     laws, length = release.string_.laws, release.string_.length
 
     def coins(messages: Sequence[Message], row: Floats) -> list[Coin]:

@@ -1,4 +1,4 @@
-"""Mechanisms that are broken on purpose, by misuse of public interfaces. An audit must catch each of them."""
+"""Mechanisms that are broken on purpose by misuse of public interfaces. An audit must catch each of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -42,14 +42,14 @@ from nearveil.privatemail import PrivateMail
 from nearveil.wire.client import PublicPart
 
 DELTA = 1e-5
-_HARDLY_ANY = 1e-9  # noise
+_TINY_NOISE = 1e-9
 _ONE_IN = np.uint64(2000)
-_UNCAPPED = 1_000_000  # prototypes: what a server may send if nobody says how many
-_SCALE = (1.0, 2.0**-8, 2.0**-16)  # of the digits of a prototype's number
+_UNCAPPED = 1_000_000  # prototypes that a server may send without a limit
+_SCALE = (1.0, 2.0**-8, 2.0**-16)  # of the digits of a prototype number
 
 
 def make_claim(epsilon: float, delta: float, why_not: str, events: tuple[DpEvent, ...] = ()) -> Guarantee:
-    """Return a claim that does not hold; `events` are what was charged."""
+    """Return a false claim; `events` are the charged events."""
     return Guarantee(
         epsilon=epsilon,
         delta=delta,
@@ -64,33 +64,33 @@ def make_claim(epsilon: float, delta: float, why_not: str, events: tuple[DpEvent
 
 
 def make_label_after_noise() -> PrivateMail:
-    """Return PrivateMail as the authors' program has it: the target's own label is used after the noise."""
+    """Return PrivateMail like the authors' program, which uses the target's label after the noise."""
     return PrivateMail(
         1.0, as_published="2022-code", allow_unsound=True, n_public_steps=5, start_scale=1e-8, n_anchors=60
     )
 
 
 def make_variance_as_deviation() -> Experiment:
-    """Return the program's noise at an initial scale of 1e-12: a variance for a deviation, and the label held fixed."""
+    """Return the noise of the authors' program, which uses a variance as a deviation, with a fixed label."""
     mail = PrivateMail(
         1.0, as_published="2022-code", allow_unsound=True, n_public_steps=0, start_scale=1e-12, n_anchors=60
     )
-    told = make_release_experiment(mail)
-    return replace(told, pairs=tuple(pair for pair in told.pairs if "one label" in pair.name))
+    experiment = make_release_experiment(mail)
+    return replace(experiment, pairs=tuple(pair for pair in experiment.pairs if "one label" in pair.name))
 
 
 def make_ome_claim() -> tuple[OME, Guarantee]:
-    """Return OME at alpha 7, and what its paper claims of it."""
+    """Return OME at alpha 7, and the claim of its paper."""
     release = OME(nominal_epsilon=1.0, alpha=7.0)
-    return release, make_claim(1.0, 0.0, "the claim lets what even and odd bits lose cancel")
+    return release, make_claim(1.0, 0.0, "the claim lets the losses of even and odd bits cancel")
 
 
 def make_classical_gaussian() -> tuple[GaussianNoise, Guarantee]:
-    """Return the classical calibration at epsilon 12, which is no theorem there: 11% too little noise."""
+    """Return the classical calibration at epsilon 12, where it is not valid: 11% too little noise."""
     delta = 1e-3
     scale = compute_classical_scale(1.0, 12.0, delta)
     noise = GaussianNoise(sensitivity=1.0, scale=scale, size=1, grid=choose_gaussian_grid(1.0, 1))
-    return noise, make_claim(12.0, delta, "the classical calibration is a theorem for epsilon below 1")
+    return noise, make_claim(12.0, delta, "the classical calibration is only valid for epsilon below 1")
 
 
 def make_fixed_size_sample() -> Experiment:
@@ -122,7 +122,7 @@ def make_fixed_size_sample() -> Experiment:
 
 
 def make_shared_sample() -> Experiment:
-    """Return a screening and a vote on one and the same sample, charged as if each had one of its own."""
+    """Return a screening and a vote on the same sample, charged as independent samples."""
     rate, threshold, screening_noise, noise, delta = 0.03, 1.0, 0.4, 0.6, 1e-3
     events = (
         PoissonSampledDpEvent(rate, NoisyScreening(screening_noise, threshold, 1)),
@@ -156,7 +156,7 @@ def make_shared_sample() -> Experiment:
 
 
 def make_float_laplace() -> Experiment:
-    """Return a value plus NumPy's Laplace noise, in doubles: the textbook mechanism, as textbooks program it."""
+    """Return the textbook mechanism: a value plus NumPy's Laplace noise, in doubles."""
 
     def run(value: float, runs: int, source: Source) -> Floats:
         return value + _make_generator(source).laplace(size=(runs, 1))
@@ -172,18 +172,18 @@ def make_float_laplace() -> Experiment:
 
 
 def fetch_chosen(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
-    """Ask, choose, and then request what was chosen: the request hands over what the release hid."""
-    found = ask_question(public, feature, send, source)
-    send(b"images of " + found.ids.tobytes())
+    """Ask, choose, and then request the chosen items: the request reveals the hidden choice."""
+    answer = ask_question(public, feature, send, source)
+    send(b"images of " + answer.ids.tobytes())
 
 
 def make_request_after_answer() -> Experiment:
-    """Return the conversation of a client that fetches the images of the candidates that it chose."""
+    """Return the traffic of a client that fetches the images of its chosen candidates."""
     return make_wire_experiment(fetch_chosen, name="a request after the answer")
 
 
 class BusyCells(Cells):
-    """Cells whose client looks through the sets one by one and stops at the good one: honest messages, telling work."""
+    """Cells that search the sets one by one and stop at the good one: honest messages, revealing work."""
 
     name = "busy-cells"
 
@@ -191,16 +191,16 @@ class BusyCells(Cells):
         """Make messages, slowly."""
         for row in np.atleast_2d(np.asarray(X, dtype=np.float64)):
             good = self.map_.choose(self.features(row[None]))[0]
-            for one in range(self.map_.n_sets):
-                if one == good:
+            for number in range(self.map_.n_sets):
+                if number == good:
                     break
-        found: Message | list[Message] = super().release(X, rng=rng)
-        return found
+        messages: Message | list[Message] = super().release(X, rng=rng)
+        return messages
 
 
 @lru_cache(maxsize=8)
 def _charge(events: tuple[DpEvent, ...], delta: float) -> float:
-    """Return what an accountant charges for events that happen one after the other."""
+    """Return the epsilon of composed events."""
     accountant = PldAccountant()
     for event in events:
         accountant.compose(event)
@@ -208,29 +208,29 @@ def _charge(events: tuple[DpEvent, ...], delta: float) -> float:
 
 
 def _make_generator(source: Source) -> np.random.Generator:
-    """Return NumPy's generator: what is wrong with these mechanisms is not where their bits come from."""
+    """Return NumPy's generator; these mechanisms have other faults than their randomness."""
     return np.random.default_rng(source.words(4).tolist())
 
 
 class _Careless(PrivateKNeighborsClassifier):
-    """Keeps its records where its own methods can misuse them."""
+    """An estimator that keeps its records, so that subclasses can misuse them."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Keep the private records, twice."""
+        """Fit, and keep a copy of the private records."""
         super().fit(X, y)
         self._records = X, y
         return self
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
-        """Answer, and spoil what was answered."""
+        """Answer, and spoil the answers."""
         return self._spoil(super().answer(X, progress=progress), np.asarray(X))
 
     def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        """Return what leaves the estimator."""
+        """Return the spoiled answers."""
         raise NotImplementedError
 
     def _vote_with(self, noise: float, X: NDArray[Any]) -> NDArray[np.float64]:
-        """Return votes on the same queries with other noise, by an estimator that nobody pays."""
+        """Return votes on the same queries with other noise, without a charge."""
         same = {**self.get_params(deep=False), "epsilon": None, "ledger": None, "account": None}
         plain = {"n_neighbors": self.plan_.n_neighbors, "max_screened": 0, "screening_noise": None, "threshold": None}
         voter = PrivateKNeighborsClassifier(**{**same, **plain, "vote_noise": noise, "max_answered": len(X)})
@@ -238,7 +238,7 @@ class _Careless(PrivateKNeighborsClassifier):
 
     def _vote_exactly(self, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return votes without noise."""
-        return np.rint(self._vote_with(_HARDLY_ANY, X))
+        return np.rint(self._vote_with(_TINY_NOISE, X))
 
     def _decide(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
         """Return answers with other votes and the labels that follow from them."""
@@ -250,7 +250,7 @@ class _Careless(PrivateKNeighborsClassifier):
 
 
 class QuietVotes(_Careless):
-    """Votes with four fifths of the noise that is charged."""
+    """Votes with four fifths of the charged noise."""
 
     def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
         votes = self._vote_with(0.8 * self.plan_.vote_noise, X)
@@ -258,7 +258,7 @@ class QuietVotes(_Careless):
 
 
 class OnceExactVotes(_Careless):
-    """Votes without any noise in one of 2,000 answers."""
+    """Exact votes in one of 2,000 answers."""
 
     def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
         slips = (self._coins.words(len(X)) % _ONE_IN == 0) & answers.answered
@@ -266,14 +266,14 @@ class OnceExactVotes(_Careless):
 
 
 class NoiselessLabels(_Careless):
-    """Honest votes, and labels that were decided before the noise."""
+    """Honest votes, with labels computed before the noise."""
 
     def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
         return Answers(self._decide(self._vote_exactly(X), answers).labels, answers.answered, answers.votes)
 
 
 class EndlessVotes(_Careless):
-    """Fits itself again before every call, so that no cap is ever reached."""
+    """Refits itself before every call, so that no cap is reached."""
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
         """Answer as if it were the first time."""
@@ -281,16 +281,16 @@ class EndlessVotes(_Careless):
 
 
 class FreeScreening(PrivateKNeighborsClassifier):
-    """Pays for votes, and screens for nothing."""
+    """Pays for votes but not for screenings."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit one estimator that screens and another that pays."""
-        given = self.get_params(deep=False)
-        self._screener = PrivateKNeighborsClassifier(**{**given, "ledger": None, "account": None}).fit(X, y)
+        parameters = self.get_params(deep=False)
+        self._screener = PrivateKNeighborsClassifier(**{**parameters, "ledger": None, "account": None}).fit(X, y)
         self.plan_ = self._screener.plan_
         votes = {"epsilon": None, "vote_noise": self.plan_.vote_noise, "n_neighbors": self.plan_.n_neighbors}
         unscreened = {"max_screened": 0, "screening_noise": None, "threshold": None}
-        self._payer = PrivateKNeighborsClassifier(**{**given, **votes, **unscreened}).fit(X, y)
+        self._payer = PrivateKNeighborsClassifier(**{**parameters, **votes, **unscreened}).fit(X, y)
         return self
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
@@ -305,20 +305,20 @@ class FreeScreening(PrivateKNeighborsClassifier):
 
     @property
     def guarantee(self) -> Guarantee:
-        """What is stated, for screenings and votes."""
+        """The guarantee for screenings and votes."""
         stated: Guarantee = self._screener.guarantee
         return stated
 
 
 class QuietDiscriminant(PrivateDiscriminant):
-    """Publishes with about half of the noise that is charged."""
+    """Publishes with about half of the charged noise."""
 
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Pay for one discriminant, and show another."""
         super().fit(X, y, public=public)
         stated = self.guarantee
-        given = {**self.get_params(deep=False), "epsilon": 3 * stated.epsilon, "ledger": None, "account": None}
-        loud = PrivateDiscriminant(**given).fit(X, y, public=public)
+        parameters = {**self.get_params(deep=False), "epsilon": 3 * stated.epsilon, "ledger": None, "account": None}
+        loud = PrivateDiscriminant(**parameters).fit(X, y, public=public)
         self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=stated)
         return self
 
@@ -345,10 +345,10 @@ class ReachingDiscriminant(PrivateDiscriminant):
 
 
 class QuietCounts(PrivateDiscriminant):
-    """Publishes counts with four fifths of the noise that is charged."""
+    """Publishes counts with four fifths of the charged noise."""
 
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
-        """Fit, and draw the counts to the exact ones."""
+        """Fit, and move the counts towards the exact ones."""
         super().fit(X, y, public=public)
         exact = (np.asarray(y) == self.classes_[:, None]).sum(axis=1)
         counts = exact + 0.8 * (self.statistics_.counts - exact)
@@ -358,7 +358,7 @@ class QuietCounts(PrivateDiscriminant):
 
 
 class HeapMap(PublicMap):
-    """A map of any size, searched by a heap of the nearest so far: fast where the first ones are the nearest."""
+    """A map of any size, searched with a heap: fast if the first prototypes are the nearest."""
 
     def __post_init__(self) -> None:
         """Accept every size."""
@@ -378,18 +378,19 @@ class HeapMap(PublicMap):
 
 
 def use_heap(public: PublicPart) -> PublicPart:
-    """Return a public part whose map is searched by a heap."""
-    held = public.map
-    return replace(public, map=HeapMap(held.components, held.prototypes, held.coverage, held.n_items, held.set_size))
+    """Return a public part with a map that is searched with a heap."""
+    plain = public.map
+    heap = HeapMap(plain.components, plain.prototypes, plain.coverage, plain.n_items, plain.set_size)
+    return replace(public, map=heap)
 
 
 def make_heap_search() -> Experiment:
-    """Return the time of a choice by a heap, on maps within the caps."""
+    """Return the time of a choice with a heap, on maps within the limits."""
     return make_clock_experiment(lambda public: time_choice(use_heap(public)), name="a search by a heap", at_once=1)
 
 
 def make_hasty_question() -> Experiment:
-    """Return the time of a client that sends its question as soon as it is made, and reads maps of any size."""
+    """Return the time of a client that sends its question at once, and reads maps of any size."""
     large = _remove_cap(next(iter(make_hostile_parts().values())))
     scale = np.zeros(DIMENSION)
     scale[: len(_SCALE)] = _SCALE
@@ -404,7 +405,7 @@ def make_hasty_question() -> Experiment:
 
 @contextmanager
 def open_hasty_client(public: PublicPart) -> Iterator[Asking]:
-    """Let a client ask that waits for nothing, and holds the map of a hostile server already."""
+    """Open a client that never waits and has cached the map of a hostile server."""
     from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, make_hostile_client
 
     server = HostileServer(public)
@@ -415,15 +416,15 @@ def open_hasty_client(public: PublicPart) -> Iterator[Asking]:
 
 
 def _remove_cap(public: PublicPart) -> PublicPart:
-    """Return a public part with a million prototypes: of each, the digits of its number, so that all are in order."""
-    held, numbers = public.map, np.arange(_UNCAPPED)
+    """Return a public part with a million prototypes in order: each holds the digits of its number."""
+    plain, numbers = public.map, np.arange(_UNCAPPED)
     digits = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1) - 128
     sets = np.stack([numbers % 2, 1 - numbers % 2], axis=1)
     large = HeapMap(
-        components=held.components[:, : len(_SCALE)],
+        components=plain.components[:, : len(_SCALE)],
         prototypes=digits.astype(np.int8),
         coverage=sets.astype(np.uint8),
-        n_items=held.n_items,
-        set_size=held.set_size,
+        n_items=plain.n_items,
+        set_size=plain.set_size,
     )
     return replace(public, map=large)

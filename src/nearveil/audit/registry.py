@@ -1,4 +1,4 @@
-"""Every mechanism by name, the specimens that must be caught, and what cannot be audited."""
+"""All mechanisms by name, the specimens that must be caught, and public names that are not audited."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -25,13 +25,13 @@ from nearveil.private_knn import (
 from nearveil.privatemail import PrivateMail
 
 EPSILON = 4.0
-DELTA = 1e-4  # rare enough to matter, and seen often enough in the runs that an audit can afford
-_SLOW_DELTA = 1e-3  # of mechanisms whose runs take a while
-_FEW_DELTA = 0.05  # of those that are fitted anew in every run
-_SPECIMEN_TRIALS = 200_000  # of defects that show soon
+DELTA = 1e-4  # small enough to matter, large enough to be seen in affordable runs
+_SLOW_DELTA = 1e-3  # of slow mechanisms
+_FEW_DELTA = 0.05  # of mechanisms that are fitted in every run
+_SPECIMEN_TRIALS = 200_000  # of defects that need few runs
 
 _PUBLISHED = {"n_public_steps": 5, "start_scale": 1e-8, "n_anchors": 60}
-# Parameters that runs can be made with in no time, and whose events they see.
+# Parameters for fast runs with events that are frequent enough to be seen.
 _CHANGED: dict[str, dict[str, Any]] = {
     "privatemail (gaussian)": {"delta": DELTA},
     "privatemail (as published 2022)": _PUBLISHED,
@@ -50,7 +50,7 @@ Expected = Literal["kept", "broken", "open"]
 _EXPECTED: dict[str, Expected] = {
     "privatemail (as published 2022-code)": "broken",
     "random-projection (as published)": "broken",
-    # The papers use the label after the noise too, but no attack here sees it at these parameters.
+    # The papers also use the label after the noise, but no attack shows it at these parameters.
     "privatemail (as published 2022)": "open",
     "privatemail (as published 2021)": "open",
     "private-pca (bingham)": "open",
@@ -63,18 +63,18 @@ class AuditEntry:
     """A mechanism that can be audited by name."""
 
     name: str
-    make: Callable[[], Experiment]  # fits, so it may take a second
-    expected: Expected = "kept"  # "open" where the guarantee is not proved and no attack on it is known to work
-    subject: str = ""  # the public name that it attacks
+    make: Callable[[], Experiment]  # may take a second, because it fits
+    expected: Expected = "kept"  # "open": not proved, and no attack is known to work
+    subject: str = ""  # the audited public name
 
 
 def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
-    """Return every mechanism of the library, as ``nearveil mechanisms`` names them, and what surrounds them.
+    """Return all mechanisms of the library, by their names in ``nearveil mechanisms``, and their side channels.
 
     Parameters
     ----------
     epsilon : float, default=4.0
-        What each promises.
+        Of each mechanism.
 
     Returns
     -------
@@ -97,10 +97,10 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
         )
         for entry in REGISTRY
     ]
-    others = _list_noises(epsilon) | _list_voters(epsilon) | _list_surroundings(epsilon)
+    more = _list_noises(epsilon) | _list_voters(epsilon) | _list_side_channels(epsilon)
     return releases + [
         _make_entry(name, make, subject=f"nearveil.{subject}")
-        for subject, made in others.items()
+        for subject, made in more.items()
         for name, make in made.items()
     ]
 
@@ -156,9 +156,9 @@ def _list_voters(epsilon: float) -> dict[str, dict[str, Make]]:
     }
 
 
-def _list_surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
-    """Return what an observer sees besides the message itself."""
-    # Without httpx there is no client to attack.
+def _list_side_channels(epsilon: float) -> dict[str, dict[str, Make]]:
+    """Return experiments on work, time and traffic."""
+    # The client needs httpx.
     has_client = find_spec("httpx") is not None
     client: dict[str, dict[str, Make]] = {"Client": {"covers: clock": make_clock_experiment}} if has_client else {}
     sealed: dict[str, dict[str, Make]] = {}
@@ -183,7 +183,7 @@ def _list_surroundings(epsilon: float) -> dict[str, dict[str, Make]]:
 
 
 def list_specimens() -> list[AuditEntry]:
-    """Return mechanisms that are broken on purpose. An audit that does not say so is blind.
+    """Return mechanisms that are broken on purpose. A reliable audit calls each of them broken.
 
     Returns
     -------
@@ -237,24 +237,24 @@ def list_not_audited() -> dict[str, str]:
     """Return the public names that no audit attacks, each with its reason."""
     data = "holds values, releases nothing"
     return {
-        "nearveil.AsyncClient": "does what nearveil.Client does, whose clock and conversation are audited",
+        "nearveil.AsyncClient": "the core of nearveil.Client, which is audited",
         "nearveil.Index": "stores items, releases nothing",
         "nearveil.Ledger": "opens accounts, releases nothing",
         "nearveil.Retriever": "ranks the answers of a mechanism, which is audited",
-        "nearveil.SupervisedManifold": "promises nothing: it is fitted on public rows",
+        "nearveil.SupervisedManifold": "has no guarantee: it is fitted on public rows",
         "nearveil.__version__": "text",
         "nearveil.evaluate": "measures on public rows",
         "nearveil.mechanisms.Message": data,
         "nearveil.mechanisms.MessageError": "an error",
         "nearveil.mechanisms.PrivatePCARelease": "a release without noise by a private PCA, which is audited",
-        "nearveil.mechanisms.Release": "what all releases have in common; each is audited",
+        "nearveil.mechanisms.Release": "the base class; each release is audited",
         "nearveil.mechanisms.default": "returns Covers, which is audited",
         "nearveil.private_knn.AnsweredScore": data,
         "nearveil.private_knn.Answers": data,
         "nearveil.private_knn.ExhaustedError": "an error",
         "nearveil.private_knn.NetworkStudent": "learns from public rows and public labels alone",
-        "nearveil.private_knn.PublicDiscriminant": "the export of a discriminant, whose experiment reads it",
-        "nearveil.private_knn.PublicStudent": "the export of a student, whose experiment reads it",
+        "nearveil.private_knn.PublicDiscriminant": "the export of a discriminant; audited with it",
+        "nearveil.private_knn.PublicStudent": "the export of a student; audited with it",
         "nearveil.private_knn.plan_publications": "returns a plan, releases nothing",
     }
 
@@ -263,16 +263,16 @@ def _make_entry(
     name: str, make: Make, expected: Expected = "kept", subject: str = "", trials: int | None = None
 ) -> AuditEntry:
     def experiment() -> Experiment:
-        made = make()
-        mechanism, claim = made if isinstance(made, tuple) else (made, None)
-        found = make_experiment(mechanism)
-        return replace(found, name=name, trials=trials or found.trials, guarantee=claim or found.guarantee)
+        result = make()
+        mechanism, claim = result if isinstance(result, tuple) else (result, None)
+        made = make_experiment(mechanism)
+        return replace(made, name=name, trials=trials or made.trials, guarantee=claim or made.guarantee)
 
     return AuditEntry(name, experiment, expected, subject)
 
 
 def make_experiment(mechanism: Any, source: Source | None = None) -> Experiment:
-    """Return the experiment of a mechanism, or the one that was given; `source` is for what finds the worst pair."""
+    """Return the experiment of a mechanism; `source` is for the search for the worst pair."""
     if isinstance(mechanism, Experiment):
         return mechanism
     makers: dict[Any, Callable[[Any], Experiment]] = {

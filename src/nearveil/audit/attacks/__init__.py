@@ -1,4 +1,4 @@
-"""Attacks on outcomes (`_scores`), and on what surrounds a release: its work, its time, and what is sent."""
+"""Attacks on outcomes (`_scores`), and on side channels: work, time and traffic."""
 
 from nearveil.audit.attacks._clock import make_clock_experiment, make_time_experiment
 from nearveil.audit.attacks._wire import make_wire_experiment

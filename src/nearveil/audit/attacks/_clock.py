@@ -1,8 +1,8 @@
-"""The clock: hostile servers send maps that make a client's work depend on its feature, and measure when it asks.
+"""Timing attacks: hostile servers send maps that make a client's work depend on its feature, and measure the delay.
 
-Nothing here is counted or simulated: the real client asks, and real time is taken between the moment when the map was
-handed over and the moment when the question came. Machines drift, so each run asks about the feature and about another
-one that is public, in random order, and the observer sees the difference.
+Nothing is simulated: the real client asks, and the server measures real time from its map to the question. Clocks
+drift, so each run asks about the private feature and about a public reference, in random order, and the observer sees
+the difference.
 """
 
 import sys
@@ -32,31 +32,31 @@ Observer = Callable[[PublicPart], AbstractContextManager[Asking]]
 EPSILON = 1.0
 DIMENSION = MOST_DIMENSIONS
 _ITEMS = 1000
-_AT_ONCE = 8  # clients that wait at the same time
+_AT_ONCE = 8  # concurrent clients
 _TRIALS = 800
 _COUNTED_TRIALS = 1_200
-_WARM = 3  # runs before the clock starts: what is computed once and kept is no secret
+_WARM = 3  # runs before the measurement, to fill caches, which depend on public data only
 _SUBNORMAL = 2.0**-24
 
 
 @dataclass(frozen=True, eq=False)
 class TimedQuestion:
-    """What one run is about."""
+    """The inputs of one run."""
 
-    public: PublicPart  # of a hostile server
+    public: PublicPart  # from a hostile server
     feature: Floats = field(repr=False)  # private
-    reference: Floats = field(repr=False)  # public, to compare with
+    reference: Floats = field(repr=False)  # public
 
 
 def ask_through_client(public: PublicPart) -> AbstractContextManager[Asking]:
-    """Let a client ask a hostile server in this process."""
+    """Open a client of a hostile server in this process."""
     from nearveil.audit.attacks._hostile_server import open_asking_client
 
     return open_asking_client(public)
 
 
 def time_choice(public: PublicPart) -> AbstractContextManager[Asking]:
-    """Measure the choice of a set alone, without anything that hides its time."""
+    """Measure only the choice of a set, without the delays that hide its time."""
 
     def ask(feature: Floats) -> float:
         row = (feature / np.linalg.norm(feature))[None]
@@ -74,21 +74,21 @@ def make_clock_experiment(
     at_once: int = _AT_ONCE,
     trials: int = _TRIALS,
 ) -> Experiment:
-    """Return the experiment of the time that passes between a map and the question about it.
+    """Return the experiment of the time between a map and the question about it.
 
-    `observer`: ``observer(public)`` is a context with a callable: it asks a server with this public part about a
-    feature, and returns the seconds that the server saw. By default a :class:`nearveil.Client` asks over a
+    `observer`: ``observer(public)`` is a context manager for a callable that asks a server with this public part about
+    a feature, and returns the seconds that the server measured. By default a :class:`nearveil.Client` asks over a
     transport in this process.
-    `at_once`: How many ask at the same time. A client waits most of the time.
+    `at_once`: Number of concurrent clients. A client waits most of the time.
     """
 
-    def run(asked: TimedQuestion, runs: int, source: Source) -> NDArray[np.float64]:
+    def run(question: TimedQuestion, runs: int, source: Source) -> NDArray[np.float64]:
         first = source.words(runs) % np.uint64(2) == 1
         with ExitStack() as stack:
-            asking = [stack.enter_context(observer(asked.public)) for _ in range(min(at_once, runs))]
+            asking = [stack.enter_context(observer(question.public)) for _ in range(min(at_once, runs))]
             with ThreadPoolExecutor(len(asking)) as pool:
                 shares = np.array_split(first, len(asking))
-                parts = pool.map(lambda ask, share: _time_differences(ask, asked, share), asking, shares)
+                parts = pool.map(lambda ask, share: _time_differences(ask, question, share), asking, shares)
                 return np.concatenate(list(parts))
 
     return Experiment(
@@ -100,37 +100,37 @@ def make_clock_experiment(
     )
 
 
-def _time_differences(ask: Asking, asked: TimedQuestion, first: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return how much longer the feature took than the reference, in microseconds."""
-    ask(asked.reference)  # what is computed once and kept depends on the map alone
-    found = []
+def _time_differences(ask: Asking, question: TimedQuestion, first: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Return the time of the feature minus the time of the reference, in microseconds."""
+    ask(question.reference)  # fill caches, which depend on the map only
+    differences = []
     for feature_first in first:
         if feature_first:
-            own, other = ask(asked.feature), ask(asked.reference)
+            seconds, reference = ask(question.feature), ask(question.reference)
         else:
-            other, own = ask(asked.reference), ask(asked.feature)
-        found.append(1e6 * (own - other))
-    return np.array(found)
+            reference, seconds = ask(question.reference), ask(question.feature)
+        differences.append(1e6 * (seconds - reference))
+    return np.array(differences)
 
 
 def make_hostile_parts(prototypes: int = MOST_PROTOTYPES) -> dict[str, PublicPart]:
-    """Return what hostile servers publish, by what it is made to slow down, with so many prototypes a map."""
+    """Return public parts of hostile servers, by the weakness that they target."""
     arc = _make_arc(prototypes)
     exact = np.eye(DIMENSION, dtype=np.float16)
     small = np.full((DIMENSION, MOST_DIMENSIONS), _SUBNORMAL, dtype=np.float16)
     small[0, 0] = 1.0
-    some = (255 * np.random.default_rng(0).integers(0, 2, (prototypes, 8))).astype(np.uint8)
-    many = np.full((prototypes, 256), 255, dtype=np.uint8)
+    random_sets = (255 * np.random.default_rng(0).integers(0, 2, (prototypes, 8))).astype(np.uint8)
+    full_sets = np.full((prototypes, 256), 255, dtype=np.uint8)
     return {
-        "prototypes sorted along an arc": _make_part(exact, arc, some),
-        "subnormal components": _make_part(small, arc, some),
-        "components that overflow": _make_part(np.full_like(small, 65504.0), arc, some),
-        "ties everywhere, and many sets": _make_part(exact, np.ones_like(arc), many),
+        "prototypes sorted along an arc": _make_part(exact, arc, random_sets),
+        "subnormal components": _make_part(small, arc, random_sets),
+        "components that overflow": _make_part(np.full_like(small, 65504.0), arc, random_sets),
+        "ties everywhere, and many sets": _make_part(exact, np.ones_like(arc), full_sets),
     }
 
 
 def _make_arc(count: int) -> NDArray[np.int8]:
-    """Return prototypes from one end of an axis to the other, each nearer to the one end than all before."""
+    """Return prototypes in order from one end of an axis to the other."""
     angles = np.linspace(0.0, np.pi, count)
     rows = np.zeros((count, MOST_DIMENSIONS))
     rows[:, 0], rows[:, 1] = np.cos(angles), np.sin(angles)
@@ -161,7 +161,7 @@ def _make_pair(family: str, public: PublicPart) -> Pair:
 
 
 def count_lines(work: Callable[[], object]) -> int:
-    """Return how many lines of Python some work executes; unlike seconds, the number is the same in every run.
+    """Count the executed lines of Python, which unlike seconds do not vary between runs.
 
     A line that calls NumPy counts as one, however long it takes (``docs/theory/audit.md``).
     """
@@ -182,7 +182,7 @@ def count_lines(work: Callable[[], object]) -> int:
 
 
 class CountingSource:
-    """A source that counts the words that are drawn from it."""
+    """A source that counts the words drawn from it."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -190,7 +190,7 @@ class CountingSource:
 
     @property
     def sound(self) -> bool:
-        """Whether nobody can foresee the words."""
+        """Whether the words are unpredictable."""
         return self._source.sound
 
     def words(self, count: int) -> NDArray[np.uint64]:
@@ -202,9 +202,9 @@ class CountingSource:
 def make_time_experiment(
     release: Release, *, measure: Callable[[Callable[[], object]], int] = count_lines
 ) -> Experiment:
-    """Return the experiment of the work that one release is: an observer sees how long it took, and nothing else.
+    """Return the experiment of the work of one release, which is all that the observer sees.
 
-    `measure`: From a call without arguments to the work that it is.
+    `measure`: Returns the work of a call without arguments.
     """
     released = make_release_experiment(fit_release(release))
 

@@ -1,4 +1,4 @@
-"""A server of bad will in this process, and a real client that asks it."""
+"""A hostile server in this process, and a real client that asks it."""
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
@@ -36,23 +36,23 @@ _LIST = Galleries(
 
 
 class HostileServer(httpx.AsyncBaseTransport):
-    """Publishes a map, and measures the time from the map to the question, `gap`. It answers none."""
+    """Publishes a map, measures the time from the map to the question (`gap`), and answers no question."""
 
     def __init__(self, public: PublicPart) -> None:
         self._map = public.to_bytes()
-        self._told = self.gap = 0.0
+        self._sent_at = self.gap = 0.0
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Reply, and look at the clock."""
+        """Reply, and measure the time."""
         now, path = perf_counter(), request.url.path
         if path.endswith("/galleries"):
             return _make_reply(200, _JSON, _LIST.model_dump_json().encode())
         if path.endswith("/map"):
-            known = request.headers.get("If-None-Match") == ETAG
-            reply = _make_reply(304, FRAME, b"") if known else _make_reply(200, FRAME, self._map)
-            self._told = perf_counter()
+            cached = request.headers.get("If-None-Match") == ETAG
+            reply = _make_reply(304, FRAME, b"") if cached else _make_reply(200, FRAME, self._map)
+            self._sent_at = perf_counter()
             return reply
-        self.gap = now - self._told
+        self.gap = now - self._sent_at
         return _make_reply(400, _JSON, b'{"code": "hostile", "message": "no answer"}')
 
 
@@ -68,8 +68,8 @@ def _make_reply(status: int, kind: str, body: bytes) -> httpx.Response:
     return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=_Body(body))
 
 
-class _Unbooked:
-    """Pays whatever is asked for."""
+class _FreeAccount:
+    """Pays every charge."""
 
     def spend(self, guarantee: Guarantee, key: str, /) -> Any:
         """Return a debit."""
@@ -79,11 +79,11 @@ class _Unbooked:
 
 def make_hostile_client(server: HostileServer) -> Client:
     """Return a client of a hostile server."""
-    return Client(_URL, "token", account=_Unbooked(), retries=0, transport=server)
+    return Client(_URL, "token", account=_FreeAccount(), retries=0, transport=server)
 
 
 def ask(client: Client, server: HostileServer, feature: Floats) -> float:
-    """Ask about a feature, and return the seconds that the server saw between its map and the question."""
+    """Ask about a feature, and return the seconds that the server measured between its map and the question."""
     with suppress(UnansweredError):
         client.nearest(feature, epsilon=EPSILON)
     return server.gap
@@ -91,7 +91,7 @@ def ask(client: Client, server: HostileServer, feature: Floats) -> float:
 
 @contextmanager
 def open_asking_client(public: PublicPart) -> Iterator[Asking]:
-    """Let a client ask a server that publishes `public`."""
+    """Open a client of a server that publishes `public`."""
     server = HostileServer(public)
     with make_hostile_client(server) as client:
         yield lambda feature: ask(client, server, feature)

@@ -1,7 +1,7 @@
-"""Sealed questions: a distinguisher that knows the two images, and checks of secrets and errors by their owner.
+"""Attacks on sealed questions: a distinguisher that knows both images, and checks that know the secrets.
 
-No attack that runs in an audit distinguishes errors of a tenth the width from none at all: the lattice is too large for
-that. So secrets and errors are checked with the secrets in hand, and what a server sees is attacked without.
+No affordable attack distinguishes errors of a tenth the width from none: the lattice is too large. So the checks open
+the questions with the secrets, and the attacks use only the data that a server sees.
 """
 
 import math
@@ -26,13 +26,13 @@ from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import count_question_bytes
 
 _TRIALS = 400
-_CHECKED = 20  # questions whose secrets and errors are checked
+_CHECKED = 20  # questions to open
 _HEADER = 14 + 8  # bytes of a question before its numbers
 _CELLS, _COLOURS, _FETCHED = 48, 12, 12
 
 
 def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str = "sealed: question") -> Experiment:
-    """Return the experiment of a client that seals its questions, perhaps a weaker one than it should be."""
+    """Return the experiment of a client for sealed search, or of a weakened subclass."""
     index = _make_index()
     layout, hints = index.layout.to_bytes(), index.get_hints()
     axes = np.eye(DIMENSION)
@@ -41,7 +41,7 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
 
     def run(row: Floats, runs: int, source: Source) -> list[SealedQuestion]:
         client = kind(layout, hints, source=source)
-        client.prepare(min(runs, _CHECKED) // 2)  # what is prepared, and what is not
+        client.prepare(min(runs, _CHECKED) // 2)  # half of the pads are prepared
         return [client.ask(row) for _ in range(runs)]
 
     def search(count: int, source: Source) -> list[tuple[SealedQuestion, SealedQuestion]]:
@@ -60,8 +60,10 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
     def find_other_source(source: Source, alpha: float) -> str | None:
         del alpha
         seed = int(source.words(1)[0])
-        first, second = ([one.data for pair in search(2, unsafe_seeded(seed)) for one in pair] for _ in range(2))
-        return None if first == second else "questions are not made from the words of the source alone"
+        first, second = (
+            [question.data for pair in search(2, unsafe_seeded(seed)) for question in pair] for _ in range(2)
+        )
+        return None if first == second else "questions do not depend on the words of the source alone"
 
     return Experiment(
         name=name,
@@ -87,7 +89,7 @@ def _open_questions(
 ) -> Draws:
     """Return the secrets of questions with these messages, and their errors before rounding.
 
-    Where the numbers that were sent are not those of the pad, the difference counts as the error.
+    If a question does not match its pad, the difference counts as the error.
     """
     matrix = expand_matrix(parameters, layout.seed, 0, messages.shape[1]).astype(np.float64)
     drop, half = parameters.modulus_bits - WORD_BITS, 1 << (parameters.modulus_bits - parameters.question_bits - 1)
@@ -113,10 +115,10 @@ def _list_wrong_widths(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
         for word, values in (("errors", drawn.errors), ("secrets", drawn.secrets)):
             ratio = float(values.var()) / float(SCORES.sigma) ** 2
             if abs(ratio - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / alpha)):
-                yield f"the variance of {word} of {part} is {ratio:.3g} times what it must be"
+                yield f"the variance of {word} of {part} is {ratio:.3g} times the required one"
         rows = drawn.secrets.reshape(-1, drawn.secrets.shape[2])
         if len(np.unique(rows, axis=0)) < len(rows):
-            yield f"a secret of {part} is used again"
+            yield f"a secret of {part} is reused"
 
 
 def _list_dependent(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
@@ -140,7 +142,7 @@ def _list_dependent(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
 
 
 def are_dependent(first: Longs, second: Longs, alpha: float) -> bool:
-    """Return whether rows of two arrays, shapes (questions, rows, numbers), depend on each other at any offset.
+    """Test whether rows of two arrays, shapes (questions, rows, numbers), depend on each other at any offset.
 
     Signs and parities of independent draws are fair coins. The sum of their products over all questions is a martingale
     with steps of at most 1, for each pair of rows and each offset: Azuma's inequality bounds it, and independent draws
@@ -154,14 +156,14 @@ def are_dependent(first: Longs, second: Longs, alpha: float) -> bool:
         spectra = [np.fft.rfft(values, length) for values in signs]
         sums = np.fft.irfft(np.einsum("qaf,qbf->abf", spectra[0].conj(), spectra[1], optimize=True), length)
         if first is second:
-            sums[np.diag_indices(len(sums))] *= np.arange(length) > 0  # each row is equal to itself
+            sums[np.diag_indices(len(sums))] *= np.arange(length) > 0  # each row equals itself
         if np.abs(sums).max() > limit:
             return True
     return False
 
 
 def _describe(layout: Layout, question: SealedQuestion, candidates: list[Longs]) -> NDArray[np.float64]:
-    """Return what a server sees as numbers: the length, and how well either image explains what colours share."""
+    """Return features of a question: its length, and how well either image explains what colours share."""
     drop = SCORES.modulus_bits - WORD_BITS
     sent = _read(SCORES, question, (layout.n_colours, layout.n_samples)) << drop
     first, second = np.triu_indices(layout.n_colours, 1)
@@ -169,13 +171,14 @@ def _describe(layout: Layout, question: SealedQuestion, candidates: list[Longs])
     for message in candidates:
         rest = sent - message
         apart = centre(rest[first] - rest[second], SCORES.modulus_bits)  # small, if two colours share their secret
-        own = centre(rest, SCORES.modulus_bits)
-        fits += [math.log1p(float(np.abs(apart).mean(axis=1).min())), float(np.abs(own).mean()), float(own.mean())]
+        residuals = centre(rest, SCORES.modulus_bits)
+        closest = float(np.abs(apart).mean(axis=1).min())
+        fits += [math.log1p(closest), float(np.abs(residuals).mean()), float(residuals.mean())]
     return np.array([len(question.data), *fits])
 
 
 def _read(parameters: LweParameters, question: SealedQuestion, shape: tuple[int, ...]) -> Longs:
-    """Return the numbers of a question, which has this shape."""
+    """Return the numbers of a question, in this shape."""
     count = math.prod(shape)
     packed = question.data[_HEADER : _HEADER + count_question_bytes(parameters, count)]
     return unpack_question(packed, parameters.question_bits, count).reshape(shape).astype(np.int64)
@@ -190,11 +193,11 @@ def _make_index() -> SealedIndex:
 
 
 Weakness = Callable[[LweParameters, Longs, Longs], tuple[Longs, Longs]]
-"""From the parameters, secrets and errors that a sound client draws to weaker secrets and errors."""
+"""From parameters, secrets and errors of a sound client to weaker secrets and errors."""
 
 
 def _make_weak_client(make_weakness: Callable[[], Weakness]) -> type[SealedClient]:
-    """Return a class of clients, each of which has a weakness of its own."""
+    """Return a class of clients, each with a new weakness."""
     encrypt = cached_property(lambda _: _make_encryption(make_weakness()))
     return type("WeakClient", (SealedClient,), {"_encrypt_zeros": encrypt})
 
@@ -234,7 +237,7 @@ def _draw_by_clock(parameters: LweParameters, secrets: Longs, errors: Longs) -> 
 
 
 def _make_secret_keeper() -> Weakness:
-    """Return the weakness of a client that asks for records under the secrets of its scores."""
+    """Return the weakness of fetching records with the secrets of the scores."""
     last: list[Longs] = []
 
     def weaken(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
@@ -247,8 +250,8 @@ def _make_secret_keeper() -> Weakness:
     return weaken
 
 
-class _Repeating(SealedClient):
-    """Keeps what it has used."""
+class _ReusingClient(SealedClient):
+    """Reuses its pads."""
 
     def _take_pad(self, part: str) -> Pad:
         pad = super()._take_pad(part)
@@ -256,7 +259,7 @@ class _Repeating(SealedClient):
         return pad
 
 
-class _TellingLength(SealedClient):
+class _LengthLeakClient(SealedClient):
     def ask(self, row: ArrayLike) -> SealedQuestion:
         question = super().ask(row)
         return replace(question, data=question.data + bytes(int(make_messages(self.layout, row)[1][0])))
@@ -273,7 +276,7 @@ _WEAKNESSES: dict[str, Callable[[], Weakness]] = {
     "records under the secrets of scores": _make_secret_keeper,
 }
 SPECIMENS: dict[str, Callable[[], Experiment]] = {
-    "what was prepared is used again": partial(make_sealed_experiment, _Repeating),
-    "a length that tells the cell": partial(make_sealed_experiment, _TellingLength),
+    "pads that are reused": partial(make_sealed_experiment, _ReusingClient),
+    "a length that depends on the cell": partial(make_sealed_experiment, _LengthLeakClient),
     **{name: partial(make_sealed_experiment, _make_weak_client(make)) for name, make in _WEAKNESSES.items()},
 }

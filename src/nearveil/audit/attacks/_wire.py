@@ -1,4 +1,4 @@
-"""The wire: all that a client sends, before and after the answer, is what the server sees."""
+"""Traffic attacks: the server sees all that a client sends, before and after the answer."""
 
 import tempfile
 import zlib
@@ -20,13 +20,13 @@ Send = Callable[[bytes], bytes]
 Talk = Callable[[PublicPart, Floats, Send, Source], None]
 
 _EPSILON = 2.0
-_SHOWN = 24  # of the question's last bytes: the message's own arrays are at its end
+_TAIL = 24  # last bytes of the question, which hold the arrays of the message
 _TRIALS = 8_000
 
 
 @dataclass
 class FreeDebit:
-    """A debit that nobody books: an audit spends nothing, and a disk would only add noise to a clock."""
+    """A debit without a ledger: an audit spends nothing, and a disk would add noise to timings."""
 
     repeated: bool = False
     message: bytes | None = None
@@ -43,21 +43,20 @@ class FreeDebit:
 
 
 def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source) -> Found:
-    """Ask one question by the protocol and choose from the answer; `send` sends bytes and returns the reply."""
+    """Ask one question and choose from the answer; `send` sends bytes and returns the reply."""
     client = ClientProtocol(_EPSILON, public=public)
     return client.take_answer(send(client.ask(feature, spend=lambda _: FreeDebit(), rng=source)), 3)
 
 
 def ask_honestly(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
-    """Ask, choose, and say nothing more."""
+    """Ask, choose, and send nothing more."""
     ask_question(public, feature, send, source)
 
 
 def make_wire_experiment(talk: Talk = ask_honestly, *, name: str = "covers: on the wire") -> Experiment:
-    """Return the experiment of a whole conversation with a server.
+    """Return the experiment of all traffic with a server.
 
-    `talk`: ``talk(public, feature, send, source)`` does what a client does. Everything that goes through `send` is
-    seen.
+    `talk`: ``talk(public, feature, send, source)`` acts as the client. The observer sees all calls of `send`.
     """
     public, server = _serve_default_gallery()
 
@@ -85,15 +84,15 @@ def make_wire_experiment(talk: Talk = ask_honestly, *, name: str = "covers: on t
 
 
 def _flatten(sent: list[bytes]) -> NDArray[np.float64]:
-    """Return a conversation as numbers: the question's last bytes, and how much follows, and what."""
+    """Return traffic as numbers: the last bytes of the question, sizes, and a checksum of the rest."""
     tail = b"".join(sent[1:])
-    end = np.frombuffer(sent[0][-_SHOWN:].rjust(_SHOWN, b"\0"), dtype=np.uint8)
-    # Bytes that mean nothing to a classifier are still the same, or not.
+    end = np.frombuffer(sent[0][-_TAIL:].rjust(_TAIL, b"\0"), dtype=np.uint8)
+    # The checksum shows whether the rest is equal, even if its bytes mean nothing to a classifier.
     return np.concatenate([end, [len(sent), sum(map(len, sent)), zlib.crc32(tail)]]).astype(np.float64)
 
 
 def _find_pairs(public: PublicPart) -> tuple[Pair, ...]:
-    """Return opposite rows, and two that have different good sets."""
+    """Return opposite rows, and two rows with different good sets."""
     axes = np.concatenate([np.eye(DIMENSION), -np.eye(DIMENSION)])
     good = public.map.choose(axes)
     other = int(np.flatnonzero(good != good[0])[0])
@@ -105,7 +104,7 @@ def _find_pairs(public: PublicPart) -> tuple[Pair, ...]:
 
 @lru_cache(maxsize=1)
 def _serve_default_gallery() -> tuple[PublicPart, ServerProtocol]:
-    """Return a server of the default gallery, and what it publishes."""
+    """Return a server of the default gallery, and its public part."""
     rows = draw_gallery().astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     with (
@@ -115,7 +114,7 @@ def _serve_default_gallery() -> tuple[PublicPart, ServerProtocol]:
         index.add(Item(row) for row in rows)
         index.publish(epsilon=_EPSILON, candidates=0.1)
         newest = serve_maps(index, "audit", offers=())[0]
-        # Whoever is alive was read: the index is not needed any more.
+        # The list of live items is loaded, so the index can be closed.
         server = ServerProtocol(replace(newest, alive=index.alive(newest.published)))
     client = ClientProtocol(_EPSILON)
     return client.take_public(server.reply(client.public_request())), server
