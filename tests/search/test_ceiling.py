@@ -222,7 +222,7 @@ def test_published_recall_is_far_above_the_ceiling() -> None:
         (lambda: class_ceiling(math.nan, 5, 1), "epsilon must be"),
         (lambda: class_ceiling("1", 5, 1), "epsilon must be"),  # type: ignore[arg-type]
         (lambda: class_ceiling(1, 5, 6), "k must be at most"),
-        (lambda: class_ceiling(1, 5, 0), "k must be a whole"),
+        (lambda: class_ceiling(1, 5, 0), "k must be an integer"),
         (lambda: class_ceiling(1, 2.5, 1), "n_classes must be"),  # type: ignore[arg-type]
         (lambda: class_ceiling(1, 5, 1, 2), "delta must be"),
         (lambda: utility_ceiling(1, math.nan, 0.5), "delta must be"),

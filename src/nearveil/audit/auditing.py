@@ -22,7 +22,7 @@ from nearveil.audit.attacks._scores import (
 from nearveil.audit.registry import AuditEntry, make_experiment
 from nearveil.audit.report import FALSE_ALARM, Attack, Check, Curve, Report, Verdict
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import is_integer
+from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import Source, secure_source
 
 Progress = Callable[[int], None]
@@ -109,8 +109,7 @@ def audit(
     if not 0 < confidence < 1:
         raise ValueError("confidence must be between 0 and 1")
     runs = experiment.trials if trials is None else trials
-    if not is_integer(runs, _MIN_TRIALS):
-        raise ValueError(f"trials must be a whole number of at least {_MIN_TRIALS}")
+    check_integer(runs, "trials", _MIN_TRIALS)
     tick, alpha, claim = progress or (lambda _: None), 1 - confidence, experiment.guarantee
     refute_alpha = min(alpha, FALSE_ALARM) / 2  # for all attacks, and again for all checks
     check_alpha = refute_alpha / (_LAW_CHECKS + len(experiment.checks))

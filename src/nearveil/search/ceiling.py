@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, linprog
 
 from nearveil.mechanisms.base import candidate_count, check_fraction
-from nearveil.privacy.checks import is_integer
+from nearveil.privacy.checks import check_integer, check_range
 
 __all__ = ["answer_ceiling", "class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]
 
@@ -47,8 +47,7 @@ def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) ->
     """
     _check_guarantee(epsilon, delta)
     for name, value in (("n_classes", n_classes), ("k", k)):
-        if not is_integer(value, 1):
-            raise ValueError(f"{name} must be a whole number of at least 1")
+        check_integer(value, name, 1)
     if k > n_classes:
         raise ValueError("k must be at most n_classes")
     # An answer has utility one or zero, so the pair x = x' needs no delta: C - 1 of C pairs remain.
@@ -285,7 +284,5 @@ def check_popularity(popularity: ArrayLike) -> Floats:
 
 
 def _check_guarantee(epsilon: float, delta: float) -> None:
-    if isinstance(epsilon, bool) or not isinstance(epsilon, (int, float, np.number)) or not epsilon >= 0:
-        raise ValueError("epsilon must be a number from 0 upwards, or infinity")
-    if isinstance(delta, bool) or not isinstance(delta, (int, float, np.number)) or not 0 <= delta <= 1:
-        raise ValueError("delta must be a probability from 0 to 1")
+    check_range(epsilon, "epsilon", 0, math.inf)
+    check_range(delta, "delta", 0, 1)

@@ -10,7 +10,7 @@ from scipy.stats import norm
 from nearveil.cluster import LOCAL, Cluster, connect
 from nearveil.gallery.answers import Answer, Singles
 from nearveil.mechanisms.base import candidate_count, check_labels
-from nearveil.privacy.checks import is_integer
+from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import Source
 from nearveil.search.ceiling import best_channel, neighbor_ceiling
 from nearveil.search.retriever import Retriever
@@ -213,8 +213,7 @@ def evaluate(
     """
     if not 0 < confidence < 1:
         raise ValueError("confidence must be between 0 and 1")
-    if not is_integer(repeats, 1):
-        raise ValueError("repeats must be a whole number of at least 1")
+    check_integer(repeats, "repeats", 1)
     gallery = retriever.features
     features = retriever.mechanism.features(queries, "queries").astype(np.float32)
     labels = _check_labels(retriever, query_labels, len(features))

@@ -12,7 +12,7 @@ from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import count_prototypes
 from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS
-from nearveil.privacy.checks import is_integer
+from nearveil.privacy.checks import check_integer
 from nearveil.sealed.sizes import SealedSizes, estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
 
@@ -194,8 +194,7 @@ def plan(
     """
     answer = ("answer_bytes", 1 if answer_bytes is None else answer_bytes)
     for name, value in (("items", items), answer, ("dimension", dimension), ("storage", storage)):
-        if not is_integer(value, 1):
-            raise ValueError(f"{name} must be a whole number of at least 1")
+        check_integer(value, name, 1)
     if epsilon != 0:
         check_channel_epsilon(epsilon)
     utility_ceiling(epsilon, delta, 0.5)  # checks delta

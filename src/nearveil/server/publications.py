@@ -16,7 +16,7 @@ from nearveil.gallery import Index
 from nearveil.ledger import Account, AccountError, Ledger
 from nearveil.ledger.budget import PlanBudget
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import is_integer
+from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import secure_source
 from nearveil.private_knn.discriminant import plan_publications
 from nearveil.private_knn.discriminant_model import MOST_CLASSES
@@ -139,8 +139,7 @@ class Terms:
     unit: str  # what one record is
 
     def __post_init__(self) -> None:
-        if not is_integer(self.publications, 1):
-            raise ValueError("publications must be a whole number of at least 1")
+        check_integer(self.publications, "publications", 1)
 
     def check(self, account: Account) -> None:
         """Raise ValueError if an account was opened for other terms."""
