@@ -13,12 +13,13 @@ from pathlib import Path
 from nearveil.ledger import Ledger
 from nearveil.server import TokenStore
 from tests.service.serving import index_of
+from tests.stored.models import write_copy, write_discriminant
 from tests.stored.test_stored import HERE, PRICE, answers
 from tests.wire.test_wire import spoken
 
 
 def write(name: str) -> None:
-    """Write an index, a ledger, tokens and frames of one version."""
+    """Write an index, a ledger, tokens, frames, a local copy and a published model of one version."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         index_of(place / "birds").close()
@@ -35,6 +36,8 @@ def write(name: str) -> None:
             )
             account.spend(PRICE, "first").store(b"kept")
         _dump(place / "ledger.db", HERE / f"ledger-{name}.sql")
+        write_copy(HERE / f"copy-{name}.zip", place)
+    write_discriminant(HERE / f"discriminant-{name}.bin")
     frames = {type(one).__name__ + str(number): one.to_bytes().hex() for number, one in enumerate(spoken())}
     (HERE / f"frames-{name}.json").write_text(json.dumps(frames, indent=1) + "\n")
     (HERE / f"secrets-{name}.json").write_text(json.dumps(secrets, indent=1) + "\n")

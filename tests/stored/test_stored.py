@@ -4,17 +4,21 @@ import gzip
 import json
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from nearveil import PublicDiscriminant
 from nearveil.gallery import Index, Item
+from nearveil.gallery.errors import UnknownItemError
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
 from nearveil.server import TokenStore
 from nearveil.wire.client import decode_frame
 from tests.ledger.stating import stated
+from tests.stored.models import ROWS, describe_discriminant, search_copy
 from tests.wire.test_wire import ALL, spoken
 
 PRICE = stated(PureDp(0.5), protects="query", relation="replace")
@@ -56,11 +60,11 @@ def test_frames(name: str) -> None:
         assert [one.to_bytes().hex() for one in spoken()] == list(kept.values())
 
 
-def unpacked(name: str, into: Path) -> Path:
+def unpacked(name: str, into: Path, kind: str = "index") -> Path:
     """Return an index as a version wrote it."""
     into.mkdir(mode=0o700)
     database = into / "index.db"
-    database.write_bytes(gzip.decompress((HERE / f"index-{name}.db.gz").read_bytes()))
+    database.write_bytes(gzip.decompress((HERE / f"{kind}-{name}.db.gz").read_bytes()))
     database.chmod(0o600)
     return into
 
@@ -110,3 +114,39 @@ def test_a_ledger(name: str, tmp_path: Path) -> None:
         account.spend(PRICE, "second")
         assert account.balance().spent == 1.0
         assert ledger.verify()
+
+
+def expected_answers(name: str) -> Any:
+    """Return what the models of a version answered when they were stored."""
+    return json.loads((HERE / f"models-{name}.json").read_text())
+
+
+def test_an_index_keeps_external_ids_and_metadata(tmp_path: Path) -> None:
+    with Index.open(unpacked("0.2", tmp_path / "texts", "texts")) as index:
+        index.verify()
+        numbers = [n for n in range(len(ROWS)) if n != 3]  # doc-3 was deleted
+        items = index.items([f"doc-{n}" for n in numbers])
+        assert [item.metadata for item in items] == [{"even": n % 2 == 0} for n in numbers]
+        unit = ROWS[numbers] / np.linalg.norm(ROWS[numbers], axis=1, keepdims=True)
+        np.testing.assert_allclose(index.features([item.id for item in items]), unit, atol=1e-6)
+        with pytest.raises(UnknownItemError):
+            index.items(["doc-3"])
+
+
+def test_a_local_copy(tmp_path: Path) -> None:
+    pytest.importorskip("httpx")
+    assert search_copy(HERE / "copy-0.2.zip", tmp_path) == expected_answers("0.2")["copy"]
+
+
+def test_a_published_discriminant() -> None:
+    model = PublicDiscriminant.load(HERE / "discriminant-0.2.bin")
+    assert describe_discriminant(model) == expected_answers("0.2")["discriminant"]
+
+
+def test_a_trained_head() -> None:
+    pytest.importorskip("torch")
+    from nearveil.features.training import load_extractor
+    from tests.features.test_training import _backbone, _photos
+
+    rows = load_extractor(HERE / "head-0.2.nvm", _backbone()).extract(_photos(2)[0])
+    np.testing.assert_allclose(rows, expected_answers("0.2")["head"], atol=1e-4)
