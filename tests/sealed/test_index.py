@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import SealedClient, SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
-from nearveil.sealed.cells import find_depths, make_cells
+from nearveil.sealed.cells import find_margins, make_cells
 from nearveil.sealed.client import choose_best, get_message_scale, make_messages
 from nearveil.sealed.layout import Layout, check_rows, choose_cells, pad_records, unpad_record
 from nearveil.sealed.lwe import make_hint
@@ -412,11 +412,11 @@ def test_near_cells_have_different_colours_more_often_than_by_chance() -> None:
 def test_a_question_that_is_nearer_to_an_item_than_the_border_is_asked_in_its_cell() -> None:
     vectors = make_rows(2000, 8).astype(np.float32)
     made = make_cells(vectors, 48, 6, 46)
-    near, depths = find_depths(vectors, made.centroids, made.n_colours)
+    near, margins = find_margins(vectors, made.centroids, made.n_colours)
     of_item = near == made.cells[:, None]
     assert of_item.any(axis=1).all()  # the item itself is asked there
-    deep = depths[of_item]
-    assert np.median(deep) > np.median(depths)  # it lies deeper there than in others
+    deep = margins[of_item]
+    assert np.median(deep) > np.median(margins)  # it lies deeper there than in others
     rng = np.random.default_rng(0)
     steps = rng.normal(size=vectors.shape)
     steps *= 0.999 * np.maximum(deep, 0)[:, None] / np.linalg.norm(steps, axis=1, keepdims=True)
@@ -430,9 +430,9 @@ def test_an_item_is_not_deep_in_a_cell_that_another_of_its_colour_coincides_with
     centroids = rng.normal(size=(6, 64)).astype(np.float32) * 30
     centroids[1] = centroids[0] * np.float32(1 + 1e-6)  # two of the first colour
     rows = (centroids[0] + rng.normal(size=(200, 64))).astype(np.float32)
-    _, depths = find_depths(rows, centroids, 2)
-    assert (depths[:, 0] == 0).all()
-    assert (depths[:, 1] > 0).all()
+    _, margins = find_margins(rows, centroids, 2)
+    assert (margins[:, 0] == 0).all()
+    assert (margins[:, 1] > 0).all()
 
 
 def test_shapes_are_chosen_by_size() -> None:

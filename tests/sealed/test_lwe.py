@@ -86,7 +86,7 @@ def test_draws_end_where_the_bound_says() -> None:
 
 
 def test_more_samples_than_were_estimated_are_refused() -> None:
-    with pytest.raises(ValueError, match="messages must be of at most 65536"):
+    with pytest.raises(ValueError, match="messages must have at most 65536"):
         encrypt_zeros(SCORES, SEED, (1, SCORES.most_samples + 1), unsafe_seeded(0))
 
 

@@ -158,7 +158,7 @@ def send(one: Any) -> Any:
 @pytest.mark.parametrize("copied", [copy.deepcopy, send])
 def test_copies_of_a_client_begin_without_pads(client: SealedClient, copied: Callable[[Any], Any]) -> None:
     client.prepare(1)
-    assert client._stocks["scores"]._held[1][0].secrets.tobytes() not in pickle.dumps(client)
+    assert client._stocks["scores"]._state[1][0].secrets.tobytes() not in pickle.dumps(client)
     other = copied(client)
     assert count_ready(other) == [0, 0]
     assert count_ready(client) == [1, 1]
@@ -175,7 +175,7 @@ def test_a_shallow_copy_shares_its_stock(client: SealedClient) -> None:
 
 def test_a_question_that_fails_loses_its_pad(client: SealedClient, monkeypatch: pytest.MonkeyPatch) -> None:
     client.prepare(1)
-    first = client._stocks["scores"]._held[1][0].secrets.tobytes()
+    first = client._stocks["scores"]._state[1][0].secrets.tobytes()
 
     def fail(parameters: Any, zeros: Words, messages: Any) -> Words:
         raise KeyboardInterrupt

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.cluster import connect, cut_table
 from nearveil.privacy.checks import check_count
 from nearveil.sealed.accuracy import bound_fetch_failure
-from nearveil.sealed.cells import find_depths, make_cells
+from nearveil.sealed.cells import find_margins, make_cells
 from nearveil.sealed.kernels import Kernel, KernelName, make_kernel
 from nearveil.sealed.layout import (
     MOST_FETCHED,
@@ -316,7 +316,7 @@ class SealedIndex:
         numbers, found = _check_numbers(items, len(codes), int(self._items.max()) + 1), []
         if np.isin(numbers, self._items).any():
             raise SealedError("items must be numbers that no other item of this index has")
-        near, depths = find_depths(
+        near, depths = find_margins(
             np.asarray(codes / np.float32(self._scale), np.float32), self.layout.centroids, self.layout.n_colours
         )
         ranked = np.take_along_axis(near, np.argsort(-depths, axis=1), axis=1)

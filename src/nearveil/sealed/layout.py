@@ -1,4 +1,4 @@
-"""The public layout of a sealed index: what both sides know, and how both read rows and records."""
+"""The public layout of a sealed index, and the encoding of rows and records that both sides share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ _MOST_FEATURES = 1 << 16
 
 
 class SealedError(NearveilError, ValueError):
-    """A sealed search cannot be built, asked or answered; the message names the field and what to do."""
+    """A sealed index or question is invalid; the message names the field and the remedy."""
 
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """How records lie in a matrix: `per_column` of `width` bytes in each column. A question asks for `n_fetched`."""
+    """Shape of the matrix of records: `per_column` of `width` bytes in a column. A question fetches `n_fetched`."""
 
     width: int
     per_column: int
@@ -42,11 +42,11 @@ class RecordLayout:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """What everybody knows about a sealed index, the hints aside. `version` rises with every change.
+    """The public parameters of a sealed index, without its hints. `version` rises with every change.
 
-    `projection`, shape (n_features, dimension), takes a row to what is scored; `centroids` is (n_cells, dimension).
-    `counts` says how many slots of each cell are filled, from the first on. No code has a Euclidean norm above `reach`,
-    in steps of a code.
+    `projection`, shape (n_features, dimension), maps a row to a code; `centroids` is (n_cells, dimension).
+    `counts` holds the number of filled slots of each cell; filled slots come first. `reach` bounds the Euclidean norm
+    of a code, in quantisation steps.
     """
 
     version: int
@@ -82,10 +82,10 @@ class Layout:
     def to_bytes(self) -> bytes:
         """Return the layout as a frame."""
         body = Writer()
-        kept = self.records or RecordLayout(0, 0, 0, 0)
+        records = self.records or RecordLayout(0, 0, 0, 0)
         for number in (self.version, *self.projection.shape, len(self.centroids), self.n_colours, self.n_slots):
             body.write_int(number)
-        for number in (self.reach, kept.width, kept.per_column, kept.n_columns, kept.n_fetched):
+        for number in (self.reach, records.width, records.per_column, records.n_columns, records.n_fetched):
             body.write_int(number)
         body.write_bytes(self.seed)
         body.write_bytes(self.projection.astype("<f4").tobytes())
@@ -95,10 +95,10 @@ class Layout:
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
-        """Read a layout. Nothing in it is trusted."""
-        taken = Reader(open_frame(data, Kind.SEALED_PUBLIC, 0, limits))
-        version, n_features, dimension, n_cells, n_colours, n_slots = (taken.read_int() for _ in range(6))
-        reach, *kept = (taken.read_int() for _ in range(5))
+        """Read an untrusted layout."""
+        reader = Reader(open_frame(data, Kind.SEALED_PUBLIC, 0, limits))
+        version, n_features, dimension, n_cells, n_colours, n_slots = (reader.read_int() for _ in range(6))
+        reach, *record_numbers = (reader.read_int() for _ in range(5))
         if not (1 <= dimension <= _MOST_DIMENSIONS and 1 <= n_features <= _MOST_FEATURES):
             raise WireError("the sealed layout must be of 1 to 4096 dimensions and 1 to 65536 features")
         if not (1 <= n_colours <= n_cells < _MOST and n_cells % n_colours == 0 and 1 <= n_slots < 1 << 16):
@@ -106,14 +106,14 @@ class Layout:
         if not 1 <= reach < 1 << 16 or n_cells // n_colours * dimension > SCORES.most_samples:
             raise WireError("the sealed layout has numbers that are out of range")
         _check_part(SCORES, "scores", n_cells * dimension, n_colours * n_slots, 1, limits)
-        seed = taken.read_bytes()
-        projection = _read_floats(taken, n_features, dimension)
-        centroids = _read_floats(taken, n_cells, dimension)
-        counts = _read_array(taken, "<u2", n_cells).astype(np.uint16)
-        taken.check_end()
+        seed = reader.read_bytes()
+        projection = _read_floats(reader, n_features, dimension)
+        centroids = _read_floats(reader, n_cells, dimension)
+        counts = _read_array(reader, "<u2", n_cells).astype(np.uint16)
+        reader.check_end()
         if len(seed) != SEED_BYTES or int(counts.max()) > n_slots:
             raise WireError("the sealed layout has a seed or counts that do not fit")
-        records = RecordLayout(*kept) if any(kept) else None
+        records = RecordLayout(*record_numbers) if any(record_numbers) else None
         if records is not None:
             _check_records(records, n_cells * n_slots)
             n_sent = records.n_fetched * records.n_columns
@@ -122,7 +122,7 @@ class Layout:
 
 
 def _check_part(parameters: LweParameters, part: str, n_sent: int, n_rows: int, n_answers: int, limits: Limits) -> None:
-    """Refuse a layout if a question, an answer or a hint would be larger than its limit: nothing is allocated before.
+    """Refuse a layout if a question, an answer or a hint would exceed its limit, before any allocation.
 
     `n_sent`: Numbers of a question. `n_rows`: Rows of the hint, and numbers of each of `n_answers` parts of an answer.
     """
@@ -145,35 +145,35 @@ def _check_records(records: RecordLayout, n_positions: int) -> None:
 
 
 def open_frame(data: bytes, kind: Kind, flags: int, limits: Limits) -> bytes:
-    """Return the body of a frame that must be of a kind and have these flags."""
-    found, flagged, body = unframe(data, limits)
-    if found is not kind or flagged != flags:
+    """Return the body of a frame; WireError if its kind or flags differ."""
+    frame_kind, frame_flags, body = unframe(data, limits)
+    if frame_kind is not kind or frame_flags != flags:
         raise WireError(f"data must be a frame of kind {kind.name} and of this part")
     return body
 
 
-def _read_array(taken: Reader, kind: str, count: int) -> NDArray[np.generic]:
-    data = taken.read_bytes()
+def _read_array(reader: Reader, kind: str, count: int) -> NDArray[np.generic]:
+    data = reader.read_bytes()
     if len(data) != count * np.dtype(kind).itemsize:
         raise WireError("the sealed layout has an array of another size than it says")
     return np.frombuffer(data, kind)
 
 
-def _read_floats(taken: Reader, n_rows: int, n_columns: int) -> Singles:
-    found = _read_array(taken, "<f4", n_rows * n_columns).astype(np.float32).reshape(n_rows, n_columns)
-    if not np.isfinite(found).all():  # no arithmetic, which would warn of a signalling NaN
+def _read_floats(reader: Reader, n_rows: int, n_columns: int) -> Singles:
+    floats = _read_array(reader, "<f4", n_rows * n_columns).astype(np.float32).reshape(n_rows, n_columns)
+    if not np.isfinite(floats).all():  # no arithmetic, which would warn of a signalling NaN
         raise WireError("the sealed layout has numbers that are not finite")
-    return found
+    return floats
 
 
 def check_rows(rows: ArrayLike, n_features: int | None = None) -> Singles:
-    """Return rows of unit length, or say what is wrong with them."""
-    given = np.asarray(rows)
-    if given.ndim != 2 or 0 in given.shape or given.dtype.kind not in "fiu":
+    """Return rows scaled to unit length; SealedError if they are invalid."""
+    array = np.asarray(rows)
+    if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
         raise SealedError("rows must be numbers of shape (n_items, n_features), at least one of each")
-    if n_features is not None and given.shape[1] != n_features:
-        raise SealedError(f"rows must have {n_features} features, as those of the index; these have {given.shape[1]}")
-    values = given.astype(np.float32)
+    if n_features is not None and array.shape[1] != n_features:
+        raise SealedError(f"rows must have {n_features} features, as those of the index; these have {array.shape[1]}")
+    values = array.astype(np.float32)
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
     if not (np.isfinite(lengths).all() and (lengths > 0).all()):
         raise SealedError("rows must be finite, and none of them zero")
@@ -181,14 +181,14 @@ def check_rows(rows: ArrayLike, n_features: int | None = None) -> Singles:
 
 
 def choose_cells(query: NDArray[np.float64], centroids: Singles, n_colours: int) -> NDArray[np.int64]:
-    """Return, for every colour, its cell nearest to a query, as a number from 0 to n_cells / n_colours."""
+    """Return the number, from 0 to n_cells / n_colours - 1, of the cell nearest to a query in each colour."""
     wide = centroids.astype(np.float64)  # squares of any number of 32 bits are finite
     scores = (wide @ query - np.einsum("ij,ij->i", wide, wide) / 2).reshape(n_colours, -1)
     return np.asarray(scores.argmax(axis=1), dtype=np.int64)
 
 
 def pad_records(records: Sequence[bytes], width: int) -> Bytes:
-    """Return records, shape (n, width): their bytes, one that marks the end, and zeros, which add no noise."""
+    """Return records as rows, shape (n, width): bytes, an end mark, and zeros, which add no noise."""
     out = np.zeros((len(records), width), np.uint8)
     for row, record in zip(out, records, strict=True):
         if not isinstance(record, bytes) or len(record) >= width:
@@ -198,7 +198,7 @@ def pad_records(records: Sequence[bytes], width: int) -> Bytes:
 
 
 def unpad_record(stored: NDArray[np.int8]) -> bytes:
-    """Return the record that :func:`pad_records` wrote; what was not written so gives some bytes.
+    """Return the record that :func:`pad_records` wrote; other input gives arbitrary bytes.
 
     All bytes are compared, in NumPy: stripping zeros takes longer for short records, and stops other threads.
     """

@@ -1,12 +1,10 @@
 """Encryption of questions by learning with errors (Regev 2005), and the arithmetic around it.
 
-All of it is exact: products of whole numbers in 64-bit floating point, where every partial sum stays below 2^53, so
-that the matrix products of BLAS can be used.
+All arithmetic is exact: BLAS multiplies integers in 64-bit floats, and every partial sum stays below 2^53.
 
-A question is ``u = A s + e + message`` modulo Q. Only its leading bits are sent: rounding them is done on a
-ciphertext, so it costs a little accuracy and no privacy. The server multiplies its matrix D (8 bits an entry) by what
-it was sent, modulo 2^24. ``D u - (D A) s`` is ``D message``, up to ``D e`` and what was rounded; the client has the
-hint ``D A`` beforehand.
+A question is ``u = A s + e + message`` modulo Q. The client sends its leading bits only: rounding a ciphertext costs a
+little accuracy and no privacy. The server multiplies its matrix D (8 bits an entry) by the question, modulo 2^24.
+``D u - (D A) s`` is ``D message`` up to ``D e`` and rounding; the client has the hint ``D A`` in advance.
 """
 
 import hashlib
@@ -25,7 +23,7 @@ ANSWER_BITS = 16
 SEED_BYTES = 32
 LARGEST_DRAW = 119  # of secrets and errors: where the tables of sigma 6.4 end
 _AES_BLOCK = 16
-_ROWS = 1 << 7  # of the public matrix at a time: they stay in a core's cache as 64-bit numbers
+_ROWS = 1 << 7  # rows of the public matrix at a time: as 64-bit numbers they fit in a core's cache
 _HINT_ROWS = 1 << 10  # of a database at a time
 _EXACT = 1 << 13  # columns of D for which a product with the public matrix stays below 2^53: 7 + 31 + 13 bits
 
@@ -40,8 +38,8 @@ Bytes = NDArray[np.int8]
 def expand_matrix(parameters: LweParameters, seed: bytes, start: int, stop: int) -> NDArray[np.int32]:
     """Return rows of the public matrix A, modulo Q and centred at 0, shape (stop - start, n).
 
-    They are the key stream of AES-256 in counter mode. The key is a digest of the seed, so whoever chooses a seed
-    cannot choose a matrix.
+    They are the key stream of AES-256 in counter mode. The key is a digest of the seed, so nobody can choose a matrix
+    by choosing a seed.
     """
     key = hashlib.sha256(b"nearveil sealed matrix\0" + parameters.name.encode() + b"\0" + seed).digest()
     row_bytes = 4 * parameters.dimension
@@ -61,11 +59,13 @@ def encrypt_zeros(
 ) -> tuple[Words, Longs]:
     """Return encryptions of zero, ``A s + e`` modulo Q, of a shape (count, C), and their secrets, shape (count, n).
 
-    Each has a secret and errors of its own, drawn here and never again. It hides one message.
+    Each has its own secret and errors, drawn here, and hides one message.
     """
     count, samples = shape
     if samples > parameters.most_samples:
-        raise ValueError(f"messages must be of at most {parameters.most_samples} numbers: beyond, nothing is estimated")
+        raise ValueError(
+            f"messages must have at most {parameters.most_samples} numbers: security is not estimated above"
+        )
     secrets = draw_gaussians(parameters, (count, parameters.dimension), source)
     zeros = draw_gaussians(parameters, shape, source)
     factors = secrets.T.astype(np.float64)
@@ -76,9 +76,9 @@ def encrypt_zeros(
 
 
 def add_messages(parameters: LweParameters, zeros: Words, messages: Longs) -> Words:
-    """Return ciphertexts modulo 2^24 of messages modulo Q, one for each encryption of zero, rounded to what is sent."""
+    """Return the rounded ciphertexts modulo 2^24 of messages modulo Q, one for each encryption of zero."""
     drop, values = parameters.modulus_bits - parameters.question_bits, zeros + messages
-    odd = (values >> drop) & 1  # half a step goes to the even side: errors that lean one way would add up in a sum
+    odd = (values >> drop) & 1  # round half to even: biased errors would add up in a sum
     sent = ((values + (1 << (drop - 1)) - 1 + odd) >> drop) & ((1 << parameters.question_bits) - 1)
     return sent.astype(np.uint32) << np.uint32(WORD_BITS - parameters.question_bits)
 
@@ -91,8 +91,8 @@ def make_hint(parameters: LweParameters, seed: bytes, database: Bytes, n_jobs: i
             matrix = expand_matrix(parameters, seed, start, stop).astype(np.float64)
 
             def add(rows: tuple[int, int], matrix: Doubles = matrix, columns: slice = slice(start, stop)) -> None:
-                some = slice(*rows)
-                hint[some] += (database[some, columns].astype(np.float64) @ matrix).astype(np.int64)
+                block = slice(*rows)
+                hint[block] += (database[block, columns].astype(np.float64) @ matrix).astype(np.int64)
 
             list(threads.map(add, split_range(len(database), _HINT_ROWS)))
     return (hint & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32)
@@ -106,7 +106,7 @@ def round_down_to(values: NDArray[np.integer], from_bits: int, to_bits: int) -> 
 
 
 def centre(values: Longs, bits: int) -> Longs:
-    """Return values modulo 2^bits, from -2^(bits - 1) on."""
+    """Return the representatives of values modulo 2^bits from -2^(bits - 1) to 2^(bits - 1) - 1."""
     half = 1 << (bits - 1)
     return ((values + half) & ((1 << bits) - 1)) - half
 
@@ -130,9 +130,9 @@ def pack_question(values: Words, bits: int) -> bytes:
     """
     if bits == WORD_BITS:
         return pack(values, WORD_BITS // 8)
-    kept = np.resize(values >> np.uint32(WORD_BITS - bits), -(-len(values) // 4) * 4)
-    upper = (kept >> np.uint32(16)).reshape(-1, 4) << _PLACES
-    return kept.astype("<u2").tobytes() + pack(np.bitwise_or.reduce(upper, axis=1), 3)
+    words = np.resize(values >> np.uint32(WORD_BITS - bits), -(-len(values) // 4) * 4)
+    upper = (words >> np.uint32(16)).reshape(-1, 4) << _PLACES
+    return words.astype("<u2").tobytes() + pack(np.bitwise_or.reduce(upper, axis=1), 3)
 
 
 def unpack_question(data: bytes, bits: int, count: int) -> Words:
@@ -141,11 +141,11 @@ def unpack_question(data: bytes, bits: int, count: int) -> Words:
         return unpack(data, WORD_BITS // 8)
     fours = -(-count // 4)
     upper = (unpack(data[8 * fours :], 3)[:, None] >> _PLACES) & np.uint32(63)
-    kept = np.frombuffer(data, "<u2", 4 * fours).astype(np.uint32) | (upper.ravel() << np.uint32(16))
-    return kept[:count] << np.uint32(WORD_BITS - bits)
+    words = np.frombuffer(data, "<u2", 4 * fours).astype(np.uint32) | (upper.ravel() << np.uint32(16))
+    return words[:count] << np.uint32(WORD_BITS - bits)
 
 
 def split_range(length: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield where parts of a range begin and end."""
+    """Yield the start and stop of each part of a range."""
     for start in range(0, length, step):
         yield start, min(start + step, length)

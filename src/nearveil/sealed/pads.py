@@ -1,7 +1,7 @@
-"""Pads: what hides one question and reads its answer. They are made before a question is known, and used once.
+"""Pads, which hide one question and decrypt its answer. They are made in advance and used once.
 
-Two questions under one pad differ by what they ask for, and by small errors: whoever sees both reads it. So a pad has
-one way out of a stock, which is there no longer when it is used.
+The difference of two questions under one pad reveals both, up to small errors. So a pad leaves the stock before it is
+used.
 """
 
 import os
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 from nearveil.sealed.lwe import Longs, Words, split_range
 
-_ROWS = 256  # of a hint at a time: they stay in a core's cache as 64-bit numbers
+_ROWS = 256  # rows of a hint at a time: as 64-bit numbers they fit in a core's cache
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pad:
     """Encryptions of zero, ``A s + e`` modulo Q, and a server's answers to them, ``H s``, for secrets ``s``.
 
-    A question is its messages plus `zeros`; what was asked for is its answer less `masks`. Shapes are, in order,
+    A question is its messages plus `zeros`; the decrypted answer is the answer less `masks`. Shapes are, in order,
     (count, C), (count, rows of the hint that belong to it) and (count, n).
     """
 
@@ -31,21 +31,21 @@ class Pad:
 
 
 class PadStock:
-    """Pads that were made ahead, each for one thread of one process, in memory alone. No pad is used twice.
+    """Pads that were made in advance, in the memory of one process. No pad is used twice.
 
     A pad leaves the stock before it is used. A copy of a stock, also by pickle or in the child of a fork, is empty.
     """
 
     def __init__(self) -> None:
-        self._held: tuple[object, deque[Pad]] = _get_process(), deque()  # in one name: threads see both or neither
+        self._state: tuple[object, deque[Pad]] = _get_process(), deque()  # one attribute: threads see both or neither
 
     def fill(self, count: int, make: Callable[[], Pad]) -> None:
-        """Make pads until so many are there."""
+        """Make pads until the stock has `count`."""
         while len(pads := self._open()) < count:
-            pads.append(make())  # a child that a fork made meanwhile puts it where nobody looks
+            pads.append(make())  # in a child of a fork, the pad goes into the deque of the parent, which is dropped
 
     def take(self) -> Pad | None:
-        """Return a pad that nobody had before, if there is one."""
+        """Remove and return a pad; None if the stock is empty."""
         try:
             return self._open().popleft()
         except IndexError:
@@ -55,10 +55,10 @@ class PadStock:
         return len(self._open())
 
     def _open(self) -> deque[Pad]:
-        process, pads = self._held
+        process, pads = self._state
         if process != _get_process():
             pads = deque()
-            self._held = _get_process(), pads
+            self._state = _get_process(), pads
         return pads
 
     def __reduce__(self) -> tuple[type["PadStock"], tuple[()]]:
@@ -67,17 +67,17 @@ class PadStock:
 
 def multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
     """Return a hint, shape (rows, n), times each secret, shape (secrets, rows). Exact: below 24 + 7 + 11 bits."""
-    factors, found = secrets.T.astype(np.float64), np.empty((len(secrets), len(hint)), np.int64)
+    factors, masks = secrets.T.astype(np.float64), np.empty((len(secrets), len(hint)), np.int64)
     for start, stop in split_range(len(hint), _ROWS):
-        found[:, start:stop] = (hint[start:stop].astype(np.float64) @ factors).T
-    return found
+        masks[:, start:stop] = (hint[start:stop].astype(np.float64) @ factors).T
+    return masks
 
 
-_process = object()  # another one in every process
+_process = object()  # different in every process
 
 
 def _get_process() -> tuple[object, int]:
-    """Return what is another in every process, also after a fork that Python did not make."""
+    """Return an id of this process, which also changes in forks that Python did not make."""
     return _process, os.getpid()
 
 

@@ -1,4 +1,4 @@
-"""What sealed search sends besides its layout: hints, questions and answers, each in one frame, each bounded."""
+"""The frames of sealed search besides its layout: hints, questions and answers, all of bounded size."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -36,13 +36,13 @@ class Hint:
     @classmethod
     def from_bytes(cls, data: bytes, part: str, n_rows: int, limits: Limits = DEFAULT_LIMITS) -> Self:
         """Read rows of a hint that has `n_rows` in all. Nothing in it is trusted."""
-        taken = Reader(open_frame(data, Kind.SEALED_HINT, _PARTS.index(part), limits))
-        version, listed = taken.read_int(), taken.read_bytes()
+        reader = Reader(open_frame(data, Kind.SEALED_HINT, _PARTS.index(part), limits))
+        version, listed = reader.read_int(), reader.read_bytes()
         rows = np.frombuffer(listed, "<u4", count=len(listed) // 4).astype(np.uint32)
         if len(listed) % 4 or (rows >= n_rows).any() or len(np.unique(rows)) != len(rows):
             raise WireError("the hint names rows that are not there, or one of them twice")
-        packed, width = taken.read_bytes(), get_parameters(part).dimension
-        taken.check_end()
+        packed, width = reader.read_bytes(), get_parameters(part).dimension
+        reader.check_end()
         if len(packed) != len(rows) * width * HINT_BYTES[part]:
             raise WireError("the hint must have as many numbers as its rows need")
         return cls(part, version, rows, unpack(packed, HINT_BYTES[part]).reshape(len(rows), width))
@@ -74,8 +74,8 @@ def read_question(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, in
     kind, flags, body = unframe(data, limits)
     if kind is not Kind.SEALED_QUESTION or flags >= len(_PARTS):
         raise WireError("data is not a sealed question")
-    taken = Reader(body)
-    return _PARTS[flags], taken.read_int(), body[8:]
+    reader = Reader(body)
+    return _PARTS[flags], reader.read_int(), body[8:]
 
 
 def write_answer(part: str, version: int, values: Words) -> bytes:
@@ -88,8 +88,8 @@ def write_answer(part: str, version: int, values: Words) -> bytes:
 def read_answer(data: bytes, part: str, version: int, count: int, limits: Limits = DEFAULT_LIMITS) -> Words:
     """Return the numbers of an answer; their number and the version are known beforehand."""
     body = open_frame(data, Kind.SEALED_ANSWER, _PARTS.index(part), limits)
-    taken = Reader(body)
-    if taken.read_int() != version:
+    reader = Reader(body)
+    if reader.read_int() != version:
         raise SealedError("the index has changed since its layout was fetched: update the client and ask again")
     if len(body) != 8 + count * ANSWER_BYTES:
         raise WireError("the answer must have one number for each row of the index")
