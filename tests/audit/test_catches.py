@@ -177,7 +177,7 @@ def test_numpys_laplace_at_its_low_bits() -> None:
 
 
 def test_a_request_after_the_answer() -> None:
-    report = attacked(broken.make_request_after_answer(), 400)
+    report = attacked(make_wire_experiment(broken.fetch_chosen), 400)
     assert report.verdict == "broken"
     silent = attacked(make_wire_experiment(), 400)
     assert silent.verdict != "broken"

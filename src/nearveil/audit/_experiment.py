@@ -311,8 +311,6 @@ class Experiment:
         only a score, and any score is safe.
     numbers : callable, optional
         Converts the result of `run` to an array of shape (n, k); ``numpy.asarray`` by default.
-    scores : tuple of (str, callable), optional
-        More scores: a name, and ``learn(first, second)`` that returns a score or None.
     run_once : callable, optional
         ``run_once(coins, pair, source)`` runs the mechanism *once* on many records, each the pair's first or second
         input by its coin, and returns the observation of each record. Needed for the one-run estimate.
@@ -336,7 +334,6 @@ class Experiment:
     log_ratio: Callable[[Any, Pair], Floats] | None = None
     exact: bool = False
     numbers: Callable[[Any], NDArray[Any]] = np.asarray
-    scores: tuple[Any, ...] = ()
     run_once: Callable[[Bools, Pair, Source], Any] | None = None
     law: Law = field(default_factory=Law)
     checks: tuple[Callable[[Source, float], Check], ...] = ()

@@ -1,8 +1,8 @@
 """Mechanisms that are broken on purpose by misuse of public interfaces. An audit must catch each of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Self
 
@@ -23,7 +23,7 @@ from nearveil.audit.attacks._clock import (
     make_hostile_parts,
     time_choice,
 )
-from nearveil.audit.attacks._wire import Send, ask_question, make_wire_experiment
+from nearveil.audit.attacks._wire import Send, ask_question
 from nearveil.mechanisms import OME, Cells, Message, PublicMap
 from nearveil.mechanisms.covers.maps import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
@@ -34,7 +34,6 @@ from nearveil.privacy.noise import (
     Source,
     choose_gaussian_grid,
     compute_classical_scale,
-    secure_source,
 )
 from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Progress
@@ -44,6 +43,8 @@ from nearveil.wire.client import PublicPart
 DELTA = 1e-5
 _TINY_NOISE = 1e-9
 _ONE_IN = np.uint64(2000)
+_UNPAID: dict[str, Any] = {"ledger": None, "account": None}
+_UNSCREENED: dict[str, Any] = {"max_screened": 0, "screening_noise": None, "threshold": None}
 _UNCAPPED = 1_000_000  # prototypes that a server may send without a limit
 _SCALE = (1.0, 2.0**-8, 2.0**-16)  # of the digits of a prototype number
 
@@ -63,19 +64,17 @@ def make_claim(epsilon: float, delta: float, why_not: str, events: tuple[DpEvent
     )
 
 
+_PROGRAM: dict[str, Any] = {"as_published": "2022-code", "allow_unsound": True, "n_anchors": 60}  # of the authors
+
+
 def make_label_after_noise() -> PrivateMail:
     """Return PrivateMail like the authors' program, which uses the target's label after the noise."""
-    return PrivateMail(
-        1.0, as_published="2022-code", allow_unsound=True, n_public_steps=5, start_scale=1e-8, n_anchors=60
-    )
+    return PrivateMail(1.0, **_PROGRAM, n_public_steps=5, start_scale=1e-8)
 
 
 def make_variance_as_deviation() -> Experiment:
     """Return the noise of the authors' program, which uses a variance as a deviation, with a fixed label."""
-    mail = PrivateMail(
-        1.0, as_published="2022-code", allow_unsound=True, n_public_steps=0, start_scale=1e-12, n_anchors=60
-    )
-    experiment = make_release_experiment(mail)
+    experiment = make_release_experiment(PrivateMail(1.0, **_PROGRAM, n_public_steps=0, start_scale=1e-12))
     return replace(experiment, pairs=tuple(pair for pair in experiment.pairs if "one label" in pair.name))
 
 
@@ -96,7 +95,6 @@ def make_classical_gaussian() -> tuple[GaussianNoise, Guarantee]:
 def make_fixed_size_sample() -> Experiment:
     """Return votes of a sample of fixed size, drawn with replacement, charged as Poisson sampling."""
     n_records, size, noise = 20, 4, 1.0
-    event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
     times = np.arange(size + 1)
     weights = binom.logpmf(times, size, 1 / n_records)
 
@@ -110,24 +108,13 @@ def make_fixed_size_sample() -> Experiment:
         off = ((seen[:, None] - np.column_stack([times, size - times])) ** 2).sum(axis=2) / (2 * noise**2)
         return np.asarray(np.logaddexp.reduce(weights - off, axis=1) + off[:, 0])
 
-    return Experiment(
-        name="fixed-size sample charged as Poisson",
-        guarantee=make_claim(_charge((event,), DELTA), DELTA, "a record may be drawn more than once", (event,)),
-        pairs=(Pair("a set with one record more", True, False),),
-        run=run,
-        log_ratio=log_ratio,
-        exact=True,
-        trials=400_000,
-    )
+    event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
+    return _make_membership_experiment(DELTA, "a record may be drawn more than once", (event,), run, log_ratio)
 
 
 def make_shared_sample() -> Experiment:
     """Return a screening and a vote on the same sample, charged as independent samples."""
     rate, threshold, screening_noise, noise, delta = 0.03, 1.0, 0.4, 0.6, 1e-3
-    events = (
-        PoissonSampledDpEvent(rate, NoisyScreening(screening_noise, threshold, 1)),
-        PoissonSampledDpEvent(rate, VoteHistogram(noise)),
-    )
 
     def run(present: bool, runs: int, source: Source) -> Floats:
         generator = _make_generator(source)
@@ -144,9 +131,22 @@ def make_shared_sample() -> Experiment:
         voted = np.where(passed, (vote**2 - (vote - 1) ** 2) / (2 * noise**2), 0.0)
         return np.asarray(np.logaddexp(np.log1p(-rate), np.log(rate) + screened[0] - screened[1] + voted))
 
+    parts = NoisyScreening(screening_noise, threshold, 1), VoteHistogram(noise)
+    events = tuple(PoissonSampledDpEvent(rate, part) for part in parts)
+    return _make_membership_experiment(delta, "screening and vote share a sample", events, run, log_ratio)
+
+
+def _make_membership_experiment(
+    delta: float,
+    why_not: str,
+    events: tuple[DpEvent, ...],
+    run: Callable[..., Floats],
+    log_ratio: Callable[..., Floats],
+) -> Experiment:
+    """Return the experiment of a set with and without one record, whose claim is the price of `events`."""
     return Experiment(
-        name="one sample charged as two",
-        guarantee=make_claim(_charge(events, delta), delta, "screening and vote share a sample", events),
+        name="one record more",
+        guarantee=make_claim(_charge(events, delta), delta, why_not, events),
         pairs=(Pair("a set with one record more", True, False),),
         run=run,
         log_ratio=log_ratio,
@@ -175,11 +175,6 @@ def fetch_chosen(public: PublicPart, feature: Floats, send: Send, source: Source
     """Ask, choose, and then request the chosen items: the request reveals the hidden choice."""
     answer = ask_question(public, feature, send, source)
     send(b"images of " + answer.ids.tobytes())
-
-
-def make_request_after_answer() -> Experiment:
-    """Return the traffic of a client that fetches the images of its chosen candidates."""
-    return make_wire_experiment(fetch_chosen, name="a request after the answer")
 
 
 class BusyCells(Cells):
@@ -231,10 +226,9 @@ class _Careless(PrivateKNeighborsClassifier):
 
     def _vote_with(self, noise: float, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return votes on the same queries with other noise, without a charge."""
-        same = {**self.get_params(deep=False), "epsilon": None, "ledger": None, "account": None}
-        plain = {"n_neighbors": self.plan_.n_neighbors, "max_screened": 0, "screening_noise": None, "threshold": None}
-        voter = PrivateKNeighborsClassifier(**{**same, **plain, "vote_noise": noise, "max_answered": len(X)})
-        return np.asarray(voter.fit(*self._records).answer(X).votes)
+        changed = {**_UNPAID, **_UNSCREENED, "epsilon": None, "vote_noise": noise, "max_answered": len(X)}
+        parameters = {**self.get_params(deep=False), **changed, "n_neighbors": self.plan_.n_neighbors}
+        return np.asarray(PrivateKNeighborsClassifier(**parameters).fit(*self._records).answer(X).votes)
 
     def _vote_exactly(self, X: NDArray[Any]) -> NDArray[np.float64]:
         """Return votes without noise."""
@@ -243,10 +237,6 @@ class _Careless(PrivateKNeighborsClassifier):
     def _decide(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
         """Return answers with other votes and the labels that follow from them."""
         return Answers(self._poll.labels(np.nan_to_num(votes), answers.answered), answers.answered, votes)
-
-    @property
-    def _coins(self) -> Source:
-        return secure_source() if self.source is None else self.source
 
 
 class QuietVotes(_Careless):
@@ -261,7 +251,7 @@ class OnceExactVotes(_Careless):
     """Exact votes in one of 2,000 answers."""
 
     def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        slips = (self._coins.words(len(X)) % _ONE_IN == 0) & answers.answered
+        slips = (self._source.words(len(X)) % _ONE_IN == 0) & answers.answered
         return self._decide(np.where(slips[:, None], self._vote_exactly(X), answers.votes), answers)
 
 
@@ -269,7 +259,7 @@ class NoiselessLabels(_Careless):
     """Honest votes, with labels computed before the noise."""
 
     def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        return Answers(self._decide(self._vote_exactly(X), answers).labels, answers.answered, answers.votes)
+        return replace(answers, labels=self._decide(self._vote_exactly(X), answers).labels)
 
 
 class EndlessVotes(_Careless):
@@ -284,24 +274,20 @@ class FreeScreening(PrivateKNeighborsClassifier):
     """Pays for votes but not for screenings."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit one estimator that screens and another that pays."""
+        """Fit one estimator that answers and another that pays."""
         parameters = self.get_params(deep=False)
-        self._screener = PrivateKNeighborsClassifier(**{**parameters, "ledger": None, "account": None}).fit(X, y)
+        self._screener = PrivateKNeighborsClassifier(**{**parameters, **_UNPAID}).fit(X, y)
         self.plan_ = self._screener.plan_
         votes = {"epsilon": None, "vote_noise": self.plan_.vote_noise, "n_neighbors": self.plan_.n_neighbors}
-        unscreened = {"max_screened": 0, "screening_noise": None, "threshold": None}
-        self._payer = PrivateKNeighborsClassifier(**{**parameters, **votes, **unscreened}).fit(X, y)
+        self._payer = PrivateKNeighborsClassifier(**{**parameters, **_UNSCREENED, **votes}).fit(X, y)
         return self
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
-        """Screen with one estimator, and let the other vote on what passed."""
-        screened: Answers = self._screener.answer(X, progress=progress)
-        rows = np.flatnonzero(screened.answered)
-        if not len(rows):
-            return screened
-        voted, votes, labels = self._payer.answer(np.asarray(X)[rows]), screened.votes.copy(), screened.labels.copy()
-        votes[rows], labels[rows] = voted.votes, voted.labels
-        return Answers(labels, screened.answered, votes)
+        """Screen and vote with one estimator, and let the other pay for the votes."""
+        answers: Answers = self._screener.answer(X, progress=progress)
+        if answers.answered.any():
+            self._payer.answer(np.asarray(X)[answers.answered])
+        return answers
 
     @property
     def guarantee(self) -> Guarantee:
@@ -310,17 +296,28 @@ class FreeScreening(PrivateKNeighborsClassifier):
         return stated
 
 
-class QuietDiscriminant(PrivateDiscriminant):
-    """Publishes with about half of the charged noise."""
+class _CarelessDiscriminant(PrivateDiscriminant):
+    """A discriminant whose model subclasses replace after the fit."""
 
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
-        """Pay for one discriminant, and show another."""
+        """Fit, and spoil the model."""
         super().fit(X, y, public=public)
+        self._spoil(np.asarray(X), np.asarray(y), public)
+        return self
+
+    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
+        """Spoil the model."""
+        raise NotImplementedError
+
+
+class QuietDiscriminant(_CarelessDiscriminant):
+    """Publishes with about half of the charged noise."""
+
+    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
         stated = self.guarantee
-        parameters = {**self.get_params(deep=False), "epsilon": 3 * stated.epsilon, "ledger": None, "account": None}
+        parameters = {**self.get_params(deep=False), **_UNPAID, "epsilon": 3 * stated.epsilon}
         loud = PrivateDiscriminant(**parameters).fit(X, y, public=public)
         self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=stated)
-        return self
 
 
 class FreeDiscriminant(PrivateDiscriminant):
@@ -328,33 +325,28 @@ class FreeDiscriminant(PrivateDiscriminant):
 
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Forget the account."""
-        self.set_params(ledger=None, account=None)
-        super().fit(X, y, public=public)
+        super(FreeDiscriminant, self.set_params(**_UNPAID)).fit(X, y, public=public)
         return self
 
 
-class ReachingDiscriminant(PrivateDiscriminant):
+class ReachingDiscriminant(_CarelessDiscriminant):
     """Publishes the largest private value, as the bound on the values that a projection accepts."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
-        """Fit, and replace the public bound by a private one."""
-        super().fit(X, y, public=public)
-        projection = replace(self._model.projection, reach=float(np.abs(np.asarray(X)).max()))
+    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
+        del y, public
+        projection = replace(self._model.projection, reach=float(np.abs(X).max()))
         self._model = replace(self._model, projection=projection)
-        return self
 
 
-class QuietCounts(PrivateDiscriminant):
+class QuietCounts(_CarelessDiscriminant):
     """Publishes counts with four fifths of the charged noise."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
-        """Fit, and move the counts towards the exact ones."""
-        super().fit(X, y, public=public)
-        exact = (np.asarray(y) == self.classes_[:, None]).sum(axis=1)
+    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
+        del X, public
+        exact = (y == self.classes_[:, None]).sum(axis=1)
         counts = exact + 0.8 * (self.statistics_.counts - exact)
         self.statistics_ = replace(self.statistics_, counts=counts)
         self._model = replace(self._model, counts=counts)
-        return self
 
 
 class HeapMap(PublicMap):
@@ -379,9 +371,7 @@ class HeapMap(PublicMap):
 
 def use_heap(public: PublicPart) -> PublicPart:
     """Return a public part with a map that is searched with a heap."""
-    plain = public.map
-    heap = HeapMap(plain.components, plain.prototypes, plain.coverage, plain.n_items, plain.set_size)
-    return replace(public, map=heap)
+    return replace(public, map=HeapMap(**{item.name: getattr(public.map, item.name) for item in fields(PublicMap)}))
 
 
 def make_heap_search() -> Experiment:
@@ -417,14 +407,12 @@ def open_hasty_client(public: PublicPart) -> Iterator[Asking]:
 
 def _remove_cap(public: PublicPart) -> PublicPart:
     """Return a public part with a million prototypes in order: each holds the digits of its number."""
-    plain, numbers = public.map, np.arange(_UNCAPPED)
+    numbers = np.arange(_UNCAPPED)
     digits = np.stack([numbers >> 16, numbers >> 8 & 255, numbers & 255], axis=1) - 128
-    sets = np.stack([numbers % 2, 1 - numbers % 2], axis=1)
-    large = HeapMap(
-        components=plain.components[:, : len(_SCALE)],
+    large = replace(
+        use_heap(public).map,
+        components=public.map.components[:, : len(_SCALE)],
         prototypes=digits.astype(np.int8),
-        coverage=sets.astype(np.uint8),
-        n_items=plain.n_items,
-        set_size=plain.set_size,
+        coverage=np.stack([numbers % 2, 1 - numbers % 2], axis=1).astype(np.uint8),
     )
     return replace(public, map=large)

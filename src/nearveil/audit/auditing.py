@@ -1,6 +1,5 @@
 """Audits: choose attacks on half of the runs, measure them on the other half, and check the mechanism's conduct."""
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,18 +8,9 @@ import numpy as np
 
 from nearveil.audit._experiment import Experiment, Floats, LawTest, Outcomes, Pair
 from nearveil.audit.attacks import _scores as attacks
-from nearveil.audit.attacks._scores import (
-    Direction,
-    Event,
-    Guesser,
-    HockeyStick,
-    Score,
-    bound_event_epsilon,
-    list_epsilons,
-    score_likelihood,
-)
+from nearveil.audit.attacks._scores import Bound, Direction, Event, Guesser, Score, score_likelihood
 from nearveil.audit.registry import AuditEntry, make_experiment
-from nearveil.audit.report import FALSE_ALARM, Attack, Check, Curve, Report, Verdict
+from nearveil.audit.report import FALSE_ALARM, Attack, Check, Report, Verdict
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import Source, secure_source
@@ -28,7 +18,6 @@ from nearveil.privacy.noise import Source, secure_source
 Progress = Callable[[int], None]
 
 _MIN_TRIALS = 400  # runs of either input
-_CURVE_POINTS = 200
 _MAX_SCORED = 40_000  # outcomes for learned scores, and for attacks other than the best
 _LIKELIHOOD = "a threshold on the log-likelihood ratio"
 _DIVERGENCE = "the hockey-stick divergence"
@@ -44,20 +33,6 @@ class _Plan:
     score: Score
     method: Event | Direction
     guesser: Guesser | None
-
-
-@dataclass(frozen=True, eq=False)
-class _Measurement:
-    """An attack with the runs that measure it."""
-
-    plan: _Plan
-    interval: Callable[[float], tuple[float, float]]  # from the error probability to the interval
-    curve: Callable[[float, tuple[float, float]], Curve]  # from the error probability and the interval
-
-    def judge(self, alpha: float, refute_alpha: float, guarantee: Guarantee) -> Attack:
-        """Return the interval at error `alpha`, and whether the attack refutes the guarantee at `refute_alpha`."""
-        refutes = self.interval(2 * refute_alpha)[0] > guarantee.epsilon
-        return Attack(self.plan.name, self.plan.pair.name, self.interval(alpha), refutes)
 
 
 def audit(
@@ -114,13 +89,15 @@ def audit(
     refute_alpha = min(alpha, FALSE_ALARM) / 2  # for all attacks, and again for all checks
     check_alpha = refute_alpha / (_LAW_CHECKS + len(experiment.checks))
     tests = LawTest(experiment.law), LawTest(experiment.law)
-    plans, skipped, density = _choose_attacks(experiment, runs // 2, (alpha, check_alpha), tests[0], rng, tick)
-    measured = _measure(experiment, plans, runs - runs // 2, tests[1], rng, tick)
+    plans, misfits = _choose_attacks(experiment, runs // 2, (alpha, check_alpha), tests[0], rng, tick)
+    bounds = _measure(experiment, plans, runs - runs // 2, tests[1], rng, tick)
     # The attack that was chosen as the best has half of the error, the rest share the other half.
-    rest = refute_alpha / 2 / max(1, len(measured) - 1)
-    judged = [attack.judge(alpha, rest if i else refute_alpha / 2, claim) for i, attack in enumerate(measured)]
-    best, interval = plans[0], judged[0].interval
-    assert interval is not None
+    rest = refute_alpha / 2 / max(1, len(plans) - 1)
+    judged = [
+        Attack(plan.name, plan.pair.name, bound(alpha), bound(2 * share)[0] > claim.epsilon)
+        for plan, bound, share in zip(plans, bounds, [refute_alpha / 2] + [rest] * (len(plans) - 1), strict=True)
+    ]
+    best, interval = plans[0], bounds[0](alpha)
     return Report(
         mechanism=experiment.name,
         promised_epsilon=claim.epsilon,
@@ -134,10 +111,115 @@ def audit(
         confidence=confidence,
         sound=claim.sound,
         seeded=not rng.sound,
-        attacks=(*judged, *skipped),
-        checks=(density, *_judge_law(tests, check_alpha), *_run_checks(experiment, check_alpha, rng, tick)),
-        curve=measured[0].curve(alpha, interval),
+        attacks=(*judged, *_list_skipped(plans, misfits)),
+        checks=(*_judge_law(experiment, misfits, tests, check_alpha), *_run_checks(experiment, check_alpha, rng, tick)),
     )
+
+
+def _choose_attacks(
+    experiment: Experiment, runs: int, alphas: tuple[float, float], test: LawTest, rng: Source, tick: Progress
+) -> tuple[list[_Plan], list[str]]:
+    """Try every attack on every pair; return each on its best pair, and where the stated density is wrong."""
+    each = max(_MIN_TRIALS // 2, runs // len(experiment.pairs))
+    best: dict[str, _Plan] = {}
+    misfits: list[str] = []
+    for pair in experiment.pairs:
+        worlds = [experiment.observe(pair, world, each, rng, test) for world in (0, 1)]
+        tick(2 * each)
+        for plan in _plan_attacks(experiment, pair, worlds, (alphas[0], alphas[1] / len(experiment.pairs)), misfits):
+            if plan.name not in best or plan.method.estimate > best[plan.name].method.estimate:
+                best[plan.name] = plan
+    return sorted(best.values(), key=lambda plan: -plan.method.estimate), misfits
+
+
+def _plan_attacks(
+    experiment: Experiment, pair: Pair, worlds: list[Outcomes], alphas: tuple[float, float], misfits: list[str]
+) -> Iterator[_Plan]:
+    """Choose the threshold and direction of each attack on one pair; append a wrong density to `misfits`."""
+    half, (alpha, check_alpha), claim = len(worlds[0]) // 2, alphas, experiment.guarantee
+    train, judge = ([outcomes[rows] for outcomes in worlds] for rows in (slice(0, half), slice(half, None)))
+
+    def choose_guesser(scores: list[Floats]) -> Guesser | None:
+        return None if experiment.run_once is None else attacks.choose_guesser(scores[0], scores[1], alpha)
+
+    learned = [(f"a threshold on {name}", learn(*train)) for name, learn in attacks.LEARNED]
+    for name, score in [(_LIKELIHOOD, None if train[0].losses is None else score_likelihood), *learned]:
+        if score is None:
+            continue
+        # Learned scores are slow. The likelihood is already computed, and all runs are needed to see rare events.
+        scores = [score(part if score is score_likelihood else part[:_MAX_SCORED]) for part in judge]
+        event = attacks.choose_event(scores[0], scores[1], claim.delta, alpha)
+        yield _Plan(pair, name, score, event, choose_guesser(scores))
+    if not experiment.exact:
+        return
+    slices = attacks.Slices.choose(np.concatenate([score_likelihood(part) for part in train]))
+    misfit = slices.find_misfit(score_likelihood(judge[0]), score_likelihood(judge[1]), check_alpha)
+    if misfit is not None:
+        misfits.append(f"{pair.name}: {misfit}")
+        return
+    losses = [score_likelihood(outcomes) for outcomes in worlds]  # all of them: a density needs no training
+    direction = attacks.choose_direction(losses[0], losses[1], claim.epsilon, claim.delta, alpha)
+    yield _Plan(pair, _DIVERGENCE, score_likelihood, direction, choose_guesser(losses))
+
+
+def _measure(
+    experiment: Experiment, plans: list[_Plan], runs: int, test: LawTest, rng: Source, tick: Progress
+) -> list[Bound]:
+    """Measure all attacks on fresh runs: many on the pair of the best attack, fewer on the other pairs."""
+    best, few = plans[0], min(runs, _MAX_SCORED)
+    fewer = min(few, max(_MIN_TRIALS // 2, runs // len(experiment.pairs)))  # all other pairs take as long as the best
+    counts = [runs, runs]
+    if isinstance(best.method, Direction):  # only one world is needed, so it gets the runs of both
+        counts = [few, 2 * runs] if best.method.swapped else [2 * runs, few]
+    observed: dict[int, list[Outcomes]] = {}
+    bounds = []
+    for plan in plans:
+        pair = plan.pair
+        if id(pair) not in observed:
+            sizes = counts if pair is best.pair else [fewer, fewer]
+            observed[id(pair)] = [experiment.observe(pair, world, sizes[world], rng, test) for world in (0, 1)]
+            tick(2 * runs if plan is best else 0)
+        worlds = observed[id(pair)]
+        if plan is not best and plan.score is not score_likelihood:
+            worlds = [outcomes[:few] for outcomes in worlds]
+        bounds.append(plan.method.measure(plan.score, worlds, experiment.guarantee))
+    return bounds
+
+
+def _list_skipped(plans: list[_Plan], misfits: list[str]) -> Iterator[Attack]:
+    """Yield the attacks that were not planned, and why."""
+    unknown = "the stated density is not that of the runs" if misfits else "no exact density is stated"
+    learned = {f"a threshold on {name}": "does not apply to these outcomes" for name, _ in attacks.LEARNED}
+    notes = {_LIKELIHOOD: "no density is stated", **learned, _DIVERGENCE: unknown}
+    planned = {plan.name for plan in plans}
+    return (Attack(name, note=note) for name, note in notes.items() if name not in planned)
+
+
+def _judge_law(
+    experiment: Experiment, misfits: list[str], tests: tuple[LawTest, LawTest], alpha: float
+) -> Iterator[Check]:
+    """Judge the stated density and the stated law by the runs of both halves."""
+
+    def judge(name: str, statement: object, problems: Iterable[str | None], missing: str = "") -> Check:
+        if not statement:
+            return Check(name, "not run", missing)
+        problem = next((problem for problem in problems if problem is not None), None)
+        return Check(name, "passed") if problem is None else Check(name, "failed", problem)
+
+    law, half = experiment.law, alpha / 2
+    density = "; ".join(misfits) or None
+    yield judge("the stated density", experiment.exact, [density], "no exact density is stated")
+    laws = (test.find_misfit(half) for test in tests)
+    yield judge("the stated law", law.uniforms or law.coins, laws, "no law of single outcomes is stated")
+    yield judge("repeated outcomes", law.values, (test.find_repeats(half) for test in tests), "outcomes may repeat")
+    if law.consistent is not None:
+        yield judge("labels", law.consistent, (test.find_contradictions() for test in tests))
+
+
+def _run_checks(experiment: Experiment, alpha: float, rng: Source, tick: Progress) -> Iterator[Check]:
+    for check in experiment.checks:
+        tick(0)  # the caller may interrupt here
+        yield check(rng, alpha)
 
 
 def audit_entry(
@@ -168,154 +250,3 @@ def judge_reports(reports: Iterable[tuple[AuditEntry, Report]]) -> tuple[Verdict
         (verdict for verdict, _ in outcomes), key=["kept", "undecided", "broken"].index, default="kept"
     )
     return worst, [message for _, message in outcomes]
-
-
-def _run_checks(experiment: Experiment, alpha: float, rng: Source, tick: Progress) -> Iterator[Check]:
-    for check in experiment.checks:
-        tick(0)  # the caller may interrupt here
-        yield check(rng, alpha)
-
-
-def _judge_law(tests: tuple[LawTest, LawTest], alpha: float) -> Iterator[Check]:
-    """Judge the stated law by the runs of both halves."""
-
-    def judge(name: str, statement: object, problems: Iterable[str | None], missing: str = "") -> Check:
-        if statement is None:
-            return Check(name, "not run", missing)
-        problem = next((problem for problem in problems if problem is not None), None)
-        return Check(name, "passed") if problem is None else Check(name, "failed", problem)
-
-    law, half = tests[0].law, alpha / 2
-    misfits = (test.find_misfit(half) for test in tests)
-    yield judge("the stated law", law.uniforms or law.coins, misfits, "no law of single outcomes is stated")
-    yield judge("repeated outcomes", law.values, (test.find_repeats(half) for test in tests), "outcomes may repeat")
-    if law.consistent is not None:
-        yield judge("labels", law.consistent, (test.find_contradictions() for test in tests))
-
-
-def _choose_attacks(
-    experiment: Experiment, runs: int, alphas: tuple[float, float], test: LawTest, rng: Source, tick: Progress
-) -> tuple[list[_Plan], list[Attack], Check]:
-    """Try every attack on every pair; return each on its best pair, the attacks that do not apply, and a check."""
-    each = max(_MIN_TRIALS // 2, runs // len(experiment.pairs))
-    best: dict[str, _Plan] = {}
-    misfits: list[str] = []
-    for pair in experiment.pairs:
-        worlds = [experiment.observe(pair, world, each, rng, test) for world in (0, 1)]
-        tick(2 * each)
-        for plan in _plan_attacks(experiment, pair, worlds, (alphas[0], alphas[1] / len(experiment.pairs)), misfits):
-            if plan.name not in best or plan.method.estimate > best[plan.name].method.estimate:
-                best[plan.name] = plan
-    plans = sorted(best.values(), key=lambda plan: -plan.method.estimate)
-    learned = {f"a threshold on {name}": "does not apply to these outcomes" for name, _ in _list_learned(experiment)}
-    unknown = "the stated density is not that of the runs" if misfits else "no exact density is stated"
-    notes = {_LIKELIHOOD: "no density is stated", **learned, _DIVERGENCE: unknown}
-    skipped = [Attack(name, note=note) for name, note in notes.items() if name not in best]
-    if not experiment.exact:
-        return plans, skipped, Check("the stated density", "not run", "no exact density is stated")
-    return plans, skipped, Check("the stated density", "failed" if misfits else "passed", "; ".join(misfits))
-
-
-def _list_learned(experiment: Experiment) -> tuple[tuple[str, attacks.Learn], ...]:
-    return (*attacks.LEARNED, *experiment.scores)
-
-
-def _plan_attacks(
-    experiment: Experiment, pair: Pair, worlds: list[Outcomes], alphas: tuple[float, float], misfits: list[str]
-) -> Iterator[_Plan]:
-    """Choose the threshold and direction of each attack on one pair; append a wrong density to `misfits`."""
-    half, (alpha, check_alpha), claim = len(worlds[0]) // 2, alphas, experiment.guarantee
-    train, judge = ([outcomes[rows] for outcomes in worlds] for rows in (slice(0, half), slice(half, None)))
-
-    def choose_guesser(scores: list[Floats]) -> Guesser | None:
-        return None if experiment.run_once is None else attacks.choose_guesser(scores[0], scores[1], alpha)
-
-    for name, score in _learn_scores(experiment, train):
-        # Learned scores are slow. The likelihood is already computed, and all runs are needed to see rare events.
-        scores = [score(part if score is score_likelihood else part[:_MAX_SCORED]) for part in judge]
-        event = attacks.choose_event(scores[0], scores[1], claim.delta, alpha)
-        yield _Plan(pair, name, score, event, choose_guesser(scores))
-    if not experiment.exact:
-        return
-    slices = attacks.Slices.choose(np.concatenate([score_likelihood(part) for part in train]))
-    misfit = slices.find_misfit(score_likelihood(judge[0]), score_likelihood(judge[1]), check_alpha)
-    if misfit is not None:
-        misfits.append(f"{pair.name}: {misfit}")
-        return
-    losses = [score_likelihood(outcomes) for outcomes in worlds]  # all of them: a density needs no training
-    direction = attacks.choose_direction(losses[0], losses[1], claim.epsilon, claim.delta, alpha)
-    yield _Plan(pair, _DIVERGENCE, score_likelihood, direction, choose_guesser(losses))
-
-
-def _learn_scores(experiment: Experiment, train: list[Outcomes]) -> Iterator[tuple[str, Score]]:
-    if train[0].losses is not None:
-        yield _LIKELIHOOD, score_likelihood
-    for name, learn in _list_learned(experiment):
-        score = learn(train[0], train[1])
-        if score is not None:
-            yield f"a threshold on {name}", score
-
-
-def _measure(
-    experiment: Experiment, plans: list[_Plan], runs: int, test: LawTest, rng: Source, tick: Progress
-) -> list[_Measurement]:
-    """Measure all attacks on fresh runs: many on the pair of the best attack, fewer on the other pairs."""
-    best, few = plans[0], min(runs, _MAX_SCORED)
-    fewer = min(few, max(_MIN_TRIALS // 2, runs // len(experiment.pairs)))  # all other pairs take as long as the best
-    counts = [runs, runs]
-    if isinstance(best.method, Direction):  # only one world is needed, so it gets the runs of both
-        counts = [few, 2 * runs] if best.method.swapped else [2 * runs, few]
-    observed: dict[int, list[Outcomes]] = {}
-    measurements = []
-    for plan in plans:
-        pair = plan.pair
-        if id(pair) not in observed:
-            sizes = counts if pair is best.pair else [fewer, fewer]
-            observed[id(pair)] = [experiment.observe(pair, world, sizes[world], rng, test) for world in (0, 1)]
-            tick(2 * runs if plan is best else 0)
-        worlds = observed[id(pair)]
-        if plan is not best and plan.score is not score_likelihood:
-            worlds = [outcomes[:few] for outcomes in worlds]
-        measurements.append(_measure_plan(plan, worlds, experiment.guarantee))
-    return measurements
-
-
-def _measure_plan(plan: _Plan, worlds: list[Outcomes], guarantee: Guarantee) -> _Measurement:
-    target, reference = worlds[::-1] if plan.method.swapped else worlds
-    if isinstance(plan.method, Direction):
-        losses, steps = score_likelihood(target), list_epsilons(guarantee.epsilon)
-        stick = HockeyStick(-losses if plan.method.swapped else losses)
-        return _Measurement(
-            plan,
-            lambda alpha: stick.interval(guarantee.delta, alpha, steps),
-            lambda alpha, interval: _draw_divergences(stick, steps, interval, guarantee, alpha),
-        )
-    event, runs = plan.method, min(len(target), len(reference))
-    scores = [plan.score(outcomes[:runs]) for outcomes in (target, reference)]
-    hits, false_hits = map(event.count, scores)
-
-    def interval(alpha: float) -> tuple[float, float]:
-        low, high = bound_event_epsilon(hits, false_hits, runs, guarantee.delta, alpha)
-        return float(low), float(high)
-
-    return _Measurement(plan, interval, lambda _, __: _draw_events(scores, event, (false_hits / runs, hits / runs)))
-
-
-def _draw_events(scores: list[Floats], event: Event, chosen: tuple[float, float]) -> Curve:
-    ordered = [np.sort(values if event.above else -values) for values in scores]
-    quantiles = np.linspace(0, 1, _CURVE_POINTS)
-    thresholds = np.unique(np.quantile(np.concatenate(ordered), quantiles, method="nearest"))
-    side: Any = "left" if event.above else "right"
-    y, x = (1 - np.searchsorted(values, thresholds, side=side) / len(values) for values in ordered)
-    return Curve("event", tuple(x.tolist()), tuple(y.tolist()), (), chosen)
-
-
-def _draw_divergences(
-    stick: HockeyStick, steps: Floats, interval: tuple[float, float], guarantee: Guarantee, alpha: float
-) -> Curve:
-    widest = 1.6 * max(interval[0], guarantee.epsilon if math.isfinite(guarantee.epsilon) else 0.0, 0.1)
-    epsilons = steps[steps <= widest]
-    epsilons = epsilons[:: max(1, len(epsilons) // _CURVE_POINTS)]
-    moments = [stick.at(float(epsilon)) for epsilon in epsilons]
-    low = tuple(max(moment.low(alpha / 2), 0.0) for moment in moments)
-    return Curve("divergence", tuple(epsilons.tolist()), tuple(moment.mean for moment in moments), low, interval)

@@ -205,7 +205,7 @@ def list_specimens() -> list[AuditEntry]:
             broken.make_claim(EPSILON, 0.0, "half of the noise is missing"),
         ),
         "numpy's Laplace noise": broken.make_float_laplace,
-        "a request after the answer": broken.make_request_after_answer,
+        "a request after the answer": lambda: make_wire_experiment(broken.fetch_chosen),
         "work that depends on the record": lambda: make_time_experiment(broken.BusyCells(1.0)),
         "a search by a heap": broken.make_heap_search,
         "half the noise of a discriminant": lambda: broken.QuietDiscriminant(EPSILON, _FEW_DELTA),

@@ -3,14 +3,13 @@
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Verdict = Literal["kept", "broken", "undecided"]
@@ -19,7 +18,6 @@ FALSE_ALARM = 5e-7
 """Probability that one audit calls a sound mechanism broken, for all attacks and checks together."""
 
 _TOLERANCE = (0.1, 0.05)  # relative, absolute: how far the interval of a "kept" guarantee may exceed it
-_MEASURED, _LIMIT, _FORBIDDEN = "#1b4f9c", "#b3261e", "#f6d9d6"  # colours of plots
 _COLOURS = {"kept": "#1b6e3a", "broken": "#b3261e", "undecided": "#8a6100"}
 _OUTCOMES = {
     "kept": "All guarantees that must be kept are, and every specimen was caught (exit status 0).",
@@ -62,27 +60,12 @@ class Check:
     detail: str = ""
 
 
-@dataclass(frozen=True)
-class Curve:
-    """The measured runs, as a few hundred points to plot."""
-
-    # "event": how often a score passed each threshold, in either world.
-    # "divergence": the hockey-stick divergence at each epsilon, with its lower bound.
-    kind: Literal["event", "divergence"]
-    x: tuple[float, ...]
-    y: tuple[float, ...]
-    low: tuple[float, ...]
-    chosen: tuple[float, float]  # the decisive point
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The promised epsilon, the epsilon that attacks showed, and the verdict.
 
     Attributes
     ----------
-    mechanism : str
-    promised_epsilon, promised_delta : float
     shown_epsilon : float
         The lower end of the interval: the true epsilon is at least this large, at this confidence.
     interval : (float, float)
@@ -101,16 +84,12 @@ class Report:
         The epsilon that a single run with many records shows.
     trials : int
         Runs of either input, both halves.
-    confidence : float
     sound : bool
         Whether the mechanism's guarantee is marked as proved.
     seeded : bool
         Whether the runs used a seed.
     attacks : tuple of Attack
         All attacks, the decisive one first.
-    checks : tuple of Check
-    notes : tuple of str
-    curve : Curve
 
     Examples
     --------
@@ -137,7 +116,6 @@ class Report:
     attacks: tuple[Attack, ...] = ()
     checks: tuple[Check, ...] = ()
     notes: tuple[str, ...] = ()
-    curve: Curve = field(repr=False)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -180,12 +158,12 @@ class Report:
         finite, (low, high) = math.isfinite(self.promised_epsilon), self.interval
         return {
             "mechanism": self.mechanism,
-            "promised": show_epsilon(self.promised_epsilon) if finite else "nothing",
+            "promised": _show_epsilon(self.promised_epsilon) if finite else "nothing",
             "delta": f"{self.promised_delta:.2g}",
-            "shown": show_epsilon(self.shown_epsilon),
-            "interval": f"{show_epsilon(low)} to {show_epsilon(high)}",
+            "shown": _show_epsilon(self.shown_epsilon),
+            "interval": f"{_show_epsilon(low)} to {_show_epsilon(high)}",
             "share": f"{self.share:.0%}" if finite else "",
-            "one run": "" if self.one_run is None else show_epsilon(self.one_run),
+            "one run": "" if self.one_run is None else _show_epsilon(self.one_run),
             "checks": self.passed,
             "verdict": self.verdict_words,
             "attack": self.attack,
@@ -210,28 +188,10 @@ class Report:
         """Return the report as JSON."""
         return json.dumps(self.as_dict(), allow_nan=False)
 
-    def plot(self, ax: "Axes | None" = None) -> "Figure":
-        """Plot the measured runs and the limit that the guarantee sets.
-
-        Parameters
-        ----------
-        ax : matplotlib Axes, optional
-
-        Returns
-        -------
-        matplotlib Figure
-        """
-        from matplotlib.figure import Figure
-
-        if ax is None:
-            ax = Figure(figsize=(4.6, 3.8), layout="constrained").subplots()
-        (_draw_events if self.curve.kind == "event" else _draw_divergence)(self, ax)
-        ax.set_title(f"{self.mechanism}: {self.verdict}", fontsize=10)
-        ax.tick_params(labelsize=8)
-        ax.legend(fontsize=7, loc="best")
-        figure = ax.figure
-        assert isinstance(figure, Figure)
-        return figure
+    def plot(self) -> "Figure":
+        """Return a plot of the interval of each attack beside the promised epsilon."""
+        bars = [(attack.name, attack.interval, self) for attack in self.attacks if attack.interval is not None]
+        return _draw_intervals(bars, title=f"{self.mechanism}: {self.verdict}")
 
     def __str__(self) -> str:
         """Summarize the report in one line."""
@@ -242,14 +202,7 @@ class Report:
         )
 
 
-def show_epsilon(value: float) -> str:
-    """Format an epsilon.
-
-    Examples
-    --------
-    >>> show_epsilon(3.14159), show_epsilon(float("inf"))
-    ('3.142', '∞')
-    """
+def _show_epsilon(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.4g}"
 
 
@@ -262,39 +215,6 @@ def _to_plain_value(value: Any) -> Any:
     if isinstance(value, (float, np.floating)):
         return float(value) if math.isfinite(value) else str(float(value))
     return value
-
-
-def _draw_events(report: Report, ax: "Axes") -> None:
-    """Plot event probabilities in both worlds; the guarantee forbids the shaded area."""
-    x, y = np.array(report.curve.x), np.array(report.curve.y)
-    least = min(max(min((v for v in (*x, *y) if v > 0), default=1e-4), 1e-7), 0.5)
-    grid = np.geomspace(least, 1.0, 200)
-    if report.promised_epsilon < 700:
-        allowed = np.minimum(1.0, math.exp(report.promised_epsilon) * grid + report.promised_delta)
-        ax.plot(grid, allowed, color=_LIMIT, lw=1.2, label="limit of the guarantee")
-        ax.fill_between(grid, allowed, 1.0, color=_FORBIDDEN, lw=0)
-    ax.plot(np.maximum(x, least), np.maximum(y, least), color=_MEASURED, lw=1.5, label="measured, all thresholds")
-    ax.plot(*(max(v, least) for v in report.curve.chosen), "o", color=_MEASURED, ms=6, label="chosen event")
-    ax.set(xscale="log", yscale="log", xlim=(least, 1.0), ylim=(least, 1.05))
-    ax.set_xlabel("probability in the other world", fontsize=8)
-    ax.set_ylabel("probability in the event's world", fontsize=8)
-
-
-def _draw_divergence(report: Report, ax: "Axes") -> None:
-    """Plot the divergence by epsilon; the guarantee forbids the shaded area."""
-    x = np.array(report.curve.x)
-    least = max(report.promised_delta, 1e-9) / 10
-    ax.plot(x, np.maximum(report.curve.y, least), color=_MEASURED, lw=1.5, label="estimated divergence")
-    ax.plot(x, np.maximum(report.curve.low, least), color=_MEASURED, lw=1.0, ls="--", label="lower bound")
-    top = max(1.0, *report.curve.y)
-    if math.isfinite(report.promised_epsilon):
-        ax.axvline(report.promised_epsilon, color=_LIMIT, lw=1.2, label="promised epsilon")
-        ax.axhline(max(report.promised_delta, least), color=_LIMIT, lw=1.2, ls=":", label="promised delta")
-        beyond = x >= report.promised_epsilon
-        ax.fill_between(x[beyond], max(report.promised_delta, least), top, color=_FORBIDDEN, lw=0)
-    ax.set(yscale="log", ylim=(least, 1.5 * top), xlim=(0, max(x)))
-    ax.set_xlabel("epsilon", fontsize=8)
-    ax.set_ylabel("hockey-stick divergence", fontsize=8)
 
 
 def write_markdown(
@@ -341,23 +261,30 @@ def _list_remarks(reports: Sequence[Report]) -> Iterator[str]:
 
 
 def draw_summary(reports: Sequence[Report]) -> "Figure":
-    """Plot shown against promised epsilon, for all mechanisms with a guarantee."""
+    """Plot shown beside promised epsilon, for all mechanisms with a guarantee."""
+    promising = [report for report in reports if math.isfinite(report.promised_epsilon)]
+    return _draw_intervals([(report.mechanism, report.interval, report) for report in promising])
+
+
+def _draw_intervals(bars: Sequence[tuple[str, tuple[float, float], Report]], title: str = "") -> "Figure":
+    """Plot named intervals, each beside the epsilon that its report promises."""
     from matplotlib.figure import Figure
 
-    drawn = [report for report in reports if math.isfinite(report.promised_epsilon)][::-1]
-    figure = Figure(figsize=(9, 0.9 + 0.24 * len(drawn)), layout="constrained")
+    figure = Figure(figsize=(9, 0.9 + 0.24 * len(bars)), layout="constrained")
     ax = figure.subplots()
-    for y, report in enumerate(drawn):
-        high = min(report.interval[1], 3 * max(report.promised_epsilon, report.shown_epsilon))
+    for y, (_, (low, high), report) in enumerate(reversed(bars)):
+        promised = report.promised_epsilon if math.isfinite(report.promised_epsilon) else 0.0
         colour = _COLOURS[report.verdict]
-        ax.plot([report.interval[0], high], [y, y], color=colour, lw=1.2, alpha=0.6)
-        ax.plot(report.shown_epsilon, y, "o", color=colour, ms=4.5)
-        ax.plot(report.promised_epsilon, y, "|", color="black", ms=11, mew=1.6)
-    ax.set_yticks(range(len(drawn)), [report.mechanism for report in drawn], fontsize=7.5)
+        ax.plot([low, min(high, 3 * max(promised, low))], [y, y], color=colour, lw=1.2, alpha=0.6)
+        ax.plot(low, y, "o", color=colour, ms=4.5)
+        if promised:
+            ax.plot(promised, y, "|", color="black", ms=11, mew=1.6)
+    ax.set_title(title, fontsize=10)
+    ax.set_yticks(range(len(bars)), [name for name, _, _ in reversed(bars)], fontsize=7.5)
     ax.set_xlabel("epsilon: promised (bar), shown (dot), interval of the attack (line)", fontsize=8)
     ax.set_xscale("symlog", linthresh=0.5)
     ax.set_xlim(left=-0.02)
-    ax.set_ylim(-0.7, len(drawn) - 0.3)
+    ax.set_ylim(-0.7, len(bars) - 0.3)
     ax.grid(axis="x", alpha=0.3)
     ax.tick_params(axis="x", labelsize=8)
     return figure

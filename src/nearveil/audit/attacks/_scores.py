@@ -17,9 +17,12 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from threadpoolctl import threadpool_limits
 
 from nearveil.audit._experiment import Experiment, Floats, Outcomes, Pair, hash_rows
+from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 
 Interval = tuple[float, float]
+Bound = Callable[[float], Interval]
+"""From the error probability to an interval of epsilon."""
 
 _FINE = 400  # steps of the ladder up to four times the stated epsilon
 _GROWTH = 1.005  # of the ladder beyond
@@ -293,6 +296,18 @@ class Event:
         """Count the outcomes in the set."""
         return int(np.count_nonzero((scores >= self.threshold) == self.above))
 
+    def measure(self, score: Score, worlds: list[Outcomes], guarantee: Guarantee) -> Bound:
+        """Return the bound that fresh outcomes of both worlds show (Theorem 2)."""
+        runs = min(map(len, worlds))
+        counts = [self.count(score(outcomes[:runs])) for outcomes in worlds]
+        hits, false_hits = counts[::-1] if self.swapped else counts
+
+        def bound(alpha: float) -> Interval:
+            low, high = bound_event_epsilon(hits, false_hits, runs, guarantee.delta, alpha)
+            return float(low), float(high)
+
+        return bound
+
 
 def choose_event(first: Floats, second: Floats, delta: float, alpha: float) -> Event:
     """Choose the event that shows the largest epsilon, by scores of equally many runs of both worlds."""
@@ -319,6 +334,12 @@ class Direction:
 
     swapped: bool
     estimate: float
+
+    def measure(self, score: Score, worlds: list[Outcomes], guarantee: Guarantee) -> Bound:
+        """Return the bound that fresh losses in this world show (Theorem 5)."""
+        stick = HockeyStick(-score(worlds[1]) if self.swapped else score(worlds[0]))
+        steps = list_epsilons(guarantee.epsilon)
+        return lambda alpha: stick.interval(guarantee.delta, alpha, steps)
 
 
 def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, alpha: float) -> Direction:
