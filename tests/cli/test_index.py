@@ -12,8 +12,7 @@ pytest.importorskip("skimage")
 
 from nearveil.features import HogColor, OnnxExtractor, load_image
 from nearveil.features.backbones import EXTRACTORS
-from nearveil.gallery import Index
-from nearveil.gallery import folder as folders
+from nearveil.gallery import Index, sync
 from nearveil.gallery.errors import PrivateIndexError
 from nearveil.storage import data_folder
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, run, told
@@ -173,7 +172,7 @@ def test_many_skipped_files_are_counted(folder: Path) -> None:
     assert "and 3 more skipped" in text
 
 
-def test_images_of_other_folders_stay(folder: Path, here: Path) -> None:
+def test_images_of_other_sync_stay(folder: Path, here: Path) -> None:
     other = gallery(here / "other", 10)
     fine("index", folder, *HOG)
     assert told("index", other)["images"] == COUNT + 10
@@ -217,8 +216,8 @@ def test_where_the_index_is(folder: Path, here: Path, monkeypatch: pytest.Monkey
     assert told("index", folder, *HOG, "--into", "given")["index"] == str(here / "given")
     monkeypatch.setenv("XDG_DATA_HOME", "relative")
     monkeypatch.setenv("HOME", str(here))
-    assert folders.find_index(None) == str(here / ".local" / "share" / "nearveil" / "index")
-    assert folders.describe_place("postgresql://me:secret@host/birds") == "postgresql://me:***@host/birds"
+    assert sync.find_index(None) == str(here / ".local" / "share" / "nearveil" / "index")
+    assert sync.describe_location("postgresql://me:secret@host/birds") == "postgresql://me:***@host/birds"
 
 
 def test_a_folder_without_images_leaves_nothing_and_names_no_index(here: Path) -> None:
@@ -254,7 +253,7 @@ def test_what_cannot_be_indexed_changes_nothing(folder: Path, here: Path) -> Non
     assert "no folder at" in refused("index", here / "nowhere", *HOG)
     assert "no image below" in refused("index", empty, *HOG)
     picture(empty / "one.png", (1, 2, 3))
-    assert "two items at least" in refused("index", empty, *HOG)
+    assert "at least two items" in refused("index", empty, *HOG)
     picture(empty / "two.png", (200, 2, 3))
     assert "--candidates must be at least 1/2" in refused("index", empty, *HOG)
     assert "--candidates must" in refused("index", folder, *HOG, "--candidates", 0)
@@ -295,7 +294,7 @@ def test_an_index_of_other_features_is_refused(folder: Path, here: Path, monkeyp
 
 
 def test_the_best_extractor_is_taken_for_a_new_index(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folders, "default_extractor", HogColor)
+    monkeypatch.setattr(sync, "default_extractor", HogColor)
     assert told("index", folder)["extractor"] == "HOG and colour"
 
 

@@ -20,7 +20,7 @@ distributed: Any = pytest.importorskip("distributed", reason="Dask is not instal
 _QUICK = {"DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD": "forkserver"}
 _WARM = """
 import multiprocessing, distributed.utils
-ours = ["nearveil.features", "nearveil.gallery.tables", "nearveil.private_knn.neighbors", "tests.cluster.stages"]
+ours = ["nearveil.features", "nearveil.gallery.sync", "nearveil.private_knn.neighbors", "tests.cluster.stages"]
 multiprocessing.get_context("forkserver").set_forkserver_preload(["distributed", *ours])
 distributed.utils._forkserver_preload_set = True
 """

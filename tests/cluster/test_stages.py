@@ -16,7 +16,7 @@ from nearveil.features import gallery_features
 from nearveil.features.vectors import VectorFile
 from nearveil.gallery import Index, store
 from nearveil.gallery.errors import NotPublishedError
-from nearveil.gallery.tables import sync_table
+from nearveil.gallery.sync import sync_table
 from nearveil.mechanisms.covers import learning
 from nearveil.private_knn.neighbors import NeighborSearch
 from tests.features.files import picture, saved
@@ -60,6 +60,7 @@ def test_results_do_not_depend_on_workers_or_partitions(tmp_path: Path, monkeypa
         file = VectorFile(write_parquet(tmp_path / f"{turn}.parquet", ROWS, group), ids="key")
         report = sync_table(file, tmp_path / f"index {turn}", cluster=where, epsilon=4.0, **TERMS)
         assert (report.added, report.items) == (COUNT, COUNT)
+        assert report.published is not None
         maps.append(report.published.to_bytes())
         with Index.open(tmp_path / f"index {turn}") as found:
             stored.append(found.snapshot().features.tobytes())
@@ -198,6 +199,8 @@ def test_a_worker_killed_in_every_stage_changes_nothing(workers: Any, tmp_path: 
     with connect(workers) as inner:
         killing = KillingCluster(workers, inner)
         report = sync_table(file, tmp_path / "index", cluster=killing, epsilon=4.0, candidates=0.1, code_bytes=64)
+    assert report.published is not None
+    assert calm.published is not None
     assert report.published.to_bytes() == calm.published.to_bytes()
     assert killing.stages == [
         "checking",

@@ -34,12 +34,12 @@ def test_a_folder_and_its_index_stay_in_step(photos: Path, tmp_path: Path) -> No
 
     place = tmp_path / "index"
     report = sync_folder(photos, place, extractor=HogColor(), candidates=0.5, n_sets=2, progress=progress)  # type: ignore[arg-type]
-    assert (report.images, report.added, report.deleted, report.learned, report.private) == (6, 6, 0, True, False)
+    assert (report.items, report.added, report.deleted, report.learned, report.private) == (6, 6, 0, True, False)
     assert steps == ["reading", "adding", "learning the map"]
     (photos / "0.png").unlink()
     (photos / "notes.txt").write_text("no image")
     report = sync_folder(photos, place)
-    assert (report.images, report.added, report.deleted, report.learned) == (5, 0, 1, True)
+    assert (report.items, report.added, report.deleted, report.learned) == (5, 0, 1, True)
     assert [path.name for path, _ in report.skipped] == ["notes.txt"]
     with Index.open(place) as index:
         assert len(index) == 5

@@ -17,7 +17,7 @@ from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, 
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item, Snapshot
-from nearveil.gallery.publishing import Published
+from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.gallery.store import load_header
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
@@ -132,7 +132,7 @@ def test_a_map_does_not_depend_on_the_number_of_threads() -> None:
     before, found = faiss.omp_get_max_threads(), set()
     for threads in (1, 2):
         faiss.omp_set_num_threads(threads)
-        found.add(Published.learn(snapshot, 4.0, 0.1, n_sets=12).public_id)
+        found.add(Published.learn(snapshot, MapTerms(n_sets=12)).public_id)
     faiss.omp_set_num_threads(before)
     assert len(found) == 1
 
@@ -328,7 +328,7 @@ def test_a_slow_publisher_does_not_hide_a_newer_map(where: str, monkeypatch: pyt
 
 def test_a_map_that_was_learned_waits_for_a_long_writer(where: str) -> None:
     with filled(where, unit_rows(60)) as index, Index.open(where, timeout=0.3) as hasty:
-        learned = Published.learn(hasty.snapshot(), 4.0, 0.2, n_sets=3)
+        learned = Published.learn(hasty.snapshot(), MapTerms(4.0, 0.2, n_sets=3))
         began = threading.Event()
 
         def write_long() -> None:

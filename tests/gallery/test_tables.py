@@ -10,10 +10,16 @@ import pytest
 from nearveil.cluster import Cluster, ClusterError
 from nearveil.features.vectors import VectorFile, VectorTable
 from nearveil.gallery import Index
-from nearveil.gallery.tables import sync_table
+from nearveil.gallery.publishing import Published
+from nearveil.gallery.sync import SyncReport, sync_table
 
 ROWS = np.random.default_rng(5).standard_normal((50, 6)).astype(np.float32)
 IDS = [f"a{number}" for number in range(50)]
+
+
+def map_of(report: SyncReport) -> Published:
+    assert report.published is not None
+    return report.published
 
 
 def test_a_table_is_kept(tmp_path: Path) -> None:
@@ -25,11 +31,11 @@ def test_a_table_is_kept(tmp_path: Path) -> None:
 
     first = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2, progress=progress)  # type: ignore[arg-type]
     assert (first.items, first.added, first.deleted, first.dimension, first.learned) == (50, 50, 0, 6, True)
-    assert first.published.map.n_sets == 3
+    assert map_of(first).map.n_sets == 3
     assert seen
     same = sync_table(VectorTable(ROWS, IDS), tmp_path / "i")
     assert (same.added, same.deleted, same.learned, same.revision) == (0, 0, False, first.revision)
-    assert same.published.public_id == first.published.public_id
+    assert map_of(same).public_id == map_of(first).public_id
 
     # Rows with known ids are replaced, and those that the table lacks stay.
     changed = VectorTable(np.concatenate([-ROWS[:1], ROWS[1:2]]), ["a0", "b"])
@@ -46,11 +52,11 @@ def test_a_table_is_kept(tmp_path: Path) -> None:
 
 def test_reach_is_kept_with_the_map(tmp_path: Path) -> None:
     free = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=5, candidates=0.2)
-    assert free.published.reach < 1
+    assert map_of(free).reach < 1
     reached = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", reach=1.0)
-    assert (reached.learned, reached.published.reach) == (True, 1.0)
+    assert (reached.learned, map_of(reached).reach) == (True, 1.0)
     other = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", epsilon=2.0)
-    assert (other.learned, other.published.reach) == (True, 1.0)
+    assert (other.learned, map_of(other).reach) == (True, 1.0)
     for given, words in (({"reach": 1.5}, "from 0 to 1"), ({"n_sets": 4}, "n_sets must be larger")):
         with pytest.raises(ValueError, match=words):
             sync_table(VectorTable(ROWS, IDS), tmp_path / "i", **given)
@@ -114,6 +120,6 @@ def test_a_failure_after_a_change_says_that_it_stands(tmp_path: Path) -> None:
     assert caught.value.__notes__ == ["what was added or deleted until then stays: run it again to finish"]
     with Index.open(tmp_path / "i") as index:
         assert {item.external_id for item in index.items(index.ids())} == {*IDS, "b"} - {"a5"}
-        assert index.current().published.public_id == made.published.public_id
+        assert index.current().published.public_id == map_of(made).public_id
     again = sync_table(VectorTable(ROWS[:1], ["b"]), tmp_path / "i", epsilon=2.0)
     assert (again.added, again.learned) == (0, True)

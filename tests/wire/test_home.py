@@ -10,7 +10,7 @@ import pytest
 
 from nearveil.gallery.answers import ScalarCodes
 from nearveil.gallery.items import Snapshot
-from nearveil.gallery.publishing import Published
+from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.wire.client import PublicPart
 from nearveil.wire.frames import WireError, Writer, frame
 from nearveil.wire.home import Block, CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError, _limit_range
@@ -25,7 +25,9 @@ class _Index:
 
 def _publish(ids: np.ndarray, dimension: int = 8, code_bytes: int | None = None) -> tuple[Published, PublicPart]:
     rows = np.random.default_rng(3).normal(size=(len(ids), dimension)).astype(np.float32)
-    published = Published.learn(Snapshot(1, ids.astype(np.uint32), rows), 4.0, 0.2, n_sets=6, code_bytes=code_bytes)
+    published = Published.learn(
+        Snapshot(1, ids.astype(np.uint32), rows), MapTerms(4.0, 0.2, n_sets=6, code_bytes=code_bytes)
+    )
     return published, ServedMap(_Index(), published, "birds").make_public_part()  # type: ignore[arg-type]
 
 

@@ -33,12 +33,12 @@ class LazyAccount:
 
     def spend(self, guarantee: "Guarantee", key: str, /) -> "Debit":
         """Debit the account."""
-        from nearveil.gallery.folder import describe_place
+        from nearveil.gallery.sync import describe_location
         from nearveil.ledger import OverBudgetError
 
         ledger = self._stack.enter_context(self._options.open(create=self._name is None))
         self.account, is_new = find_or_open_account(ledger, self._name)
-        self.new_ledger = describe_place(self._options.location) if is_new else ""
+        self.new_ledger = describe_location(self._options.location) if is_new else ""
         try:
             debit = self.account.spend(guarantee, key)
         except OverBudgetError as error:

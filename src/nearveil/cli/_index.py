@@ -13,8 +13,7 @@ from nearveil.cli._output import print_json, print_lines, print_table, report_er
 
 if TYPE_CHECKING:
     from nearveil.cluster import Cluster
-    from nearveil.gallery.folder import FolderReport
-    from nearveil.gallery.tables import TableReport
+    from nearveil.gallery.sync import SyncReport
 
 _TABLE_SUFFIXES = (".npy", ".npz", ".parquet", ".csv", ".zarr")
 _MAX_SKIPPED = 10  # skipped files that are printed
@@ -215,7 +214,7 @@ def _index_images(
 ) -> None:
     with show_bars() as bars:
         from nearveil.features.backbones import make_extractor
-        from nearveil.gallery.folder import sync_folder
+        from nearveil.gallery.sync import sync_folder
 
         chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
         report = sync_folder(
@@ -226,7 +225,7 @@ def _index_images(
     else:
         _print_folder(report)
     if report.published is not None:
-        _warn_of_small_answers(report.published.map.set_size, report.images)
+        _warn_of_small_answers(report.published.map.set_size, report.items)
 
 
 def _index_vectors(
@@ -241,13 +240,14 @@ def _index_vectors(
 ) -> None:
     with show_bars() as bars:
         from nearveil.features.vectors import VectorFile
-        from nearveil.gallery.tables import sync_table
+        from nearveil.gallery.sync import sync_table
 
         names = asdict(columns) | {"metadata": tuple(columns.metadata or ())}
         file = None if source is None else VectorFile(source.absolute(), **names)
         report = sync_table(file, into, delete=delete, progress=bars, cluster=cluster, **terms)
     if as_json:
-        print_json({**_list_fields(report, "items"), "vectors": report.items, **_describe_map(report)})
+        columns_of_report = _list_fields(report, "extractor", "private", "row_exact")
+        print_json({**columns_of_report, "vectors": report.items, **_describe_map(report)})
     else:
         _print_report(
             report,
@@ -257,13 +257,14 @@ def _index_vectors(
             },
             "vector",
         )
+    assert report.published is not None
     _warn_of_small_answers(report.published.map.set_size, report.items)
 
 
 def _update_sealed_index(into: str | None, cluster: "Cluster", *, create: bool) -> None:
     """Build the index of sealed queries if `create`, else update an existing one."""
-    from nearveil.gallery.folder import find_index
     from nearveil.gallery.index import Index
+    from nearveil.gallery.sync import find_index
 
     with show_bars() as bars, Index.open(find_index(into)) as index:
         path = index.sealed_file
@@ -293,13 +294,13 @@ def _warn_of_small_answers(answer_size: int, items: int) -> None:
         )
 
 
-def _list_fields(report: "FolderReport | TableReport", *others: str) -> dict[str, Any]:
+def _list_fields(report: "SyncReport", *others: str) -> dict[str, Any]:
     """Return the fields of a report that are JSON values."""
-    omitted = {"published", "learned", "skipped", *others}
+    omitted = {"items", "published", "learned", "skipped", *others}
     return {field.name: getattr(report, field.name) for field in fields(report) if field.name not in omitted}
 
 
-def _describe_map(report: "FolderReport | TableReport") -> dict[str, Any]:
+def _describe_map(report: "SyncReport") -> dict[str, Any]:
     published = report.published
     if published is None:
         return {"map_learned": report.learned}
@@ -313,19 +314,19 @@ def _describe_map(report: "FolderReport | TableReport") -> dict[str, Any]:
     }
 
 
-def _describe_folder(report: "FolderReport") -> dict[str, Any]:
+def _describe_folder(report: "SyncReport") -> dict[str, Any]:
     code_bytes = {} if report.published is None else {"code_bytes": report.item_bytes}
     skipped = [
         {"file": str(path).encode("utf-8", "replace").decode(), "reason": reason} for path, reason in report.skipped
     ]
-    return {**_list_fields(report), **_describe_map(report), **code_bytes, "skipped": skipped}
+    return {**_list_fields(report), "images": report.items, **_describe_map(report), **code_bytes, "skipped": skipped}
 
 
-def _print_folder(report: "FolderReport") -> None:
+def _print_folder(report: "SyncReport") -> None:
     skipped = report.skipped
     changes = f"{report.added:,} added, {report.deleted:,} deleted, {len(skipped):,} skipped"
     lines = {
-        "images": f"{report.images:,} ({changes})",
+        "images": f"{report.items:,} ({changes})",
         "features": f"{report.extractor}, {report.dimension:,} dimensions",
     }
     if report.published is None:
@@ -337,7 +338,7 @@ def _print_folder(report: "FolderReport") -> None:
         print_lines(f"and {len(skipped) - _MAX_SKIPPED:,} more skipped; --json lists them all")
 
 
-def _print_report(report: "FolderReport | TableReport", lines: dict[str, str], item: str, size: str = "") -> None:
+def _print_report(report: "SyncReport", lines: dict[str, str], item: str, size: str = "") -> None:
     published = report.published
     if published is not None:
         reach = f"{published.reach:.1%} of the {item}s; the others are never returned"

@@ -238,15 +238,15 @@ CLIENT_FIELDS = {
 @contextmanager
 def _open_index(index: str | None) -> "Iterator[Index]":
     from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
-    from nearveil.gallery.folder import describe_place, find_index
     from nearveil.gallery.index import Index
+    from nearveil.gallery.sync import describe_location, find_index
 
     location = find_index(index)
     try:
         local_index = Index.open(location)
     except NotAnIndexError:
         raise NotAnIndexError(
-            f"No index at {describe_place(location)}. Create one with `nearveil index DIR`, or name another with "
+            f"No index at {describe_location(location)}. Create one with `nearveil index DIR`, or name another with "
             "--index or NEARVEIL_INDEX."
         ) from None
     with local_index:
@@ -254,7 +254,7 @@ def _open_index(index: str | None) -> "Iterator[Index]":
             local_index.current()
         except NotPublishedError:
             raise NotPublishedError(
-                f"The index at {describe_place(location)} has no map yet; run `nearveil index DIR` again."
+                f"The index at {describe_location(location)} has no map yet; run `nearveil index DIR` again."
             ) from None
         yield local_index
 

@@ -57,7 +57,7 @@ def ui(
     """
     with report_errors(**CLIENT_FIELDS), ExitStack() as stack:
         from nearveil.features.backbones import make_extractor
-        from nearveil.gallery.folder import describe_place, find_index
+        from nearveil.gallery.sync import describe_location, find_index
 
         chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
         with require_extra("images,service"):
@@ -70,8 +70,8 @@ def ui(
         ledger = stack.enter_context(payment.open(create=account is None))
         payer.account, is_new = find_or_open_account(ledger, account)
         if is_new:
-            typer.echo(describe_new_account(payer.account.balance(), describe_place(payment.location)))
-        location = server if server is not None else describe_place(find_index(index))
+            typer.echo(describe_new_account(payer.account.balance(), describe_location(payment.location)))
+        location = server if server is not None else describe_location(find_index(index))
         session = PageSession(client, payer, ledger, location, gallery=options.gallery)
         files = stack.enter_context(ExitStack())
 

@@ -6,10 +6,10 @@ from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.gallery.errors import IndexStoreError
-    from nearveil.gallery.folder import sync_folder
     from nearveil.gallery.index import Index
     from nearveil.gallery.items import Item
     from nearveil.gallery.publishing import Published
+    from nearveil.gallery.sync import sync_folder
 
 __all__ = [
     "Index",
@@ -23,7 +23,7 @@ __getattr__ = import_later(
     __name__,
     {
         ".errors": "IndexStoreError",
-        ".folder": "sync_folder",
+        ".sync": "sync_folder",
         ".index": "Index",
         ".items": "Item",
         ".publishing": "Published",

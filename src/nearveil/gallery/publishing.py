@@ -5,7 +5,7 @@ import io
 import json
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from tempfile import SpooledTemporaryFile
 from typing import IO, Any, Literal, NamedTuple, Self
 
@@ -30,13 +30,61 @@ from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPub
 from nearveil.gallery.items import Ids, Snapshot
 from nearveil.gallery.store import check_public, find_deleted_since, load_header, parts, published, read_parts
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
-from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.base import candidate_count, fingerprint
+from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import DUE, spread_features
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.progress import Progress, tick_percent
 from nearveil.storage import Database
 
 _HEADER = "told"  # the stored name of the header in the archive
+
+
+@dataclass(frozen=True)
+class MapTerms:
+    """The parameters of a map.
+
+    Parameters
+    ----------
+    epsilon : float, default=4.0
+        The privacy cost of one message.
+    candidates : float, default=0.1
+        The fraction of the gallery in an answer.
+    n_sets : int, optional
+        By default, chosen on held-out items.
+    reach : float, default=0.0
+        The fraction of the items that must be in some set, as in :class:`nearveil.mechanisms.Covers`.
+    code_bytes : int, "auto" or None, default="auto"
+        The size of a code, as in :class:`nearveil.search.Retriever`.
+    """
+
+    epsilon: float = 4.0
+    candidates: float = 0.1
+    n_sets: int | None = None
+    reach: float = 0.0
+    code_bytes: int | Literal["auto"] | None = "auto"
+
+    def updated(self, **options: Any) -> "MapTerms":
+        """Return the terms with the options that are not None."""
+        return replace(self, **{name: value for name, value in options.items() if value is not None})
+
+    def check(self, items: int, state: str = "nothing was changed", *, exact: bool = True) -> None:
+        """Raise unless a map of `items` items can be learned, or of fewer if not `exact`; `state` ends the message."""
+        try:
+            if items < 2:
+                raise ValueError("a map needs at least two items")
+            check_channel_epsilon(self.epsilon)
+            size = candidate_count(self.candidates, items)
+            if not 0 <= self.reach <= 1:
+                raise ValueError("reach must be a fraction of the items, from 0 to 1")
+            if self.n_sets is None:
+                return
+            if not 2 <= self.n_sets <= items:
+                raise ValueError(f"n_sets must be from 2 to {items:,}, the number of items")
+            if self.n_sets * (size if exact else self.candidates * items) < self.reach * items * (1 - 1e-9):
+                raise ValueError("n_sets must be larger: sets of this size cannot contain so many items")
+        except ValueError as error:
+            raise ValueError(f"{error} ({items:,} items); {state}") from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +121,9 @@ class Published:
     def learn(
         cls,
         snapshot: Snapshot,
-        epsilon: float,
-        candidates: float = 0.1,
+        terms: MapTerms,
         *,
         public: ArrayLike | None = None,
-        n_sets: int | None = None,
-        reach: float = 0.0,
-        code_bytes: int | Literal["auto"] | None = "auto",
         progress: Progress | None = None,
         cluster: Any = None,
     ) -> Self:
@@ -88,18 +132,9 @@ class Published:
         Parameters
         ----------
         snapshot : Snapshot
-        epsilon : float
-            The privacy cost of one message.
-        candidates : float, default=0.1
-            The fraction of the gallery in an answer.
+        terms : MapTerms
         public : array-like of shape (d,) or (n, d), optional
             The mean that centres features, or public rows to compute it from; the gallery's mean by default.
-        n_sets : int, optional
-            By default, chosen on held-out items.
-        reach : float, default=0.0
-            The fraction of the items that must be in some set, as in :class:`nearveil.mechanisms.Covers`.
-        code_bytes : int, "auto" or None, default="auto"
-            As in :class:`nearveil.search.Retriever`.
         progress : callable, optional
             ``progress(text, total)`` starts a stage and returns a function that is called with the units done.
         cluster : str or dask.distributed.Client, optional
@@ -116,15 +151,15 @@ class Published:
         with use_one_thread(), connect(cluster) as workers:  # workers have one thread, too
             rows = snapshot.spread(LOCAL if snapshot.in_memory else workers)
             mean = _compute_mean(rows) if public is None else _load_mean(public, rows.shape[1])
-            release = Covers(epsilon, candidates, n_sets=n_sets, reach=reach).fit_mean(mean)
+            release = Covers(terms.epsilon, terms.candidates, n_sets=terms.n_sets, reach=terms.reach).fit_mean(mean)
             features = spread_features(release, rows)
             if snapshot.in_memory:
                 features = SpreadRows.cut(features.gather("centring rows"), workers)
-            table = make_codes(features, code_bytes)
+            table = make_codes(features, terms.code_bytes)
             release.fit_mean(mean, _hash_public(mean, table))
             release.index_features(features, progress=report)
             codes = encode_rows(table, features)
-        return cls(snapshot.revision, release, table, codes, snapshot.ids, code_bytes)
+        return cls(snapshot.revision, release, table, codes, snapshot.ids, terms.code_bytes)
 
     def update(self, snapshot: Snapshot) -> "Published":
         """Update the map for a gallery that has changed a little, without learning it again.
@@ -169,6 +204,14 @@ class Published:
         """Return the positions of items in this map; -1 for newer items."""
         positions = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return np.where(self.ids[positions] == ids, positions, -1)
+
+    @property
+    def terms(self) -> MapTerms:
+        """The parameters of the map."""
+        release = self.release
+        epsilon, candidates, reach = (float(value) for value in (release.epsilon, release.candidates, release.reach))
+        n_sets = None if release.n_sets is None else int(release.n_sets)
+        return MapTerms(epsilon, candidates, n_sets, reach, self.code_bytes)
 
     @property
     def public_id(self) -> str:
@@ -238,14 +281,10 @@ class Published:
         """Write the map to a file."""
         release = self.release
         header = {
+            **asdict(self.terms),
             "revision": self.revision,
-            "epsilon": float(release.epsilon),
-            "candidates": float(release.candidates),
-            "n_sets": None if release.n_sets is None else int(release.n_sets),
-            "reach": float(release.reach),
             "drift": release.drift_,
             "gallery": release._gallery_digest,
-            "code_bytes": self.code_bytes,
         }
         arrays: dict[str, NDArray[Any]] = {
             _HEADER: _to_array(json.dumps(header).encode()),
@@ -380,7 +419,9 @@ class MapPublisher(ABC):
 
         Parameters
         ----------
-        epsilon, candidates, public, n_sets, reach, code_bytes, progress, cluster
+        epsilon, candidates, n_sets, reach, code_bytes
+            As in :class:`MapTerms`.
+        public, progress, cluster
             As in :meth:`Published.learn`.
         keep : int, default=2
             The number of maps that are answered from now on, including this one. The previous one serves clients that
@@ -399,17 +440,8 @@ class MapPublisher(ABC):
         """
         self.assert_open()
         check_integer(keep, "keep", 1)
-        learned = Published.learn(
-            self.snapshot(),
-            epsilon,
-            candidates,
-            public=public,
-            n_sets=n_sets,
-            reach=reach,
-            code_bytes=code_bytes,
-            progress=progress,
-            cluster=cluster,
-        )
+        terms = MapTerms(epsilon, candidates, n_sets, reach, code_bytes)
+        learned = Published.learn(self.snapshot(), terms, public=public, progress=progress, cluster=cluster)
         self._save_map(learned, keep)
         return learned
 
@@ -434,7 +466,7 @@ class MapPublisher(ABC):
         newest, stale = self.current()
         if not stale:
             return newest
-        release, snapshot = newest.release, self.snapshot()
+        snapshot = self.snapshot()
         try:
             if len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE:
                 self.assert_open()
@@ -442,17 +474,8 @@ class MapPublisher(ABC):
                 updated = newest.update(snapshot)
                 self._save_map(updated, keep)
                 return updated
-            return self.publish(
-                release.epsilon,
-                release.candidates,
-                public=newest.mean,
-                n_sets=release.n_sets,
-                reach=release.reach,
-                code_bytes=newest.code_bytes,
-                keep=keep,
-                progress=progress,
-                cluster=cluster,
-            )
+            options = {**asdict(newest.terms), "public": newest.mean, "keep": keep}
+            return self.publish(**options, progress=progress, cluster=cluster)
         except StaleMapError:  # another process published first: its map may be up to date
             return self.republish(keep, progress=progress, cluster=cluster)
 

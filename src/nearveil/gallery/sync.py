@@ -1,0 +1,442 @@
+"""Synchronize an index with a folder of images or a table of vectors, and publish its map."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sqlalchemy.engine import make_url
+
+from nearveil.cluster import Cluster, connect
+from nearveil.errors import NearveilError
+from nearveil.features import Extractor, ImageError, default_extractor, gallery_features, load_image
+from nearveil.features.backbones import find_extractor
+from nearveil.features.gallery import FeatureCache, GalleryFeatures, assert_here
+from nearveil.features.images import thumbnail
+from nearveil.features.vectors import TablePart, VectorFile, VectorTable
+from nearveil.gallery.answers import ID_BYTES
+from nearveil.gallery.errors import NotAnIndexError, NotPublishedError, UnknownItemError
+from nearveil.gallery.index import Index
+from nearveil.gallery.items import Item, check_part, check_table, name_parts
+from nearveil.gallery.publishing import KEPT_MAPS, MapTerms, Published
+from nearveil.progress import Progress, Tick, no_progress
+from nearveil.storage import data_folder, describe_url, make_data_folder
+
+_AT_ONCE = 1024  # items read, or written in one transaction
+_SAME = 1e-5  # features of one image differ by less: networks add in another order in another batch
+_LINK = "a link: only files in the folder itself are indexed"
+_NO_TEXT = "its name is not text"
+
+Skipped = tuple[Path, str]
+
+
+@dataclass(frozen=True)
+class SyncReport:
+    """The changes that :func:`sync_folder` or :func:`sync_table` made, and the index afterwards.
+
+    Attributes
+    ----------
+    index : str
+        Its location, without a password.
+    items, dimension, revision : int
+    added, deleted : int
+    published : Published or None
+        The map; private images have none.
+    learned : bool
+        Whether the map was learned or updated.
+    skipped : tuple of (Path, str)
+        Files that cannot be used, with reasons.
+    extractor : str
+        Its name; empty for vectors.
+    private, row_exact : bool
+    """
+
+    index: str
+    items: int
+    dimension: int
+    revision: int
+    added: int
+    deleted: int
+    published: Published | None
+    learned: bool
+    skipped: tuple[Skipped, ...] = ()
+    extractor: str = ""
+    private: bool = False
+    row_exact: bool = False
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an item in an answer; 0 without a map."""
+        return 0 if self.published is None else self.published.table.width + ID_BYTES
+
+
+def sync_folder(
+    folder: str | os.PathLike[str],
+    index: str | os.PathLike[str] | None = None,
+    *,
+    extractor: Extractor | None = None,
+    private: bool = False,
+    epsilon: float | None = None,
+    candidates: float | None = None,
+    n_sets: int | None = None,
+    code_bytes: int | None = None,
+    reach: float | None = None,
+    progress: Progress | None = None,
+    cluster: Any = None,
+) -> SyncReport:
+    """Synchronize an index with a folder of images, and publish its map.
+
+    An image is identified by its path and its feature: if both are unchanged, nothing is done. Images of other folders
+    in the same index stay. Hidden files are ignored, and links are not followed. All parameters are checked before
+    anything is changed. Images are added 1,024 in a transaction: the next run continues after a failure.
+
+    Parameters
+    ----------
+    folder : path
+    index : path or URL, optional
+        The index; created if it does not exist. By default that of the command line.
+    extractor : Extractor, optional
+        By default that of the index, or the best that is installed.
+    private : bool, default=False
+        Whether the images are records of a protected gallery: rows are row-exact, and no map is made. They stay on
+        this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
+    epsilon, candidates, n_sets, code_bytes, reach : optional
+        As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 0.
+    progress : callable, optional
+        ``progress(text, total)`` starts a stage and returns a function that is called with the number of images done.
+    cluster : str or dask.distributed.Client, optional
+        Workers that make features and learn the map; see :func:`nearveil.cluster.connect`. They must be able to read
+        the images under the same paths. The result is the same.
+
+    Returns
+    -------
+    SyncReport
+
+    Examples
+    --------
+    >>> report = sync_folder("photos", "gallery")  # doctest: +SKIP
+    >>> report.added, report.deleted  # doctest: +SKIP
+    (120, 0)
+    """
+    options = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets, "code_bytes": code_bytes, "reach": reach}
+    start = progress or no_progress
+    root, location = _find_root(Path(folder)), find_index(index)
+    with ExitStack() as stack:
+        workers = stack.enter_context(connect(cluster))
+        gallery = open_index(location)
+        if gallery is not None:
+            stack.enter_context(gallery)
+        private = _check_private(gallery, options, private)
+        if private:
+            assert_here(workers)
+        extractor = _choose_extractor(extractor, gallery)
+        if index is None:
+            make_data_folder()
+        images, skipped = _extract_folder(root, location, extractor, start, workers, private=private)
+        if not images.paths:
+            hint = "" if gallery is None else f". To empty an index, delete {describe_location(location)}"
+            raise ValueError(f"folder: there is no image below {root}; nothing was changed{hint}")
+        if gallery is None:
+            if not private:
+                MapTerms().updated(**options).check(len(images.paths))
+            gallery = Index.create(location, dimension=extractor.dimension, extractor=extractor.fingerprint)
+            stack.enter_context(gallery)
+        published, learned = None, False
+        if private:
+            gallery.protect()
+        with _note_changes():
+            gone, new = _compare(gallery, root, images)
+            if private:
+                gallery.delete(gone)  # before the insert: otherwise both rows of a changed image would vote
+            else:
+                terms = _load_terms(gallery).updated(**options)
+                terms.check(len(gallery) - len(gone) + len(new))
+            added, failed = _add_images(gallery, root, images, new, start("adding", len(new)))
+            if not private:
+                gallery.delete(gone)
+                published, learned = publish_map(gallery, terms, start, workers)
+        return _make_report(
+            gallery,
+            location,
+            (added, len(gone)),
+            (published, learned),
+            skipped=(*skipped, *failed),
+            extractor=extractor.name,
+            private=gallery.is_private,
+            row_exact=gallery.row_exact,
+        )
+
+
+def sync_table(
+    table: VectorTable | VectorFile | None,
+    index: str | os.PathLike[str] | None = None,
+    *,
+    delete: Sequence[str] = (),
+    progress: Progress | None = None,
+    cluster: Any = None,
+    **options: Any,
+) -> SyncReport:
+    """Add the vectors of a table to an index, or replace those with the same ids; delete others; publish the map.
+
+    The index is created if it does not exist. `delete` are external ids; `options` are parameters of
+    :meth:`Index.publish`, by default those of the previous map. All vectors are added in one transaction, or none. If a
+    later step fails, they stay, and the map does not change; the error says so.
+    """
+    start = progress or no_progress
+    location = find_index(index)
+    gallery = open_index(location)
+    with connect(cluster) as workers:
+        if gallery is None:
+            if table is None:
+                raise ValueError(f"delete: there is no index at {describe_location(location)}")
+            count, dimension = _check_rows(table, workers, start)  # before anything is created
+            MapTerms().updated(**options).check(count)
+            if index is None:
+                make_data_folder()
+            gallery = Index.create(location, dimension=dimension)
+        with gallery:
+            gallery.assert_open()
+            if gallery.extractor and table is not None:
+                raise ValueError("vectors: this index has features of images: use another index")
+            terms, before, count = _load_terms(gallery).updated(**options), gallery.ids(), len(gallery)
+            terms.check(count - len(set(delete)) + _count_rows(table), exact=False)
+            gone = _resolve_ids(gallery, delete)
+            written = np.empty(0, np.uint32)
+            if isinstance(table, VectorFile):
+                written = gallery.add_file(table, replace=True, progress=start, cluster=workers)
+            elif table is not None:
+                written = gallery.add_table(*table, replace=True, progress=start)
+            with _note_changes():
+                # After the insert: an invalid row deletes nothing. Rows of the table stay.
+                gallery.delete(np.setdiff1d(np.intersect1d(gone, gallery.ids()), written))
+                added = len(np.setdiff1d(gallery.ids(), before, assume_unique=True))
+                terms.check(len(gallery), "the index has changed, and its map is as before: publish it on other terms")
+                published, learned = publish_map(gallery, terms, start, workers)
+            return _make_report(gallery, location, (added, count + added - len(gallery)), (published, learned))
+
+
+def publish_map(gallery: Index, terms: MapTerms, start: Progress, workers: Cluster) -> tuple[Published, bool]:
+    """Return an up-to-date map, and whether it had to be learned or updated."""
+    keep = KEPT_MAPS
+    try:
+        newest, stale = gallery.current()
+        same_terms = newest.terms == terms
+        if same_terms and not stale:
+            return newest, False
+        if not gallery.alive(newest).all():
+            keep = 1  # an older map reveals deleted items
+        if same_terms:
+            return gallery.republish(keep, progress=start, cluster=workers), True
+    except NotPublishedError:
+        pass
+    return gallery.publish(**asdict(terms), keep=keep, progress=start, cluster=workers), True
+
+
+def find_index(index: str | os.PathLike[str] | None) -> str:
+    """Return the location of an index, by default that of the command line."""
+    if index is None:
+        return str(data_folder() / "index")
+    location = os.fspath(index)
+    return location if "://" in location else str(Path(location).expanduser().absolute())
+
+
+def describe_location(location: str) -> str:
+    """Return a path or a URL for people, without its password."""
+    return describe_url(make_url(location)) if "://" in location else location
+
+
+def open_index(location: str) -> Index | None:
+    """Open an index; return None if there is none."""
+    try:
+        return Index.open(location)
+    except NotAnIndexError:
+        return None
+
+
+@contextmanager
+def _note_changes() -> Iterator[None]:
+    """Note in an error that earlier changes were saved."""
+    try:
+        yield
+    except NearveilError as error:
+        error.add_note("what was added or deleted until then stays: run it again to finish")
+        raise
+
+
+def _load_terms(gallery: Index) -> MapTerms:
+    """Return the terms of the newest map, or the default."""
+    try:
+        return gallery.current().published.terms
+    except NotPublishedError:
+        return MapTerms()
+
+
+def _make_report(
+    gallery: Index, location: str, changes: tuple[int, int], result: tuple[Published | None, bool], **details: Any
+) -> SyncReport:
+    size = len(gallery), gallery.dimension, gallery.revision
+    return SyncReport(describe_location(location), *size, *changes, *result, **details)
+
+
+def _find_root(folder: Path) -> Path:
+    if not folder.is_dir():
+        raise ValueError(f"folder: there is no folder at {folder}")
+    root = folder.resolve()
+    if not _is_text(root):
+        raise ValueError("folder: its path is not text: rename the folder")
+    return root
+
+
+def _check_private(gallery: Index | None, options: dict[str, Any], requested: bool) -> bool:
+    """Return whether the rows are private: as requested, or as stored in the index."""
+    stored = gallery is not None and gallery.is_private
+    if requested and gallery is not None and not stored and len(gallery):
+        raise ValueError(
+            "private: this index was made for an open gallery, and its images may have been shown: use another index"
+        )
+    private = requested or stored
+    if private and any(value is not None for value in options.values()):
+        raise ValueError(f"{', '.join(options)}: private images have no map: leave them out")
+    return private
+
+
+def _choose_extractor(extractor: Extractor | None, gallery: Index | None) -> Extractor:
+    """Return the extractor, which must match the index; by default that of the index, or the best."""
+    if gallery is None:
+        return extractor or default_extractor()
+    if extractor is None:
+        try:
+            return find_extractor(gallery.extractor)
+        except ValueError as error:
+            raise ValueError(f"extractor: {error}; or make another index") from None
+    if extractor.fingerprint != gallery.extractor:
+        raise ValueError(
+            f"extractor: the index has features of another extractor than {extractor.name}, and they do not compare: "
+            "leave it out, or make another index"
+        )
+    return extractor
+
+
+def _extract_folder(
+    root: Path, location: str, extractor: Extractor, start: Progress, workers: Cluster, *, private: bool
+) -> tuple[GalleryFeatures, list[Skipped]]:
+    """Compute the features of the images below a folder, with a cache beside the index; return skipped files, too."""
+    folder = data_folder() / "features" if "://" in location else Path(f"{location}.features")
+    files, skipped = list_files(root, leave_out=(folder.resolve(), Path(location).resolve()))
+    tick = start("reading", len(files))
+    try:
+        cache = FeatureCache(folder)
+    except OSError as error:
+        raise ValueError(f"index: nothing can be written at {describe_location(location)}: {error.strerror}") from None
+    images = gallery_features(files, extractor, row_exact=private, cache=cache, progress=tick, cluster=workers)
+    if not images.paths:
+        with suppress(OSError):  # it has rows of an earlier run
+            folder.rmdir()
+    return images, [*skipped, *images.skipped]
+
+
+def list_files(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path], list[Skipped]]:
+    """Return the files below a folder, in order, and the links and undecodable names that are skipped.
+
+    Hidden files and folders are ignored, and so are the folders of `leave_out`. No link is followed.
+    """
+    files: list[Path] = []
+    skipped: list[Skipped] = []
+    for name, subfolders, names in os.walk(root):
+        folder = Path(name)
+        links = [link for link in subfolders if (folder / link).is_symlink()]
+        subfolders[:] = sorted(
+            name for name in subfolders if name[0] != "." and name not in links and folder / name not in leave_out
+        )
+        for path in (folder / name for name in sorted((*links, *names)) if name[0] != "."):
+            if path.is_symlink():
+                skipped.append((path, _LINK))
+            elif not _is_text(path):
+                skipped.append((path, _NO_TEXT))
+            else:
+                files.append(path)
+    return files, skipped
+
+
+def _is_text(path: Path) -> bool:
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[int], list[int]]:
+    """Return the ids of items that are gone or changed, and the positions of images that are new or changed."""
+    stored: dict[Path, list[int]] = {}  # one id for each path, unless two runs were concurrent
+    ids = gallery.ids()
+    for start in range(0, len(ids), _AT_ONCE):
+        for item in gallery.items(ids[start : start + _AT_ONCE], lenient=True):
+            if isinstance(item.original, Path) and item.original.is_relative_to(root):
+                stored.setdefault(item.original, []).append(item.id)
+    tolerance = 0.0 if gallery.is_private else _SAME
+    unchanged: dict[Path, int] = {}
+    rows = [(path, stored[path][0], position) for position, path in enumerate(images.paths) if path in stored]
+    if gallery.is_private and not gallery.row_exact:
+        rows = []  # rows that are not known to be exact are replaced even if they happen to be equal
+    for start in range(0, len(rows), _AT_ONCE):
+        paths, numbers, positions = zip(*rows[start : start + _AT_ONCE], strict=True)
+        differences = np.abs(gallery.features(numbers) - images.features[list(positions)]).max(axis=1)
+        pairs = zip(paths, numbers, differences, strict=True)
+        unchanged |= {path: number for path, number, difference in pairs if difference <= tolerance}
+    gone = {number for numbers in stored.values() for number in numbers} - set(unchanged.values())
+    return sorted(gone), [position for position, path in enumerate(images.paths) if path not in unchanged]
+
+
+def _add_images(
+    gallery: Index, root: Path, images: GalleryFeatures, positions: list[int], tick: Tick
+) -> tuple[int, list[Skipped]]:
+    """Add images with their thumbnails; return their number, and the files that are no longer images."""
+    added, skipped = 0, []
+    for start in range(0, len(positions), _AT_ONCE):
+        items: list[Item] = []
+        for position in positions[start : start + _AT_ONCE]:
+            path = images.paths[position]
+            try:
+                small = thumbnail(load_image(path))
+                items.append(Item(images.features[position], str(path.relative_to(root)), small, path))
+            except ImageError as error:
+                skipped.append((path, error.reason))
+            tick(1)
+        added += len(gallery.add(items, row_exact=images.row_exact))
+    return added, skipped
+
+
+def _resolve_ids(gallery: Index, external_ids: Sequence[str]) -> list[int]:
+    """Return the ids of items to be deleted."""
+    try:
+        return [item.id for item in gallery.items(list(external_ids), originals=False)]
+    except UnknownItemError as error:
+        missing = ", ".join(map(str, error.ids[:5]))
+        raise ValueError(f"delete: the index does not hold {missing}; nothing was changed") from None
+
+
+def _count_rows(table: VectorTable | VectorFile | None) -> int:
+    if isinstance(table, VectorFile):
+        return sum(part.stop - part.start for part in table.cut())
+    return 0 if table is None else len(table.rows)
+
+
+def _check_rows(table: VectorTable | VectorFile, workers: Cluster, start: Progress) -> tuple[int, int]:
+    """Check all vectors; return their number and dimension."""
+    if not isinstance(table, VectorFile):
+        return check_table(*table, table.rows.shape[1]).features.shape
+    parts = table.cut()
+    tick = start("checking", len(parts))
+    shapes = list(workers.map(_check_part, parts, table, stage="checking", names=name_parts(table, parts), tick=tick))
+    dimensions = {dimension for _, dimension in shapes}
+    if len(dimensions) != 1:
+        raise ValueError("vectors must be numbers, in rows of one length")
+    return sum(count for count, _ in shapes), dimensions.pop()
+
+
+def _check_part(part: TablePart, file: VectorFile) -> tuple[int, int]:
+    return check_part(part, file, None).features.shape
