@@ -42,7 +42,7 @@ _CLIENT = """
 import sys
 from nearveil import Client
 ours = [name for name in sys.modules if name.split(".")[0] == "nearveil"]
-theirs = {"alembic", "fastapi", "sqlalchemy", "torch", "uvicorn"} & set(sys.modules)
+theirs = {"fastapi", "sqlalchemy", "torch", "uvicorn"} & set(sys.modules)
 print(len(ours), *theirs, *(name for name in ours if name.startswith(("nearveil.ledger", "nearveil.gallery.index"))))
 """
 

@@ -34,8 +34,8 @@ def test_a_pickle_of_an_account_holds_no_password(
         stored = pickle.dumps(account)
     monkeypatch.setattr("nearveil.ledger._ledger._OPEN", WeakValueDictionary())  # as in another process
     elsewhere = pickle.loads(stored)  # noqa: S301
-    assert elsewhere._database.url.password is None  # libpq looks into PGPASSWORD and ~/.pgpass
-    assert PASSWORD not in str(elsewhere._database.url.query)
+    assert elsewhere._ledger._database.url.password is None  # libpq looks into PGPASSWORD and ~/.pgpass
+    assert PASSWORD not in str(elsewhere._ledger._database.url.query)
     elsewhere.spend(stated(PureDp(0.5)))
     assert elsewhere.balance().spent == 0.5
     elsewhere._ledger.close()

@@ -15,7 +15,7 @@ from nearveil.ledger._store import (
     find_identity,
     find_version,
     find_witnessed_account,
-    insert_account,
+    insert_row,
     is_current,
     list_accounts,
     migrate,
@@ -23,10 +23,10 @@ from nearveil.ledger._store import (
     read_receipts,
 )
 from nearveil.ledger._verify import Verification, find_witness_problems, verify
-from nearveil.ledger.account import Account, find_plan_cost, open_budget
-from nearveil.ledger.budget import Events, canonical_json, format_up
+from nearveil.ledger.account import Account
+from nearveil.ledger.budget import Events, canonical_json, find_plan_cost, format_up, open_budget
 from nearveil.ledger.database import Clock, LedgerDatabase, read_utc_clock
-from nearveil.ledger.entries import OPENED, Entry, Receipt
+from nearveil.ledger.entries import OPENED, BudgetRow, Entry, Receipt
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
 from nearveil.ledger.history import export_entries
 from nearveil.ledger.witness import Witness
@@ -145,8 +145,11 @@ class Ledger:
         AccountError
             If the account exists.
         """
-        check_text(name, "name")
-        opening = canonical_json(_make_opening(owner, protects, unit, relation))
+        for text, field in ((name, "name"), (owner, "owner"), (unit, "unit")):
+            check_text(text, field)
+        check_choice(protects, "protects", Protects)
+        check_choice(relation, "relation", Relation)
+        opening = canonical_json({"owner": owner, "protects": protects, "unit": unit, "relation": relation})
         budget = open_budget(epsilon, delta, plan, relation)
         cost = find_plan_cost(budget)
         if cost is not None and cost > budget.epsilon:
@@ -158,14 +161,15 @@ class Ledger:
                 cost=cost,
                 left=budget.epsilon,
             )
-        nonce, database, terms = secrets.token_hex(16), self._database, budget.terms()
+        nonce, database = secrets.token_hex(16), self._database
+        opened = BudgetRow(name, None, budget.terms(), budget.zero, opening=opening)
+        content = {"opening": opening, "terms": opened.terms, "cost": cost}
 
         def work(connection: sa.Connection) -> tuple[None, Receipt | None]:
             row = find_witnessed_account(connection, name, database.witness, lock=True)
             if row is None:
-                row = insert_account(connection, name, opening, terms)
-                payload = canonical_json({"opening": opening, "terms": terms, "cost": cost})
-                row = append_entry(connection, row, kind=OPENED, time=database.now(), nonce=nonce, payload=payload)
+                insert_row(connection, opened)
+                row = append_entry(connection, opened, OPENED, content, time=database.now(), nonce=nonce)
             else:  # perhaps by an attempt of this call, whose reply was lost
                 first = find_entry(connection, name, 1)
                 if first is None or first.nonce != nonce:
@@ -325,10 +329,3 @@ def _reopen(url: URL, witness: Path | None, clock: Clock, timeout: float, read_o
     """Return the ledger of a pickle: the one that this process has open, with its password, or a new one without."""
     ledger = _OPEN.get((url, witness, clock, timeout, read_only))
     return ledger or Ledger(url, witness=witness, clock=clock, timeout=timeout, read_only=read_only)
-
-
-def _make_opening(owner: str, protects: Protects, unit: str, relation: Relation) -> dict[str, str]:
-    check_choice(protects, "protects", Protects)
-    check_choice(relation, "relation", Relation)
-    owner, unit = check_text(owner, "owner"), check_text(unit, "unit")
-    return {"owner": owner, "protects": protects, "unit": unit, "relation": relation}

@@ -1,80 +1,80 @@
 """The tables of a ledger: migration, lookups that check what they load, and the one function that appends entries."""
 
 import json
+import secrets
 from collections.abc import Iterator
 from dataclasses import asdict, fields, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from alembic.operations import Operations
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
 
-from nearveil.ledger.budget import Amounts
-from nearveil.ledger.entries import GENESIS, AccountRow, BudgetState, Entry, Receipt, make_slot
+from nearveil.ledger.budget import canonical_json
+from nearveil.ledger.entries import GENESIS, BudgetRow, Entry, Receipt, make_slot
 from nearveil.ledger.errors import AccountError, CorruptLedgerError, LedgerError, RolledBackError
 from nearveil.ledger.witness import Witness
+from nearveil.privacy.checks import check_text
+from nearveil.storage import create_tables
 
-_VERSION_TABLE = "nearveil_ledger_version"
-_MIGRATION_LOCK = 0x6E6561727665696C  # "nearveil": the advisory lock of migrations in PostgreSQL
+_VERSION = "0002"
+_EARLIER_VERSIONS = ("0001",)  # without an identity
 
 _metadata = sa.MetaData()
 
 
-def _make_text_column(name: str, *, primary_key: bool = False) -> "sa.Column[str]":
-    return sa.Column(name, sa.Text, primary_key=primary_key)
+def _make_column(name: str, *rules: Any, type_: Any = sa.Text, nullable: bool = False, **options: Any) -> Any:
+    return sa.Column(name, type_, *rules, nullable=nullable, **options)
 
 
+versions = sa.Table(
+    "nearveil_ledger_version", _metadata, _make_column("version_num", type_=sa.String(32), primary_key=True)
+)
+ledgers = sa.Table("nearveil_ledger", _metadata, _make_column("identity", primary_key=True))
 accounts = sa.Table(
     "nearveil_account",
     _metadata,
-    _make_text_column("name", primary_key=True),
-    *map(_make_text_column, ("opening", "terms", "totals")),
-    sa.Column("sequence", sa.BigInteger),
-    _make_text_column("head"),
+    _make_column("name", primary_key=True),
+    *map(_make_column, ("opening", "terms", "totals")),
+    _make_column("sequence", type_=sa.BigInteger),
+    _make_column("head"),
 )
 quotas = sa.Table(  # quotas of clients, and caps
     "nearveil_quota",
     _metadata,
-    _make_text_column("account", primary_key=True),
-    _make_text_column("client", primary_key=True),
-    *map(_make_text_column, ("terms", "totals")),
-    sa.Column("sequence", sa.BigInteger),
+    _make_column("account", sa.ForeignKey("nearveil_account.name"), primary_key=True),
+    _make_column("client", primary_key=True),
+    *map(_make_column, ("terms", "totals")),
+    _make_column("sequence", type_=sa.BigInteger),
 )
-ledgers = sa.Table("nearveil_ledger", _metadata, _make_text_column("identity", primary_key=True))
 entries = sa.Table(
     "nearveil_entry",
     _metadata,
-    _make_text_column("account", primary_key=True),
-    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
-    *map(
-        _make_text_column,
-        ("kind", "time", "key", "client", "nonce", "payload", "state", "client_state", "hash", "slot"),
-    ),
+    _make_column("account", sa.ForeignKey("nearveil_account.name"), primary_key=True),
+    _make_column("sequence", type_=sa.BigInteger, primary_key=True, autoincrement=False),
+    *map(_make_column, ("kind", "time")),
+    *(_make_column(name, nullable=True) for name in ("key", "client")),
+    *map(_make_column, ("nonce", "payload", "state")),
+    _make_column("client_state", nullable=True),
+    _make_column("hash"),
+    # Each lookup has exactly one index. With a second one, the planner of a new table, which has no statistics, might
+    # choose and keep an index that reads all entries of the account.
+    _make_column("slot", nullable=True, unique=True),
 )
-_ENTRY_FIELDS = tuple(field.name for field in fields(Entry))
-
-
-@lru_cache(maxsize=1)
-def _load_scripts() -> ScriptDirectory:
-    folder = Path(__file__).parent / "migrations"
-    return ScriptDirectory(folder, version_locations=[folder])
+_ENTRY_COLUMNS = [entries.c[field.name] for field in fields(Entry)]
 
 
 def find_version(connection: sa.Connection) -> str | None:
     """Return the version of the tables, None if there are none; raise if it is newer than this nearveil."""
-    version = MigrationContext.configure(connection, opts={"version_table": _VERSION_TABLE}).get_current_revision()
-    supported = {script.revision for script in _load_scripts().walk_revisions()}
-    if version is not None and version not in supported:
+    if not sa.inspect(connection).has_table(versions.name):
+        return None
+    version = connection.execute(sa.select(versions.c.version_num)).scalar_one_or_none()
+    if version not in (None, _VERSION, *_EARLIER_VERSIONS):
         raise LedgerError(f"this ledger has version {version}, which is newer: install a newer nearveil")
     return version
 
 
 def is_current(connection: sa.Connection) -> bool:
     """Return whether the tables have the current version; raise if it is newer."""
-    return find_version(connection) == _load_scripts().get_current_head()
+    return find_version(connection) == _VERSION
 
 
 def find_identity(connection: sa.Connection) -> str | None:
@@ -83,21 +83,16 @@ def find_identity(connection: sa.Connection) -> str | None:
 
 
 def migrate(connection: sa.Connection) -> tuple[None, None]:
-    """Migrate the tables to the current version, inside the caller's write transaction."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_MIGRATION_LOCK)))
+    """Create or migrate the tables, inside the caller's write transaction."""
+    create_tables(connection, _metadata)  # one process at a time
     if not is_current(connection):
-        scripts = _load_scripts()
-        context = MigrationContext.configure(
-            connection,
-            opts={
-                "version_table": _VERSION_TABLE,
-                "transactional_ddl": True,
-                "fn": lambda version, _: scripts._upgrade_revs("head", version),
-            },
-        )
-        with Operations.context(context):
-            context.run_migrations()
+        # Copies of version 0001 must get the same identity: the hash of the first account's opening.
+        first = sa.select(entries.c.hash).where(entries.c.sequence == 1).order_by(entries.c.time, entries.c.hash)
+        hash_ = connection.execute(first.limit(1)).scalar_one_or_none()
+        identity = secrets.token_hex(16) if hash_ is None else hash_[:32]
+        connection.execute(sa.insert(ledgers).values(identity=identity))
+        connection.execute(sa.delete(versions))
+        connection.execute(sa.insert(versions).values(version_num=_VERSION))
     return None, None
 
 
@@ -109,27 +104,47 @@ def list_accounts(connection: sa.Connection) -> list[str]:
 
 def read_receipts(connection: sa.Connection) -> list[Receipt]:
     """Return the receipts of all accounts."""
-    rows = connection.execute(sa.select(accounts.c.name, accounts.c.sequence, accounts.c.head))
-    return [Receipt(row.name, row.sequence, row.head) for row in rows]
+    return [
+        Receipt(*row) for row in connection.execute(sa.select(accounts.c.name, accounts.c.sequence, accounts.c.head))
+    ]
 
 
-def find_account(connection: sa.Connection, name: str, *, lock: bool = False) -> AccountRow | None:
-    """Return the row of an account, with a row lock if `lock`, or None."""
-    query = sa.select(accounts).where(accounts.c.name == name)
+def find_row(
+    connection: sa.Connection, account: str, client: str | None = None, *, lock: bool = False
+) -> BudgetRow | None:
+    """Return the row of an account (with a row lock if `lock`), or of a quota or a cap of it, or None."""
+    if client is None:
+        query = sa.select(accounts).where(accounts.c.name == account)
+    else:
+        query = sa.select(quotas).where(quotas.c.account == account, quotas.c.client == client)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-    if row is None:
-        return None
-    state = BudgetState(row.terms, _parse_totals(row.totals, name), row.sequence)
-    return AccountRow(row.name, row.opening, state, row.head)
+    return None if row is None else _parse_row(account, row)
+
+
+def list_shares(connection: sa.Connection, account: str) -> dict[str | None, BudgetRow]:
+    """Return all quotas and caps of an account, by name."""
+    rows = connection.execute(sa.select(quotas).where(quotas.c.account == account))
+    return {row.client: _parse_row(account, row) for row in rows}
+
+
+def _parse_row(account: str, row: "sa.Row[Any]") -> BudgetRow:
+    try:
+        totals = tuple(None if total is None else int(total) for total in json.loads(row.totals))
+    except (TypeError, ValueError):
+        raise CorruptLedgerError(
+            f"account {account!r}: its totals are corrupted; verify() lists the problems"
+        ) from None
+    values = {name: value for name, value in row._mapping.items() if name != "name"}
+    return BudgetRow(**{"client": None, **values, "account": account, "totals": totals})
 
 
 def find_witnessed_account(
     connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool
-) -> AccountRow | None:
+) -> BudgetRow | None:
     """Return the row of an account, or None, after a check against the witness."""
     for is_last in (False, True):
-        row = find_account(connection, name, lock=lock)
-        sequence, head = (0, GENESIS) if row is None else (row.state.sequence, row.head)
+        row = find_row(connection, name, lock=lock)
+        sequence, head = (0, GENESIS) if row is None else (row.sequence, row.head)
         try:
             if witness is not None:
                 witness.check(name, sequence, head, lambda earlier: find_hash(connection, name, earlier))
@@ -142,13 +157,13 @@ def find_witnessed_account(
     return row
 
 
-def load_account(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> AccountRow:
+def load_account(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> BudgetRow:
     """Return the row of an account after a check against its latest entry and the witness."""
     row = find_witnessed_account(connection, name, witness, lock=lock)
     if row is None:
         raise AccountError(f"account {name!r} does not exist: open_account() opens one, accounts() lists them")
-    last = find_entry(connection, name, row.state.sequence)
-    previous = find_hash(connection, name, row.state.sequence - 1)
+    last = find_entry(connection, name, row.sequence)
+    previous = find_hash(connection, name, row.sequence - 1)
     if last is None or previous is None or last.compute_hash(previous) != row.head or last.state != row.digest:
         raise CorruptLedgerError(
             f"account {name!r} does not match its latest entry: the database was edited. "
@@ -157,37 +172,25 @@ def load_account(connection: sa.Connection, name: str, witness: Witness | None, 
     return row
 
 
-def load_quota(connection: sa.Connection, name: str, client: str) -> BudgetState:
+def load_share(connection: sa.Connection, name: str, client: str) -> BudgetRow:
     """Return a client's quota, or a cap, after a check against its latest entry."""
-    quota = find_quota(connection, name, client)
-    if quota is None:
+    row = find_row(connection, name, check_text(client, "client"))
+    if row is None:
         raise AccountError(f"client {client!r} has no quota, and no cap, in account {name!r}: quota() opens one")
-    last = find_entry(connection, name, quota.sequence)
-    if last is None or last.client != client or last.client_state != quota.digest:
+    last = find_entry(connection, name, row.sequence)
+    if last is None or last.client != client or last.client_state != row.digest:
         raise CorruptLedgerError(
             f"the quota of client {client!r} does not match its latest entry: the database was edited. "
             "verify() lists the problems; nothing can be spent"
         )
-    return quota
-
-
-def find_quota(connection: sa.Connection, name: str, client: str) -> BudgetState | None:
-    """Return a client's quota, or a cap, or None."""
-    query = sa.select(quotas).where(quotas.c.account == name, quotas.c.client == client)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else BudgetState(row.terms, _parse_totals(row.totals, name), row.sequence)
-
-
-def list_shares(connection: sa.Connection, name: str) -> dict[str | None, BudgetState]:
-    """Return all quotas and caps of an account, by name."""
-    rows = connection.execute(sa.select(quotas).where(quotas.c.account == name))
-    return {row.client: BudgetState(row.terms, _parse_totals(row.totals, name), row.sequence) for row in rows}
+    return row
 
 
 def find_entry(connection: sa.Connection, name: str, sequence: int) -> Entry | None:
     """Return an entry by its sequence number."""
-    query = sa.select(entries).where(entries.c.account == name, entries.c.sequence == sequence)
-    return _make_entry(connection.execute(query).one_or_none())
+    query = sa.select(*_ENTRY_COLUMNS).where(entries.c.account == name, entries.c.sequence == sequence)
+    row = connection.execute(query).one_or_none()
+    return None if row is None else Entry(**row._mapping)
 
 
 def find_hash(connection: sa.Connection, name: str, sequence: int) -> str | None:
@@ -200,81 +203,60 @@ def find_hash(connection: sa.Connection, name: str, sequence: int) -> str | None
 
 def find_entry_by_key(connection: sa.Connection, name: str, key: str, kind: str) -> Entry | None:
     """Return the debit or the message of a key."""
-    query = sa.select(entries).where(entries.c.slot == make_slot(name, key, kind))
-    return _make_entry(connection.execute(query).one_or_none())
+    query = sa.select(*_ENTRY_COLUMNS).where(entries.c.slot == make_slot(name, key, kind))
+    row = connection.execute(query).one_or_none()
+    return None if row is None else Entry(**row._mapping)
 
 
 def read_entries(connection: sa.Connection, name: str) -> Iterator[Entry]:
     """Yield the entries of an account in order."""
-    query = sa.select(entries).where(entries.c.account == name).order_by(entries.c.sequence)
+    query = sa.select(*_ENTRY_COLUMNS).where(entries.c.account == name).order_by(entries.c.sequence)
     for row in connection.execution_options(yield_per=500).execute(query):
-        entry = _make_entry(row)
-        assert entry is not None
-        yield entry
-
-
-def _make_entry(row: Any) -> Entry | None:
-    return None if row is None else Entry(**{name: getattr(row, name) for name in _ENTRY_FIELDS})
+        yield Entry(**row._mapping)
 
 
 def append_entry(
     connection: sa.Connection,
-    row: AccountRow,
-    *,
+    row: BudgetRow,
     kind: str,
+    content: dict[str, Any],
+    *,
     time: str,
     nonce: str,
-    payload: str,
     key: str | None = None,
-    client: str | None = None,
-    quota: BudgetState | None = None,
-) -> AccountRow:
-    """Insert the next entry, update account and quota; `row.state` and `quota` hold the totals after the entry."""
-    sequence = row.state.sequence + 1
-    row = replace(row, state=replace(row.state, sequence=sequence))
+    share: BudgetRow | None = None,
+) -> BudgetRow:
+    """Insert the next entry; update the account and a quota or cap, `share`. Both hold the totals after the entry."""
+    row = replace(row, sequence=row.sequence + 1)
     entry = Entry(
-        account=row.name,
-        sequence=sequence,
+        account=row.account,
+        sequence=row.sequence,
         kind=kind,
         time=time,
         key=key,
-        client=client,
-        payload=payload,
+        client=None if share is None else share.client,
+        payload=canonical_json(content),
         state=row.digest,
-        client_state=None if quota is None else quota.digest,
+        client_state=None if share is None else share.digest,
         nonce=nonce,
-        slot=make_slot(row.name, key, kind),
+        slot=make_slot(row.account, key, kind),
     )
     row = replace(row, head=entry.compute_hash(row.head))
-    values = {"totals": row.state.totals_text, "sequence": sequence, "head": row.head}
-    connection.execute(sa.update(accounts).where(accounts.c.name == row.name).values(values))
+    values = {"totals": canonical_json(row.totals), "sequence": row.sequence, "head": row.head}
+    connection.execute(sa.update(accounts).where(accounts.c.name == row.account).values(values))
     connection.execute(sa.insert(entries).values({**asdict(entry), "hash": row.head}))
-    if quota is not None and client is not None:
-        is_quota = (quotas.c.account == row.name, quotas.c.client == client)
-        connection.execute(
-            sa.update(quotas).where(*is_quota).values({"totals": quota.totals_text, "sequence": sequence})
-        )
+    if share is not None:
+        is_share = (quotas.c.account == row.account, quotas.c.client == share.client)
+        values = {"totals": canonical_json(share.totals), "sequence": row.sequence}
+        connection.execute(sa.update(quotas).where(*is_share).values(values))
     return row
 
 
-def insert_account(connection: sa.Connection, name: str, opening: str, terms: str) -> AccountRow:
-    """Insert an account without entries."""
-    state = BudgetState.open(terms)
-    values = {"name": name, "opening": opening, "terms": terms, "totals": state.totals_text}
-    connection.execute(sa.insert(accounts).values({**values, "sequence": 0, "head": GENESIS}))
-    return AccountRow(name, opening, state, GENESIS)
-
-
-def insert_quota(connection: sa.Connection, name: str, client: str, terms: str) -> BudgetState:
-    """Insert a quota or a cap."""
-    state = BudgetState.open(terms)
-    values = {"account": name, "client": client, "terms": terms, "totals": state.totals_text, "sequence": 0}
-    connection.execute(sa.insert(quotas).values(values))
-    return state
-
-
-def _parse_totals(text: str, name: str) -> Amounts:
-    try:
-        return tuple(None if total is None else int(total) for total in json.loads(text))
-    except (TypeError, ValueError):
-        raise CorruptLedgerError(f"account {name!r}: its totals are corrupted; verify() lists the problems") from None
+def insert_row(connection: sa.Connection, row: BudgetRow) -> None:
+    """Insert an account, a quota or a cap without entries."""
+    values = {"terms": row.terms, "totals": canonical_json(row.totals), "sequence": 0}
+    if row.client is None:
+        table, more = accounts, {"name": row.account, "opening": row.opening, "head": row.head}
+    else:
+        table, more = quotas, {"account": row.account, "client": row.client}
+    connection.execute(sa.insert(table).values({**values, **more}))

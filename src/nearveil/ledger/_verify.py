@@ -5,9 +5,16 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from nearveil.ledger._store import find_account, find_hash, list_accounts, list_shares, read_entries
-from nearveil.ledger.account import find_plan_cost, open_budget
-from nearveil.ledger.budget import Budget, Charge, PlanBudget, UnpricedError, add_amounts, parse_budget
+from nearveil.ledger._store import find_hash, find_row, list_accounts, list_shares, read_entries
+from nearveil.ledger.budget import (
+    Charge,
+    PlanBudget,
+    UnpricedError,
+    add_amounts,
+    find_plan_cost,
+    open_budget,
+    parse_budget,
+)
 from nearveil.ledger.database import LedgerDatabase
 from nearveil.ledger.entries import (
     CAP,
@@ -17,8 +24,7 @@ from nearveil.ledger.entries import (
     OPENED,
     QUOTA,
     TAKE,
-    AccountRow,
-    BudgetState,
+    BudgetRow,
     Entry,
     Receipt,
     digest,
@@ -132,9 +138,8 @@ class _Replay:
     def __init__(self, connection: sa.Connection, name: str, marks: Sequence[tuple[int, str, str]]) -> None:
         self.connection, self.name, self.count = connection, name, 0
         self._marks = marks  # (sequence, hash, source) of entries that the witness or a receipt has seen
-        self._row: AccountRow | None = None
         self._sequence, self._head = 0, GENESIS
-        self._shares: dict[str | None, BudgetState] = {}  # quotas and caps
+        self._rows: dict[str | None, BudgetRow] = {}  # quotas and caps by name, and the account under None
         self._charges: dict[str | None, Charge] = {}  # of debits, by key
         self._slots: set[str | None] = set()
         self._problems: list[LedgerProblem] = []
@@ -173,92 +178,83 @@ class _Replay:
 
     def _apply(self, entry: Entry) -> None:
         """Repeat the effect of an entry on the account, its quotas and its caps."""
-        content, row = entry.content, self._row
-        if entry.kind == OPENED and row is None:
-            state = BudgetState.open(content["terms"])
-            self._row = AccountRow(self.name, content["opening"], state, GENESIS)
-            self._check_limits(entry, state.budget)
-        elif row is None:
+        content = entry.content
+        if entry.kind == OPENED and None not in self._rows:
+            self._open(entry, opening=content["opening"])
+        elif None not in self._rows:
             self._report(entry, "comes before the account is opened")
-        elif entry.kind in (QUOTA, CAP) and entry.client is not None and entry.client not in self._shares:
-            self._open_share(entry, row.state.budget, parse_budget(content["terms"]))
+        elif entry.kind in (QUOTA, CAP) and entry.client is not None and entry.client not in self._rows:
+            self._open(entry)
         elif entry.kind == DEBIT and entry.key is not None:
-            charge = self._charges[entry.key] = tuple((str(text), int(times)) for text, times in content["charge"])
-            self._row = replace(row, state=self._pay(entry, row.state, charge, content["price"], "account"))
+            self._charges[entry.key] = entry.charge
+            self._pay(entry, None, content["price"])
             if entry.client is not None:
-                self._pay_share(entry, charge, content["client_price"])
+                self._pay(entry, entry.client, content["client_price"])
         elif entry.kind == TAKE and entry.key in self._charges:
-            self._pay_share(entry, self._charges[entry.key], content["price"])
+            self._pay(entry, str(entry.client), content["price"])
         elif not (entry.kind == MESSAGE and entry.key in self._charges and isinstance(content["message"], str)):
             self._report(entry, "does not follow from the entries before it")
 
-    def _open_share(self, entry: Entry, whole: Budget, part: Budget) -> None:
-        self._shares[entry.client] = BudgetState.open(part.terms(), entry.sequence)
-        if entry.kind == CAP and not isinstance(part, PlanBudget):
-            self._report(entry, "opens a cap without a plan")
-        if entry.kind == QUOTA:
-            self._check_limits(entry, part)
-            if not whole.contains(part):
-                self._report(entry, "opens a quota that is not a part of the account")
-
-    def _check_limits(self, entry: Entry, budget: Budget) -> None:
-        """Compare the limits with those of a new budget with the same epsilon and delta."""
+    def _open(self, entry: Entry, opening: str = "") -> None:
+        """Open the account, a quota or a cap, and check that its limits are not wider than its budget."""
+        budget = parse_budget(entry.content["terms"])
+        self._rows[entry.client] = BudgetRow(
+            self.name, entry.client, entry.content["terms"], budget.zero, entry.sequence, opening
+        )
+        if entry.kind == CAP:
+            if not isinstance(budget, PlanBudget):
+                self._report(entry, "opens a cap without a plan")
+            return
+        if entry.kind == QUOTA and not self._rows[None].budget.contains(budget):
+            self._report(entry, "opens a quota that is not a part of the account")
         cost = find_plan_cost(budget)
         if cost is not None:
             is_wide = cost > budget.epsilon * (1 + 1 / _SLACK)
         else:
             fresh = open_budget(budget.epsilon, budget.delta, None, "replace")
             # The limits of another version, which chose other orders, cannot be compared.
-            pairs = (
-                zip(budget.limits, fresh.limits, strict=True) if replace(fresh, limits=budget.limits) == budget else ()
+            limits = fresh.limits if replace(fresh, limits=budget.limits) == budget else budget.limits
+            is_wide = any(
+                stored > limit + abs(limit) // _SLACK for stored, limit in zip(budget.limits, limits, strict=True)
             )
-            is_wide = any(stored > limit + abs(limit) // _SLACK for stored, limit in pairs)
         if is_wide:
             self._report(entry, "has limits that are wider than its budget")
 
-    def _pay_share(self, entry: Entry, charge: Charge, price: Sequence[int | None]) -> None:
-        if entry.client in self._shares:
-            state = self._shares[entry.client]
-            self._shares[entry.client] = self._pay(entry, state, charge, price, f"client {entry.client}")
-        else:
+    def _pay(self, entry: Entry, client: str | None, price: Sequence[int | None]) -> None:
+        """Add a recorded price to the totals; report one that is too low, and a budget that is exceeded."""
+        row, payer = self._rows.get(client), "" if client is None else f" (of client {client})"
+        if row is None:
             self._report(entry, "debits a quota or a cap that was not opened")
-
-    def _pay(
-        self, entry: Entry, state: BudgetState, charge: Charge, price: Sequence[int | None], payer: str
-    ) -> BudgetState:
-        """Return the state after a recorded price, and report a price that is too low or a budget that is exceeded."""
-        of = "" if payer == "account" else f" (of {payer})"
+            return
         try:
-            due = state.budget.price(charge)
+            due = row.budget.price(self._charges[entry.key])
             if not all(_is_enough(*pair) for pair in zip(price, due, strict=True)):
-                self._report(entry, f"was charged less than its events cost{of}")
+                self._report(entry, f"was charged less than its events cost{payer}")
         except UnpricedError:
-            self._report(entry, f"pays for events that this budget cannot price{of}")
-        state = replace(state, totals=add_amounts(state.totals, tuple(price)), sequence=entry.sequence)
-        if not state.budget.allows(state.totals):
-            self._report(entry, f"exceeds the budget{of}")
-        return state
+            self._report(entry, f"pays for events that this budget cannot price{payer}")
+        totals = add_amounts(row.totals, tuple(price))
+        self._rows[client] = replace(row, totals=totals, sequence=entry.sequence)
+        if not row.budget.allows(totals):
+            self._report(entry, f"exceeds the budget{payer}")
 
     def _check_states(self, entry: Entry) -> None:
-        if self._row is not None and entry.state != self._row.digest:
+        if None in self._rows and entry.state != self._rows[None].digest:
             self._report(entry, "records other totals than the sum of the entries up to it")
-        share = self._shares.get(entry.client)
+        share = None if entry.client is None else self._rows.get(entry.client)
         if entry.client_state != (None if share is None else share.digest):
             self._report(entry, "records other totals of the client than the sum of the entries up to it")
 
     def _check_rows(self) -> None:
         """Compare the replayed states with the rows that spending reads."""
+        account = self._rows.pop(None, None)
         try:
-            stored = find_account(self.connection, self.name)
+            stored = find_row(self.connection, self.name)
             if stored is None:
                 self._report(None, "has entries but no row" if self._sequence else "does not exist")
                 return
-            replayed = self._row and replace(
-                self._row, state=replace(self._row.state, sequence=self._sequence), head=self._head
-            )
-            if stored != replayed:
+            if stored != (account and replace(account, sequence=self._sequence, head=self._head)):
                 self._report(None, "its row is not the sum of its entries")
-            if list_shares(self.connection, self.name) != self._shares:
+            if list_shares(self.connection, self.name) != self._rows:
                 self._report(None, "the quotas and caps are not the sum of its entries")
         except CorruptLedgerError:
             self._report(None, "its row, or that of a quota, is corrupted")

@@ -1,12 +1,12 @@
 """Accounts and their debits: a debit is durable before the mechanism runs, and is never undone."""
 
 import base64
+import json
 import os
 import secrets
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
 
 import sqlalchemy as sa
@@ -15,10 +15,10 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from nearveil.ledger._store import (
     append_entry,
     find_entry_by_key,
-    find_quota,
-    insert_quota,
+    find_row,
+    insert_row,
     load_account,
-    load_quota,
+    load_share,
     read_entries,
 )
 from nearveil.ledger.budget import (
@@ -27,21 +27,16 @@ from nearveil.ledger.budget import (
     Events,
     FilterBudget,
     PlanBudget,
-    PureBudget,
     UnpricedError,
-    add_amounts,
-    canonical_json,
     charge_guarantee,
-    find_pld_epsilon,
     join_charges,
-    make_charge,
+    open_budget,
     read_charge,
     repeat_charge,
 )
-from nearveil.ledger.database import LedgerDatabase
-from nearveil.ledger.entries import CAP, DEBIT, MESSAGE, QUOTA, TAKE, AccountRow, BudgetState, Entry, Receipt
-from nearveil.ledger.errors import AccountError, KeyConflictError, KeySpentError, LedgerError
-from nearveil.ledger.history import Balance, Preview, is_affordable, make_balance, make_preview, make_refusal
+from nearveil.ledger.entries import CAP, DEBIT, MESSAGE, QUOTA, TAKE, BudgetRow, Entry, Receipt, UnaffordableError
+from nearveil.ledger.errors import AccountError, KeyConflictError, KeySpentError, LedgerError, OverBudgetError
+from nearveil.ledger.history import Balance, Preview, make_balance, make_preview, make_refusal
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_text
 from nearveil.privacy.events import Budgeted
@@ -65,17 +60,6 @@ def new_key() -> str:
     (32, False)
     """
     return secrets.token_hex(16)
-
-
-@dataclass(frozen=True)
-class SpendRequest:
-    """The arguments of one call of `spend` or `take`. All its attempts share the nonce."""
-
-    charge: Charge
-    key: str
-    nonce: str
-    client: str | None
-    cap: str | None
 
 
 class Debit:
@@ -117,11 +101,20 @@ class Debit:
     """
 
     def __init__(
-        self, account: "Account", request: SpendRequest, receipt: Receipt, message: bytes | None, *, repeated: bool
+        self,
+        account: "Account",
+        charge: Charge,
+        *,
+        key: str,
+        client: str | None,
+        nonce: str,
+        receipt: Receipt,
+        repeated: bool,
+        message: bytes | None = None,
     ) -> None:
-        self.key, self.client, self.nonce = request.key, request.client, request.nonce
+        self.key, self.client, self.nonce = key, client, nonce
         self.repeated, self.message, self.receipt = repeated, message, receipt
-        self._account, self._charge, self._process, self._open = account, request.charge, os.getpid(), True
+        self._account, self._charge, self._process, self._open = account, charge, os.getpid(), True
 
     @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
@@ -139,25 +132,25 @@ class Debit:
             raise LedgerError("a message is stored already for this key; a key releases one message, once")
         if not self._open or os.getpid() != self._process:
             raise LedgerError("only the owner of a debit stores its message: inside the context, in the same process")
-        payload = canonical_json({"message": base64.b64encode(message).decode("ascii")})
-        self.receipt = self._account._database.write(lambda connection: self._append_message(connection, payload))
-        self.message = message
+        account, database = self._account, self._account._ledger._database
+        content = {"message": base64.b64encode(message).decode("ascii")}
 
-    def _append_message(self, connection: sa.Connection, payload: str) -> tuple[Receipt, Receipt]:
-        account = self._account
-        row = load_account(connection, account.name, account._database.witness, lock=True)
-        debit = find_entry_by_key(connection, account.name, self.key, DEBIT)
-        if debit is None or debit.nonce != self.nonce:
-            raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
-        stored = find_entry_by_key(connection, account.name, self.key, MESSAGE)
-        if stored is not None and stored.payload != payload:
-            raise LedgerError("another message is stored already for this key; a key releases one message, once")
-        if stored is None:  # else an attempt of this call was committed, and its reply was lost
-            time = account._database.now()
-            row = append_entry(
-                connection, row, kind=MESSAGE, time=time, nonce=self.nonce, payload=payload, key=self.key
-            )
-        return row.receipt, row.receipt
+        def append(connection: sa.Connection) -> tuple[Receipt, Receipt]:
+            row = load_account(connection, account.name, database.witness, lock=True)
+            debit = find_entry_by_key(connection, account.name, self.key, DEBIT)
+            if debit is None or debit.nonce != self.nonce:
+                raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
+            stored = find_entry_by_key(connection, account.name, self.key, MESSAGE)
+            if stored is None:
+                row = append_entry(
+                    connection, row, MESSAGE, content, time=database.now(), nonce=self.nonce, key=self.key
+                )
+            elif stored.message != message:  # the same message: an attempt of this call, whose reply was lost
+                raise LedgerError("another message is stored already for this key; a key releases one message, once")
+            return row.receipt, row.receipt
+
+        self.receipt = database.write(append)
+        self.message = message
 
     def __enter__(self) -> Self:
         return self
@@ -170,14 +163,6 @@ class Debit:
 
     def __repr__(self) -> str:
         return f"Debit(key={self.key!r}, repeated={self.repeated}, entry={self.receipt.sequence})"
-
-
-class _RefusedSpendError(Exception):
-    """Rolls a transaction back. The figures of the refusal are computed after it, without a lock."""
-
-    def __init__(self, client: str | None, state: BudgetState) -> None:
-        super().__init__()
-        self.client, self.state = client, state
 
 
 class Account:
@@ -202,22 +187,22 @@ class Account:
     @property
     def owner(self) -> str:
         """The owner of the account."""
-        return str(self._row.details["owner"])
+        return self._details["owner"]
 
     @property
     def protects(self) -> Protects:
         """The protected record, "query" or "database"."""
-        return cast("Protects", self._row.details["protects"])
+        return cast("Protects", self._details["protects"])
 
     @property
     def unit(self) -> str:
         """The unit of protection: one record."""
-        return str(self._row.details["unit"])
+        return self._details["unit"]
 
     @property
     def relation(self) -> Relation:
         """The neighbouring relation, "replace" or "add-remove"."""
-        return cast("Relation", self._row.details["relation"])
+        return cast("Relation", self._details["relation"])
 
     @property
     def kind(self) -> str:
@@ -261,32 +246,38 @@ class Account:
 
     def balance(self, *, client: str | None = None) -> Balance:
         """Return the spent and the remaining budget of the account, or of a client's quota."""
-        return make_balance(self.name, client, self._load_state(client))
+        return make_balance(self._load(client))
 
     def remaining(self, cap: str | None = None) -> tuple[tuple[DpEvent, int], ...]:
         """Return the remaining mechanisms of the account's plan, or of a cap; empty for accounts without a plan."""
-        state = self._load_state(cap)
-        return read_charge(state.budget.left(state.totals)) if isinstance(state.budget, PlanBudget) else ()
+        row = self._load(cap)
+        return read_charge(row.budget.left(row.totals)) if isinstance(row.budget, PlanBudget) else ()
 
     def assert_affordable(self, guarantee: Guarantee | Parts) -> None:
         """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
-        charge, state = self._charge(guarantee), self._load_state(None)
-        if not is_affordable(state, charge):
-            raise make_refusal(make_preview(self.name, None, state, charge))
+        charge, row = self._charge_all(guarantee), self._load()
+        try:
+            row.pay(charge)
+        except UnaffordableError:
+            raise make_refusal(make_preview(row, charge)) from None
 
     def preview(self, guarantee: Guarantee | Parts, *, client: str | None = None) -> Preview:
         """Return the cost of a spend and the budget after it, without spending.
 
         With a `client`, the figures are those of the budget that refuses, else those of the client's quota.
         """
-        charge = self._charge(guarantee)
-        preview = make_preview(self.name, None, self._load_state(None), charge)
-        if client is None or not preview.allowed:
-            return preview
-        return make_preview(self.name, client, self._load_state(client), charge)
+        charge = self._charge_all(guarantee)
+        preview = make_preview(self._load(), charge)
+        return make_preview(self._load(client), charge) if client is not None and preview.allowed else preview
 
     def spend(
-        self, guarantee: Guarantee, key: str | None = None, *, client: str | None = None, cap: str | None = None
+        self,
+        guarantee: Guarantee,
+        key: str | None = None,
+        *,
+        client: str | None = None,
+        cap: str | None = None,
+        times: int = 1,
     ) -> Debit:
         """Pay *before* the mechanism runs: when this returns, the debit is durable and stays.
 
@@ -301,6 +292,8 @@ class Account:
             The client with a quota that pays as well, in the same transaction.
         cap : str, optional
             The cap that counts the debit as well, in the same transaction; see :meth:`open_cap`.
+        times : int, default=1
+            How often the mechanism will run.
 
         Returns
         -------
@@ -318,30 +311,37 @@ class Account:
         LedgerUnavailableError
             The debit may be stored or not; release nothing.
         """
-        key = new_key() if key is None else check_text(key, "key")
-        if client is not None:
-            check_text(client, "client")
-        request = SpendRequest(self._charge_once(guarantee), key, secrets.token_hex(16), client, cap)
+        key, nonce = new_key() if key is None else check_text(key, "key"), secrets.token_hex(16)
+        charge, database = repeat_charge(self._charge(guarantee), times), self._ledger._database
         with suppress(UnpricedError):  # fill the cache of prices before the transaction: other writers wait for it
-            self._budget.price(request.charge)
+            self._budget.price(charge)
+        make_debit = partial(Debit, self, charge, key=key, client=client)
 
         def pay(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
-            row = load_account(connection, self.name, self._database.witness, lock=True)
-            shares = self._load_shares(connection, request)
+            row = load_account(connection, self.name, database.witness, lock=True)
+            shares = [load_share(connection, self.name, name) for name in (client, cap) if name is not None]
             earlier = find_entry_by_key(connection, self.name, key, DEBIT)
-            if earlier is None:
-                row = self._append_debit(connection, row, shares, request)
-            elif earlier.nonce != request.nonce:
-                message = self._find_message(connection, request, earlier)
-                return Debit(self, replace(request, nonce=earlier.nonce), row.receipt, message, repeated=True), None
-            # The same nonce: an attempt of this call was committed, and its reply was lost.
-            return Debit(self, request, row.receipt, None, repeated=False), row.receipt
+            if earlier is not None and earlier.nonce != nonce:
+                message = _find_message(connection, earlier, client, charge)
+                return make_debit(nonce=earlier.nonce, receipt=row.receipt, repeated=True, message=message), None
+            if earlier is None:  # else an attempt of this call was committed, and its reply was lost
+                paid = {payer.client: payer.pay(charge) for payer in (row, *shares)}  # all of them, or none
+                call, quota = {"time": database.now(), "nonce": nonce, "key": key}, None
+                row, price = paid[None]
+                content: dict[str, Any] = {"charge": charge, "price": price}
+                if client is not None:
+                    quota, content["client_price"] = paid[client]
+                row = append_entry(connection, row, DEBIT, content, share=quota, **call)
+                if cap is not None:
+                    limit, price = paid[cap]
+                    row = append_entry(connection, row, TAKE, {"price": price}, share=limit, **call)
+            return make_debit(nonce=nonce, receipt=row.receipt, repeated=False), row.receipt
 
         try:
-            return self._database.write(pay)  # durable, and recorded by the witness
-        except _RefusedSpendError as error:
-            refused = error
-        raise make_refusal(make_preview(self.name, refused.client, refused.state, request.charge))
+            return database.write(pay)  # durable, and recorded by the witness
+        except UnaffordableError as error:
+            refused = error.row
+        raise make_refusal(make_preview(refused, charge))  # figures take time: computed without the lock
 
     def take(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
         """Pay for a release as often as a cap, and the account's plan if it has one, still allow, at most `most` times.
@@ -350,71 +350,26 @@ class Account:
         all that the cap allows, or for nothing.
         """
         check_count(most, "most")
-        request = SpendRequest(self._charge_once(guarantee), new_key(), secrets.token_hex(16), None, cap)
+        granted = self._count_remaining(guarantee, most, cap)
+        while granted:
+            try:
+                self.spend(guarantee, cap=cap, times=granted)
+            except OverBudgetError:
+                refused, granted = granted, self._count_remaining(guarantee, granted, cap)
+                if granted == refused:
+                    raise
+            else:
+                break
+        return granted
 
-        def pay(connection: sa.Connection) -> tuple[int, Receipt | None]:
-            row = load_account(connection, self.name, self._database.witness, lock=True)
-            earlier = find_entry_by_key(connection, self.name, request.key, DEBIT)
-            if earlier is not None:  # an attempt of this call, whose reply was lost: the key is new
-                (event, times), *_ = request.charge
-                return dict(earlier.content["charge"])[event] // times, row.receipt
-            shares = self._load_shares(connection, request)
-            granted = min(_count_remaining(state, request.charge, most) for state in (row.state, *shares.values()))
-            if not granted:
-                return 0, None
-            charge = repeat_charge(request.charge, granted)
-            return granted, self._append_debit(connection, row, shares, replace(request, charge=charge)).receipt
-
-        try:
-            return self._database.write(pay)
-        except _RefusedSpendError as error:
-            refused = error
-        raise make_refusal(make_preview(self.name, None, refused.state, repeat_charge(request.charge, most)))
-
-    def _load_shares(self, connection: sa.Connection, request: SpendRequest) -> dict[str, BudgetState]:
-        """Load the quota and the cap that pay with the account, by name."""
-        names = [name for name in (request.client, request.cap) if name is not None]
-        return {name: load_quota(connection, self.name, name) for name in names}
-
-    def _append_debit(
-        self, connection: sa.Connection, row: AccountRow, shares: dict[str, BudgetState], request: SpendRequest
-    ) -> AccountRow:
-        """Debit the account, the quota and the cap, or raise to roll the transaction back."""
-        state, price = _add_charge(row.state, request.charge, None)
-        payload, quota = {"charge": request.charge, "price": price}, None
-        if request.client is not None:
-            quota, payload["client_price"] = _add_charge(shares[request.client], request.charge, request.client)
-        common = {"time": self._database.now(), "nonce": request.nonce, "key": request.key}
-        row = append_entry(
-            connection,
-            replace(row, state=state),
-            kind=DEBIT,
-            payload=canonical_json(payload),
-            client=request.client,
-            quota=quota,
-            **common,
-        )
-        if request.cap is not None:
-            cap, price = _add_charge(shares[request.cap], request.charge, request.cap)
-            payload = {"price": price}
-            row = append_entry(
-                connection, row, kind=TAKE, payload=canonical_json(payload), client=request.cap, quota=cap, **common
-            )
-        return row
-
-    def _find_message(self, connection: sa.Connection, request: SpendRequest, earlier: Entry) -> bytes:
-        """Return the stored message of a key that was spent before."""
-        charge = tuple((text, times) for text, times in earlier.content["charge"])
-        if earlier.client != request.client or charge != request.charge:
-            # The same text for both: a client that tries the key of another learns nothing more.
-            raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
-        stored = find_entry_by_key(connection, self.name, request.key, MESSAGE)
-        if stored is None or stored.message is None:
-            raise KeySpentError(
-                "key was spent, but its message was never stored. Release nothing for it; to release, spend again with "
-                "a new key"
-            )
-        return stored.message
+    def _count_remaining(self, guarantee: Guarantee, most: int, cap: str | None) -> int:
+        """Return how often a guarantee remains of the plan and of the cap, at most `most`."""
+        charge, counts = self._charge(guarantee), [most]
+        for row in map(self._load, {None, cap}):
+            if isinstance(row.budget, PlanBudget):
+                left = dict(row.budget.left(row.totals))
+                counts += [left.get(text, 0) // times for text, times in charge]
+        return min(counts)
 
     def quota(
         self, client: str, *, epsilon: float | None = None, delta: float | None = None, plan: Events | None = None
@@ -424,10 +379,16 @@ class Account:
         Accounts without a plan need an `epsilon` (`delta` is the account's by default), accounts with one a part of it.
         """
         check_text(client, "client")
-        budget = self._make_quota_budget(epsilon, delta, plan)
+        if isinstance(self._budget, PlanBudget):
+            if plan is None or epsilon is not None or delta is not None:
+                raise ValueError("quota of an account with a plan must be a part of it: pass plan, and nothing else")
+            epsilon = self.epsilon
+        elif plan is not None or epsilon is None:
+            raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
+        budget = open_budget(epsilon, self.delta if delta is None else delta, plan, self.relation)
         if not self._budget.contains(budget):
             raise ValueError("quota must be a part of the account's budget: smaller, and at no larger delta")
-        return make_balance(self.name, client, self._open_share(QUOTA, client, budget.terms()))
+        return make_balance(self._open_share(QUOTA, client, budget))
 
     def open_cap(self, plan: Events) -> str | None:
         """Open a cap: a limit on how often each mechanism may run, shared by all who know its name.
@@ -439,43 +400,30 @@ class Account:
         if self.has_plan(plan):
             return None
         name = f"cap {new_key()}"
-        self._open_share(CAP, name, self._make_plan_budget(plan).terms())
+        self._open_share(CAP, name, open_budget(self.epsilon, self.delta, plan, self.relation))
         return name
 
     def has_plan(self, plan: Events) -> bool:
         """Return whether the account was opened with this very plan."""
-        return self._budget == self._make_plan_budget(plan)
+        return self._budget == open_budget(self.epsilon, self.delta, plan, self.relation)
 
-    def _make_plan_budget(self, plan: Events) -> PlanBudget:
-        return PlanBudget.open(self.epsilon, self.delta, make_charge(plan, self.relation))
-
-    def _make_quota_budget(self, epsilon: float | None, delta: float | None, plan: Events | None) -> Budget:
-        if isinstance(self._budget, PlanBudget):
-            if plan is None or epsilon is not None or delta is not None:
-                raise ValueError("quota of an account with a plan must be a part of it: pass plan, and nothing else")
-            return self._make_plan_budget(plan)
-        if plan is not None or epsilon is None:
-            raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
-        return open_budget(epsilon, self.delta if delta is None else delta, None, self.relation)
-
-    def _open_share(self, kind: str, name: str, terms: str) -> BudgetState:
+    def _open_share(self, kind: str, name: str, budget: Budget) -> BudgetRow:
         """Open a quota or a cap, unless it exists with the same terms."""
-        nonce = secrets.token_hex(16)
+        nonce, database = secrets.token_hex(16), self._ledger._database
+        opened = BudgetRow(self.name, name, budget.terms(), budget.zero)
 
-        def work(connection: sa.Connection) -> tuple[BudgetState, Receipt | None]:
-            row = load_account(connection, self.name, self._database.witness, lock=True)
-            state = find_quota(connection, self.name, name)
-            if state is None:
-                state, payload = insert_quota(connection, self.name, name, terms), canonical_json({"terms": terms})
-                time = self._database.now()
-                row = append_entry(
-                    connection, row, kind=kind, time=time, nonce=nonce, payload=payload, client=name, quota=state
-                )
-            elif state.terms != terms:
+        def work(connection: sa.Connection) -> tuple[BudgetRow, Receipt | None]:
+            row = load_account(connection, self.name, database.witness, lock=True)
+            share = find_row(connection, self.name, name)
+            if share is None:
+                insert_row(connection, opened)
+                content = {"terms": opened.terms}
+                row = append_entry(connection, row, kind, content, time=database.now(), nonce=nonce, share=opened)
+            elif share.terms != opened.terms:
                 raise AccountError(f"client {name!r} has another quota already: quotas do not change")
-            return state, row.receipt
+            return share or opened, row.receipt
 
-        return self._database.write(work)
+        return database.write(work)
 
     def receipt(self) -> Receipt:
         """Return the receipt of the latest entry. Store it elsewhere and pass it to :meth:`Ledger.verify` later."""
@@ -483,41 +431,31 @@ class Account:
 
     def history(self) -> list[Entry]:
         """Return all entries, in order."""
-        return self._database.read(lambda connection: list(read_entries(connection, self.name)))
+        return self._ledger._database.read(lambda connection: list(read_entries(connection, self.name)))
 
-    def _charge(self, guarantee: Guarantee | Parts) -> Charge:
-        if isinstance(guarantee, Guarantee) or not isinstance(guarantee, Iterable):
-            return self._charge_once(guarantee)
-        pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in guarantee]
-        return join_charges(
-            repeat_charge(self._charge_once(part), check_count(times, "times", least=1)) for part, times in pairs
-        )
-
-    def _charge_once(self, guarantee: Guarantee) -> Charge:
+    def _charge(self, guarantee: Guarantee) -> Charge:
         return charge_guarantee(guarantee, self.protects, self.unit, self.relation, self.delta)
 
-    @property
-    def _database(self) -> LedgerDatabase:
-        return self._ledger._database
+    def _charge_all(self, guarantee: Guarantee | Parts) -> Charge:
+        if not isinstance(guarantee, Iterable):
+            return self._charge(guarantee)
+        pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in guarantee]
+        return join_charges(repeat_charge(self._charge(part), times) for part, times in pairs)
+
+    def _load(self, client: str | None = None) -> BudgetRow:
+        """Load the account, or a quota or a cap of it. A database that was rolled back is read: verify() reports it."""
+        if client is None:
+            return self._ledger._database.read(lambda connection: load_account(connection, self.name, None))
+        return self._ledger._database.read(lambda connection: load_share(connection, self.name, client))
 
     @cached_property
-    def _row(self) -> AccountRow:
-        """The account when it was first loaded; read only its terms and details, which never change."""
-        return self._load()
-
-    @property
     def _budget(self) -> Budget:
-        return self._row.state.budget
+        return self._load().budget
 
-    def _load(self) -> AccountRow:
-        # Readers may see a database that was rolled back, and verify() reports it; only spending is refused.
-        return self._database.read(lambda connection: load_account(connection, self.name, None))
-
-    def _load_state(self, client: str | None) -> BudgetState:
-        if client is None:
-            return self._load().state
-        name = check_text(client, "client")
-        return self._database.read(lambda connection: load_quota(connection, self.name, name))
+    @cached_property
+    def _details(self) -> dict[str, str]:
+        """The owner, the protected record, its unit and the relation, which never change."""
+        return dict(json.loads(self._load().opening))
 
     def __copy__(self) -> Self:
         return self
@@ -538,38 +476,15 @@ class Account:
         return f"Account({self.name!r} of {self._ledger!r})"
 
 
-def _add_charge(state: BudgetState, charge: Charge, client: str | None) -> tuple[BudgetState, Any]:
-    """Return the state after a charge, and its price; raise if the budget does not allow it."""
-    try:
-        price = state.budget.price(charge)
-    except UnpricedError:
-        raise _RefusedSpendError(client, state) from None
-    totals = add_amounts(state.totals, price)
-    if not state.budget.allows(totals):
-        raise _RefusedSpendError(client, state)
-    return replace(state, totals=totals), price
-
-
-def _count_remaining(state: BudgetState, charge: Charge, most: int) -> int:
-    """Return how often a charge remains of a plan, at most `most`; `most` without a plan."""
-    if not isinstance(state.budget, PlanBudget):
-        return most
-    remaining = dict(state.budget.left(state.totals))
-    return min(most, *(remaining.get(text, 0) // times for text, times in charge))
-
-
-def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Relation) -> Budget:
-    """Return the budget of an account: a plan, a filter, or pure epsilons."""
-    if plan is not None:
-        return PlanBudget.open(epsilon, delta, make_charge(plan, relation))
-    return PureBudget.open(epsilon) if delta == 0 else FilterBudget.open(epsilon, delta)
-
-
-def find_plan_cost(budget: Budget) -> float | None:
-    """Return the cost of a plan at its delta, by PLD; None without a plan."""
-    if not isinstance(budget, PlanBudget):
-        return None
-    try:
-        return find_pld_epsilon(tuple(zip(budget.plan, budget.limits, strict=True)), budget.delta)
-    except UnpricedError as refused:
-        raise ValueError(f"plan cannot be composed: {refused}") from refused
+def _find_message(connection: sa.Connection, debit: Entry, client: str | None, charge: Charge) -> bytes:
+    """Return the stored message of a key that was spent before; raise unless it was spent for the same release."""
+    if debit.client != client or debit.charge != charge:
+        # The same text for both: a client that tries the key of another learns nothing more.
+        raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
+    stored = find_entry_by_key(connection, debit.account, str(debit.key), MESSAGE)
+    if stored is None or stored.message is None:
+        raise KeySpentError(
+            "key was spent, but its message was never stored. Release nothing for it; to release, spend again with "
+            "a new key"
+        )
+    return stored.message

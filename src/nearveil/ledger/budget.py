@@ -137,6 +137,7 @@ def make_charge(events: Events, relation: Relation) -> Charge:
 
 def repeat_charge(charge: Charge, times: int) -> Charge:
     """Return a charge that happens several times."""
+    check_count(times, "times", least=1)
     return _check_counts({text: count * times for text, count in charge})
 
 
@@ -488,3 +489,20 @@ def parse_budget(terms: str) -> Budget:
     if fields["kind"] == "filter":
         return FilterBudget(*common, tuple(fields["orders"]))
     return PlanBudget(*common, tuple(fields["plan"]))
+
+
+def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Relation) -> Budget:
+    """Return the budget of an account: a plan, a filter, or pure epsilons."""
+    if plan is not None:
+        return PlanBudget.open(epsilon, delta, make_charge(plan, relation))
+    return PureBudget.open(epsilon) if delta == 0 else FilterBudget.open(epsilon, delta)
+
+
+def find_plan_cost(budget: Budget) -> float | None:
+    """Return the cost of a plan at its delta, by PLD; None without a plan."""
+    if not isinstance(budget, PlanBudget):
+        return None
+    try:
+        return find_pld_epsilon(tuple(zip(budget.plan, budget.limits, strict=True)), budget.delta)
+    except UnpricedError as refused:
+        raise ValueError(f"plan cannot be composed: {refused}") from refused

@@ -110,11 +110,12 @@ def _forbid_writing(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA query_only = ON")  # setting a journal mode would write to the file, too
 
 
+_NO_LEDGER = (CorruptLedgerError, "its tables are not those of a ledger; restore the newest backup")
+_LOCKED = (LedgerUnavailableError, "timeout: other processes hold its lock; release nothing, try again")
 _ERRORS: dict[int | str, tuple[type[LedgerError], str]] = {
-    sqlite3.SQLITE_FULL: (LedgerFullError, "the disk is full: free some space, then try again"),
-    sqlite3.SQLITE_READONLY: (LedgerError, "the file or its directory is read-only: grant this user write access"),
+    **{code: (LedgerError, text) for code, text in storage.COMMON_ERRORS.items()},
+    **{code: (LedgerFullError, storage.COMMON_ERRORS[code]) for code in (sqlite3.SQLITE_FULL, "53100")},
     sqlite3.SQLITE_CANTOPEN: (LedgerError, "it cannot be opened: the directory must exist and be writable"),
-    sqlite3.SQLITE_PERM: (LedgerError, "permission denied"),
     sqlite3.SQLITE_NOTADB: (
         CorruptLedgerError,
         "the file is not a SQLite database: use the path of a ledger, or a new path",
@@ -127,18 +128,10 @@ _ERRORS: dict[int | str, tuple[type[LedgerError], str]] = {
         LedgerUnavailableError,
         "the disk is full or does not respond; the debit may be stored or not. Release nothing, and check the disk",
     ),
-    sqlite3.SQLITE_ERROR: (CorruptLedgerError, "its tables are not those of a ledger; restore the newest backup"),
-    sqlite3.SQLITE_BUSY: (LedgerUnavailableError, "timeout: other processes hold its lock; release nothing, try again"),
-    "53100": (LedgerFullError, "the server's disk is full: free some space, then try again"),
-    "55P03": (
-        LedgerUnavailableError,
-        "timeout: other processes hold the account's lock; release nothing, try again",
-    ),
-    "42P01": (CorruptLedgerError, "its tables are not those of a ledger; restore the newest backup"),
-    "42501": (LedgerError, "this role may not use the ledger's tables: grant it access"),
-    "25006": (LedgerError, "the server is read-only (a replica?): connect to the primary"),
-    "28P01": (LedgerError, "password authentication failed"),
-    "3D000": (LedgerError, "the server has no such database: create it first"),
+    sqlite3.SQLITE_ERROR: _NO_LEDGER,
+    "42P01": _NO_LEDGER,
+    sqlite3.SQLITE_BUSY: _LOCKED,
+    "55P03": _LOCKED,
 }
 
 

@@ -3,13 +3,22 @@
 import base64
 import hashlib
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
 from dp_accounting import DpEvent
 
-from nearveil.ledger.budget import Amounts, Budget, canonical_json, parse_budget, read_charge
+from nearveil.ledger.budget import (
+    Amounts,
+    Budget,
+    Charge,
+    UnpricedError,
+    add_amounts,
+    canonical_json,
+    parse_budget,
+    read_charge,
+)
 from nearveil.ledger.errors import CorruptLedgerError
 
 # Kinds of entries, as ledgers store them.
@@ -68,11 +77,16 @@ class Entry:
             raise TypeError("payload must be a JSON object")
         return content
 
+    @property
+    def charge(self) -> Charge:
+        """The charge of a debit; empty for other kinds of entries."""
+        return tuple((str(text), int(times)) for text, times in self.content.get("charge", ()))
+
     @cached_property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
         """The single mechanisms that a debit paid for, with counts."""
         try:
-            return read_charge(tuple((text, times) for text, times in self.content.get("charge", ())))
+            return read_charge(self.charge)
         except (AttributeError, TypeError, ValueError):
             raise self._corrupt() from None
 
@@ -125,17 +139,16 @@ class Receipt:
 
 
 @dataclass(frozen=True)
-class BudgetState:
-    """Terms and totals of an account, of a quota or of a cap, after the entry `sequence`."""
+class BudgetRow:
+    """The stored state of an account, or of a quota or a cap of it: terms that never change, and totals."""
 
+    account: str
+    client: str | None  # the client of a quota, or the name of a cap; None for the account itself
     terms: str
     totals: Amounts
-    sequence: int
-
-    @classmethod
-    def open(cls, terms: str, sequence: int = 0) -> "BudgetState":
-        """Return the state before anything is spent."""
-        return cls(terms, parse_budget(terms).zero, sequence)
+    sequence: int = 0  # of the latest entry that changed it
+    opening: str = ""  # of an account, JSON: owner, protects, unit, relation
+    head: str = GENESIS  # of an account: the hash of its latest entry
 
     @property
     def budget(self) -> Budget:
@@ -143,36 +156,31 @@ class BudgetState:
         return parse_budget(self.terms)
 
     @property
-    def totals_text(self) -> str:
-        """The totals as stored."""
-        return canonical_json(self.totals)
-
-    @property
     def digest(self) -> str:
         """The digest that entries record."""
-        return digest(self.terms, self.totals_text)
-
-
-@dataclass(frozen=True)
-class AccountRow:
-    """The row of an account: what never changes, its current state and the hash of its latest entry."""
-
-    name: str
-    opening: str  # JSON: owner, protects, unit, relation
-    state: BudgetState
-    head: str
-
-    @property
-    def details(self) -> dict[str, Any]:
-        """The parsed opening: owner, protects, unit and relation."""
-        return dict(json.loads(self.opening))
-
-    @property
-    def digest(self) -> str:
-        """The digest that entries record."""
-        return digest(self.opening, self.state.digest)
+        state = digest(self.terms, canonical_json(self.totals))
+        return digest(self.opening, state) if self.client is None else state
 
     @property
     def receipt(self) -> Receipt:
-        """The receipt of the latest entry."""
-        return Receipt(self.name, self.state.sequence, self.head)
+        """The receipt of the latest entry of an account."""
+        return Receipt(self.account, self.sequence, self.head)
+
+    def pay(self, charge: Charge) -> "tuple[BudgetRow, Amounts]":
+        """Return the state after a charge, and its price; raise UnaffordableError if the budget does not cover it."""
+        try:
+            price = self.budget.price(charge)
+        except UnpricedError:
+            raise UnaffordableError(self) from None
+        totals = add_amounts(self.totals, price)
+        if not self.budget.allows(totals):
+            raise UnaffordableError(self)
+        return replace(self, totals=totals), price
+
+
+class UnaffordableError(Exception):
+    """The budget of `row` does not cover a charge: rolls the transaction back."""
+
+    def __init__(self, row: BudgetRow) -> None:
+        super().__init__()
+        self.row = row

@@ -24,7 +24,7 @@ from nearveil.ledger.budget import (
     round_float_up,
     to_exact_decimal,
 )
-from nearveil.ledger.entries import BudgetState, Entry
+from nearveil.ledger.entries import BudgetRow, Entry
 from nearveil.ledger.errors import OverBudgetError
 
 
@@ -87,33 +87,25 @@ class Preview:
         )
 
 
-def make_balance(account: str, client: str | None, state: BudgetState) -> Balance:
-    """Return the figures of an account or a quota."""
-    budget = state.budget
-    spent = budget.spent(state.totals)
+def make_balance(row: BudgetRow) -> Balance:
+    """Return the figures of an account, a quota or a cap."""
+    budget = row.budget
+    spent = budget.spent(row.totals)
     return Balance(
-        account=account,
-        client=client,
+        account=row.account,
+        client=row.client,
         kind=budget.kind,
         epsilon=budget.epsilon,
         delta=budget.delta,
         spent=_round_up(spent),
         left=_compute_left(budget.epsilon, spent),
-        remaining=read_charge(budget.left(state.totals)) if isinstance(budget, PlanBudget) else (),
+        remaining=read_charge(budget.left(row.totals)) if isinstance(budget, PlanBudget) else (),
     )
 
 
-def is_affordable(state: BudgetState, charge: Charge) -> bool:
-    """Return whether a charge could be paid now, from the totals alone."""
-    try:
-        return state.budget.allows(add_amounts(state.totals, state.budget.price(charge)))
-    except UnpricedError:
-        return False
-
-
-def make_preview(account: str, client: str | None, state: BudgetState, charge: Charge) -> Preview:
-    """Return the cost of a charge for an account or a quota."""
-    before, budget = make_balance(account, client, state), state.budget
+def make_preview(row: BudgetRow, charge: Charge) -> Preview:
+    """Return the cost of a charge for an account, a quota or a cap."""
+    before, budget = make_balance(row), row.budget
     alone = find_alone_epsilon(charge, budget.delta)
     try:
         price = budget.price(charge)
@@ -121,9 +113,9 @@ def make_preview(account: str, client: str | None, state: BudgetState, charge: C
         reason = _make_reason(before, math.inf, str(unpriced))
         figures = {"cost": math.inf, "total": math.inf, "left": 0.0}
         return Preview(before=before, alone=alone, allowed=False, reason=reason, **figures)
-    totals = add_amounts(state.totals, price)
+    totals = add_amounts(row.totals, price)
     allowed = budget.allows(totals)
-    spent, total = budget.spent(state.totals), budget.spent(totals)
+    spent, total = budget.spent(row.totals), budget.spent(totals)
     cost = math.inf if total is None or spent is None else round_float_up(max(total - spent, Fraction(0)))
     return Preview(
         before=before,
@@ -132,7 +124,7 @@ def make_preview(account: str, client: str | None, state: BudgetState, charge: C
         total=_round_up(total),
         left=_compute_left(budget.epsilon, total),
         allowed=allowed,
-        reason="" if allowed else _make_reason(before, cost, budget.shortage(state.totals, price)),
+        reason="" if allowed else _make_reason(before, cost, budget.shortage(row.totals, price)),
     )
 
 

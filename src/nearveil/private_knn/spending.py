@@ -16,8 +16,7 @@ from sklearn.utils._param_validation import HasMethods, Interval
 
 from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
-from nearveil.ledger.account import find_plan_cost, open_budget
-from nearveil.ledger.budget import UnpricedError, check_samplers
+from nearveil.ledger.budget import UnpricedError, check_samplers, find_plan_cost, open_budget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import split_event
 from nearveil.privacy.noise import Source, secure_source

@@ -1,1 +1,0 @@
-"""The ledger's tables, a file for each version; alembic reads them."""
