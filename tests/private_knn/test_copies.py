@@ -23,7 +23,7 @@ from nearveil.private_knn import (
     Student,
 )
 from nearveil.private_knn.estimator import Poll, VotingEstimator
-from nearveil.private_knn.spending import AccountSpending, Spending
+from nearveil.private_knn.spending import AccountSpending
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y, QUERIES = DIGITS[:300], LABELS[:300], DIGITS[400:440]
@@ -352,13 +352,13 @@ def test_what_another_thread_sets_during_a_fit_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, model: VotingEstimator[Any]
 ) -> None:
     """The guarantee was made for one source of noise, and the noise was drawn from another."""
-    open_spending = VotingEstimator._open_spending
+    settle = VotingEstimator._settle
 
-    def swapped(self: VotingEstimator[Any], *arguments: Any) -> Spending:
+    def swapped(self: VotingEstimator[Any], *arguments: Any) -> Any:
         model.set_params(source=unsafe_seeded(0))
-        return open_spending(self, *arguments)
+        return settle(self, *arguments)
 
-    monkeypatch.setattr(VotingEstimator, "_open_spending", swapped)
+    monkeypatch.setattr(VotingEstimator, "_settle", swapped)
     assert model.fit(X, Y).guarantee.sound
     assert model._poll.source.sound
 

@@ -111,34 +111,36 @@ def test_what_samplers_cost_is_part_of_the_price() -> None:
 
 def test_published_parameters_cost_what_accounting_says() -> None:
     mnist = PlanRequest(
-        epsilon=None, delta=1e-5, max_answered=735, n_neighbors=300, sampling_rate=0.15, screening_noise=75.0,
+        CLASSES, epsilon=None, delta=1e-5, max_answered=735, n_neighbors=300, sampling_rate=0.15, screening_noise=75.0,
         threshold=180.0, max_screened=1000, vote_noise=25.0,
     )  # fmt: skip
-    assert make_plan(mnist, CLASSES).epsilon(1e-5) == pytest.approx(0.871049, abs=1e-4)
+    assert make_plan(mnist).epsilon(1e-5) == pytest.approx(0.871049, abs=1e-4)
 
 
 def test_calibrated_plans_use_their_budget_and_no_more() -> None:
     for request in (
-        PlanRequest(epsilon=0.5, delta=1e-5, max_answered=50, max_screened=0),
-        PlanRequest(epsilon=2.0, delta=1e-6, max_answered=20),
-        PlanRequest(epsilon=1.0, delta=1e-5, max_answered=20, sampling_rate=0.2, n_neighbors=30),
-        PlanRequest(epsilon=1.0, delta=1e-5, max_answered=20, max_screened=40, screening_noise=100.0, threshold=30.0),
+        PlanRequest(CLASSES, epsilon=0.5, delta=1e-5, max_answered=50, max_screened=0),
+        PlanRequest(CLASSES, epsilon=2.0, delta=1e-6, max_answered=20),
+        PlanRequest(CLASSES, epsilon=1.0, delta=1e-5, max_answered=20, sampling_rate=0.2, n_neighbors=30),
+        PlanRequest(
+            CLASSES, epsilon=1.0, delta=1e-5, max_answered=20, max_screened=40, screening_noise=100.0, threshold=30.0
+        ),
     ):
-        plan = make_plan(request, CLASSES)
+        plan = make_plan(request)
         assert request.epsilon is not None
         assert 0.998 * request.epsilon <= plan.epsilon(request.delta) <= request.epsilon
 
 
 def test_noise_that_is_a_little_too_small_is_refused() -> None:
-    plan = make_plan(PlanRequest(epsilon=1.1, delta=1e-5, max_answered=50, max_screened=0), CLASSES)
+    plan = make_plan(PlanRequest(CLASSES, epsilon=1.1, delta=1e-5, max_answered=50, max_screened=0))
     with pytest.raises(ValueError, match="vote_noise is too small"):
         make_plan(
-            PlanRequest(epsilon=1.0, delta=1e-5, max_answered=50, max_screened=0, vote_noise=plan.vote_noise), CLASSES
+            PlanRequest(CLASSES, epsilon=1.0, delta=1e-5, max_answered=50, max_screened=0, vote_noise=plan.vote_noise)
         )
 
 
 def test_defaults_follow_the_noise() -> None:
-    plan = make_plan(PlanRequest(epsilon=1.0, delta=1e-5, max_answered=10), CLASSES)
+    plan = make_plan(PlanRequest(CLASSES, epsilon=1.0, delta=1e-5, max_answered=10))
     assert plan.n_neighbors == math.ceil(8 * plan.vote_noise)
     assert plan.threshold == pytest.approx(0.6 * plan.n_neighbors)
     assert plan.screening_noise == pytest.approx(2 * plan.vote_noise)
@@ -148,34 +150,34 @@ def test_defaults_follow_the_noise() -> None:
 def test_sampling_buys_nothing() -> None:
     """At equal cost, the noise for each listed neighbour does not fall with the sampling rate."""
     requests = [
-        PlanRequest(epsilon=0.5, delta=1e-5, max_answered=200, sampling_rate=rate, max_screened=0)
+        PlanRequest(CLASSES, epsilon=0.5, delta=1e-5, max_answered=200, sampling_rate=rate, max_screened=0)
         for rate in (1.0, 0.15, 0.05)
     ]
-    noises = [make_plan(request, CLASSES).vote_noise / request.sampling_rate for request in requests]
+    noises = [make_plan(request).vote_noise / request.sampling_rate for request in requests]
     assert noises[0] <= noises[1] * 1.002 <= noises[2] * 1.004
 
 
-def test_wishes_that_contradict_each_other_are_refused() -> None:
+def test_parameters_that_contradict_each_other_are_refused() -> None:
     known = {"delta": 1e-5, "max_answered": 10}
     with pytest.raises(ValueError, match="vote_noise is too small"):
-        make_plan(PlanRequest(epsilon=0.1, vote_noise=2.0, **known), CLASSES)  # type: ignore[arg-type]
+        make_plan(PlanRequest(CLASSES, epsilon=0.1, vote_noise=2.0, **known))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threshold must not be given"):
-        make_plan(PlanRequest(epsilon=1.0, threshold=5.0, max_screened=0, **known), CLASSES)  # type: ignore[arg-type]
+        make_plan(PlanRequest(CLASSES, epsilon=1.0, threshold=5.0, max_screened=0, **known))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="threshold must be given"):
-        make_plan(PlanRequest(epsilon=None, vote_noise=2.0, screening_noise=3.0, **known), CLASSES)  # type: ignore[arg-type]
+        make_plan(PlanRequest(CLASSES, epsilon=None, vote_noise=2.0, screening_noise=3.0, **known))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no largest one to screen"):
-        make_plan(PlanRequest(epsilon=1.0, max_screened=5, **known), Ballot(GaussianSums(1.0), 1, can_screen=False))  # type: ignore[arg-type]
+        make_plan(PlanRequest(Ballot(GaussianSums(1.0), 1, can_screen=False), epsilon=1.0, max_screened=5, **known))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="screening_noise is too small"):
-        make_plan(PlanRequest(epsilon=0.01, screening_noise=1.0, max_screened=50, **known), CLASSES)  # type: ignore[arg-type]
+        make_plan(PlanRequest(CLASSES, epsilon=0.01, screening_noise=1.0, max_screened=50, **known))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="epsilon must be at most 12 where queries are screened"):
-        make_plan(PlanRequest(epsilon=13.0, **known), CLASSES)  # type: ignore[arg-type]
+        make_plan(PlanRequest(CLASSES, epsilon=13.0, **known))  # type: ignore[arg-type]
     assert GaussianSums(2.0)(3.0) == GaussianDpEvent(1.5)
 
 
 @pytest.mark.parametrize("epsilon", [12.0, 60.0])
 def test_large_budgets_are_used_too(epsilon: float) -> None:
     plan = make_plan(
-        PlanRequest(epsilon=epsilon, delta=1e-5, max_answered=30, max_screened=0 if epsilon > 12 else None), CLASSES
+        PlanRequest(CLASSES, epsilon=epsilon, delta=1e-5, max_answered=30, max_screened=0 if epsilon > 12 else None)
     )
     assert 0.99 * epsilon <= plan.epsilon(1e-5) <= epsilon
 
@@ -188,27 +190,27 @@ def test_large_budgets_are_used_too(epsilon: float) -> None:
 )  # fmt: skip
 def test_numbers_that_mean_nothing_are_refused_by_name(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=field):
-        PlanRequest(**{"epsilon": 1.0, "delta": 1e-5, "max_answered": 10, field: value})  # type: ignore[arg-type]
+        PlanRequest(CLASSES, **{"epsilon": 1.0, "delta": 1e-5, "max_answered": 10, field: value})  # type: ignore[arg-type]
 
 
 def test_what_cannot_be_computed_or_sampled_is_refused_in_words() -> None:
     with pytest.raises(ValueError, match="delta must be at least"):
-        PlanRequest(epsilon=1.0, delta=1e-14, max_answered=10)
+        PlanRequest(CLASSES, epsilon=1.0, delta=1e-14, max_answered=10)
     for noise in (1e20, 1e-300):
         with pytest.raises(ValueError, match="vote_noise cannot be sampled"):
-            make_plan(PlanRequest(epsilon=None, delta=1e-5, max_answered=10, vote_noise=noise), CLASSES)
+            make_plan(PlanRequest(CLASSES, epsilon=None, delta=1e-5, max_answered=10, vote_noise=noise))
 
 
 def test_very_many_screenings_are_charged_as_gaussian_mechanisms() -> None:
-    request = PlanRequest(epsilon=1.0, delta=1e-5, max_answered=10**6)
-    plan = make_plan(request, CLASSES)
+    request = PlanRequest(CLASSES, epsilon=1.0, delta=1e-5, max_answered=10**6)
+    plan = make_plan(request)
     assert plan.screening is not None
     assert not plan.screening.whole
     assert 0.99 <= plan.epsilon(1e-5) <= 1.0
 
 
 def test_a_plan_with_hardly_any_noise_promises_nothing() -> None:
-    plan = make_plan(PlanRequest(epsilon=None, delta=1e-5, max_answered=1000, vote_noise=0.01), CLASSES)
+    plan = make_plan(PlanRequest(CLASSES, epsilon=None, delta=1e-5, max_answered=1000, vote_noise=0.01))
     assert plan.epsilon(1e-5) == math.inf
     assert "Nothing is guaranteed" in str(plan.guarantee(1e-5, unit="record", source=secure_source()))
 
@@ -220,13 +222,13 @@ def test_a_calibration_that_takes_seconds_is_shown_and_logged(
     shown: list[str] = []
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     monkeypatch.setattr("rich.console.Console.status", lambda _, text: nullcontext(shown.append(text)))  # type: ignore[func-returns-value]
-    request = PlanRequest(epsilon=3.0, delta=1e-4, max_answered=3, max_screened=4)
+    request = PlanRequest(CLASSES, epsilon=3.0, delta=1e-4, max_answered=3, max_screened=4)
     with caplog.at_level("INFO", logger="nearveil.private_knn.plan"):
-        make_plan(request, Ballot(VoteHistogram, 10))
+        make_plan(request)
         lines = [record.getMessage() for record in caplog.records]
-        make_plan(request, Ballot(VoteHistogram, 10))
+        make_plan(request)
     assert lines == shown == ["Calibrating the noise of 4 screenings and 3 votes, once"]
     assert len(caplog.records) == 1
     with hide_spinners():
-        make_plan(replace(request, max_screened=5), Ballot(VoteHistogram, 10))
+        make_plan(replace(request, max_screened=5))
     assert len(shown) == 1

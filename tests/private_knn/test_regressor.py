@@ -84,7 +84,7 @@ def test_what_is_charged() -> None:
 def test_one_record_in_and_one_out_changes_the_sum_by_the_range() -> None:
     rng = np.random.default_rng(0)
     for low, high in [(-1.3, 2.9), *np.sort(rng.normal(size=(200, 2)) * 10.0 ** rng.integers(-3, 4, (200, 1)))]:
-        asked = ValueStatistic.make(low, high, "mean", 8)
+        asked = ValueStatistic(low, high, "mean", 8)
         units = asked.votes(np.array([low - 5, low, high, high + 5])).units[:-1, 0] * asked.unit
         assert units.max() - units.min() <= high - low
         assert units.max() - units.min() > (high - low) - 3 * asked.unit

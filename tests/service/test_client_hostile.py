@@ -21,7 +21,7 @@ from nearveil.client.transport import Request
 from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import maps as _map
-from nearveil.private_knn import discriminant_model
+from nearveil.private_knn import published
 from nearveil.wire import frames as _wire
 from nearveil.wire import schema
 from nearveil.wire.client import MapChanged, PublicRequest, Refusal, RefusalCode
@@ -352,7 +352,7 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "items of a gallery": _map.MOST_ITEMS,
         "columns of a table of codes": _answer.MOST_COLUMNS,
         "dimensions for a byte of a product code": _answer._MOST_DIMENSIONS,
-        "classes of a model": discriminant_model.MOST_CLASSES,
+        "classes of a model": published.MOST_CLASSES,
         "bytes of the list": Request("galleries").most,
         "bytes of a model": schema.MOST_MODEL,
         "bytes of a public part": _wire.DEFAULT_LIMITS.public_part,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -32,10 +32,11 @@ from nearveil.private_knn.neighbors import NOBODY, NeighborSearch, SearchParamet
 from nearveil.private_knn.plan import Ballot, GaussianSums, VotePlan
 
 
-def count_agreeing_records(plan: VotePlan, n_records: int, which: str) -> tuple[float, str]:
+def count_agreeing_records(plan: VotePlan, votes: Labels | Weights) -> tuple[float, str]:
     """Return how many records can agree on a query, and a sentence for their owner alone."""
-    sampled = n_records * plan.sampling_rate
-    return min(plan.n_neighbors, sampled), f"at most {n_records:,} records {which} can (this figure is for you alone)"
+    which = "of one class" if isinstance(votes, Labels) else "in all"
+    words = f"at most {votes.most_agreeing:,} records {which} can (this figure is for you alone)"
+    return min(plan.n_neighbors, votes.most_agreeing * plan.sampling_rate), words
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -54,8 +55,7 @@ class NeighborPoll(ClassPoll):
             yield self.ballots.count(drawn[0]), largest
 
     def count_agreeing(self) -> tuple[float, str]:
-        which = "of one class" if isinstance(self.ballots, Labels) else "in all"
-        return count_agreeing_records(self.plan, self.ballots.most_agreeing, which)
+        return count_agreeing_records(self.plan, self.ballots)
 
     def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
         if self.votes not in MULTILABEL:
@@ -92,8 +92,8 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     max_answered : int, default=1000
         Maximum number of answered queries; later ones are declined.
     n_neighbors : int, optional
-        Number of records that vote. By default 8 for each unit of vote noise. It must not be chosen by looking at the
-        private records.
+        Number of records that vote, chosen without looking at the private records. By default 8 for each unit of vote
+        noise.
     sampling_rate : float, default=1.0
         Chance of a record to take part in a vote. Less than 1 saves nothing: at equal cost, a rate of 0.15 with 300
         voters is as noisy as a rate of 1 with 2,000, and adds the sampling's own variance.
@@ -115,15 +115,14 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         labels as records have: a record with more counts less. A label is given where the noisy sum of its votes is
         more than half of the noisy sum of the voters' weights; with signed votes, more than 0.
     classes : array-like, optional
-        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
-        about a record of a class that occurs anyway.
+        The public list of classes. By default the classes are read from the labels, and the guarantee is about a
+        record of a class that occurs anyway.
     feature_norm : float, optional
         Public. None scales every row to norm 1, so that angles are compared. A number compares distances; rows that
         are longer than it are scaled down to it.
     bounds : tuple (low, high), optional
-        Public bounds of the columns, each a number or a number for each column. Rows and queries are scaled by them to
-        [-1, 1], values beyond are clipped, and distances are compared. They must come from public knowledge, never from
-        the private rows.
+        Public bounds of the columns, each a number or a number for each column, from public knowledge alone. Rows and
+        queries are scaled by them to [-1, 1], values beyond are clipped, and distances are compared.
     abstain_label : int or str, optional
         The label of declined queries, of the type of the classes and not one of them. By default -1, or "" if the
         classes are names; if that is a class, the number below all classes, or "declined".
@@ -131,13 +130,12 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         The meaning of one row, which is protected; it must be the account's unit. Give "person with all images" only
         if each person has one row.
     ledger : Ledger or str, optional
-        The ledger that records spending, with the name of an account, which is opened if it is missing. A URL
-        with a password is refused, as estimators show their parameters: leave it to PGPASSWORD or
-        ~/.pgpass, or give a Ledger.
+        The ledger that records spending. Estimators show their parameters, so a URL with a password is refused: leave
+        it to PGPASSWORD or ~/.pgpass, or give a Ledger.
     account : Account or str, optional
         Pays for every query before it is answered, and counts the caps: all copies, pickles and processes share them.
-        Without one, caps are counted in the memory of one process: fitting again resets them, and a pickle refuses to
-        answer.
+        A name is opened in the ledger if it is missing. Without an account, caps are counted in the memory of one
+        process: fitting again resets them, and a pickle refuses to answer.
     engine : {"auto", "numpy", "cuda"}, default="auto"
         Search on the CPU or on a CUDA device. The answer does not depend on it.
     source : Source, optional
@@ -148,9 +146,6 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     classes_ : ndarray of shape (n_classes,)
     plan_ : VotePlan
         The caps on queries, and the noise.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of shape (d,)
-        Where the features had names.
 
     Examples
     --------
@@ -182,17 +177,18 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     def _make_poll(self, X: ArrayLike, y: ArrayLike) -> NeighborPoll:
         columns = self._columns()
         X, _ = check_records(columns, X, y, multi_output=True)
-        classes, ballots, ballot = self._votes(y)
+        ballots: Labels | Weights
+        if self.votes == "classes":
+            classes, ballots, ballot = make_hard_votes(y, self.classes)
+        elif self.votes == "soft":
+            classes, ballots, ballot = make_soft_votes(y, self.classes)
+        else:
+            classes, ballots, ballot = make_label_votes(y, self.classes, self.clip, self.votes)
         declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
-        inferred = self.votes == "classes" and self.classes is None
-        plan, guarantee = self._make_plan(ballot, inferred=inferred)
+        plan, guarantee = self._make_plan(ballot, inferred=self.votes == "classes" and self.classes is None)
         search, bounds = self._make_search(X)
         return NeighborPoll(
-            columns=columns,
-            plan=plan,
-            guarantee=guarantee,
-            source=self._source,
-            spending=self._open_spending(plan, guarantee),
+            **self._settle(columns, plan, guarantee),
             bounds=bounds,
             classes=classes,
             abstain_label=declined,
@@ -200,13 +196,6 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
             search=search,
             votes=self.votes,
         )
-
-    def _votes(self, y: ArrayLike) -> tuple[NDArray[Any], Labels | Weights, Ballot]:
-        if self.votes == "classes":
-            return make_hard_votes(y, self.classes)
-        if self.votes == "soft":
-            return make_soft_votes(y, self.classes)
-        return make_label_votes(y, self.classes, self.clip, self.votes)
 
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
@@ -224,12 +213,10 @@ class ValueStatistic:
     method: str
     depth: int
 
-    @classmethod
-    def make(cls, low: float, high: float, method: str, depth: int) -> Self:
+    def __post_init__(self) -> None:
         """Check the bounds."""
-        if not (max(abs(low), abs(high)) <= _FARTHEST and high - low >= 1 / _FARTHEST):  # also if one is NaN
+        if not (max(abs(self.low), abs(self.high)) <= _FARTHEST and self.width >= 1 / _FARTHEST):  # also if one is NaN
             raise ValueError(f"low must be below high, both within {_FARTHEST:g} of 0")
-        return cls(low, high, method, int(depth))
 
     @property
     def width(self) -> float:
@@ -295,7 +282,7 @@ class ValuePoll(Poll[NDArray[np.float64]]):
         return self.statistic.width / 2 if self.statistic.method == "mean" else 0.5
 
     def count_agreeing(self) -> tuple[float, str]:
-        return count_agreeing_records(self.plan, self.values.most_agreeing, "in all")
+        return count_agreeing_records(self.plan, self.values)
 
     def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
         if self.statistic.method == "mean":
@@ -329,49 +316,28 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     ----------
     low, high : float
         Public bounds of the values. Do not read them from the private records.
-    epsilon : float, optional
-        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
-    delta : float, default=1e-5
-    max_answered : int, default=1000
-        Maximum number of answered queries; later ones are declined.
     method : {"mean", "median"}, default="mean"
     n_neighbors : int, optional
         How many records vote. By default so many that the noise is a 32nd of the range (mean) or an eighth of the
         voters (median).
-    sampling_rate : float, default=1.0
-        Chance of a record to take part in a vote.
     vote_noise : float, optional
         Standard deviation of the noise: on the sum of the values, or on each count of the bisection.
     depth : int, default=8
         Steps of the bisection; the median is known up to a part 2^-depth of the range.
-    feature_norm : float, optional
-        Public. None scales every row to norm 1. A number compares distances; longer rows are scaled down to it.
-    bounds : tuple (low, high), optional
-        Public bounds of the columns. See :class:`PrivateKNeighborsClassifier`.
-    unit : str, default="record"
-        The meaning of one row, which is protected; it must be the account's unit. Give "person with all images" only
-        if each person has one row.
-    ledger : Ledger or str, optional
-    account : Account or str, optional
-        Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
-    engine : {"auto", "numpy", "cuda"}, default="auto"
-    source : Source, optional
-        Of the coins: the operating system's cryptographic generator by default.
+    epsilon, delta, max_answered, sampling_rate, feature_norm, bounds, unit, ledger, account, engine, source
+        As of :class:`PrivateKNeighborsClassifier`.
 
     Attributes
     ----------
     plan_ : VotePlan
-    n_features_in_ : int
-    feature_names_in_ : ndarray of shape (d,)
-        Where the features had names.
 
     Examples
     --------
     >>> rng = np.random.default_rng(0)
     >>> X = rng.uniform(size=(20_000, 2))
     >>> voter = PrivateKNeighborsRegressor(0, 2, epsilon=2.0, max_answered=10, feature_norm=2.0, n_neighbors=2000)
-    >>> found = voter.fit(X, X.sum(axis=1)).predict([[0.3, 0.4], [0.5, 0.9]])
-    >>> bool(np.all(np.abs(found - [0.7, 1.4]) < 0.1))
+    >>> values = voter.fit(X, X.sum(axis=1)).predict([[0.3, 0.4], [0.5, 0.9]])
+    >>> bool(np.all(np.abs(values - [0.7, 1.4]) < 0.1))
     True
     """
 
@@ -393,51 +359,35 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     def _make_poll(self, X: ArrayLike, y: ArrayLike) -> ValuePoll:
         columns = self._columns()
         X, y = check_records(columns, X, y, y_numeric=True)
-        statistic = ValueStatistic.make(float(self.low), float(self.high), self.method, self.depth)
+        statistic = ValueStatistic(float(self.low), float(self.high), self.method, int(self.depth))
         plan, guarantee = self._make_plan(statistic.ballot, max_screened=0)
         values = statistic.votes(np.asarray(y, dtype=np.float64))
         search, bounds = self._make_search(X)
         return ValuePoll(
-            columns=columns,
-            plan=plan,
-            guarantee=guarantee,
-            source=self._source,
-            spending=self._open_spending(plan, guarantee),
-            bounds=bounds,
-            statistic=statistic,
-            values=values,
-            search=search,
+            **self._settle(columns, plan, guarantee), bounds=bounds, statistic=statistic, values=values, search=search
         )
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Answer public queries. The call is paid for before anything is released.
+        """Answer public queries as :meth:`answer` does: within [low, high]; NaN where a query was declined.
+
+        A sample of fewer records than may vote draws the mean to the middle of the range.
 
         Parameters
         ----------
         X : array-like of shape (n_queries, d)
-            Public. In their order, until the cap is reached.
 
         Returns
         -------
         ndarray of shape (n_queries,)
-            Within [low, high]; NaN where a query was declined. A sample of fewer records than may vote draws the mean
-            to the middle of the range.
-
-        Raises
-        ------
-        ExhaustedError
-            Where the cap was reached before this call.
         """
         return self.answer(X)
 
     score = VotingEstimator.score  # the mixin's cannot score declined queries
+    _metric = staticmethod(r2_score)
 
     def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         values = self.answer(X)
         return values, ~np.isnan(values)
-
-    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
-        return float(r2_score(truth, values, sample_weight=weights))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

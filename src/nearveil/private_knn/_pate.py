@@ -142,40 +142,19 @@ class PateClassifier(VotingClassifier):
     mechanism : {"confident-gnmax", "gnmax", "lnmax"}, default="confident-gnmax"
         "lnmax" adds Laplace noise to the votes, "gnmax" Gaussian noise; "confident-gnmax" screens every query first and
         declines where the teachers disagree.
-    epsilon : float, optional
-        Of all answers together. It must be given, unless `vote_noise` is; given with noise it is a limit.
-    delta : float, default=1e-5
-    max_answered : int, default=1000
-        Maximum number of answered queries; later ones are declined.
-    screening_noise, threshold : float, optional
-        Of "confident-gnmax": standard deviation of the noise on the largest count, twice the vote noise by default,
-        and the threshold for it, 0.6 of the teachers by default.
+    screening_noise, threshold, max_screened
+        Of "confident-gnmax": the noise on the largest count, the threshold for it, by default 0.6 of the teachers, and
+        the maximum number of screened queries.
     vote_noise : float, optional
         On every count: the standard deviation of Gaussian noise, or the scale of Laplace noise (1 / gamma).
-    max_screened : int, optional
-        Of "confident-gnmax": maximum number of screened queries; 1.5 times `max_answered` by default.
-    classes : array-like, optional
-        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
-        about a record of a class that occurs anyway.
-    abstain_label : int or str, optional
-        The label of declined queries, of the type of the classes and not one of them. By default -1, or "" if the
-        classes are names; if that is a class, the number below all classes, or "declined".
-    unit : str, default="record"
-        The meaning of one row; see :class:`PrivateKNeighborsClassifier`.
-    ledger : Ledger or str, optional
-    account : Account or str, optional
-        Pays for every query before it is answered. See :class:`PrivateKNeighborsClassifier`.
-    source : Source, optional
-        Of all coins: the operating system's cryptographic generator by default.
+    epsilon, delta, max_answered, classes, abstain_label, unit, ledger, account, source
+        As of :class:`PrivateKNeighborsClassifier`.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
     plan_ : VotePlan
         The caps on queries, and the noise. Its neighbours are the teachers.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of shape (d,)
-        Where the features had names.
 
     Examples
     --------
@@ -221,14 +200,7 @@ class PateClassifier(VotingClassifier):
             source=self._source,
         )
         return TeacherPoll(
-            columns=columns,
-            plan=plan,
-            guarantee=guarantee,
-            source=self._source,
-            spending=self._open_spending(plan, guarantee),
-            classes=classes,
-            abstain_label=declined,
-            teachers=teachers,
+            **self._settle(columns, plan, guarantee), classes=classes, abstain_label=declined, teachers=teachers
         )
 
     def _check_screening(self) -> dict[str, int]:

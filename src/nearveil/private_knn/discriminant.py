@@ -23,12 +23,12 @@ from nearveil.private_knn.discriminant_model import (
     CENTRE_SHARE,
     CLEAR,
     COUNT_UNIT,
-    MOST_CLASSES,
     MOST_COMPONENTS,
     MOST_PUBLICATIONS,
     SENSITIVITY,
     SHRINKAGE,
     ClassProjection,
+    LinearPredictions,
     NoisyStatistics,
     PublicDiscriminant,
     PublicMoments,
@@ -49,6 +49,7 @@ from nearveil.private_knn.plan import (
     check_epsilon_given,
     make_plan,
 )
+from nearveil.private_knn.published import MOST_CLASSES
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.private_knn.spending import (
     ExhaustedError,
@@ -89,9 +90,9 @@ def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1
     >>> f"{one.epsilon(1e-5):.2f} {four.epsilon(1e-5):.2f} {four.vote_noise / one.vote_noise:.1f}"
     '2.00 2.00 2.0'
     """
-    request = PlanRequest(epsilon=epsilon, delta=delta, max_answered=publications, max_screened=0, n_neighbors=1)
     ballot = Ballot(GaussianSums(SENSITIVITY), _MOST_VALUES, can_screen=False)
-    return make_plan(replace(request, vote_noise=_round_up(make_plan(request, ballot).vote_noise)), ballot)
+    request = PlanRequest(ballot, epsilon=epsilon, delta=delta, max_answered=publications, n_neighbors=1)
+    return make_plan(replace(request, vote_noise=_round_up(make_plan(request).vote_noise)))
 
 
 def _round_up(noise: float) -> float:
@@ -155,7 +156,7 @@ class Forecast:
 
 
 @dataclass(eq=False, repr=False)
-class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[misc]
+class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator):  # type: ignore[misc]
     """Classify by a linear discriminant of private records, with noise that is added once.
 
     The sum of the rows of each class, and how many they are, are released with Gaussian noise; mean, projection and
@@ -173,32 +174,21 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
     shrinkage : float or "auto", default="auto"
         Share of the covariance's trace that is added to its diagonal.
     bounds : tuple (low, high) or "public", optional
-        Public bounds of the columns, each a number or a number for each column. Columns are scaled by them, and values
-        beyond are clipped. They must come from public knowledge, never from the private rows. "public" takes three
-        standard deviations on either side of the means of the public rows. Without public rows, a fifth of the budget
-        goes to the mean of the scaled rows.
-    classes : array-like, optional
-        The public list of classes. Where it is not given, the classes are read from the labels, and the guarantee is
-        about a record of a class that occurs anyway.
-    unit : str, default="record"
-        The meaning of one row, which is protected; it must be the account's unit.
+        Public bounds of the columns, as of :class:`PrivateKNeighborsClassifier`. "public" takes three standard
+        deviations on either side of the means of the public rows. Without public rows, a fifth of the budget goes to
+        the mean of the scaled rows.
     publications : int, default=1
         How many fits together cost epsilon and delta. An account counts them; without one, nobody does.
-    ledger : Ledger or str, optional
-        Where spending is kept, with the name of an account; the account is opened where there is none.
+    classes, unit, ledger, source
+        As of :class:`PrivateKNeighborsClassifier`.
     account : Account or str, optional
         Pays for every fit before anything is computed from the noise.
-    source : Source, optional
-        Of the noise: the operating system's cryptographic generator by default.
 
     Attributes
     ----------
     classes_ : ndarray of shape (n_classes,)
     statistics_ : NoisyStatistics
         The noisy sums and counts: all that was released about the records.
-    n_features_in_ : int
-    feature_names_in_ : ndarray of shape (d,)
-        Where the features had names.
 
     Examples
     --------
@@ -236,8 +226,9 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Pay, sum the records with noise, and compute the model.
 
-        The order is the guarantee: plan, project by public rows, pay, sum, add noise, compute the model. Nothing that
-        is computed from the sums exists before the payment is durable (``docs/theory/private-discriminant.md``).
+        The order is the guarantee: plan, learn the projection from public rows, pay, sum, add noise, compute the model.
+        Nothing that is computed from the sums exists before the payment is durable
+        (``docs/theory/private-discriminant.md``).
 
         Parameters
         ----------
@@ -263,7 +254,8 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         plan = plan_publications(check_epsilon_given(snapshot.epsilon), snapshot.delta, snapshot.publications)
         checked = snapshot._check(X, y, public)
         projection = snapshot._learn_projection(checked, plan.vote_noise)
-        guarantee = snapshot._guarantee(plan)
+        unit = name_inferred_unit(snapshot.unit) if snapshot.classes is None else snapshot.unit
+        guarantee = replace(plan.guarantee(snapshot.delta, unit=unit, source=snapshot._source), basis=BASIS)
         self._warn_of_search()
         warn_of_scaled_rows(checked.rows)
         snapshot._pay(plan, guarantee)
@@ -282,10 +274,8 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
-        y : array-like of shape (n,)
-        public : array-like of shape (n_public, d), optional
-            All as for :meth:`fit`.
+        X, y, public : array-like
+            As for :meth:`fit`.
 
         Returns
         -------
@@ -326,49 +316,9 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         """The guarantee of all publications together."""
         return self.export().guarantee
 
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Classify rows. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
-        return self.export().predict(self._queries(X))
-
-    def predict_proba(self, X: ArrayLike) -> Rows:
-        """Return the probability of each class, where all classes are equally common. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes)
-        """
-        return self.export().predict_proba(self._queries(X))
-
-    def decision_function(self, X: ArrayLike) -> Rows:
-        """Score rows. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes), or (n,) for two classes
-        """
-        return self.export().decision_function(self._queries(X))
-
-    def _queries(self, X: ArrayLike) -> Rows:
+    def _score(self, X: ArrayLike) -> tuple[Rows, NDArray[Any]]:
         check_is_fitted(self, "_model")
-        queries: Rows = validate_data(self, X, dtype=np.float64, reset=False)
-        return queries
+        return self._model._score(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_CheckedRecords":
         """Check the input."""
@@ -377,38 +327,38 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
         rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
         classes, labels, _ = make_hard_votes(y, self.classes)
         check_publishable(classes, rows.shape[1], self.unit)
-        if public is None:
-            if rows.shape[1] > _MOST_UNPROJECTED:
-                raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
-            bounds = self._find_bounds(rows.shape[1], None)
-            if bounds is not None and len(classes) >= MOST_CLASSES:  # the mean is one release more, of as many values
+        public_rows: Rows | None = None
+        if public is not None:
+            public_rows = check_array(public, dtype=np.float64, input_name="public")
+            if public_rows.shape[1] != rows.shape[1]:
+                raise ValueError("public must have as many features as X")
+            check_public_rows(public, X)
+        elif rows.shape[1] > _MOST_UNPROJECTED:
+            raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
+        bounds = None
+        if isinstance(self.bounds, str):
+            if public_rows is None:
+                raise ValueError('public must be given where bounds="public"')
+            bounds = ColumnBounds.measure(public_rows)
+        elif self.bounds is not None:
+            bounds = ColumnBounds.make(self.bounds, rows.shape[1])
+            if public_rows is None and len(classes) >= MOST_CLASSES:  # the mean is one more release of as many values
                 raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} where bounds are given without public")
-            return _CheckedRecords(columns, classes, labels.codes[:-1], rows, None, bounds)
-        public_rows: Rows = check_array(public, dtype=np.float64, input_name="public")
-        if public_rows.shape[1] != rows.shape[1]:
-            raise ValueError("public must have as many features as X")
-        check_public_rows(public, X)
-        bounds = self._find_bounds(rows.shape[1], public_rows)
         return _CheckedRecords(columns, classes, labels.codes[:-1], rows, public_rows, bounds)
 
-    def _find_bounds(self, n_features: int, public: Rows | None) -> ColumnBounds | None:
-        """Return the bounds that columns are scaled by."""
-        if self.bounds is None:
-            return None
-        if not isinstance(self.bounds, str):
-            return ColumnBounds.make(self.bounds, n_features)
-        if public is None:
-            raise ValueError('public must be given where bounds="public"')
-        return ColumnBounds.measure(public)
-
     def _learn_projection(self, checked: "_CheckedRecords", noise: float) -> ClassProjection:
-        """Learn the projection from public rows and bounds."""
+        """Learn the projection from public rows and bounds: more directions for more rows of a class and less noise."""
         public, bounds = checked.public, checked.bounds
         if public is None:
-            return ClassProjection.none(checked.rows.shape[1]) if bounds is None else ClassProjection.in_bounds(bounds)
-        scaled = public if bounds is None else bounds.scale(public)
-        n_components = self._components(len(public), len(checked.classes), noise)
-        return replace(ClassProjection.learn(scaled, n_components), bounds=bounds)
+            return replace(ClassProjection.none(checked.rows.shape[1]), bounds=bounds)
+        n_components = MOST_COMPONENTS
+        if self.n_components != "auto":
+            n_components = self.n_components
+        elif noise:
+            rows_per_noise = len(public) / len(checked.classes) * LONGEST / noise
+            count = max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS)
+            n_components = min(count, MOST_COMPONENTS)
+        return ClassProjection.learn(public, n_components, bounds)
 
     def _project(
         self, checked: "_CheckedRecords", projection: ClassProjection, release: "_Release"
@@ -432,19 +382,6 @@ class PrivateDiscriminant(ClassifierMixin, PayingEstimator):  # type: ignore[mis
             return sums + _split_noise(noise, share) * rng.standard_normal(sums.shape)
 
         return self._project(checked, self._learn_projection(checked, noise), simulate)
-
-    def _components(self, n_public: int, n_classes: int, noise: float) -> int:
-        """Return how many directions are used: more where there are more rows of a class, and less noise."""
-        if self.n_components != "auto":
-            return self.n_components
-        if not noise:
-            return MOST_COMPONENTS
-        rows_per_noise = n_public / n_classes * LONGEST / noise
-        return min(max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS), MOST_COMPONENTS)
-
-    def _guarantee(self, plan: VotePlan) -> Guarantee:
-        unit = name_inferred_unit(self.unit) if self.classes is None else self.unit
-        return replace(plan.guarantee(self.delta, unit=unit, source=self._source), basis=BASIS)
 
     def _pay(self, plan: VotePlan, guarantee: Guarantee) -> None:
         account = find_account(self.ledger, self.account, plan, guarantee)

@@ -6,12 +6,13 @@ The projection depends on the row alone, to the last bit; the model sees no priv
 import json
 import math
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, SelfComposedDpEvent
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 from scipy.optimize import minimize_scalar
@@ -21,9 +22,24 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_array
 
-from nearveil.mechanisms.base import Message, MessageError, fingerprint
+from nearveil.mechanisms.base import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
 from nearveil.private_knn.neighbors import LONGEST, IntegerRows
+from nearveil.private_knn.published import (
+    MOST_CLASSES,
+    MOST_TEXT,
+    ModelError,
+    PublicModel,
+    check_dtype,
+    check_words,
+    decode_about,
+    encode_about,
+    list_classes,
+    list_guarantee,
+    read_classes,
+    read_guarantee,
+    translate_errors,
+)
 from nearveil.private_knn.scaling import ColumnBounds
 from nearveil.wire.frames import MOST_FEATURES
 
@@ -38,10 +54,6 @@ MOST_COMPONENTS = 128
 _NEIGHBORS = 5
 _SAMPLE = 4096  # rows to search neighbours of
 _RIDGE = 0.05  # share of their mean variance that is added to the variances of neighbours
-
-
-class ModelError(MessageError):
-    """Bytes are not a published model: truncated, of another version, too large, or with parts that do not fit."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,27 +81,23 @@ class ClassProjection:
                 raise ModelError(f"projection must have a {name} of finite numbers, none beyond {bound:g}")
 
     @classmethod
-    def learn(cls, public: Rows, n_components: int) -> Self:
+    def learn(cls, public: Rows, n_components: int, bounds: ColumnBounds | None = None) -> Self:
         """Learn the directions of public rows in which neighbours differ least, compared with all rows."""
-        if len(public) < 2 or not np.ptp(public, axis=0).any():
+        scaled: Rows = public if bounds is None else bounds.scale(public)
+        if len(scaled) < 2 or not np.ptp(scaled, axis=0).any():
             raise ValueError("public must hold at least two rows, and rows that differ")
-        axes, step = _find_directions(public, n_components), 2.0**_COMPONENT_BITS - 1
+        axes, step = _find_directions(scaled, n_components), 2.0**_COMPONENT_BITS - 1
         peaks = np.abs(axes).max(axis=0)
         components = np.rint(axes / peaks * step).astype(np.int16)
-        n_directions, reach = axes.shape[1], float(np.abs(public).max())
-        bare = cls(components, np.zeros(n_directions), np.ones(n_directions), reach, public.shape[1])
-        offset = bare._project(public.mean(axis=0, keepdims=True))[0]
-        return cls(components, offset, peaks / step * reach * 2.0**-bare._bits, reach, public.shape[1])
+        n_directions, reach = axes.shape[1], float(np.abs(scaled).max())
+        bare = cls(components, np.zeros(n_directions), np.ones(n_directions), reach, scaled.shape[1], bounds)
+        offset = bare._project(scaled.mean(axis=0, keepdims=True))[0]
+        return replace(bare, offset=offset, scale=peaks / step * reach * 2.0**-bare._bits)
 
     @classmethod
     def none(cls, n_features: int) -> Self:
-        """Return the projection without public rows: nothing but norm one."""
+        """Return the projection without public rows: nothing but norm one. In bounds, `offset` is a noisy mean."""
         return cls(None, np.zeros(n_features), np.ones(n_features), 1.0, n_features)
-
-    @classmethod
-    def in_bounds(cls, bounds: ColumnBounds) -> Self:
-        """Return the projection by public bounds without public rows; `offset` is then the noisy mean."""
-        return replace(cls.none(len(bounds.low)), bounds=bounds)
 
     @property
     def is_centred_by_noise(self) -> bool:
@@ -308,12 +316,9 @@ def _find_covariance(means: ClassMeans) -> Rows:
 
 
 _NAME = "discriminant"
-MOST_CLASSES = 4096
 MOST_PUBLICATIONS = 1_000_000
-_MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
-_LONGEST_WORDS = 1000  # characters of one text
 _LARGEST = {
-    "about": (_MOST_TEXT,),
+    "about": (MOST_TEXT,),
     "components": (MOST_FEATURES, MOST_FEATURES),
     "offset": (MOST_FEATURES,),
     "scale": (MOST_FEATURES,),
@@ -326,11 +331,62 @@ _LARGEST = {
 CLEAR = 5
 """A class is learned well if it has this many times as many records as there is noise on their count."""
 BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
-_KINDS = {"U": str, "i": int, "f": float, "b": bool}
+
+
+class LinearPredictions(ABC):
+    """Predictions by scores of classes that are linear in a row."""
+
+    @abstractmethod
+    def _score(self, X: ArrayLike) -> tuple[Rows, NDArray[Any]]:
+        """Return the score of each class for each row, and the classes."""
+
+    def decision_function(self, X: ArrayLike) -> Rows:
+        """Score rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes), or (n,) for two classes
+            Logarithms of the probabilities, up to a constant for each row; for two classes, the second's minus the
+            first's.
+        """
+        scores, classes = self._score(X)
+        return scores[:, 1] - scores[:, 0] if len(classes) == 2 else scores
+
+    def predict_proba(self, X: ArrayLike) -> Rows:
+        """Return the probability of each class, where all classes are equally common. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n, n_classes)
+        """
+        probabilities: Rows = softmax(self._score(X)[0], axis=1)
+        return probabilities
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, n_features)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        scores, classes = self._score(X)
+        return np.asarray(classes[np.argmax(scores, axis=1)])
 
 
 @dataclass(frozen=True, eq=False)
-class PublicDiscriminant:
+class PublicDiscriminant(LinearPredictions, PublicModel):
     """A private discriminant, to be published: it holds no record and no account. Made by ``export()``.
 
     Attributes
@@ -404,63 +460,14 @@ class PublicDiscriminant:
         noisy: NDArray[Any] = self.classes[self.counts < CLEAR * self.noise_per_class]
         return noisy
 
-    def decision_function(self, X: ArrayLike) -> Rows:
-        """Score rows. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes), or (n,) for two classes
-            Logarithms of the probabilities, up to a constant for each row; for two classes, the second's minus the
-            first's.
-        """
-        scores = self._scores(X)
-        return scores[:, 1] - scores[:, 0] if len(self.classes) == 2 else scores
-
-    def predict_proba(self, X: ArrayLike) -> Rows:
-        """Return the probability of each class, where all classes are equally common. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes)
-        """
-        probabilities: Rows = softmax(self._scores(X), axis=1)
-        return probabilities
-
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Classify rows. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
-        predicted: NDArray[Any] = self.classes[np.argmax(self._scores(X), axis=1)]
-        return predicted
-
-    def _scores(self, X: ArrayLike) -> Rows:
+    def _score(self, X: ArrayLike) -> tuple[Rows, NDArray[Any]]:
         rows: Rows = check_array(X, dtype=np.float64, input_name="X")
         if rows.shape[1] != self.n_features:
             raise ValueError(f"X must have {self.n_features} features, as the model has; it has {rows.shape[1]}")
-        return self.projection.transform(rows) @ self.weights.T.astype(np.float64) + self.biases
+        return self.projection.transform(rows) @ self.weights.T.astype(np.float64) + self.biases, self.classes
 
     def to_bytes(self) -> bytes:
-        """Return the model as bytes: numbers and JSON, no code.
-
-        Returns
-        -------
-        bytes
-        """
+        """Return the model as bytes: numbers and JSON, no code."""
         return Message(_NAME, self.model_id, self._arrays()).to_bytes()
 
     @classmethod
@@ -470,7 +477,6 @@ class PublicDiscriminant:
         Parameters
         ----------
         data : bytes
-            As :meth:`to_bytes` made them.
 
         Returns
         -------
@@ -485,7 +491,7 @@ class PublicDiscriminant:
         if read.mechanism != _NAME:
             raise ModelError("data is not a discriminant")
         about = decode_about(read["about"], {"classes", "kind", "n_features", "guarantee"})
-        try:
+        with translate_errors("discriminant"):
             model = cls(
                 classes=read_classes(about["classes"], about["kind"]),
                 guarantee=read_guarantee(about["guarantee"], BASIS, (_read_event(about["guarantee"]),)),
@@ -494,24 +500,9 @@ class PublicDiscriminant:
                 biases=check_dtype(read["biases"], "<f4"),
                 counts=check_dtype(read["counts"], "<f4"),
             )
-        except (KeyError, TypeError, OverflowError):
-            raise ModelError("data is not a discriminant: a part is missing or of another kind") from None
-        except ModelError:
-            raise
-        except ValueError as error:
-            raise ModelError(f"data is not a valid discriminant: {error}") from None
         if model.model_id != read.public_id:
             raise ModelError("data is not the model that it says it is")
         return model
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the model to a file.
-
-        Parameters
-        ----------
-        path : str or path-like
-        """
-        Path(path).write_bytes(self.to_bytes())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -530,9 +521,10 @@ class PublicDiscriminant:
     def _arrays(self) -> dict[str, NDArray[Any]]:
         projection, (event,) = self.projection, self.guarantee.events
         noise = {"noise_multiplier": event.event.noise_multiplier, "publications": event.count}
+        labels, kind = list_classes(self.classes)
         about = {
-            "classes": list_classes(self.classes),
-            "kind": name_kind(self.classes),
+            "classes": labels,
+            "kind": kind,
             "n_features": projection.n_features,
             "guarantee": {**list_guarantee(self.guarantee), **noise},
         }
@@ -553,68 +545,12 @@ class PublicDiscriminant:
 def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
     """Refuse what no published model can hold: before anything is paid."""
     check_words(unit)
-    if name_kind(classes) not in _KINDS:
-        raise ValueError("classes must be text or numbers")
-    labels = list_classes(classes)
-    read_classes(labels, name_kind(classes))
-    if len(json.dumps(labels)) > _MOST_TEXT // 2:
-        raise ValueError(f"classes must be at most {_MOST_TEXT // 2:,} bytes of text together")
+    labels, kind = list_classes(classes)
+    read_classes(labels, kind)
+    if len(json.dumps(labels)) > MOST_TEXT // 2:
+        raise ValueError(f"classes must be at most {MOST_TEXT // 2:,} bytes of text together")
     if n_features > MOST_FEATURES:
         raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
-
-
-def name_kind(classes: NDArray[Any]) -> str:
-    """Return the kind of labels, as a published model names it."""
-    kind = classes.dtype.kind
-    return {"u": "i", "O": "U"}.get(kind, kind)
-
-
-def list_classes(classes: NDArray[Any]) -> list[Any]:
-    """Return labels as values of JSON."""
-    return list(map(_KINDS[name_kind(classes)], classes.tolist()))
-
-
-def encode_about(about: dict[str, Any]) -> NDArray[np.uint8]:
-    """Encode the description of a published model as JSON."""
-    return np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
-
-
-def decode_about(values: NDArray[Any], keys: set[str]) -> dict[str, Any]:
-    """Decode a description that must have these keys, or raise a ModelError."""
-    try:
-        about = json.loads(check_dtype(values, "|u1").tobytes())
-    except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict) or set(about) != keys:
-        raise ModelError("data is not a model: its description cannot be read")
-    return about
-
-
-def check_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return an array of exactly this dtype, or raise a ModelError."""
-    if values.dtype != np.dtype(dtype):
-        raise ModelError("data is not a model: numbers of another type")
-    return values
-
-
-def read_classes(labels: Any, kind: Any) -> NDArray[Any]:
-    """Return the labels of a published model, or raise a ModelError."""
-    expected = _KINDS.get(kind) if isinstance(kind, str) else None
-    if expected is None or not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
-        raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
-    if not all(type(label) is expected for label in labels):
-        raise ModelError("classes must be labels of one type")
-    if expected is str and not all(_is_showable(label) for label in labels):
-        raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters that print")
-    classes = np.array(labels)
-    if classes.dtype.kind != kind or len(np.unique(classes)) != len(classes):
-        raise ModelError("classes must be different labels")
-    return classes
-
-
-def _is_showable(text: Any) -> bool:
-    """Return whether it is text that can be shown: no control characters, none that turn the direction of others."""
-    return isinstance(text, str) and len(text) <= _LONGEST_WORDS and text.isprintable()
 
 
 def _read_projection(read: Message, n_features: int) -> ClassProjection:
@@ -630,40 +566,8 @@ def _read_projection(read: Message, n_features: int) -> ClassProjection:
     return ClassProjection(components, offset, scale, float(reach[0]), n_features, bounds)
 
 
-_GUARANTEE_FIELDS = ("epsilon", "delta", "unit", "reason", "source", "extra_delta")
-
-
-def list_guarantee(guarantee: Guarantee) -> dict[str, Any]:
-    """Return the fields of a guarantee as values of JSON, without its basis and events."""
-    return {name: getattr(guarantee, name) for name in _GUARANTEE_FIELDS}
-
-
-def read_guarantee(fields: dict[str, Any], basis: Basis, events: tuple[DpEvent, ...]) -> Guarantee:
-    """Return the guarantee that a model states; an accountant checks it against its events."""
-    check_words(fields["unit"], fields["reason"])
-    return Guarantee(
-        epsilon=float(fields["epsilon"]),
-        delta=float(fields["delta"]),
-        protects="database",
-        unit=fields["unit"],
-        relation="add-remove",
-        basis=basis,
-        sound=not fields["reason"],
-        reason=fields["reason"],
-        events=events,
-        extra_delta=float(fields["extra_delta"]),
-        source=fields["source"],
-    )
-
-
 def _read_event(fields: dict[str, Any]) -> SelfComposedDpEvent:
     publications = fields["publications"]
     if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
         raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
     return SelfComposedDpEvent(GaussianDpEvent(float(fields["noise_multiplier"])), publications)
-
-
-def check_words(*texts: Any) -> None:
-    """Refuse text of a published model that is too long, or that would not print as it is."""
-    if not all(map(_is_showable, texts)):
-        raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")

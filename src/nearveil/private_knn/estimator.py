@@ -335,7 +335,7 @@ class AnsweredScore(NamedTuple):
     Attributes
     ----------
     score : float
-        Of the answered queries alone: accuracy of a classifier, R^2 of a regressor. NaN where none was answered.
+        Accuracy of a classifier, R^2 of a regressor, on the answered queries alone. NaN where none was answered.
     answered : float
         Share of the queries that were answered.
 
@@ -367,6 +367,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     vote_noise: float | None = None
     plan_: VotePlan = field(init=False)
     _poll: Poll[A] = field(init=False)
+    _metric: ClassVar[Callable[..., float]]  # of the true and the predicted labels or values
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Store the private records, and fix the plan for asking them.
@@ -397,16 +398,23 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def _make_plan(self, ballot: Ballot, *, inferred: bool = False, **fixed: Any) -> tuple[VotePlan, Guarantee]:
         """Return the plan and its guarantee. `fixed` replaces parameters; `inferred` classes come from the labels."""
         names = {option.name for option in fields(PlanRequest)} & set(self.get_params(deep=False))
-        request = PlanRequest(**{**{name: getattr(self, name) for name in names}, **fixed})
-        plan, unit = make_plan(request, ballot), name_inferred_unit(self.unit) if inferred else self.unit
+        request = PlanRequest(ballot, **{**{name: getattr(self, name) for name in names}, **fixed})
+        plan, unit = make_plan(request), name_inferred_unit(self.unit) if inferred else self.unit
         return plan, plan.guarantee(request.delta, unit=unit, source=self._source)
 
-    def _open_spending(self, plan: VotePlan, guarantee: Guarantee) -> Spending:
-        """Find the account that pays, and open the caps there: the last step of a fit that may fail."""
-        return open_spending(find_account(self.ledger, self.account, plan, guarantee), plan, guarantee)
+    def _settle(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> dict[str, Any]:
+        """Open the account and the caps, the last step of a fit that may fail; return the common parts of a poll."""
+        spending = open_spending(find_account(self.ledger, self.account, plan, guarantee), plan, guarantee)
+        return {
+            "columns": columns,
+            "plan": plan,
+            "guarantee": guarantee,
+            "source": self._source,
+            "spending": spending,
+        }
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> A:
-        """Answer public queries, as `predict` does, and show the noisy votes that decided.
+        """Answer public queries, or decline, and show the noisy votes that decided.
 
         The order is the guarantee: pay, search, vote, screen, pay for the votes, add noise, answer. A payment is
         durable before anything is computed from the records (``docs/theory/private-knn.md``).
@@ -414,12 +422,18 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         Parameters
         ----------
         X : array-like of shape (n_queries, d)
+            Public. Answered in their order until a cap is reached; the rest is declined.
         progress : callable, optional
             Called with how many queries were counted since the last call.
 
         Returns
         -------
         Answers, or ndarray of shape (n_queries,) from a regressor
+
+        Raises
+        ------
+        ExhaustedError
+            If a cap was reached before this call.
         """
         check_is_fitted(self)
         poll = self._poll  # read once: another thread may fit meanwhile
@@ -446,18 +460,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         return poll.make_answers(released, answered)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Score the answered queries alone; see :meth:`score_answered`, which says how many they are.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-        y : array-like of shape (n_queries,)
-        sample_weight : array-like of shape (n_queries,), optional
-
-        Returns
-        -------
-        float
-        """
+        """Score the answered queries alone, as :meth:`score_answered` does, which says how many they are."""
         return self.score_answered(X, y, sample_weight).score
 
     def score_answered(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> AnsweredScore:
@@ -482,15 +485,13 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         if not answered.any():
             return AnsweredScore(math.nan, 0.0)
         chosen = None if weights is None else weights[answered]
-        return AnsweredScore(self._measure(truth[answered], predictions[answered], chosen), float(np.mean(answered)))
+        # Through lists: in an array of objects, scikit-learn does not see of what type labels are.
+        pairs = (np.array(values[answered].tolist()) for values in (truth, predictions))
+        return AnsweredScore(float(self._metric(*pairs, sample_weight=chosen)), float(np.mean(answered)))
 
     @abstractmethod
     def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         """Return a prediction for each query, and which of them were answered."""
-
-    @abstractmethod
-    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
-        """Return the score of predictions."""
 
     @property
     def guarantee(self) -> Guarantee:
@@ -587,41 +588,31 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
     _poll: ClassPoll = field(init=False)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Answer public queries, or decline. The call is paid for before anything is released.
+        """Answer public queries as :meth:`answer` does, and return the labels alone.
 
         Parameters
         ----------
         X : array-like of shape (n_queries, d)
-            Public. In their order, until a cap is reached; the rest is declined.
 
         Returns
         -------
         ndarray of shape (n_queries,) or (n_queries, n_classes)
             See :class:`Answers`.
-
-        Raises
-        ------
-        ExhaustedError
-            Where a cap was reached before this call.
         """
         return self.answer(X).labels
 
     score = VotingEstimator.score  # the mixin's counts declined queries as wrong
+    _metric = staticmethod(accuracy_score)
 
     def _predict_answered(self, X: ArrayLike) -> tuple[NDArray[Any], NDArray[np.bool_]]:
         answers = self.answer(X)
         return answers.labels, answers.answered
 
-    def _measure(self, truth: NDArray[Any], values: NDArray[Any], weights: NDArray[Any] | None) -> float:
-        # Through lists: in an array of objects, scikit-learn does not see of what type labels are.
-        return float(accuracy_score(np.array(truth.tolist()), np.array(values.tolist()), sample_weight=weights))
-
     @available_if(lambda self: getattr(self, "votes", "classes") in ("classes", "soft"))  # type: ignore[untyped-decorator]
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries as `predict` does, for the same price, with each class's share of the noisy votes.
 
-        Negative counts count as none. The shares follow from votes that are released anyway, so :meth:`answer` gives
-        them and the labels at the price of one.
+        Negative counts count as none. :meth:`answer` gives these votes and the labels at the price of one.
 
         Parameters
         ----------

@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +104,7 @@ def label_file(
     public : path
         A .npz or .csv file, or a folder of images.
     out : path
-        The CSV file to write.
+        The CSV file to write; with `force`, an existing one is replaced.
     epsilon, delta : float
         Cost of all labels together.
     max_answered : int, optional
@@ -118,7 +118,6 @@ def label_file(
     side : int
         Resize images of folders to ``side`` x ``side`` pixels.
     force : bool
-        Replace the file `out` if it exists.
     unit : str
         The meaning of one private row.
     account : Account, optional
@@ -139,7 +138,9 @@ def label_file(
     >>> label_file("patients.npz", "public.npz", "labels.csv", epsilon=0.5)  # doctest: +SKIP
     """
     bars, target = progress or (lambda _, __: lambda ___: None), Path(out)
-    _check_output(target, (Path(private), Path(public)), force=force)
+    check_writable(target, force=force)
+    if any(target.resolve().is_relative_to(Path(path).resolve()) for path in (private, public)):
+        raise ValueError("out: it is PRIVATE or PUBLIC, or a path inside; give another path")
     task = _prepare(Path(private), Path(public), classes, features, side, bars, warn)
     n_rows = len(task.queries)
     most = min(max_answered or n_rows, n_rows)
@@ -159,12 +160,13 @@ def label_file(
         voter = voter.fit(task.records, task.codes)
     if not allow_noise:
         _check_agreement(voter.plan_, task.codes)
-    _check_budget(account, voter.guarantee)
+    preview = None if account is None else account.preview(voter.guarantee)
+    if preview is not None and not preview.allowed:  # screenings alone would be wasted
+        raise ValueError(f"account: {preview.reason}; lower `epsilon`, or name another")
     longest = max(task.classes, key=lambda name: len(_encode(name)))
-    with closing(ReservedFile(target, _format_csv(task, [longest] * n_rows), force=force)) as file:
+    with closing(ReservedFile(target, task.format_csv([longest] * n_rows), force=force)) as file:
         labels, stopped = _collect_labels(voter, task, bars("asking", n_rows))
-        text = _format_csv(task, labels)
-        lost = ""
+        text, lost = task.format_csv(labels), ""
         try:
             file.write(text)
         except (OSError, ValueError) as error:  # the labels are paid for: report them instead
@@ -184,6 +186,12 @@ class _LabelTask:
     classes: Sequence[str]
     notes: tuple[str, ...]  # public
 
+    def format_csv(self, labels: Sequence[str]) -> str:
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerows([(self.heading, "label"), *zip(self.names, labels, strict=False)])
+        return text.getvalue()
+
 
 def _prepare(
     private: Path,
@@ -199,7 +207,7 @@ def _prepare(
         raise LabelInputError("classes must name at least two classes, each once: a,b,c, or a file with one per line")
     queries = _read_records(public, "PUBLIC", side, (), bars("reading PUBLIC", None))
     records = _read_records(private, "PRIVATE", side, queries.columns, bars("reading PRIVATE", None))
-    if queries.are_images != records.are_images:
+    if (queries.values.ndim > 2) != (records.values.ndim > 2):
         raise LabelInputError("PRIVATE and PUBLIC must be of one kind: images both, or vectors both")
     rows = _make_vectors(queries, features, "PUBLIC", bars("features of PUBLIC", len(queries.values)))
     private_rows = _make_vectors(records, features, "PRIVATE", bars("features of PRIVATE", len(records.values)))
@@ -216,6 +224,14 @@ def _prepare(
     codes = {name: code for code, name in enumerate(names)}
     if not codes.keys() >= set(records.labels):
         raise LabelInputError("PRIVATE: some labels are not in `classes`; add them, or leave these records out")
+    notes = []
+    if classes is None:
+        notes.append("The list of classes is PRIVATE's own and is not protected; `classes` gives one that is public.")
+    if queries.skipped:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(queries.skipped.items()))
+        notes.append(f"Files of PUBLIC that were left out: {reasons}.")
+    if queries.ignored:
+        notes.append(f"Columns of PUBLIC that hold no numbers and were left out: {', '.join(queries.ignored)}.")
     return _LabelTask(
         queries=rows,
         heading="file" if queries.names else "row",
@@ -223,26 +239,14 @@ def _prepare(
         records=private_rows,
         codes=np.array([codes[label] for label in records.labels], dtype=np.int64),
         classes=names,
-        notes=_make_notes(queries, inferred=classes is None),
+        notes=tuple(notes),
     )
 
 
-def _make_notes(queries: "_Records", *, inferred: bool) -> tuple[str, ...]:
-    notes = []
-    if inferred:
-        notes.append("The list of classes is PRIVATE's own and is not protected; `classes` gives one that is public.")
-    if queries.skipped:
-        reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(queries.skipped.items()))
-        notes.append(f"Files of PUBLIC that were left out: {reasons}.")
-    if queries.ignored:
-        notes.append(f"Columns of PUBLIC that hold no numbers and were left out: {', '.join(queries.ignored)}.")
-    return tuple(notes)
-
-
 def _make_vectors(records: "_Records", features: ImageFeatures, role: Role, tick: Tick) -> NDArray[np.floating]:
-    if features == "hog" and not records.are_images:
+    if features == "hog" and records.values.ndim == 2:
         raise LabelInputError(f"features hog needs images, and {role} holds vectors; leave it out")
-    if records.are_images and features != "none":
+    if records.values.ndim > 2 and features != "none":
         try:
             return hog(records.values, progress=tick)
         except (ValueError, ModuleNotFoundError) as error:
@@ -264,13 +268,6 @@ def _check_agreement(plan: VotePlan, codes: NDArray[np.int64]) -> None:
             f"{needed:,} of them. No class has so many records, so nearly every row would be declined. "
             "Give a larger epsilon, fewer rows (`max_answered`) or more records. `allow_noise` asks anyway"
         )
-
-
-def _check_budget(account: Account | None, guarantee: Guarantee) -> None:
-    """Raise unless the account can pay for everything: screenings alone would be wasted."""
-    preview = None if account is None else account.preview(guarantee)
-    if preview is not None and not preview.allowed:
-        raise ValueError(f"account: {preview.reason}; lower `epsilon`, or name another")
 
 
 def _collect_labels(voter: PrivateKNeighborsClassifier, task: _LabelTask, tick: Tick) -> tuple[list[str], str]:
@@ -319,10 +316,6 @@ class _Records:
     folders: tuple[str, ...] = ()  # classes that have a folder
     skipped: Counter[str] = field(default_factory=Counter, repr=False)  # files left out, by reason
 
-    @property
-    def are_images(self) -> bool:
-        return self.values.ndim > 2
-
 
 def _read_records(path: Path, role: Role, side: int, columns: Sequence[str], tick: Tick) -> _Records:
     """Read a .npz or .csv file, or a folder of images, which are resized to `side` x `side` pixels."""
@@ -341,7 +334,7 @@ def _read_records(path: Path, role: Role, side: int, columns: Sequence[str], tic
         raise LabelInputError(f"{role} cannot be read: {error.strerror or 'it is corrupted'}") from None
     if not len(records.values):
         raise LabelInputError(f"{role} holds no records")
-    if not records.are_images and not records.values.shape[1]:
+    if records.values.ndim == 2 and not records.values.shape[1]:
         raise LabelInputError(f"{role} has no features: columns of numbers, besides {_LABEL!r}")
     if role == "PRIVATE" and not all(records.labels):
         raise LabelInputError("PRIVATE: some labels are empty; give every record a label, or leave it out")
@@ -349,16 +342,14 @@ def _read_records(path: Path, role: Role, side: int, columns: Sequence[str], tic
 
 
 def _read_npz(path: Path, role: Role) -> _Records:
-    expected = [("X", "images"), ("y", "labels")] if role == "PRIVATE" else [("X", "images")]
     arrays = []
     try:
         with np.load(path, allow_pickle=False) as file:
-            for names in expected:
-                present = [name for name in names if name in file]
-                if len(present) != 1:
-                    words = f"{names[0]} or {names[1]}, one of the two"
+            for first, second in [("X", "images"), ("y", "labels")][: 1 + (role == "PRIVATE")]:
+                if (first in file) == (second in file):
+                    words = f"{first} or {second}, one of the two"
                     raise LabelInputError(f"{role}: the .npz file must hold an array named {words}")
-                arrays.append(np.asarray(file[present[0]]))
+                arrays.append(np.asarray(file[first if first in file else second]))
     except LabelInputError:
         raise
     except (ValueError, EOFError, TypeError, zipfile.BadZipFile):
@@ -381,16 +372,15 @@ def _read_npz(path: Path, role: Role) -> _Records:
 def _read_csv(path: Path, role: Role, columns: Sequence[str]) -> _Records:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
-            return _parse_csv(file, role, columns)
+            return _parse_csv(filter(None, csv.reader(file)), role, columns)
     except UnicodeDecodeError:
         raise LabelInputError(f"{role} is not UTF-8 text: save it as CSV in that encoding") from None
     except csv.Error:
         raise LabelInputError(f"{role} is not CSV: a quote is not closed, or a cell is too long") from None
 
 
-def _parse_csv(file: TextIO, role: Role, columns: Sequence[str]) -> _Records:
+def _parse_csv(lines: Iterator[list[str]], role: Role, columns: Sequence[str]) -> _Records:
     """Parse a table. Without `columns`, all are features, or of a public table those with a number in the first row."""
-    lines = (line for line in csv.reader(file) if line)
     header = [name.strip() for name in next(lines, [])]
     if len(set(header)) < len(header):
         raise LabelInputError(f"{role}: two columns have the same name; the first line must name every column")
@@ -472,14 +462,6 @@ def _load_gray(file: Path, side: int) -> NDArray[np.uint8]:
     return np.asarray(image.convert("L").resize((side, side)), dtype=np.uint8)
 
 
-def _format_csv(task: _LabelTask, labels: Sequence[str]) -> str:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([task.heading, "label"])
-    writer.writerows(zip(task.names, labels, strict=False))
-    return text.getvalue()
-
-
 def _encode(text: str) -> bytes:
     """Encode as UTF-8; names of files that are not UTF-8 come back as they were."""
     return text.encode("utf-8", errors="surrogateescape")
@@ -493,12 +475,6 @@ def check_writable(path: Path, *, force: bool) -> None:
         raise ValueError(f"out: the folder of {path} does not exist; make it, or give another path")
     if path.exists() and not force:
         raise ValueError(f"out: {path} exists; `force` replaces it, or give another path")
-
-
-def _check_output(out: Path, inputs: tuple[Path, Path], *, force: bool) -> None:
-    check_writable(out, force=force)
-    if any(out.resolve().is_relative_to(path.resolve()) for path in inputs):
-        raise ValueError("out: it is PRIVATE or PUBLIC, or a path inside; give another path")
 
 
 class ReservedFile:

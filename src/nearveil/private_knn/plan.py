@@ -2,8 +2,10 @@
 
 import logging
 import math
+from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Literal
@@ -78,15 +80,11 @@ class PoissonSample:
             return n_neighbors
         log_odds = -math.log(_FAILURE)
         # Chernoff's bound is long enough; the exact length is below it.
-        low, high = (
-            n_neighbors - 1,
-            math.ceil((n_neighbors + log_odds + math.sqrt(log_odds**2 + 2 * n_neighbors * log_odds)) / self.rate),
+        bound = (n_neighbors + log_odds + math.sqrt(log_odds**2 + 2 * n_neighbors * log_odds)) / self.rate
+        lengths = range(n_neighbors, math.ceil(bound))
+        return n_neighbors + bisect_left(
+            lengths, x=True, key=lambda length: bool(binom.cdf(n_neighbors - 1, length, self.rate) < _FAILURE)
         )
-        while high - low > 1:
-            middle = (low + high) // 2
-            short = binom.cdf(n_neighbors - 1, middle, self.rate) >= _FAILURE
-            low, high = (middle, high) if short else (low, middle)
-        return high
 
 
 @lru_cache(maxsize=16)
@@ -207,24 +205,22 @@ Part = Literal["screened", "answered"]
 
 @dataclass(frozen=True)
 class GaussianSums:
-    """Sums of a known L2 sensitivity."""
+    """The event of a release of sums of a known L2 sensitivity, by its noise."""
 
     sensitivity: float
 
     def __call__(self, noise: float) -> DpEvent:
-        """Return the event of a release with this noise."""
         return GaussianDpEvent(noise / self.sensitivity)
 
 
 @dataclass(frozen=True)
 class ClippedSums:
-    """Votes on many labels, each voter's clipped to an L1 norm."""
+    """The event of a release of votes on many labels, each voter's clipped to an L1 norm, by its noise."""
 
     clip: float
     votes: Kind
 
     def __call__(self, noise: float) -> DpEvent:
-        """Return the event of a release with this noise."""
         return ClippedVotes(noise, self.clip, self.votes)
 
 
@@ -267,7 +263,7 @@ class VotePlan:
 
     @property
     def threshold(self) -> float | None:
-        """What the noisy max-vote must reach; None without screening."""
+        """The least noisy max-vote that passes; None without screening."""
         return None if self.screening is None else self.screening.threshold
 
     @property
@@ -277,7 +273,7 @@ class VotePlan:
 
     @cached_property
     def parts(self) -> dict[Part, DpEvent]:
-        """What one query is charged as: when it is screened, and when it is answered."""
+        """The charge of one query, when it is screened and when it is answered."""
         screened: dict[Part, DpEvent] = {} if self.screening is None else {"screened": self.screening.event}
         return {**screened, "answered": self.votes.event}
 
@@ -333,11 +329,7 @@ class VotePlan:
         return math.inf
 
     def guarantee(self, delta: float, *, unit: str, source: Source) -> Guarantee:
-        """Return the guarantee of everything that may happen.
-
-        `unit`: What one record is.
-        `source`: Where the coins come from.
-        """
+        """Return the guarantee of everything that may happen, for records that are each one `unit`."""
         epsilon = self.epsilon(delta)
         name = "PLD of all votes" if self.screening is None else "Bellman's equation for screenings, PLD for votes"
         return Guarantee(
@@ -352,10 +344,12 @@ class VotePlan:
         ).with_source(source)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PlanRequest:
-    """Parameters of a plan, as the user gave them; None is calibrated."""
+    """Parameters of a plan for a ballot, as the user chose them; None is calibrated."""
 
+    ballot: Ballot
+    _: KW_ONLY
     epsilon: float | None
     delta: float
     max_answered: int
@@ -367,50 +361,65 @@ class PlanRequest:
     vote_noise: float | None = None
 
     def __post_init__(self) -> None:
-        """Validate parameters, and that they do not contradict each other."""
+        """Validate parameters."""
         if check_delta(self.delta) < _LEAST_DELTA:
             raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: the coins of some screenings cost as much")
-        check_count(self.max_answered, "max_answered", least=1)
         PoissonSample(self.sampling_rate)
         for name in ("epsilon", "screening_noise", "vote_noise"):
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name)
         if self.epsilon is not None and self.epsilon > _LARGEST_EPSILON:
             raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}: beyond that nothing is guaranteed")
-        if self.n_neighbors is not None:
-            check_count(self.n_neighbors, "n_neighbors", least=1)
+        for name, least in (("max_answered", 1), ("n_neighbors", 1), ("max_screened", 0)):
+            if getattr(self, name) is not None:
+                check_count(getattr(self, name), name, least=least)
         if self.threshold is not None:
             check_finite(self.threshold, "threshold")
-        if self.max_screened is not None:
-            check_count(self.max_screened, "max_screened")
-
-    @property
-    def screening_options(self) -> dict[str, float]:
-        """The options of screenings that were given."""
-        options = {"screening_noise": self.screening_noise, "threshold": self.threshold}
-        return {name: value for name, value in options.items() if value is not None}
 
     @property
     def screening_cap(self) -> int:
         """Maximum number of screenings, if there are any."""
         return math.ceil(_SCREENED * self.max_answered) if self.max_screened is None else self.max_screened
 
-    @property
+    @cached_property
     def uses_screening(self) -> bool:
         """Whether queries are screened: unless `max_screened` is 0, or noise was given for the votes alone."""
-        options = self.screening_options
+        chosen = {name: getattr(self, name) is not None for name in ("screening_noise", "threshold")}
+        if not self.ballot.can_screen:
+            if self.max_screened or any(chosen.values()):
+                raise ValueError("max_screened must be 0 or None here: these votes have no largest one to screen")
+            return False
         if self.max_screened == 0:
-            for name in options:
+            for name in (name for name, is_chosen in chosen.items() if is_chosen):
                 raise ValueError(f"{name} must not be given where max_screened is 0: nothing is screened")
             return False
-        if self.vote_noise is None:
-            return True
-        if not options and self.max_screened is None:
-            return False
-        for name in ("screening_noise", "threshold"):
-            if name not in options:
+        if self.vote_noise is not None:
+            if self.max_screened is None and not any(chosen.values()):
+                return False
+            for name in (name for name, is_chosen in chosen.items() if not is_chosen):
                 raise ValueError(f"{name} must be given: vote_noise is, so nothing is calibrated")
         return True
+
+    def plan_at(self, noise: float) -> VotePlan:
+        """Return the plan with this vote noise."""
+        sample, screening = PoissonSample(self.sampling_rate), None
+        voters = self.n_neighbors or min(math.ceil(self.ballot.neighbors * noise), _MOST_NEIGHBORS)
+        if self.uses_screening:
+            screening = Screening(
+                sample,
+                _SCREENING * noise if self.screening_noise is None else self.screening_noise,
+                _THRESHOLD * voters if self.threshold is None else self.threshold,
+                voters,
+                self.ballot.whole and self.screening_cap <= _MOST_SCREENED and voters <= _MOST_NEIGHBORS,
+            )
+        return VotePlan(
+            n_neighbors=voters,
+            screening=screening,
+            max_screened=self.screening_cap if screening else 0,
+            votes=NoisySums(sample, self.ballot.event(noise), noise, voters, self.ballot.unit),
+            max_answered=self.max_answered,
+            size=self.ballot.size,
+        )
 
 
 _CLEAR_VOTES = 2.0  # voters that agree, for each unit of vote noise: fewer are noise
@@ -439,13 +448,10 @@ def check_epsilon_given(epsilon: float | None, alternative: str = "") -> float:
     return epsilon
 
 
-def make_plan(request: PlanRequest, ballot: Ballot) -> VotePlan:
+def make_plan(request: PlanRequest) -> VotePlan:
     """Return a plan that costs at most ``request.epsilon``, and at least 0.999 of it if it is calibrated."""
-    if not ballot.can_screen and (request.max_screened or request.screening_options):
-        raise ValueError("max_screened must be 0 or None here: these votes have no largest one to screen")
-    screens = ballot.can_screen and request.uses_screening
     if request.vote_noise is not None:
-        plan = _plan_at(request, ballot, screens, request.vote_noise)
+        plan = request.plan_at(request.vote_noise)
         plan.votes.check()  # noise that cannot be sampled is refused before anything is paid
         if request.epsilon is not None and (cost := plan.epsilon(request.delta)) > request.epsilon:
             raise ValueError(
@@ -454,86 +460,62 @@ def make_plan(request: PlanRequest, ballot: Ballot) -> VotePlan:
             )
         return plan
     target = check_epsilon_given(request.epsilon, " (or the noise itself, vote_noise)")
-    if screens and target > _LARGEST_SCREENED:
+    if request.uses_screening and target > _LARGEST_SCREENED:
         raise ValueError(
             f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "
             "and coins tossed in double precision do not bear it; max_screened=0 screens nothing"
         )
-    plan = _plan_at(request, ballot, screens, _calibrate(request, ballot, target))
+    plan = request.plan_at(_calibrate(request, target))
     plan.votes.check()
     return plan
 
 
 @lru_cache(maxsize=64)
-def _calibrate(request: PlanRequest, ballot: Ballot, target: float) -> float:
-    """Return the least vote noise, up to a thousandth, at which the plan costs `target`."""
-    screens = ballot.can_screen and request.uses_screening
-    if not screens:
-        return _search_noise(request, ballot, target, screens=False)
-    text = f"Calibrating the noise of {request.screening_cap:,} screenings and {request.max_answered:,} votes, once"
-    _LOG.info(text)
-    with show_spinner(text):
-        return _search_noise(request, ballot, target, screens=True)
-
-
-def _search_noise(request: PlanRequest, ballot: Ballot, target: float, *, screens: bool) -> float:
-    """Search the noise by the prices of a few guesses."""
-
-    def cost(noise: float) -> float:
-        return _plan_at(request, ballot, screens, noise).epsilon(request.delta)
-
-    noise, slope = _guess_noise(request, ballot, screens, target), -1.0
-    fixed = _plan_at(request, ballot, screens, noise).screening if request.screening_noise is not None else None
-    screenings = [] if fixed is None else [SelfComposedDpEvent(fixed.event, request.screening_cap)]
-    if find_epsilon(count_events(screenings), request.delta) > target:
-        raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
-    trials: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
-    for _ in range(_GUESSES):
-        price = cost(noise)
-        if (1 - _CLOSE) * target <= price <= target:
-            return noise
-        trials.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
-        if len(trials) > 1 and trials[-1][0] != trials[-2][0]:
-            slope = (trials[-1][1] - trials[-2][1]) / (trials[-1][0] - trials[-2][0])
-        # Cost falls about like 1 / noise. Aim at the middle of the accepted range, and limit the step.
-        leap = (trials[-1][1] + _CLOSE / 2) / -min(slope, -0.2)
-        noise *= math.exp(min(max(leap, -1.5), 1.5))
+def _calibrate(request: PlanRequest, target: float) -> float:
+    """Return the least vote noise, up to a thousandth, at which the plan costs `target`, by the cost of some trials."""
+    with ExitStack() as stack:
+        if request.uses_screening:
+            counts = f"{request.screening_cap:,} screenings and {request.max_answered:,} votes"
+            text = f"Calibrating the noise of {counts}, once"
+            _LOG.info(text)
+            stack.enter_context(show_spinner(text))
+        noise, slope = _guess_noise(request, target), -1.0
+        _check_screening_noise(request, noise, target)
+        trials: list[tuple[float, float]] = []  # logarithms of noise and of cost over target
+        for _ in range(_GUESSES):
+            price = request.plan_at(noise).epsilon(request.delta)
+            if (1 - _CLOSE) * target <= price <= target:
+                return noise
+            trials.append((math.log(noise), math.log(min(max(price, 1e-9 * target), _LARGEST_EPSILON) / target)))
+            if len(trials) > 1 and trials[-1][0] != trials[-2][0]:
+                slope = (trials[-1][1] - trials[-2][1]) / (trials[-1][0] - trials[-2][0])
+            # Cost falls about like 1 / noise. Aim at the middle of the accepted range, and limit the step.
+            leap = (trials[-1][1] + _CLOSE / 2) / -min(slope, -0.2)
+            noise *= math.exp(min(max(leap, -1.5), 1.5))
     safe = [logarithm for logarithm, surplus in trials if surplus <= 0]
     if not safe:
         raise ValueError("epsilon cannot be reached: raise it, or lower max_answered")
     return math.exp(min(safe)) * (1 + 2.0**-40)
 
 
-def _guess_noise(request: PlanRequest, ballot: Ballot, screens: bool, target: float) -> float:
+def _check_screening_noise(request: PlanRequest, noise: float, target: float) -> None:
+    """Refuse a chosen screening noise if screenings alone cost more than the target."""
+    screening = request.plan_at(noise).screening
+    if request.screening_noise is None or screening is None:
+        return
+    if (
+        find_epsilon(count_events([SelfComposedDpEvent(screening.event, request.screening_cap)]), request.delta)
+        > target
+    ):
+        raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
+
+
+def _guess_noise(request: PlanRequest, target: float) -> float:
     """Return the noise that a Gaussian mechanism without sampling would need, times the sampling rate."""
-    plan = _plan_at(request, ballot, screens, 1.0)
+    plan = request.plan_at(1.0)
     leaf, times = split_event(plan.votes.mechanism)[0]
     squares = plan.max_answered * times / leaf.noise_multiplier**2
     if plan.screening is not None and request.screening_noise is None:
         squares += plan.max_screened / plan.screening.noise**2
     multiplier = analytic_gaussian_scale(1.0, min(target, 60.0), max(request.delta, 1e-15))
     return float(multiplier * math.sqrt(squares) * request.sampling_rate)
-
-
-def _plan_at(request: PlanRequest, ballot: Ballot, screens: bool, noise: float) -> VotePlan:
-    """Return the plan with this vote noise."""
-    sample = PoissonSample(request.sampling_rate)
-    voters = request.n_neighbors or min(math.ceil(ballot.neighbors * noise), _MOST_NEIGHBORS)
-    screening, screened = None, 0
-    if screens:
-        screening = Screening(
-            sample,
-            _SCREENING * noise if request.screening_noise is None else request.screening_noise,
-            _THRESHOLD * voters if request.threshold is None else request.threshold,
-            voters,
-            ballot.whole and request.screening_cap <= _MOST_SCREENED and voters <= _MOST_NEIGHBORS,
-        )
-        screened = request.screening_cap
-    return VotePlan(
-        n_neighbors=voters,
-        screening=screening,
-        max_screened=screened,
-        votes=NoisySums(sample, ballot.event(noise), noise, voters, ballot.unit),
-        max_answered=request.max_answered,
-        size=ballot.size,
-    )

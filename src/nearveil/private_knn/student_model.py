@@ -17,8 +17,9 @@ from nearveil.mechanisms.base import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.private_knn._networks import NetworkStudent, flatten_network, restore_network
-from nearveil.private_knn.discriminant_model import (
+from nearveil.private_knn.published import (
     MOST_CLASSES,
+    MOST_TEXT,
     ModelError,
     check_dtype,
     check_words,
@@ -26,9 +27,9 @@ from nearveil.private_knn.discriminant_model import (
     encode_about,
     list_classes,
     list_guarantee,
-    name_kind,
     read_classes,
     read_guarantee,
+    translate_errors,
 )
 from nearveil.wire.frames import MOST_FEATURES
 
@@ -37,7 +38,6 @@ Kind = Literal["constant", "linear", "kernel", "network"]
 
 _NAME = "student"
 _LINK = "docs/theory/private-knn.md"
-_MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
 _MOST_ROWS = 1 << 20  # support vectors
 _MOST_NUMBERS = 1 << 24  # of a network
 _MOST_SIDE = 512  # of an image
@@ -48,7 +48,7 @@ _MOST_EVENTS = 2  # screenings and votes
 _BATCH = 1024  # rows that are compared with the support vectors
 _EVENTS = (GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram)
 _LARGEST = {
-    "about": (_MOST_TEXT,),
+    "about": (MOST_TEXT,),
     "codes": (MOST_CLASSES,),
     "components": (MOST_FEATURES, MOST_FEATURES),
     "mean": (MOST_FEATURES,),
@@ -128,14 +128,16 @@ class StudentParts:
     def to_bytes(self) -> bytes:
         """Return the parts as bytes."""
         model, parameters, arrays = _list_model(self.classifier)
+        events = [format_event(event) for event in self.guarantee.events]
+        labels, kind = list_classes(self.classes)
         about = {
-            "classes": list_classes(self.classes),
-            "kind": name_kind(self.classes),
+            "classes": labels,
+            "kind": kind,
             "features": "own" if self.own_features else "default",
             "guarantee": {
                 **list_guarantee(self.guarantee),
                 "basis": self.guarantee.basis.name,
-                "events": _list_events(self.guarantee),
+                "events": events,
             },
             "model": model,
             "parameters": parameters,
@@ -148,7 +150,7 @@ class StudentParts:
         arrays["about"] = encode_about(about)
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
         Message.from_bytes(data, _LARGEST)  # refuses a model that no reader would take, as the next line does
-        _read_events(_list_events(self.guarantee))
+        _read_events(events)
         return data
 
     @classmethod
@@ -157,14 +159,8 @@ class StudentParts:
         message = Message.from_bytes(data, _LARGEST)
         if message.mechanism != _NAME:
             raise ModelError("data is not a student")
-        try:
+        with translate_errors("student"):
             parts = _read_parts(message, decode_about(message["about"], _FIELDS))
-        except (KeyError, TypeError, OverflowError, RecursionError, AttributeError):
-            raise ModelError("data is not a student: a part is missing or of another kind") from None
-        except ModelError:
-            raise
-        except ValueError as error:
-            raise ModelError(f"data is not a valid student: {error}") from None
         if _fingerprint(dict(message.arrays)) != message.public_id:
             raise ModelError("data is not the student that it says it is")
         return parts
@@ -212,10 +208,6 @@ def _list_kernel(model: KernelModel) -> dict[str, NDArray[Any]]:
         **{name: getattr(model, name).astype("<f8") for name in floats},
         "supports": model.supports.astype("<i8"),
     }
-
-
-def _list_events(guarantee: Guarantee) -> list[str]:
-    return [format_event(event) for event in guarantee.events]
 
 
 def _read_parts(message: Message, about: dict[str, Any]) -> StudentParts:

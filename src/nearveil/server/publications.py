@@ -19,8 +19,8 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import secure_source
 from nearveil.private_knn.discriminant import plan_publications
-from nearveil.private_knn.discriminant_model import MOST_CLASSES
 from nearveil.private_knn.plan import VotePlan
+from nearveil.private_knn.published import MOST_CLASSES
 from nearveil.private_knn.spending import find_account
 from nearveil.wire.schema import Promise
 

@@ -1,0 +1,138 @@
+"""The parts that published models share: bytes of numbers and JSON, in which a reader trusts nothing."""
+
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from dp_accounting import DpEvent
+from numpy.typing import NDArray
+
+from nearveil.mechanisms.base import MessageError
+from nearveil.privacy import Basis, Guarantee
+
+MOST_CLASSES = 4096
+MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
+_LONGEST_WORDS = 1000  # characters of one text
+_KINDS = {"U": str, "i": int, "f": float, "b": bool}
+
+
+class ModelError(MessageError):
+    """Bytes are not a published model: truncated, of another version, too large, or with parts that do not fit."""
+
+
+class PublicModel(ABC):
+    """A model that may be published."""
+
+    @abstractmethod
+    def to_bytes(self) -> bytes:
+        """Return the model as bytes."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write :meth:`to_bytes` to a file.
+
+        Parameters
+        ----------
+        path : str or path-like
+        """
+        Path(path).write_bytes(self.to_bytes())
+
+
+@contextmanager
+def translate_errors(name: str) -> Iterator[None]:
+    """Turn the errors of reading parts into a ModelError."""
+    try:
+        yield
+    except (KeyError, TypeError, OverflowError, RecursionError, AttributeError):
+        raise ModelError(f"data is not a {name}: a part is missing or of another kind") from None
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise ModelError(f"data is not a valid {name}: {error}") from None
+
+
+def list_classes(classes: NDArray[Any]) -> tuple[list[Any], str]:
+    """Return labels as values of JSON, and their kind."""
+    kind = {"u": "i", "O": "U"}.get(classes.dtype.kind, classes.dtype.kind)
+    if kind not in _KINDS:
+        raise ValueError("classes must be text or numbers")
+    return list(map(_KINDS[kind], classes.tolist())), kind
+
+
+def encode_about(about: dict[str, Any]) -> NDArray[np.uint8]:
+    """Encode the description of a published model as JSON."""
+    return np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
+
+
+def decode_about(values: NDArray[Any], keys: set[str]) -> dict[str, Any]:
+    """Decode a description that must have these keys, or raise a ModelError."""
+    try:
+        about = json.loads(check_dtype(values, "|u1").tobytes())
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict) or set(about) != keys:
+        raise ModelError("data is not a model: its description cannot be read")
+    return about
+
+
+def check_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """Return an array of exactly this dtype, or raise a ModelError."""
+    if values.dtype != np.dtype(dtype):
+        raise ModelError("data is not a model: numbers of another type")
+    return values
+
+
+def read_classes(labels: Any, kind: Any) -> NDArray[Any]:
+    """Return the labels of a published model, or raise a ModelError."""
+    expected = _KINDS.get(kind) if isinstance(kind, str) else None
+    if expected is None or not isinstance(labels, list) or not 1 <= len(labels) <= MOST_CLASSES:
+        raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
+    if not all(type(label) is expected for label in labels):
+        raise ModelError("classes must be labels of one type")
+    if expected is str and not all(_is_showable(label) for label in labels):
+        raise ModelError(f"classes must be labels of at most {_LONGEST_WORDS} characters that print")
+    classes = np.array(labels)
+    if classes.dtype.kind != kind or len(np.unique(classes)) != len(classes):
+        raise ModelError("classes must be different labels")
+    return classes
+
+
+def _is_showable(text: Any) -> bool:
+    """Return whether it is text that can be shown: no control characters, none that turn the direction of others."""
+    return isinstance(text, str) and len(text) <= _LONGEST_WORDS and text.isprintable()
+
+
+_GUARANTEE_FIELDS = ("epsilon", "delta", "unit", "reason", "source", "extra_delta")
+
+
+def list_guarantee(guarantee: Guarantee) -> dict[str, Any]:
+    """Return the fields of a guarantee as values of JSON, without its basis and events."""
+    return {name: getattr(guarantee, name) for name in _GUARANTEE_FIELDS}
+
+
+def read_guarantee(fields: dict[str, Any], basis: Basis, events: tuple[DpEvent, ...]) -> Guarantee:
+    """Return the guarantee that a model states; an accountant checks it against its events."""
+    check_words(fields["unit"], fields["reason"])
+    return Guarantee(
+        epsilon=float(fields["epsilon"]),
+        delta=float(fields["delta"]),
+        protects="database",
+        unit=fields["unit"],
+        relation="add-remove",
+        basis=basis,
+        sound=not fields["reason"],
+        reason=fields["reason"],
+        events=events,
+        extra_delta=float(fields["extra_delta"]),
+        source=fields["source"],
+    )
+
+
+def check_words(*texts: Any) -> None:
+    """Refuse text of a published model that is too long, or that would not print as it is."""
+    if not all(map(_is_showable, texts)):
+        raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")
