@@ -90,7 +90,7 @@ def measure_speed(name: str, gallery_rows: int, *, repeats: int = 3, seconds: fl
         return {"single": rates, "batched": rates, "bytes": 8 * 2 * (PUBLIC + 1)}
     release = list_releases()[name]().fit(public, labels)
     if hasattr(release, "index"):
-        release.index(draw_clusters(gallery_rows, DIMENSION, 2)[0])
+        release = release.index(draw_clusters(gallery_rows, DIMENSION, 2)[0])
     batch = queries[: _count_affordable(release, queries, seconds)]
     return {
         "single": _measure_rates(lambda: release.release(queries[0]), 1, repeats, seconds),

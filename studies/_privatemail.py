@@ -279,8 +279,8 @@ def ask_pca(_: Any, drawn: Images, seed: int) -> Found:
 def ask_plain(_: Any, drawn: Images, seed: int) -> Found:
     """Ask without any noise."""
     makers: tuple[Release, ...] = (RawFeatures(), PlainManifold(public_seed=seed), PlainTSNE(public_seed=seed))
-    for name, release in zip(PLAIN, makers, strict=True):
-        release.fit(drawn.anchors, drawn.anchor_labels)
+    for name, unfitted in zip(PLAIN, makers, strict=True):
+        release = unfitted.fit(drawn.anchors, drawn.anchor_labels)
         prepared = release._prepare(release.features(drawn.gallery))
         yield {"method": name, "epsilon": None, "delta": None, "recall": _ask(release, prepared, drawn, seed)}
 

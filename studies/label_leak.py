@@ -54,7 +54,7 @@ def measure(case: Case) -> list[Row]:
     drawn = sample_images(data, seed, gallery=GALLERY)
     table: Any = "cars196" if data == "digits" else data
     mail = PrivateMail.published("2022-code", table, epsilon=EPSILON, public_seed=seed, allow_unsound=True)
-    mail.fit(drawn.anchors, drawn.anchor_labels)
+    mail = mail.fit(drawn.anchors, drawn.anchor_labels)
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
     generator = np.random.default_rng([seed, 7])
     features = {"true": drawn.queries, "random": generator.normal(size=drawn.queries.shape)}

@@ -85,7 +85,7 @@ def _measure_claimed(search: Search, public: Public) -> list[Row]:
     values = CODES[DEFAULT]["values"]
     for epsilon in EPSILONS:
         mechanism = OME(nominal_epsilon=epsilon, alpha=CLAIMED_ALPHA, projection=public.directions(values))
-        mechanism.fit(public.rows, public.labels)
+        mechanism = mechanism.fit(public.rows, public.labels)
         for seed in SEEDS:
             which = select_queries(seed, len(search.trial.queries))
             results = find(mechanism, search, which, [FRACTION], unsafe_seeded(seed))[FRACTION]

@@ -105,7 +105,7 @@ def _ask_without_noise(
 def _ask_sound(drawn: Images, seed: int, setting: dict[str, Any]) -> dict[str, float]:
     """Return the recall of the sound version, with its noise and, for comparison, without."""
     mail = PrivateMail(EPSILON, delta=DELTA, n_public_steps=STEPS, public_seed=seed, **setting)
-    mail.fit(drawn.anchors, drawn.anchor_labels)
+    mail = mail.fit(drawn.anchors, drawn.anchor_labels)
     server = mail.embed_gallery(drawn.gallery)
     messages = mail.release(drawn.queries, rng=unsafe_seeded(seed))
     places = {

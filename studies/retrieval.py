@@ -181,7 +181,7 @@ def _make_mechanisms(
         else:
             seen = make_rival(method, epsilon, fraction, public)
             if isinstance(seen, MappedRelease):
-                seen.index(search.trial.gallery)
+                seen = seen.index(search.trial.gallery)
         yield epsilon, seen
 
 

@@ -25,7 +25,7 @@ def test_a_mechanism_is_added_in_at_most_three_files(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tests", tmp_path / "tests", ignore=shutil.ignore_patterns("__pycache__"))
     subprocess.run(["git", "apply", str(DIFF)], cwd=tmp_path, check=True)  # noqa: S603, S607
     assert DIFF.read_text().count("\ndiff --git") + 1 <= 3
-    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}"}
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path / 'src'}:{tmp_path}:{ROOT}"}
     alone = ["-q", "-p", "no:cacheprovider", "--disable-plugin-autoload"]
     (tmp_path / "tests" / "test_use.py").write_text(_USE)
     tests = ["-m", "pytest", *alone, "tests/test_use.py", "tests/mechanisms/test_freezing.py", "-k", "anchor"]

@@ -333,7 +333,7 @@ def test_plain_releases_find_their_class(release: Release, least: float) -> None
     generator = np.random.default_rng(3)
     labels = np.arange(150) % 3
     rows = 6 * np.eye(5)[labels] + generator.standard_normal((150, 5))
-    release.fit(rows[:90], labels[:90])
+    release = release.fit(rows[:90], labels[:90])
     found = [int(np.argmax(release.rank(m, rows[90:130]))) for m in release.release(rows[130:])]
     assert np.mean(labels[90:130][found] == labels[130:]) > least
 
@@ -355,7 +355,7 @@ def test_a_gallery_is_embedded_anew_when_it_changes_and_stays_out_of_pickles() -
 
 @pytest.mark.parametrize("release", [RawFeatures(), PlainManifold(), PlainLDA()])
 def test_rows_without_direction_have_a_place_in_the_gallery(release: Release) -> None:
-    release.fit(data(40), np.arange(40) % 3)
+    release = release.fit(data(40), np.arange(40) % 3)
     scores = release.rank(release.release(data(1)[0]), np.stack([release.mean_, data(3)[2]]))
     assert np.isfinite(scores).all()
     assert np.isfinite(release.rank(release.release(data(1)[0]), release.mean_[None])).all()

@@ -125,7 +125,7 @@ def test_maps_and_galleries_that_do_not_belong_together(rows: Floats) -> None:
     with pytest.raises(ValueError, match="the indexed one"):
         server.rank(message, rows[::-1])
     with pytest.raises(NotFittedError, match="index"):
-        server.use_map(other.map_).rank(server.release(rows[0]), rows)
+        server.use_map(server.map_).rank(message, rows)
     with pytest.raises(MapError, match="the candidates of this release"):
         Cells(8.0, 0.5).fit(rows).use_map(other.map_)
     refitted = Cells(8.0, 0.1).fit(rows).index(rows).fit(rows + 5)

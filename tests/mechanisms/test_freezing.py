@@ -3,12 +3,10 @@
 import copy
 import dataclasses
 import pickle
-import threading
 from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
@@ -19,7 +17,6 @@ from nearveil.mechanisms import (
     Cells,
     DPdSNE,
     Latent,
-    Message,
     PrivatePCA,
     PrivatePCARelease,
     PrivUnit,
@@ -31,7 +28,7 @@ from nearveil.mechanisms import (
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import Source, unsafe_seeded
+from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
 from tests.mechanisms.conformance import REFUSAL, attack_attributes, attack_parameters
 
@@ -196,27 +193,15 @@ def test_a_failed_fit_leaves_what_was_fitted_before() -> None:
     assert unfitted.fit(ROWS[:200]).guarantee == stated
 
 
-class Slow(AnalyticGaussian):
-    """Waits for somebody else in the middle of a release."""
-
-    reached, proceed = threading.Event(), threading.Event()
-
-    def _release(self, features: NDArray[np.float64], source: Source) -> list[Message]:
-        self.reached.set()
-        assert self.proceed.wait(60)
-        return super()._release(features, source)
-
-
-def test_a_release_under_way_keeps_the_noise_of_its_fit() -> None:
-    release, seen = Slow(1.0).fit(ROWS[:200]), []
-    thread = threading.Thread(target=lambda: seen.append(release.release(ROWS[0], rng=unsafe_seeded(3))))
-    thread.start()
-    assert Slow.reached.wait(60)
-    release.fit(1000 + ROWS[200:])
-    Slow.proceed.set()
-    thread.join(60)
-    expected = Slow(1.0).fit(ROWS[:200]).release(ROWS[0], rng=unsafe_seeded(3))
-    assert seen == [expected]
+def test_a_fit_returns_another_object_and_changes_none() -> None:
+    unfitted = AnalyticGaussian(1.0)
+    release = unfitted.fit(ROWS[:200])
+    other = release.fit(1000 + ROWS[200:])
+    assert not np.array_equal(other.mean_, release.mean_)
+    with pytest.raises(NotFittedError, match="returns the fitted object"):
+        unfitted.release(ROWS[0])
+    expected = AnalyticGaussian(1.0).fit(ROWS[:200]).release(ROWS[0], rng=unsafe_seeded(3))
+    assert release.release(ROWS[0], rng=unsafe_seeded(3)) == expected
 
 
 def test_a_mechanism_cannot_state_a_guarantee_of_its_own_beside_that_of_the_fit() -> None:

@@ -65,8 +65,8 @@ class RandomCells(Release):
         rows = self.features(gallery, "gallery", lenient=True)
         count = candidate_count(self.candidates, len(rows))
         centres = rows[:: max(1, round(len(rows) * self.candidates))]
-        self._store(centres_=centres, members_=np.argsort(-(centres @ rows.T), axis=1)[:, :count])
-        return self
+        members = np.argsort(-(centres @ rows.T), axis=1)[:, :count]
+        return self._with_attributes(centres_=centres, members_=members)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         own = (features @ self.centres_.T).argmax(axis=1)

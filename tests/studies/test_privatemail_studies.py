@@ -250,7 +250,7 @@ def test_the_error_of_an_alignment_is_that_of_the_message() -> None:
     rows = privatemail_embeddings.measure({"method": _privatemail.PROGRAM, "seed": 0})
     drawn = _privatemail.sample_images("cars196", 0, gallery=privatemail_embeddings.GALLERY)
     mail = PrivateMail.published("2022-code", "cars196", epsilon=1.0, label_weight=0.5, allow_unsound=True)
-    mail.fit(drawn.anchors, drawn.anchor_labels)
+    mail = mail.fit(drawn.anchors, drawn.anchor_labels)
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels).anchors
     messages = mail.release(drawn.queries[:3], labels=drawn.query_labels[:3], rng=unsafe_seeded(0))
     after = []

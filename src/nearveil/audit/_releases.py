@@ -63,7 +63,7 @@ def fit_release(release: Release) -> Release:
         rows = draw_gallery()
         if rows.shape[1] != ready.n_features_in_:
             raise ValueError("the release must have a map: call index(gallery) or use_map(map) before an audit")
-        ready.index(rows)
+        ready = ready.index(rows)
     return ready
 
 

@@ -156,8 +156,7 @@ class Published:
             if snapshot.in_memory:
                 features = SpreadRows.cut(features.gather("centring rows"), workers)
             table = make_codes(features, terms.code_bytes)
-            release.fit_mean(mean, _hash_public(mean, table))
-            release.index_features(features, progress=report)
+            release = release.fit_mean(mean, _hash_public(mean, table)).index_features(features, progress=report)
             codes = encode_rows(table, features)
         return cls(snapshot.revision, release, table, codes, snapshot.ids, terms.code_bytes)
 
@@ -176,9 +175,8 @@ class Published:
         Published
         """
         positions = self._find_positions(snapshot.ids)
-        release = self.release.with_epsilon(self.release.epsilon)
-        features = spread_features(release, snapshot.spread(LOCAL))
-        release.update_features(features, positions)
+        features = spread_features(self.release, snapshot.spread(LOCAL))
+        release = self.release.update_features(features, positions)
         codes, new = self.codes[np.maximum(positions, 0)], np.flatnonzero(positions < 0)
         if len(new):
             codes[new] = prepare_table(self.table, features).encode(features.take(new, "taking rows"))
@@ -320,12 +318,13 @@ class Published:
             table, mean = codes_from_bytes(arrays["table"].tobytes()), arrays["mean"]
             reach, drift = header.get("reach", 0.0), header.get("drift", 0.0)  # missing in maps of 0.1
             release = Covers(header["epsilon"], header["candidates"], n_sets=header["n_sets"], reach=reach)
-            release.fit_mean(mean, _hash_public(mean, table)).use_map(PublicMap.from_bytes(arrays["map"].tobytes()))
+            public_map = PublicMap.from_bytes(arrays["map"].tobytes())
             items, starts = arrays["set_items"], arrays["set_starts"]
             members = scipy.sparse.csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
-            release._store(members_=members, drift_=drift, _gallery_digest=header["gallery"])
+            release = release.fit_mean(mean, _hash_public(mean, table)).use_map(public_map)
+            release = release._with_attributes(members_=members, drift_=drift, _gallery_digest=header["gallery"])
             return cls(header["revision"], release, table, arrays["codes"], arrays["ids"], header["code_bytes"])
 
 

@@ -121,15 +121,25 @@ class Message:
         _, version, length = _HEADER.unpack_from(data)
         if version != cls.version:
             raise MessageError(f"data has format version {version}; this program reads version {cls.version}")
-        if length > _LARGEST_JSON or _HEADER.size + length > len(data):
+        end = _HEADER.size + length
+        if length > _LARGEST_JSON or end > len(data):
             raise MessageError("data is truncated")
-        header = _parse_header(data[_HEADER.size : _HEADER.size + length])
-        return cls(
-            mechanism=header["mechanism"],
-            public_id=header["public_id"],
-            arrays=_split_body(_read_forms(header["arrays"], largest), data[_HEADER.size + length :]),
-            seeded=header["seeded"],
-        )
+        try:
+            header = json.loads(data[_HEADER.size : end])
+        except (ValueError, RecursionError):
+            raise MessageError("data is not a nearveil message: the header is corrupted") from None
+        if not isinstance(header, dict) or set(header) != _FIELDS or not isinstance(header["arrays"], dict):
+            raise MessageError(f"data must have exactly the fields {sorted(_FIELDS)}")
+        forms = {name: _check_form(name, form, largest) for name, form in sorted(header["arrays"].items())}
+        arrays = {}
+        for name, (kind, shape) in forms.items():
+            start, end = end, end + math.prod(shape) * kind.itemsize
+            if end > len(data):
+                raise MessageError("data is truncated")
+            arrays[name] = np.frombuffer(data[start:end], dtype=kind).reshape(shape)
+        if end != len(data):
+            raise MessageError("data has bytes after its end")
+        return cls(**{**header, "arrays": arrays})
 
 
 def read_vector(message: Message, name: str, kind: Literal["int8", "float32"], size: int) -> NDArray[np.float64]:
@@ -163,46 +173,16 @@ def _freeze_array(name: str, values: NDArray[Any]) -> NDArray[Any]:
     return copy
 
 
-def _parse_header(text: bytes) -> dict[str, Any]:
-    """Parse the JSON header of a message and check its fields."""
-    try:
-        header = json.loads(text)
-    except (ValueError, RecursionError):
-        raise MessageError("data is not a nearveil message: the header is corrupted") from None
-    if not isinstance(header, dict) or set(header) != _FIELDS or not isinstance(header["arrays"], dict):
-        raise MessageError(f"data must have exactly the fields {sorted(_FIELDS)}")
-    return header
-
-
-def _read_forms(header: dict[str, Any], largest: Shapes | None) -> list[tuple[str, str, list[int]]]:
-    """Return name, type and shape of each array in a header."""
-    forms = []
-    for name, entry in sorted(header.items()):
-        if not (isinstance(entry, list) and len(entry) == 2 and entry[0] in _TYPES and isinstance(entry[1], list)):
-            raise MessageError(f"arrays: {name!r} has an unknown type")
-        kind, shape = entry
-        if len(shape) > 3 or not all(type(side) is int and 0 <= side <= _LARGEST for side in shape):
-            raise MessageError(f"arrays: {name!r} has an invalid shape")
-        if largest is not None:
-            check_shape(name, shape, largest)
-        forms.append((name, kind, shape))
-    return forms
-
-
-def _split_body(forms: list[tuple[str, str, list[int]]], body: bytes) -> dict[str, NDArray[Any]]:
-    """Split the body into arrays; it must end with the last array."""
-    arrays = {}
-    start = 0
-    for name, kind, shape in forms:
-        count = int(np.prod(shape, dtype=object)) if shape else 1
-        end = start + count * np.dtype(kind).itemsize
-        if end > len(body):
-            raise MessageError("data is truncated")
-        arrays[name] = np.frombuffer(body[start:end], dtype=kind).reshape(shape)
-        start = end
-    if start != len(body):
-        raise MessageError("data has bytes after its end")
-    return arrays
+def _check_form(name: str, form: Any, largest: Shapes | None) -> tuple[np.dtype[Any], list[int]]:
+    """Return the type and shape of an array from the header of a message."""
+    if not (isinstance(form, list) and len(form) == 2 and form[0] in _TYPES and isinstance(form[1], list)):
+        raise MessageError(f"arrays: {name!r} has an unknown type")
+    kind, shape = form
+    if len(shape) > 3 or not all(type(side) is int and 0 <= side <= _LARGEST for side in shape):
+        raise MessageError(f"arrays: {name!r} has an invalid shape")
+    if largest is not None:
+        check_shape(name, shape, largest)
+    return np.dtype(kind), shape
 
 
 Floats = NDArray[np.float64]
@@ -217,8 +197,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     Both sides fit the same public rows. The client calls :meth:`release` and sends the message; the server calls
     :meth:`rank`. Both first centre features by the public mean and scale them to norm one.
 
-    A fitted release is immutable, so that it always matches its guarantee (``docs/theory/guarantee.md``). To change a
-    parameter, use ``clone(release).set_params(...)`` and fit the clone.
+    `fit` returns a fitted copy, which is immutable so that it always matches its guarantee
+    (``docs/theory/guarantee.md``). To change a parameter, use ``clone(release).set_params(...)`` and fit the clone.
 
     Subclasses implement the abstract methods and pass the suite of ``tests/mechanisms/conformance.py``.
 
@@ -240,9 +220,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
             raise TypeError(f"{cls.__name__} must define _make_guarantee, not guarantee: fit stores its result")
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
-        """Learn the data that both sides share from public rows and, for some mechanisms, their integer labels.
+        """Return a copy that has learned the data that both sides share from public rows.
 
-        Never fit private rows: messages and maps reveal them.
+        Some mechanisms use integer labels. Never fit private rows: messages and maps reveal them.
         """
         rows = check_rows(public_X, "public_X")
         labels = None if public_y is None else check_labels(public_y, len(rows), "public_y")
@@ -250,29 +230,22 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         return self._fit_public(rows, labels, fingerprint(rows, labels))
 
     def _fit_public(self, rows: Floats, labels: NDArray[np.int64] | None, public_digest: str) -> Self:
-        """Fit a copy, then replace all attributes in one step.
-
-        The copy learns from deep copies of the parameters, so no caller can modify the fitted release through them.
-        If the fit fails, or while another thread uses this object, the previous fit stays complete.
-        """
-        learner = self._with_attributes(copy.deepcopy(self.get_params(deep=False)))
+        """Return a fitted copy; it has deep copies of the parameters, so no caller can change them."""
+        learner: Self = object.__new__(type(self))
+        learner.__dict__.update(copy.deepcopy(self.get_params(deep=False)))
         learner.n_features_in_ = rows.shape[1]
         with np.errstate(over="ignore"):  # _unit_rows raises an error
             learner.mean_ = rows.mean(axis=0)
         learner._public_digest = public_digest
         learner._fit(learner._unit_rows(rows, "public_X", lenient=True), labels)
-        learner._guarantee = learner._make_guarantee()
-        self._freeze(learner.__dict__)
-        return self
+        return learner._with_attributes(_guarantee=learner._make_guarantee())
 
-    def _store(self, *, without: tuple[str, ...] = (), **attributes: Any) -> None:
-        """Add attributes to a fitted release, and remove those listed in `without`."""
-        unchanged = {name: value for name, value in vars(self).items() if name not in without}
-        self._freeze({**unchanged, **attributes})
-
-    def _freeze(self, attributes: dict[str, Any]) -> None:
-        _make_read_only(tuple(attributes.values()))
-        object.__setattr__(self, "__dict__", attributes)
+    def _with_attributes(self, **attributes: Any) -> Self:
+        """Return a copy with more attributes, and with read-only arrays."""
+        extended: Self = object.__new__(type(self))
+        extended.__dict__.update(self.__dict__, **attributes)
+        _make_read_only(tuple(extended.__dict__.values()))
+        return extended
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Raise an error if the release is fitted: its guarantee would no longer match."""
@@ -347,11 +320,11 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         -------
         Message or list of Message
         """
-        fitted = self._snapshot()
+        self._check_fitted()
         source = secure_source() if rng is None else check_source(rng)
         rows = check_numbers(X, "X")
         single = rows.ndim == 1
-        messages = fitted._release(fitted.features(rows[None] if single else rows), source)
+        messages = self._release(self.features(rows[None] if single else rows), source)
         return messages[0] if single else messages
 
     def rank(self, message: Message, gallery: ArrayLike) -> Floats:
@@ -368,9 +341,8 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
         ndarray of shape (n,)
             A higher score means nearer.
         """
-        fitted = self._snapshot()
-        fitted._check_messages([message])
-        return fitted._rank(message, fitted._prepare(fitted.features(gallery, "gallery", lenient=True)))
+        self._check_messages([message])
+        return self._rank(message, self._prepare(self.features(gallery, "gallery", lenient=True)))
 
     def answer_bytes(self, n: int) -> int:
         """Return the size of an answer with compact codes and `n` candidates."""
@@ -444,20 +416,9 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
                     "message was made with other public rows, parameters or map: fetch the map and ask again"
                 )
 
-    def _snapshot(self) -> Self:
-        """Return the current fit as an object that a later fit in another thread does not change."""
-        snapshot = self._with_attributes(self.__dict__)  # a fit replaces this dict and never modifies it
-        snapshot._check_fitted()
-        return snapshot
-
-    def _with_attributes(self, attributes: dict[str, Any]) -> Self:
-        other = object.__new__(type(self))
-        object.__setattr__(other, "__dict__", attributes)
-        return other
-
     def _check_fitted(self) -> None:
         if "_guarantee" not in vars(self):
-            raise NotFittedError(f"{type(self).__name__} must be fitted on public rows first: call fit(public_X)")
+            raise NotFittedError(f"{type(self).__name__} must be fitted: fit(public_X) returns the fitted object")
 
 
 class TractableRelease(Release):
@@ -539,13 +500,6 @@ def check_fraction(candidates: float) -> float:
     if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.number)) or not 0 < candidates <= 1:
         raise ValueError("candidates must be a fraction of the gallery, above 0 and at most 1")
     return float(candidates)
-
-
-def check_number(value: float, name: str) -> float:
-    """Check a real number and return it as a float."""
-    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating):
-        raise ValueError(f"{name} must be a number")
-    return float(value)
 
 
 def check_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:

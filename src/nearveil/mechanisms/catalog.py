@@ -168,13 +168,13 @@ def _describe(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) ->
     size: int | None = None
     guarantee = None
     try:
-        release.fit(public, labels)
+        release = release.fit(public, labels)
     except ImportError:
         if not entry.needs:
             raise
     else:
         if hasattr(release, "index"):
-            release.index(gallery)
+            release = release.index(gallery)
         guarantee, size = release.guarantee, _make_message(release, entry, gallery[0]).nbytes
     return MechanismSummary(
         name=entry.name,

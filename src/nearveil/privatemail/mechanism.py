@@ -1,6 +1,5 @@
 """PrivateMail: release a target's row of the supervised manifold learning query, with noise."""
 
-import copy
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Self
@@ -171,9 +170,7 @@ class PrivateMail(Release):
         as about the target, without a charge.
         """
         features = self.features(rows, "rows")
-        client = copy.copy(self)
-        client._store(_dummies=Dummies(features, check_labels(labels, len(features), "labels")))
-        return client
+        return self._with_attributes(_dummies=Dummies(features, check_labels(labels, len(features), "labels")))
 
     def release(self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None) -> Any:
         """Make a message from a private row, or one from each row of a batch; `labels` are for `as_published` only."""
@@ -186,13 +183,13 @@ class PrivateMail(Release):
 
         Positions are row numbers of :meth:`rank_each`. Never send them.
         """
-        fitted = self._snapshot()
+        self._check_fitted()
         source = secure_source() if rng is None else check_source(rng)
         rows = check_numbers(X, "X")
         single = rows.ndim == 1
-        features = fitted.features(rows[None] if single else rows)
+        features = self.features(rows[None] if single else rows)
         target_labels = None if labels is None else check_labels(np.atleast_1d(labels), len(features), "labels")
-        messages, positions = fitted._make(features, target_labels, source)
+        messages, positions = self._make(features, target_labels, source)
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
     def continue_embedding(self, message: Message, steps: int) -> Message:

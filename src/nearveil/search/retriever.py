@@ -119,7 +119,7 @@ class Retriever:
         -------
         Retriever
         """
-        self.mechanism.fit(public_X, public_y)
+        self._mechanism = self.mechanism.fit(public_X, public_y)
         self._fitted = True
         self._ranker = None
         return self
@@ -145,7 +145,7 @@ class Retriever:
         count = candidate_count(self.candidates, len(features))
         codes = make_codes(features, self.code_bytes)
         if hasattr(self.mechanism, "index"):
-            self.mechanism.index(gallery)
+            self._mechanism = self.mechanism.index(gallery)
         self._features, self._labels, self._codes, self._count = features, labels, codes, count
         self._ranker = GalleryRanker(self.mechanism, features, codes.encode(features), count)
         return self

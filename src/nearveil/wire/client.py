@@ -791,7 +791,7 @@ class ClientProtocol:
         if size > self._limits.answer:
             raise ProtocolError(f"an answer would be {size} bytes, and at most {self._limits.answer} are read")
         release = _MECHANISMS[public.mechanism](self.epsilon, public.candidates)
-        release.fit_mean(public.mean, public.public_digest).use_map(public.map)
+        release = release.fit_mean(public.mean, public.public_digest).use_map(public.map)
         self._release, self._public, self._state = release, public, "ready"
 
     def _checked_feature(self, feature: ArrayLike) -> NDArray[np.float64]:

@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.mechanisms.base import check_number
+from nearveil.privacy.checks import check_range
 from nearveil.privacy.noise import Source
 
 _WORD = 1 << 64
@@ -114,9 +114,7 @@ def _check_good(good: Indices, n_sets: int) -> None:
 
 def check_channel_epsilon(epsilon: float) -> float:
     """Check the epsilon of a channel."""
-    if not _LEAST_EPSILON <= check_number(epsilon, "epsilon") <= _LARGEST_EPSILON:
-        raise ValueError(f"epsilon must be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}; smaller protects more")
-    return float(epsilon)
+    return check_range(epsilon, "epsilon", _LEAST_EPSILON, _LARGEST_EPSILON)
 
 
 @lru_cache(maxsize=256)

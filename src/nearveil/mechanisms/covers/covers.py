@@ -19,7 +19,6 @@ from nearveil.mechanisms.base import (
     TractableRelease,
     candidate_count,
     check_fraction,
-    check_number,
     fingerprint,
     make_guarantee,
 )
@@ -57,7 +56,7 @@ from nearveil.mechanisms.covers.members import (
     reach_items,
 )
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_numbers, check_rows
+from nearveil.privacy.checks import check_numbers, check_range, check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 
@@ -90,7 +89,7 @@ class MappedRelease(TractableRelease):
     _gallery_digest: str
 
     def fit_mean(self, mean: ArrayLike, public_digest: str | None = None) -> Self:
-        """Fit the public mean instead of public rows; a mapped release needs nothing else.
+        """Return a copy fitted to the public mean instead of public rows; a mapped release needs nothing else.
 
         Parameters
         ----------
@@ -112,7 +111,7 @@ class MappedRelease(TractableRelease):
         return str(self._public_digest)
 
     def index(self, gallery: ArrayLike, *, progress: Progress | None = None, cluster: Any = None) -> Self:
-        """Build the public map of a gallery, once, on the server.
+        """Return a copy with the public map of a gallery, built once, on the server.
 
         Parameters
         ----------
@@ -121,10 +120,6 @@ class MappedRelease(TractableRelease):
             Called with the current stage and the completed fraction of the work, from 0 to 1.
         cluster : str or dask.distributed.Client, optional
             Workers to search with; see :func:`nearveil.cluster.connect`. The map is the same to the last bit.
-
-        Returns
-        -------
-        self
         """
         features = self.gallery_features(gallery)
         with connect(cluster) as workers:
@@ -144,14 +139,9 @@ class MappedRelease(TractableRelease):
         report = progress or (lambda _stage, _done: None)
         with use_one_thread():
             grouping = self._group(features, size, report)
-        self._store(
-            map_=_make_map(len(features), grouping, size),
-            members_=grouping.members,
-            drift_=0.0,
-            _gallery_digest=_hash_rows(features),
-        )
+            public_map, digest = _make_map(len(features), grouping, size), _hash_rows(features)
         report("making the map", 1.0)
-        return self
+        return self._with_attributes(map_=public_map, members_=grouping.members, drift_=0.0, _gallery_digest=digest)
 
     @property
     def reach_(self) -> float:
@@ -160,7 +150,7 @@ class MappedRelease(TractableRelease):
         return float(len(np.unique(self.members_.indices)) / self.members_.shape[1])
 
     def use_map(self, public_map: PublicMap) -> Self:
-        """Use a server's map, on the client. The guarantee holds for any map."""
+        """Return a copy with a server's map, for the client. The guarantee holds for any map."""
         self._check_fitted()
         if not isinstance(public_map, PublicMap):
             raise MapError("public_map must be a PublicMap; parse bytes with PublicMap.from_bytes")
@@ -170,14 +160,15 @@ class MappedRelease(TractableRelease):
             raise MapError(
                 f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
             )
-        self._store(without=_GALLERY_ATTRIBUTES, map_=public_map)
-        return self
+        client = self._with_attributes(map_=public_map)
+        for name in _GALLERY_ATTRIBUTES[1:]:
+            client.__dict__.pop(name, None)
+        return client
 
     def with_epsilon(self, epsilon: float) -> Self:
         """Return a release with the same public rows, gallery and map at another epsilon."""
         other: Self = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
-        other._store(**{name: value for name, value in vars(self).items() if name in _GALLERY_ATTRIBUTES})
-        return other
+        return other._with_attributes(**{name: vars(self)[name] for name in _GALLERY_ATTRIBUTES if name in vars(self)})
 
     def _make_guarantee(self) -> Guarantee:
         return set_guarantee(self.epsilon)
@@ -402,7 +393,7 @@ class Covers(MappedRelease):
     reach: float = 0.0
 
     def update(self, gallery: ArrayLike, before: ArrayLike) -> Self:
-        """Update sets and map for a slightly changed gallery, without learning them again.
+        """Return a copy with sets and map for a slightly changed gallery, without learning them again.
 
         Remaining items keep their sets. New items, and replacements of removed items, enter the sets with the largest
         coverage around them, until every set has floor(f N) items. Clients need the new map; messages for the old one
@@ -417,10 +408,6 @@ class Covers(MappedRelease):
             The current gallery.
         before : array-like of shape (n,), int
             The position of each item in the previously indexed or updated gallery; -1 for a new item.
-
-        Returns
-        -------
-        self
 
         Examples
         --------
@@ -450,18 +437,12 @@ class Covers(MappedRelease):
             public_map = PublicMap(old.components, old.prototypes, around, len(features), size)
         remaining = int((positions >= 0).sum())
         changed = len(features) - remaining + self.members_.shape[1] - remaining
-        self._store(
-            map_=public_map,
-            members_=members,
-            drift_=self.drift_ + changed / len(features),
-            _gallery_digest=_hash_rows(features),
-        )
-        return self
+        drift, digest = self.drift_ + changed / len(features), _hash_rows(features)
+        return self._with_attributes(map_=public_map, members_=members, drift_=drift, _gallery_digest=digest)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         super()._fit(features, labels)
-        if not 0 <= check_number(self.reach, "reach") <= 1:
-            raise ValueError("reach must be a part of the gallery, from 0 to 1")
+        check_range(self.reach, "reach", 0, 1)
 
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, public_map.n_sets)
