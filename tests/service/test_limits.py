@@ -446,18 +446,15 @@ def body(*parts: bytes, pause: float = 0.0, gone: bool = False) -> Callable[[], 
 
 
 def test_bodies() -> None:
-    def read(length: bytes | None, receive: Callable[[], Any], chunked: bool = False, seconds: float = 5.0) -> bytes:
-        return bytes(asyncio.run(read_body(receive, check_length(length, chunked, range(11)), seconds)))
+    def read(length: bytes | None, receive: Callable[[], Any], seconds: float = 5.0) -> bytes:
+        return bytes(asyncio.run(read_body(receive, check_length(length, range(11)), seconds)))
 
     assert read(b"6", body(b"abc", b"def")) == b"abcdef"
-    assert read(None, body(b"abc", b""), chunked=True) == b"abc"
     with pytest.raises(LengthError):
         read(None, body(b""))
     for length in (b"11", b"-1", b"x", b"", b"9" * 5000, "²".encode()):
         with pytest.raises(TooLargeError):
             read(length, body(b"abc"))
-    with pytest.raises(TooLargeError):
-        read(None, body(*[b"abc"] * 9), chunked=True)
     with pytest.raises(TooLargeError):
         read(b"3", body(b"abc" * 9))
     with pytest.raises(SlowError, match="in time"):
@@ -468,13 +465,12 @@ def test_bodies() -> None:
 
 def test_a_sealed_question_must_have_a_length_of_the_layout() -> None:
     lengths = frozenset((40, 70))
-    assert [check_length(length, False, lengths) for length in (b"40", b"70")] == [40, 70]
+    assert [check_length(length, lengths) for length in (b"40", b"70")] == [40, 70]
     for length in (b"0", b"39", b"41", b"69", b"71", b"31000000", b"x"):
         with pytest.raises(TooLargeError, match="must have 40 or 70 bytes"):
-            check_length(length, False, lengths)
-    for chunked in (False, True):
-        with pytest.raises(LengthError):
-            check_length(None, chunked, lengths)
+            check_length(length, lengths)
+    with pytest.raises(LengthError):
+        check_length(None, lengths)
 
 
 class Sender:

@@ -19,6 +19,7 @@ import pytest
 from nearveil import Client
 from nearveil.ledger import Ledger
 from nearveil.server import Settings
+from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 
 from ..gallery.index_places import unit_rows
 from .serving import EPSILON, index_of
@@ -140,8 +141,9 @@ def test_bodies_are_limited_to_what_a_server_takes(tmp_path: Path) -> None:
         with run_caddy(tmp_path, port, port) as url:
             context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
             with httpx.Client(base_url=url, verify=context, timeout=30) as client:
-                for what, field in (("query", "max_body"), ("sealed", "max_sealed")):
-                    size, path = Settings.model_fields[field].default, f"/v1/galleries/birds/{what}"
+                sealed = DEFAULT_LIMITS.sealed_question + HEADER_BYTES
+                for what, size in (("query", Settings.model_fields["max_body"].default), ("sealed", sealed)):
+                    path = f"/v1/galleries/birds/{what}"
                     assert client.post(path, content=bytes(size)).status_code == 200
                     # Caddy 2.6 says 502 where a body ends at its limit.
                     assert client.post(path, content=bytes(size + 1)).status_code in (413, 502)

@@ -163,11 +163,9 @@ class Reservation:
             del sizes[self._token]
 
 
-def check_length(length: bytes | None, chunked: bool, lengths: range | frozenset[int]) -> int:
-    """Return the maximum length of a body, from its headers; `lengths` are those that are accepted."""
+def check_length(length: bytes | None, lengths: range | frozenset[int]) -> int:
+    """Return the length of a body, from its header; `lengths` are those that are accepted."""
     if length is None:
-        if chunked and isinstance(lengths, range):
-            return lengths[-1]
         raise LengthError("Missing header Content-Length.")
     if len(length) > 18 or not length.isdigit() or int(length) not in lengths:
         if isinstance(lengths, range):

@@ -33,6 +33,7 @@ _HEALTH = "/health"
 _PROBES = AddressLimit(600.0, 600)  # requests without a token for open paths
 _MAX_DISCARDED = 1 << 16  # bytes of an unused body that are read
 _DISCARD_TIMEOUT = 2.0  # seconds for that
+_SINGLE_HEADERS = (b"host", b"authorization")
 _GUARDED = ("/v1", "/metrics")
 _OPEN = (_HEALTH, "/ready", "/openapi.json")
 _MANAGED = frozenset((_HEALTH, "/ready", "/metrics"))  # on the management port alone, if there is one
@@ -89,18 +90,10 @@ class GuardMiddleware:
 
     def _read_headers(self, context: RequestContext, scope: AsgiScope) -> bytes:
         """Check the host and return the Authorization header."""
-        hosts, bearers = [], []
-        for name, value in scope["headers"]:
-            if name == b"host":
-                hosts.append(value)
-            elif name == b"authorization":
-                bearers.append(value)
-            elif name == b"content-length":
-                context.length = value
-            elif name == b"content-type":
-                context.content_type = value
-            elif name == b"transfer-encoding":
-                context.chunked = True
+        hosts, bearers = ([value for name, value in scope["headers"] if name == key] for key in _SINGLE_HEADERS)
+        headers = dict(scope["headers"])
+        context.content_type = headers.get(b"content-type", b"")
+        context.length = None if b"transfer-encoding" in headers else headers.get(b"content-length")
         is_trusted = self._hosts is None or (len(hosts) == 1 and _strip_port(hosts[0]) in self._hosts)
         # Probes use addresses, not names.
         if not is_trusted and scope["path"] != _HEALTH and not scope.get(MANAGEMENT, False):

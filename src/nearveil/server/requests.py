@@ -48,7 +48,7 @@ class RequestContext:
         self.token: Token | None = None
         self.gallery: str | None = None
         self.length: bytes | None = None
-        self.chunked, self.content_type = False, b""
+        self.content_type = b""
         self.has_read_body = False
         self.status, self.sent = 0, 0
         self.error: dict[str, str] | None = None
@@ -77,9 +77,8 @@ class RequestContext:
 
     def has_small_unread_body(self, maximum: int) -> bool:
         """Return whether the client is about to send a small body that was not read."""
-        if self.has_read_body or self.length is None:
-            return self.chunked and not self.has_read_body
-        return self.length.isdigit() and 0 < int(self.length[:6]) <= maximum
+        length = self.length or b""
+        return not self.has_read_body and length.isdigit() and 0 < int(length[:6]) <= maximum
 
 
 def raise_unauthorized() -> NoReturn:
@@ -166,7 +165,7 @@ class AppState:
             raise MediaError(f"The body must have the media type {FRAME}.")
 
         lengths = gallery.sealed_lengths() if kind == SEALED else range(self.settings.max_body + 1)
-        length = check_length(context.length, context.chunked, lengths)
+        length = check_length(context.length, lengths)
         context.body = context.reserve(self.receiving[kind])
         context.body.resize(length)
         body = await read_body(request.receive, length, self.settings.body_timeout)

@@ -16,12 +16,12 @@ import uvicorn
 
 from nearveil.gallery.index import Index
 from nearveil.server.app import create_app
-from nearveil.server.connections import Connection, Slots
+from nearveil.server.connections import MAX_HEADER_BYTES, Connection, Slots
 from nearveil.server.galleries import Gallery, OpenGallery
 from nearveil.server.listener import Server
 from nearveil.server.logs import install
 from nearveil.server.metrics import send_heartbeat
-from nearveil.server.requests import SEALED, AppState
+from nearveil.server.requests import AppState
 from nearveil.server.settings import GallerySettings, Settings, SettingsError
 from nearveil.server.supervisor import CLOSE_TIMEOUT, run_workers
 from nearveil.server.tokens import TokenStore
@@ -178,13 +178,12 @@ def make_config(app: Any, settings: Settings, context: ssl.SSLContext | None = N
     """Return the configuration of uvicorn, with our limits on connections."""
     limits = {
         **_make_timeouts(settings),
-        "max_body": settings.max_body,
-        "max_body_by_path": {SEALED: settings.max_sealed},
         "slots": Slots(settings.connections),
     }
     return uvicorn.Config(
         app,
         http=type("LimitedConnection", (Connection,), limits),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="on",
         log_config=None,

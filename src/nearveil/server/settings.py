@@ -124,9 +124,7 @@ class Settings(BaseSettings):
     tokens : str
         A file, or a PostgreSQL URL.
     max_body : int
-        Maximum size of a request, in bytes.
-    max_sealed : int
-        Maximum size of a sealed question, in bytes; only lengths that the layout of a gallery fixes are accepted.
+        Maximum size of a message, in bytes. Of sealed questions only lengths that the layout fixes are accepted.
     rate, burst
         Requests a minute of one token, none for no limit; and how many at once after a pause.
     per_token : int
@@ -174,7 +172,6 @@ class Settings(BaseSettings):
     management_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_location()))
     max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.query + HEADER_BYTES
-    max_sealed: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.sealed_question + HEADER_BYTES
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1200.0
     burst: Annotated[int, Field(ge=1)] = 120
     per_token: Annotated[int, Field(ge=1)] = 16
