@@ -102,7 +102,7 @@ def test_a_plan_and_its_preview_mean_the_same_events(here: Path, mechanism: str,
 def test_a_plan_that_costs_too_much_is_refused_with_figures(here: Path) -> None:
     result = run("create", "plan", "100x0.1", "--owner", "me", "--epsilon", "1")
     assert result.exit_code == 1
-    assert "plan costs epsilon" in result.output
+    assert "the plan costs epsilon" in result.output
     assert answer("show") == []
 
 

@@ -45,7 +45,7 @@ def test_for_programs(here: Path) -> None:
 
 def test_what_is_refused(here: Path) -> None:
     for words, said in (
-        (("create", ""), "label"),
+        (("create", ""), "LABEL"),
         (("create", "ann", "--scope", "admin"), "scopes must be of query, originals, metrics"),
         (("create", "ann", "--gallery", "A B"), "galleries must be names"),
         (("create", "ann", "--days", "0"), "days must be above 0"),
@@ -93,4 +93,4 @@ def test_a_list_fits_a_terminal(here: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_label_does_not_steer_a_terminal(here: Path) -> None:
-    assert "label must be" in refused("token", "create", "\x1b[31mred")
+    assert "LABEL must be" in refused("token", "create", "\x1b[31mred")

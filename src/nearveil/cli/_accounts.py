@@ -2,11 +2,10 @@
 
 import shlex
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import typer
-
-from nearveil.cli._options import LedgerOptions
+from nearveil.cli._options import LedgerOptions, option
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account, Debit, Ledger
@@ -14,20 +13,22 @@ if TYPE_CHECKING:
     from nearveil.privacy import Guarantee
 
 DEFAULT_ACCOUNT, DEFAULT_EPSILON = "queries", 100.0
-AccountName = Annotated[
-    str | None,
-    typer.Option(
-        help=f"Account that pays; {DEFAULT_ACCOUNT!r} by default, opened with epsilon {DEFAULT_EPSILON:g} at first.",
-        rich_help_panel="Ledger",
-    ),
-]
+
+
+@dataclass(frozen=True)
+class PaymentOptions(LedgerOptions):
+    """The account that pays for queries."""
+
+    account: str | None = option(
+        f"Account that pays; {DEFAULT_ACCOUNT!r} by default, opened with epsilon {DEFAULT_EPSILON:g} at first."
+    )
 
 
 class LazyAccount:
     """Opens the ledger and the account at the first payment, so that a query refused earlier leaves no trace."""
 
-    def __init__(self, options: LedgerOptions, name: str | None) -> None:
-        self._options, self._name, self._stack = options, name, ExitStack()
+    def __init__(self, options: PaymentOptions) -> None:
+        self._options, self._stack = options, ExitStack()
         self.new_ledger = ""  # where the default account was opened by this payment
         self.has_paid = False
 
@@ -36,8 +37,8 @@ class LazyAccount:
         from nearveil.gallery.sync import describe_location
         from nearveil.ledger import OverBudgetError
 
-        ledger = self._stack.enter_context(self._options.open(create=self._name is None))
-        self.account, is_new = find_or_open_account(ledger, self._name)
+        ledger = self._stack.enter_context(self._options.open(create=self._options.account is None))
+        self.account, is_new = find_or_open_account(ledger, self._options.account)
         self.new_ledger = describe_location(self._options.location) if is_new else ""
         try:
             debit = self.account.spend(guarantee, key)
@@ -50,7 +51,7 @@ class LazyAccount:
         return debit
 
     def __enter__(self) -> None:
-        return None
+        pass
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()

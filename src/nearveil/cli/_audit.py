@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
+from nearveil.cli._options import Json, command, option
 from nearveil.cli._output import make_folder, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -31,16 +32,17 @@ unsound    beside a verdict: the mechanism itself states that its guarantee is n
 specimen was not caught, 3 if one is undecided."""
 
 
+@command()
 def audit(
     name: Annotated[
         str, typer.Argument(metavar="[NAME|all]", help="A mechanism, the first letters of several, or all.")
     ] = "",
-    epsilon: Annotated[float, typer.Option(help="Epsilon of the mechanisms.")] = 4.0,
-    confidence: Annotated[float, typer.Option(help="Confidence of every interval.")] = 0.95,
-    effort: Annotated[float, typer.Option(help="Number of runs, as a multiple of the usual number.")] = 1.0,
-    out: Annotated[Path | None, typer.Option(help="Folder for audit.md, audit.png and audit.json.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="List the mechanisms that can be audited.")] = False,
+    epsilon: float = option("Epsilon of the mechanisms.", default=4.0),
+    confidence: float = option("Confidence of every interval.", default=0.95),
+    effort: float = option("Number of runs, as a multiple of the usual number.", default=1.0),
+    out: Path | None = option("Folder for audit.md, audit.png and audit.json."),
+    as_json: Json = False,
+    list_all: bool = option("List the mechanisms that can be audited.", "--list", default=False),
 ) -> None:
     """Attack a guarantee, or all of them: run the mechanism many times and show the largest possible epsilon.
 
@@ -50,15 +52,11 @@ def audit(
     if all is as it must be, 1 if a guarantee that must be kept is broken or a specimen is not caught, and 3 if a
     guarantee that must be kept is undecided.
 
-    [bold]Examples[/bold]
-
-    nearveil audit privunit
-
-    nearveil audit all --out out/audit
-
-    nearveil audit "cells (subset)" --epsilon 1 --confidence 0.999 --json
-
-    nearveil audit --list
+    For example:
+        nearveil audit privunit
+        nearveil audit all --out out/audit
+        nearveil audit "cells (subset)" --epsilon 1 --confidence 0.999 --json
+        nearveil audit --list
     """
     _check_numbers(epsilon, confidence, effort)
     if list_all:

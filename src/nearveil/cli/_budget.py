@@ -2,8 +2,7 @@
 
 import math
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -15,13 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from nearveil.cli._accounts import find_account
-from nearveil.cli._options import Json, LedgerOptions, expand_options
-from nearveil.cli._output import clean, print_json, print_lines, print_table, report_errors
+from nearveil.cli._options import Json, LedgerOptions, command, option
+from nearveil.cli._output import clean, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from nearveil.ledger import Account, Ledger
+    from nearveil.ledger import Account
     from nearveil.ledger.history import Balance
 
 app = typer.Typer(
@@ -50,28 +49,22 @@ _ACCOUNTING = {"pure": "pure epsilon, summed", "filter": "Renyi filter", "plan":
 _KEY_LETTERS = 12  # of a key or client name in the table of entries
 
 
-@app.command()
-@expand_options
+@command(app, plan="the plan")
 def create(
     name: Name,
     options: LedgerOptions,
     epsilon: Annotated[float, typer.Option(help="The budget: above 0, and at most 500.")],
     owner: Annotated[str, typer.Option(help="Who is responsible for the account.")],
     plan: OptionalPlan = None,
-    delta: Annotated[float, typer.Option(help="Delta of the budget; 0 sums pure epsilons.")] = 1e-5,
-    protects: Annotated[
-        Literal["query", "database"], typer.Option(help="Protect the queries of clients, or records of a database.")
-    ] = "query",
-    unit: Annotated[
-        str | None,
-        typer.Option(
-            help='Unit of protection, such as "person with all images"; by default "image" for queries and "record" '
-            "for databases. Releases paid from the account must have the same unit."
-        ),
-    ] = None,
-    relation: Annotated[
-        Literal["replace", "add-remove"], typer.Option(help="How neighbouring inputs differ.")
-    ] = "replace",
+    delta: float = option("Delta of the budget; 0 sums pure epsilons.", default=1e-5),
+    protects: Literal["query", "database"] = option(
+        "Protect the queries of clients, or records of a database.", default="query"
+    ),
+    unit: str | None = option(
+        'Unit of protection, such as "person with all images"; by default "image" for queries and "record" '
+        "for databases. Releases paid from the account must have the same unit."
+    ),
+    relation: Literal["replace", "add-remove"] = option("How neighbouring inputs differ.", default="replace"),
     mechanism: Mechanism = "pure",
     as_json: Json = False,
 ) -> None:
@@ -80,16 +73,14 @@ def create(
     With a plan, all releases are fixed now and composed by PLD. Without, a Renyi filter limits the account; with
     --delta 0, the sum of the epsilons does.
 
-    [bold]Examples[/bold]
-
-    nearveil budget create camera --owner me --epsilon 4
-
-    nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
+    For example:
+        nearveil budget create camera --owner me --epsilon 4
+        nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
     if not 0 < epsilon <= _LARGEST_EPSILON:
         raise typer.BadParameter(f"must be above 0 and at most {_LARGEST_EPSILON}", param_hint="--epsilon")
     events = read_plan(plan, mechanism, delta) if plan else None
-    with report_errors(), options.open(create=True) as ledger:
+    with options.open(create=True) as ledger:
         from nearveil.ledger import AccountError, LedgerError
 
         try:
@@ -111,41 +102,35 @@ def create(
         _print_accounts([account], details=True, as_json=as_json)
 
 
-@app.command()
-@expand_options
+@command(app)
 def show(options: LedgerOptions, account: OptionalName = None, as_json: Json = False) -> None:
     """Draw a bar for each account: the epsilon spent (rounded up) and left (rounded down).
 
-    [bold]Examples[/bold]
-
-    nearveil budget show
-
-    nearveil budget show camera --ledger postgresql://me@host/budgets --json
+    For example:
+        nearveil budget show
+        nearveil budget show camera --ledger postgresql://me@host/budgets --json
     """
-    with _open_to_read(options) as ledger:
+    with options.open(read_only=True) as ledger:
         accounts = ledger.accounts() if account is None else [find_account(ledger, account)]
         _print_accounts(accounts, details=account is not None, as_json=as_json)
 
 
-@app.command()
-@expand_options
+@command(app, plan="the plan")
 def preview(
     account: Name,
     plan: Annotated[list[str], typer.Argument(metavar=METAVAR, help="Releases: 10x0.5 is 10 at epsilon 0.5.")],
     options: LedgerOptions,
-    client: Annotated[str | None, typer.Option(help="Also charge the quota of this client.")] = None,
+    client: str | None = option("Also charge the quota of this client."),
     mechanism: Mechanism = "pure",
     as_json: Json = False,
 ) -> None:
     """Compute the cost of releases and the budget left after them. Spends nothing. Exit code 1 if they don't fit.
 
-    [bold]Examples[/bold]
-
-    nearveil budget preview camera 10x0.1
-
-    nearveil budget preview archive 5x0.2 --client ann --mechanism gaussian
+    For example:
+        nearveil budget preview camera 10x0.1
+        nearveil budget preview archive 5x0.2 --client ann --mechanism gaussian
     """
-    with _open_to_read(options) as ledger:
+    with options.open(read_only=True) as ledger:
         from nearveil.ledger.views import describe_preview
         from nearveil.privacy import Basis, compose_events
 
@@ -169,27 +154,24 @@ def preview(
     raise typer.Exit(0 if forecast.allowed else 1)
 
 
-@app.command()
-@expand_options
+@command(app, plan="the plan")
 def quota(
     account: Name,
     client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the client.")],
     options: LedgerOptions,
     plan: OptionalPlan = None,
-    epsilon: Annotated[float | None, typer.Option(help="The quota, in an account without a plan.")] = None,
-    delta: Annotated[float | None, typer.Option(help="Delta of the quota; the account's by default.")] = None,
+    epsilon: float | None = option("The quota, in an account without a plan."),
+    delta: float | None = option("Delta of the quota; the account's by default."),
     mechanism: Mechanism = "pure",
     as_json: Json = False,
 ) -> None:
     """Give a client a share of an account: an epsilon, or a part of the account's plan. A quota never changes.
 
-    [bold]Examples[/bold]
-
-    nearveil budget quota archive ann --epsilon 0.5
-
-    nearveil budget quota photo ann 20x0.1
+    For example:
+        nearveil budget quota archive ann --epsilon 0.5
+        nearveil budget quota photo ann 20x0.1
     """
-    with report_errors(), options.open() as ledger:
+    with options.open() as ledger:
         from nearveil.ledger.views import describe_balance
 
         payer = find_account(ledger, account)
@@ -201,23 +183,20 @@ def quota(
             _print_balances([payer.balance(), balance])
 
 
-@app.command()
-@expand_options
+@command(app)
 def history(
     options: LedgerOptions,
     account: OptionalName = None,
-    last: Annotated[int, typer.Option(min=0, help="Number of entries of each account; 0 for all.")] = 20,
+    last: int = option("Number of entries of each account; 0 for all.", default=20, min=0),
     as_json: Json = False,
 ) -> None:
     """List the entries of accounts in order. Of a stored message, only the length is shown. Times are informative.
 
-    [bold]Examples[/bold]
-
-    nearveil budget history camera
-
-    nearveil budget history --last 0 --json
+    For example:
+        nearveil budget history camera
+        nearveil budget history --last 0 --json
     """
-    with _open_to_read(options) as ledger:
+    with options.open(read_only=True) as ledger:
         from nearveil.ledger.views import describe_entry, describe_events
 
         accounts = ledger.accounts() if account is None else [find_account(ledger, account)]
@@ -247,49 +226,40 @@ def history(
             print_lines(f"and {len(entries) - last:,} earlier entries; --last 0 lists all")
 
 
-@app.command()
-@expand_options
+@command(app)
 def export(
     file: Annotated[Path, typer.Argument(help="A new file: .json or .csv.")],
     options: LedgerOptions,
 ) -> None:
     """Write all entries with their hashes to a new file, readable only by you. It contains the stored messages.
 
-    [bold]Examples[/bold]
-
-    nearveil budget export entries.json
-
-    nearveil budget export entries.csv --ledger postgresql://me@host/budgets
+    For example:
+        nearveil budget export entries.json
+        nearveil budget export entries.csv --ledger postgresql://me@host/budgets
     """
     if file.suffix not in (".json", ".csv"):
         raise typer.BadParameter("must end in .json or .csv", param_hint="FILE")
-    with _open_to_read(options) as ledger:
+    with options.open(read_only=True) as ledger:
         text = ledger.export("json" if file.suffix == ".json" else "csv")
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
             out.write(text)
     print_lines(f"Wrote all entries to {file}.")
 
 
-@app.command()
-@expand_options
+@command(app)
 def verify(
     options: LedgerOptions,
     account: OptionalName = None,
-    receipt: Annotated[
-        list[str] | None,
-        typer.Option(help="A receipt stored elsewhere, as printed by `show ACCOUNT`; may be repeated."),
-    ] = None,
+    receipt: list[str] | None = option("A receipt stored elsewhere, as printed by `show ACCOUNT`; may be repeated."),
     as_json: Json = False,
 ) -> None:
     """Recompute every hash and total. Exit code 1 if an entry was edited, removed or added, or a copy restored.
 
-    [bold]Examples[/bold]
-
-    nearveil budget verify
-
-    nearveil budget verify camera --receipt 3:1f0c...:camera
+    For example:
+        nearveil budget verify
+        nearveil budget verify camera --receipt 3:1f0c...:camera
     """
-    with _open_to_read(options) as ledger:
+    with options.open(read_only=True) as ledger:
         name = None if account is None else find_account(ledger, account).name
         report = ledger.verify(name, receipts=receipt or ())
         has_witness = ledger.has_witness
@@ -304,27 +274,19 @@ def verify(
     raise typer.Exit(0 if report.ok else 1)
 
 
-@app.command()
-@expand_options
+@command(app)
 def backup(
     file: Annotated[Path, typer.Argument(help="A new file.")],
     options: LedgerOptions,
 ) -> None:
     """Copy a SQLite ledger while other processes spend. Use the copy only if the ledger is lost, never beside it.
 
-    [bold]Example[/bold]
-
-    nearveil budget backup /elsewhere/nearveil-2026-11-15.db
+    For example:
+        nearveil budget backup /elsewhere/nearveil-2026-11-15.db
     """
-    with _open_to_read(options) as ledger:
+    with options.open(read_only=True) as ledger:
         ledger.backup(file)
     print_lines(f"Wrote the backup to {file}.")
-
-
-@contextmanager
-def _open_to_read(options: LedgerOptions) -> "Iterator[Ledger]":
-    with report_errors(), options.open(read_only=True) as ledger:
-        yield ledger
 
 
 def read_plan(plan: list[str], mechanism: PlanMechanism, delta: float) -> "list[tuple[DpEvent, int]]":

@@ -9,19 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nearveil.cli._accounts import find_account
-from nearveil.cli._options import Force, Json, LedgerOptions, expand_options
-from nearveil.cli._output import fail, print_json, print_lines, print_table, report_errors, show_bars
+from nearveil.cli._options import Force, Json, LedgerOptions, command, option
+from nearveil.cli._output import fail, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account
     from nearveil.private_knn.labelling import LabelReport
 
-_FIELDS = ("classes", "features", "out", "force", "account", "epsilon", "allow_noise", "max_answered")
-_LABEL_OPTIONS = {name: f"--{name.replace('_', '-')}" for name in _FIELDS}
-_TRAIN_OPTIONS = {"folder": "DIR", "held_out": "--held-out", "dimension": "--dimension", "out": "--out"}
 
-
-@expand_options
+@command()
 def label(
     private: Annotated[
         Path, typer.Argument(metavar="PRIVATE", help=".npz, .csv, or a folder with one subfolder of images per class.")
@@ -29,54 +25,44 @@ def label(
     public: Annotated[Path, typer.Argument(metavar="PUBLIC", help=".npz, .csv, or a folder of images.")],
     epsilon: Annotated[float, typer.Option(help="Privacy cost of all labels together.")],
     payment: LedgerOptions,
-    delta: Annotated[float, typer.Option(help="Delta of the guarantee.")] = 1e-5,
-    max_answered: Annotated[
-        int | None, typer.Option(min=1, help="Maximum number of labels; all public rows by default.")
-    ] = None,
-    neighbors: Annotated[int | None, typer.Option(min=1, help="Number of private records that vote.")] = None,
-    classes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST_OR_FILE",
-            help="The classes: a,b,c, or a file with one per line. By default they are read from PRIVATE.",
-        ),
-    ] = None,
-    features: Annotated[
-        Literal["auto", "hog", "none"], typer.Option(help="Features of images: HOG (auto), or pixels (none).")
-    ] = "auto",
-    side: Annotated[int, typer.Option(min=8, max=1024, help="Resize images of folders to SIDE x SIDE.")] = 32,
-    out: Annotated[Path, typer.Option(help="Output file.")] = Path("labels.csv"),
+    delta: float = option("Delta of the guarantee.", default=1e-5),
+    max_answered: int | None = option("Maximum number of labels; all public rows by default.", min=1),
+    neighbors: int | None = option("Number of private records that vote.", min=1),
+    classes: str | None = option(
+        "The classes: a,b,c, or a file with one per line. By default they are read from PRIVATE.",
+        metavar="LIST_OR_FILE",
+    ),
+    features: Literal["auto", "hog", "none"] = option(
+        "Features of images: HOG (auto), or pixels (none).", default="auto"
+    ),
+    side: int = option("Resize images of folders to SIDE x SIDE.", default=32, min=8, max=1024),
+    out: Path = option("Output file.", default=Path("labels.csv")),
     force: Force = False,
-    account: Annotated[str | None, typer.Option(help="Account that pays.", rich_help_panel="Ledger")] = None,
-    unit: Annotated[
-        str,
-        typer.Option(
-            help='Unit of one row of PRIVATE; it must equal the account\'s. Use "person with all images" only if each '
-            "person has one row."
-        ),
-    ] = "record",
-    allow_noise: Annotated[
-        bool, typer.Option("--allow-noise", help="Label even if the result is expected to be pure noise.")
-    ] = False,
+    account: str | None = option("Account that pays.", rich_help_panel="Ledger"),
+    unit: str = option(
+        'Unit of one row of PRIVATE; it must equal the account\'s. Use "person with all images" only if each '
+        "person has one row.",
+        default="record",
+    ),
+    allow_noise: bool = option(
+        "Label even if the result is expected to be pure noise.", "--allow-noise", default=False
+    ),
     as_json: Json = False,
 ) -> None:
     """Label a public set from a private one: the nearest private records vote, with noise.
 
     Rows without a clear majority get no label. Everything is read and checked first, then paid, then answered.
 
-    [bold]Examples[/bold]
-
-    nearveil label patients.npz public.npz --epsilon 0.5
-
-    nearveil label photos/ downloads/ --epsilon 1 --classes cat,dog,fox --out labels.csv
-
-    nearveil label patients.csv public.csv --epsilon 0.5 --account archive --ledger budget.db
+    For example:
+        nearveil label patients.npz public.npz --epsilon 0.5
+        nearveil label photos/ downloads/ --epsilon 1 --classes cat,dog,fox --out labels.csv
+        nearveil label patients.csv public.csv --epsilon 0.5 --account archive --ledger budget.db
     """
     if not 0 < epsilon < math.inf:
         raise typer.BadParameter("must be a positive number, such as 0.5", param_hint="--epsilon")
     if not 0 < delta < 1:
         raise typer.BadParameter("must be between 0 and 1", param_hint="--delta")
-    with report_errors(**_LABEL_OPTIONS), show_bars() as bars:
+    with show_bars() as bars:
         from nearveil.private_knn.labelling import label_file, parse_classes
 
         with _open_account(payment, account) as payer:
@@ -144,19 +130,18 @@ def _print_labels(report: "LabelReport", notes: list[str], out: Path | None, *, 
     print_lines(guarantee, *notes)
 
 
+@command(folder="DIR")
 def train(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one subfolder of images per class.")],
     out: Annotated[Path, typer.Option(help="Output file of the model, such as model.nvm.")],
-    descriptors: Annotated[str, typer.Option(help="Pooling: S (mean), M (max), G (generalised mean).")] = "SG",
-    dimension: Annotated[int, typer.Option(min=1, max=65_536, help="Dimension of the features.")] = 512,
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over all images.")] = 20,
-    backbone: Annotated[
-        Literal["efficientnet-lite0", "mobilenet-v2"], typer.Option(help="Frozen backbone.")
-    ] = "efficientnet-lite0",
-    held_out: Annotated[
-        float, typer.Option(min=0, max=1, help="Share of the classes, last by name, held out for the test; 0 for none.")
-    ] = 0.5,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed: the same seed trains the same model.")] = 0,
+    descriptors: str = option("Pooling: S (mean), M (max), G (generalised mean).", default="SG"),
+    dimension: int = option("Dimension of the features.", default=512, min=1, max=65_536),
+    epochs: int = option("Passes over all images.", default=20, min=1),
+    backbone: Literal["efficientnet-lite0", "mobilenet-v2"] = option("Frozen backbone.", default="efficientnet-lite0"),
+    held_out: float = option(
+        "Share of the classes, last by name, held out for the test; 0 for none.", default=0.5, min=0, max=1
+    ),
+    seed: int = option("Random seed: the same seed trains the same model.", default=0, min=0),
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -168,13 +153,11 @@ def train(
     The test uses classes that the model has not seen: it prints recall@1 and recall@8 without and with the trained
     head.
 
-    [bold]Examples[/bold]
-
-    nearveil train birds/ --out birds.nvm
-
-    nearveil train birds/ --out birds.nvm --descriptors SMG --dimension 768 --held-out 0
+    For example:
+        nearveil train birds/ --out birds.nvm
+        nearveil train birds/ --out birds.nvm --descriptors SMG --dimension 768 --held-out 0
     """
-    with report_errors(**_TRAIN_OPTIONS, force="--force"), show_bars() as bars:
+    with show_bars() as bars:
         from nearveil.features.class_folders import train_on_folder
         from nearveil.private_knn.labelling import check_writable
 

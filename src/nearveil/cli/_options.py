@@ -1,21 +1,23 @@
-"""Options that commands share: the ledger that pays, the server to ask, and the cluster to compute on."""
+"""Options that commands share: the ledger that pays, the gallery to search, and the cluster to compute on."""
 
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
-from inspect import Parameter, Signature, signature
+from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo
 
-from nearveil.cli._output import print_lines
+from nearveil.cli._output import print_lines, report_errors
 
 if TYPE_CHECKING:
     from nearveil.client.clients import Client
     from nearveil.cluster import Cluster
+    from nearveil.features import Extractor
     from nearveil.gallery import Index
     from nearveil.ledger import Ledger
 
@@ -28,17 +30,6 @@ Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Overwrite the f
 HomeFolder: TypeAlias = Annotated[
     Path | None, typer.Option(metavar="DIR", help="Folder of local copies; below ~/.local/share/nearveil by default.")
 ]
-IndexLocation: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        envvar="NEARVEIL_INDEX",
-        metavar="PATH_OR_URL",
-        help="Index on this machine, as in `nearveil index --into`; ~/.local/share/nearveil/index by default.",
-    ),
-]
-ServerUrl: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="URL", help="Query a server (https://host:8321) instead of a local index.")
-]
 ExtractorName: TypeAlias = Annotated[
     str,
     typer.Option(
@@ -50,57 +41,94 @@ ExtractorName: TypeAlias = Annotated[
 ]
 
 
-def expand_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter with a dataclass type by one option for each field of the dataclass."""
-    hints = get_type_hints(command, include_extras=True)
+def command(
+    app: typer.Typer | None = None, name: str | None = None, *, rename: bool = True, **names: str
+) -> Callable[[Any], Any]:
+    """Turn a function into a command, and add it to `app`.
+
+    A parameter whose type is a dataclass becomes one option for each of its fields. Errors that a user can fix are
+    printed, if `rename` with the names of options in place of parameters; `names` adds some. The lines of the docstring
+    after "For example:" become examples.
+    """
+
+    def make(function: Callable[..., None]) -> Callable[..., None]:
+        groups, parameters = _expand_options(function)
+        option_names = {parameter.name: _name_option(parameter) for parameter in parameters if rename} | names
+
+        @wraps(function)
+        def run(**values: Any) -> None:
+            with report_errors(**option_names):
+                for key, group in groups.items():
+                    values[key] = group(**{item.name: values.pop(item.name) for item in fields(group)})
+                function(**values)
+
+        run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        text, _, examples = cleandoc(function.__doc__ or "").partition("For example:\n")
+        run.__doc__ = "\n\n".join((text.strip(), "[bold]Examples[/bold]", *map(str.strip, examples.split("\n"))))
+        return run if app is None else app.command(name)(run)
+
+    return make
+
+
+def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """Declare an option: the default of a command's parameter, or a field of an option group."""
+    return field(default=default, metadata={"option": typer.Option(*names, help=text, **settings)})
+
+
+def _expand_options(function: Callable[..., None]) -> tuple[dict[str, type], list[Parameter]]:
+    """Return the option groups of a command by parameter, and its parameters with groups replaced by their fields."""
+    hints = get_type_hints(function, include_extras=True)
     groups: dict[str, type] = {}
     parameters = []
-    for parameter in signature(command).parameters.values():
+    for parameter in signature(function).parameters.values():
         hint = hints[parameter.name]
         if is_dataclass(hint) and isinstance(hint, type):
             groups[parameter.name] = hint
-            field_hints = get_type_hints(hint, include_extras=True)
+            field_hints = get_type_hints(hint)
             parameters += [
-                Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field_hints[field.name])
-                for field in fields(hint)
+                _make_parameter(item.name, field_hints[item.name], item, getattr(hint, "panel", None))
+                for item in fields(hint)
             ]
+        elif isinstance(parameter.default, Field):
+            parameters.append(_make_parameter(parameter.name, hint, parameter.default))
         else:
             parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
+    return groups, parameters
 
-    @wraps(command)
-    def run(**values: Any) -> None:
-        for name, group in groups.items():
-            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
-        command(**values)
 
-    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    return run
+def _make_parameter(name: str, hint: Any, declaration: "Field[Any]", panel: str | None = None) -> Parameter:
+    info = declaration.metadata["option"]
+    info.rich_help_panel = info.rich_help_panel or panel
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=declaration.default, annotation=Annotated[hint, info])
+
+
+def _name_option(parameter: Parameter) -> str:
+    (info,) = parameter.annotation.__metadata__
+    if isinstance(info, ArgumentInfo):
+        return (info.metavar or parameter.name.upper()).strip("[].")
+    names = (info.default, *(info.param_decls or ()))  # an annotation's first positional argument is a name
+    return next((name for name in names if isinstance(name, str)), f"--{parameter.name.replace('_', '-')}")
+
+
+def load_extractor(name: str) -> "Extractor | None":
+    """Return the feature extractor of an option; None for the one of the index."""
+    from nearveil.features.backbones import make_extractor
+
+    return None if name == AUTO else make_extractor(name)
 
 
 @dataclass(frozen=True)
 class LedgerOptions:
     """The ledger of a command."""
 
-    ledger: Annotated[
-        str | None,
-        typer.Option(
-            "--ledger",
-            envvar="NEARVEIL_LEDGER",
-            metavar="PATH_OR_URL",
-            help="SQLite file or PostgreSQL URL; ~/.local/share/nearveil/ledger.db by default.",
-            rich_help_panel="Ledger",
-        ),
-    ] = None
-    witness: Annotated[
-        Path | None,
-        typer.Option(
-            "--witness",
-            envvar="NEARVEIL_WITNESS",
-            help="Witness file of the ledger, if not in the default place.",
-            rich_help_panel="Ledger",
-        ),
-    ] = None
+    panel: ClassVar = "Ledger"
+    ledger: str | None = option(
+        "SQLite file or PostgreSQL URL; ~/.local/share/nearveil/ledger.db by default.",
+        envvar="NEARVEIL_LEDGER",
+        metavar="PATH_OR_URL",
+    )
+    witness: Path | None = option("Witness file of the ledger, if not in the default place.", envvar="NEARVEIL_WITNESS")
 
     @property
     def location(self) -> str:
@@ -115,7 +143,7 @@ class LedgerOptions:
         from nearveil.ledger import Ledger, LedgerError
         from nearveil.storage import make_data_folder, parse_url
 
-        url = parse_url(self.location, "url")
+        url = parse_url(self.location, "ledger")
         if create and self.ledger is None:
             make_data_folder()
         elif not create and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
@@ -131,40 +159,21 @@ class LedgerOptions:
 class ServerOptions:
     """Credentials and TLS settings for a server."""
 
-    token_file: Annotated[
-        Path | None, typer.Option(help="File with the token for the server.", rich_help_panel="Server")
-    ] = None
-    token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="NEARVEIL_TOKEN",
-            help="The token. Other users can see it on a command line: prefer the file or the variable.",
-            rich_help_panel="Server",
-        ),
-    ] = None
-    gallery: Annotated[
-        str | None,
-        typer.Option(help="Gallery of the server; required if it has more than one.", rich_help_panel="Server"),
-    ] = None
-    ca: Annotated[
-        Path | None,
-        typer.Option(help="CA certificates to trust (PEM), instead of the system's.", rich_help_panel="Server"),
-    ] = None
-    certificate: Annotated[
-        Path | None,
-        typer.Option(help="Client certificate (PEM), if the server requires one.", rich_help_panel="Server"),
-    ] = None
-    certificate_key: Annotated[
-        Path | None, typer.Option(help="Private key (PEM), if separate.", rich_help_panel="Server")
-    ] = None
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow plain HTTP to another machine: anyone on the network path can read the token.",
-            rich_help_panel="Server",
-        ),
-    ] = False
+    panel: ClassVar = "Server"
+    token_file: Path | None = option("File with the token for the server.")
+    token: str | None = option(
+        "The token. Other users can see it on a command line: prefer the file or the variable.",
+        envvar="NEARVEIL_TOKEN",
+    )
+    gallery: str | None = option("Gallery of the server; required if it has more than one.")
+    ca: Path | None = option("CA certificates to trust (PEM), instead of the system's.")
+    certificate: Path | None = option("Client certificate (PEM), if the server requires one.")
+    certificate_key: Path | None = option("Private key (PEM), if separate.")
+    insecure: bool = option(
+        "Allow plain HTTP to another machine: anyone on the network path can read the token.",
+        "--insecure",
+        default=False,
+    )
 
     def connect(self, server: str, **settings: Any) -> "Client":
         """Return a client of `server`."""
@@ -184,22 +193,6 @@ class ServerOptions:
             **settings,
         )
 
-    @contextmanager
-    def open(
-        self, server: str | None, index: str | None, *, server_settings: dict[str, Any] | None = None, **settings: Any
-    ) -> "Iterator[tuple[Client, Index | None]]":
-        """Yield a client of `server`, or of a local index, and that index."""
-        from nearveil import Client
-
-        if server is not None:
-            with self.connect(server, **settings, **(server_settings or {})) as client:
-                yield client, None
-        elif self.gallery is not None:
-            raise ValueError("--gallery: a local index has one gallery; leave it out, or use --server")
-        else:
-            with _open_index(index) as local_index, Client(local_index, **settings) as client:
-                yield client, local_index
-
     def _read_token(self) -> str | None:
         if self.token_file is None:
             return self.token
@@ -209,83 +202,74 @@ class ServerOptions:
             return content.read(_LONGEST_TOKEN).decode("ascii", "replace").strip()
 
 
-# Parameter names in errors of the client, and the options that set them.
-CLIENT_FIELDS = {
-    "k": "-k",
-    "url": "--server",
-    "image": "IMAGE",
-    **{
-        name: f"--{name}"
-        for name in (
-            *(
-                "account",
-                "by",
-                "ca",
-                "candidates",
-                "certificate",
-                "epsilon",
-                "extractor",
-                "gallery",
-                "home",
-                "insecure",
-            ),
-            *("key", "most", "token"),
-        )
-    },
-}
+@dataclass(frozen=True)
+class GalleryOptions(ServerOptions):
+    """A gallery on this machine or of a server."""
 
+    server: str | None = option(
+        "Query a server (https://host:8321) instead of a local index.", metavar="URL", rich_help_panel="Options"
+    )
+    index: str | None = option(
+        "Index on this machine, as in `nearveil index --into`; ~/.local/share/nearveil/index by default.",
+        envvar="NEARVEIL_INDEX",
+        metavar="PATH_OR_URL",
+        rich_help_panel="Options",
+    )
 
-@contextmanager
-def _open_index(index: str | None) -> "Iterator[Index]":
-    from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
-    from nearveil.gallery.index import Index
-    from nearveil.gallery.sync import describe_location, find_index
+    @contextmanager
+    def open(self, *, timeouts: dict[str, Any] | None = None, **settings: Any) -> "Iterator[tuple[Client, bool]]":
+        """Yield a client, and whether a local index has changed since its map was learned."""
+        from nearveil import Client
 
-    location = find_index(index)
-    try:
-        local_index = Index.open(location)
-    except NotAnIndexError:
-        raise NotAnIndexError(
-            f"No index at {describe_location(location)}. Create one with `nearveil index DIR`, or name another with "
-            "--index or NEARVEIL_INDEX."
-        ) from None
-    with local_index:
+        if self.server is not None:
+            with self.connect(self.server, **settings, **(timeouts or {})) as client:
+                yield client, False
+        elif self.gallery is not None:
+            raise ValueError("--gallery: a local index has one gallery; leave it out, or use --server")
+        else:
+            with self._open_index() as (index, stale), Client(index, **settings) as client:
+                yield client, stale
+
+    @contextmanager
+    def _open_index(self) -> "Iterator[tuple[Index, bool]]":
+        from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
+        from nearveil.gallery.sync import describe_location, find_index
+        from nearveil.gallery.index import Index
+
+        location = find_index(self.index)
         try:
-            local_index.current()
-        except NotPublishedError:
-            raise NotPublishedError(
-                f"The index at {describe_location(location)} has no map yet; run `nearveil index DIR` again."
+            index = Index.open(location)
+        except NotAnIndexError:
+            raise NotAnIndexError(
+                f"No index at {describe_location(location)}. Create one with `nearveil index DIR`, or name another with "
+                "--index or NEARVEIL_INDEX."
             ) from None
-        yield local_index
+        with index:
+            try:
+                stale = index.current().stale
+            except NotPublishedError:
+                raise NotPublishedError(
+                    f"The index at {describe_location(location)} has no map yet; run `nearveil index DIR` again."
+                ) from None
+            yield index, stale
 
 
 @dataclass(frozen=True)
 class ClusterOptions:
     """The Dask cluster of a command."""
 
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            envvar="NEARVEIL_CLUSTER",
-            metavar="URL",
-            help="Compute on a Dask cluster: local, local:N, or a scheduler at tls://host:port. Same results.",
-            rich_help_panel="Cluster",
-        ),
-    ] = None
-    ca: Annotated[
-        Path | None, typer.Option("--ca", help="CA certificates of the scheduler (PEM).", rich_help_panel="Cluster")
-    ] = None
-    cert: Annotated[Path | None, typer.Option(help="Client certificate (PEM).", rich_help_panel="Cluster")] = None
-    key: Annotated[Path | None, typer.Option(help="Private key (PEM), if separate.", rich_help_panel="Cluster")] = None
-    insecure: Annotated[
-        bool,
-        typer.Option(
-            "--insecure",
-            help="Allow tcp:// to another machine: anyone on the network path can read the rows.",
-            rich_help_panel="Cluster",
-        ),
-    ] = False
+    panel: ClassVar = "Cluster"
+    cluster: str | None = option(
+        "Compute on a Dask cluster: local, local:N, or a scheduler at tls://host:port. Same results.",
+        envvar="NEARVEIL_CLUSTER",
+        metavar="URL",
+    )
+    ca: Path | None = option("CA certificates of the scheduler (PEM).")
+    cert: Path | None = option("Client certificate (PEM).")
+    key: Path | None = option("Private key (PEM), if separate.")
+    insecure: bool = option(
+        "Allow tcp:// to another machine: anyone on the network path can read the rows.", "--insecure", default=False
+    )
 
     @contextmanager
     def connect(self) -> "Iterator[Cluster]":
@@ -298,6 +282,3 @@ class ClusterOptions:
             if cluster.dashboard is not None:
                 print_lines(f"Dask dashboard (if the scheduler has one): {cluster.dashboard}", stderr=True)
             yield cluster
-
-
-CLUSTER_FIELDS = {field.name: f"--{field.name}" for field in fields(ClusterOptions)}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nearveil.cli._budget import METAVAR, Mechanism, read_plan
-from nearveil.cli._options import Json
+from nearveil.cli._options import Json, command, option
 from nearveil.cli._output import print_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -19,9 +19,10 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 _WAY_COLUMNS = ("way", "epsilon", "one-time download", "sent", "received", "server reads", "recall@8")
 
 
+@command()
 def cost(
     plan: Annotated[list[str], typer.Argument(metavar=METAVAR, help="Releases: 500x0.5 is 500 at epsilon 0.5 each.")],
-    delta: Annotated[float, typer.Option(help="Delta of the whole plan.")] = 1e-5,
+    delta: float = option("Delta of the whole plan.", default=1e-5),
     mechanism: Mechanism = "pure",
     as_json: Json = False,
 ) -> None:
@@ -29,11 +30,9 @@ def cost(
 
     All releases are about the same record, and their parameters are fixed before the first.
 
-    [bold]Examples[/bold]
-
-    nearveil cost 500x0.5
-
-    nearveil cost 100x0.1 5x1 --delta 1e-6 --json
+    For example:
+        nearveil cost 500x0.5
+        nearveil cost 100x0.1 5x1 --delta 1e-6 --json
     """
     if not 0 < delta < 1:
         raise typer.BadParameter("must be between 0 and 1", param_hint="--delta")
@@ -66,20 +65,16 @@ def cost(
     print_lines(f"An account is charged the PLD price: {prices['PLD'] / prices['addition']:.1%} of plain addition.")
 
 
+@command()
 def plan(
     items: Annotated[int, typer.Option(min=1, help="Number of items in the gallery.")],
     epsilon: Annotated[float, typer.Option(min=0, max=40, help="Epsilon of one query.")],
-    answer: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Maximum size of an answer, such as 2MB; a tenth of the gallery by default."),
-    ] = None,
-    dimension: Annotated[
-        int, typer.Option(min=1, help="Dimension of a feature vector; EfficientNet-Lite0 has 1280.")
-    ] = 1280,
-    storage: Annotated[
-        str, typer.Option(metavar="SIZE", help="Maximum size of a client's local copy, such as 2GiB.")
-    ] = "2GiB",
-    delta: Annotated[float, typer.Option(min=0, max=1, help="Delta of one query.")] = 0.0,
+    answer: str | None = option(
+        "Maximum size of an answer, such as 2MB; a tenth of the gallery by default.", metavar="SIZE"
+    ),
+    dimension: int = option("Dimension of a feature vector; EfficientNet-Lite0 has 1280.", default=1280, min=1),
+    storage: str = option("Maximum size of a client's local copy, such as 2GiB.", default="2GiB", metavar="SIZE"),
+    delta: float = option("Delta of one query.", default=0.0, min=0, max=1),
     as_json: Json = False,
 ) -> None:
     """Compare the ways to search a gallery: recall, information that the server gets, and commands to run.
@@ -88,13 +83,10 @@ def plan(
     commands show a larger answer and a larger epsilon. Replace DIR, GALLERY, IMAGE and URL by your own; create the
     token with `nearveil token create NAME > TOKEN`.
 
-    [bold]Examples[/bold]
-
-    nearveil plan --items 100000 --epsilon 4
-
-    nearveil plan --items 100000 --epsilon 4 --answer 2MB
-
-    nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
+    For example:
+        nearveil plan --items 100000 --epsilon 4
+        nearveil plan --items 100000 --epsilon 4 --answer 2MB
+        nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
     """
     from nearveil.search import plan as plan_search
 
@@ -157,16 +149,15 @@ def parse_size(text: str, option: str) -> int:
     return int(float(match[1]) * _UNITS[unit])
 
 
+@command()
 def mechanisms(as_json: Json = False) -> None:
     """List all mechanisms: the protected data, whether the guarantee is proved, and the message size.
 
     Mechanisms that protect different data are not comparable at equal epsilon: read the second column first.
 
-    [bold]Examples[/bold]
-
-    nearveil mechanisms
-
-    nearveil mechanisms --json
+    For example:
+        nearveil mechanisms
+        nearveil mechanisms --json
     """
     from nearveil.mechanisms import catalog
 

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nearveil.cli._accounts import AccountName, LazyAccount, describe_new_account
+from nearveil.cli._accounts import LazyAccount, PaymentOptions, describe_new_account
 from nearveil.cli._options import (
     AUTO,
-    CLIENT_FIELDS,
     ExtractorName,
     Force,
+    GalleryOptions,
     HomeFolder,
-    IndexLocation,
     Json,
-    LedgerOptions,
     ServerOptions,
-    ServerUrl,
-    expand_options,
+    command,
+    load_extractor,
+    option,
 )
-from nearveil.cli._output import clean, print_json, print_lines, print_table, report_errors, show_bars
+from nearveil.cli._output import clean, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.client import Nearest
@@ -31,45 +30,32 @@ if TYPE_CHECKING:
     from nearveil.client.results import Classified
     from nearveil.features.images import Pixels
     from nearveil.ledger.history import Balance
-    from nearveil.privacy import Guarantee
 
 _N_CLASSES = 3  # printed for each image
 
 
-@expand_options
+@command(url="--server")
 def query(
     image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image, or a vector in a .npy file.")],
-    options: ServerOptions,
-    payment: LedgerOptions,
-    epsilon: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            max=40,
-            help="Privacy cost of the query; 4 by default. 0 searches the local copy that `nearveil sync` fetched; "
-            "without a copy, it sends a sealed query, if the gallery offers that.",
-        ),
-    ] = None,
-    by: Annotated[
-        Literal["auto", "message", "home", "sealed"],
-        typer.Option(help="How to search. home and sealed have epsilon 0 and cost nothing."),
-    ] = "auto",
-    k: Annotated[
-        int | None, typer.Option("-k", min=1, help="Number of matches; 8 by default, or all that an answer holds.")
-    ] = None,
-    index: IndexLocation = None,
-    server: ServerUrl = None,
-    candidates: Annotated[
-        float | None,
-        typer.Option(min=0, max=1, help="Share of the gallery in the answer; the gallery must have a map for it."),
-    ] = None,
+    options: GalleryOptions,
+    payment: PaymentOptions,
+    epsilon: float | None = option(
+        "Privacy cost of the query; 4 by default. 0 searches the local copy that `nearveil sync` fetched; "
+        "without a copy, it sends a sealed query, if the gallery offers that.",
+        min=0,
+        max=40,
+    ),
+    by: Literal["auto", "message", "home", "sealed"] = option(
+        "How to search. home and sealed have epsilon 0 and cost nothing.", default="auto"
+    ),
+    k: int | None = option("Number of matches; 8 by default, or all that an answer holds.", "-k", min=1),
+    candidates: float | None = option(
+        "Share of the gallery in the answer; the gallery must have a map for it.", min=0, max=1
+    ),
     extractor: ExtractorName = AUTO,
     home: HomeFolder = None,
-    account: AccountName = None,
-    key: Annotated[
-        str | None, typer.Option(help="Idempotency key: the same image with the same key is paid once.")
-    ] = None,
-    sheet: Annotated[Path | None, typer.Option(help="Write a contact sheet to this .png file.")] = None,
+    key: str | None = option("Idempotency key: the same image with the same key is paid once."),
+    sheet: Path | None = option("Write a contact sheet to this .png file."),
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -79,60 +65,50 @@ def query(
     its features stay in memory and are not stored, unless you ask for a contact sheet. With --server, any local index
     is ignored.
 
-    [bold]Examples[/bold]
-
-    nearveil query me.jpg
-
-    nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
-
-    nearveil query me.jpg --account holiday --ledger budget.db --json
-
-    nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt --gallery birds
-
-    nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
-
-    nearveil query me.jpg --by sealed --server https://birds.example:8321 --token-file token.txt
+    For example:
+        nearveil query me.jpg
+        nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
+        nearveil query me.jpg --account holiday --ledger budget.db --json
+        nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt --gallery birds
+        nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
+        nearveil query me.jpg --by sealed --server https://birds.example:8321 --token-file token.txt
     """
-    is_free = by in ("home", "sealed")
+    is_free, is_vector = by in ("home", "sealed"), image.suffix.lower() == ".npy"
     if is_free and epsilon:
         raise typer.BadParameter(f"--by {by} reveals nothing and costs nothing; leave it out", param_hint="--epsilon")
     if by == "message" and epsilon == 0:
         raise typer.BadParameter("a message needs an epsilon above 0", param_hint="--epsilon")
     epsilon = (0.0 if is_free else 4.0) if epsilon is None else epsilon
-    payer, is_vector = LazyAccount(payment, account), image.suffix.lower() == ".npy"
-    with report_errors(**CLIENT_FIELDS), payer:
-        from nearveil.features import load_image
-        from nearveil.features.backbones import make_extractor
-        from nearveil.features.vectors import read_vector
-        from nearveil.ledger import new_key
+    from nearveil.features import load_image
+    from nearveil.features.vectors import read_vector
+    from nearveil.ledger import new_key
 
-        if sheet is not None:
-            _check_sheet(sheet, force=force, has_images=epsilon > 0 and not is_vector)
-        key = key or new_key()
-        with _name_retry(key, payer, local=server is None):
-            chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
-            pixels: Any = read_vector(image) if is_vector else load_image(image)
-            settings: dict[str, Any] = {"account": payer, "extractor": chosen_extractor, "home": home}
-            with options.open(server, index, **settings) as (client, local_index):
-                nearest = client.nearest(
-                    pixels,
-                    k,
-                    epsilon,
-                    candidates,
-                    gallery=options.gallery,
-                    thumbnails=sheet is not None,
-                    key=key,
-                    by=by,
-                )
-                stale = local_index is not None and local_index.current().stale
-        answer = PaidAnswer(nearest, payer.account.balance() if epsilon else None, payer.new_ledger, stale, server)
-        # Print first: a contact sheet that cannot be written must not lose the answer.
-        if as_json:
-            print_json(_make_answer_dict(answer, sheet))
-        else:
-            _print_answer(answer, sheet)
-        if sheet is not None:
-            _write_sheet(answer, pixels, sheet, force=force)
+    if sheet is not None:
+        _check_sheet(sheet, force=force, has_images=epsilon > 0 and not is_vector)
+    key, payer = key or new_key(), LazyAccount(payment)
+    with payer, _name_retry(key, payer, local=options.server is None):
+        chosen_extractor = load_extractor(extractor)
+        pixels: Any = read_vector(image) if is_vector else load_image(image)
+        with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, stale):
+            nearest = client.nearest(
+                pixels,
+                k,
+                epsilon,
+                candidates,
+                gallery=options.gallery,
+                thumbnails=sheet is not None,
+                key=key,
+                by=by,
+            )
+        balance = payer.account.balance() if epsilon else None
+    answer = PaidAnswer(nearest, balance, payer.new_ledger, stale, options.server)
+    # Print first: a contact sheet that cannot be written must not lose the answer.
+    if as_json:
+        print_json({**answer.as_dict(), "sheet": None if sheet is None else str(sheet)})
+    else:
+        _print_answer(answer, sheet)
+    if sheet is not None:
+        _write_sheet(answer, pixels, sheet, force=force)
 
 
 @contextmanager
@@ -163,29 +139,28 @@ class PaidAnswer:
     balance: "Balance | None"  # of the account that paid; None at epsilon 0
     new_ledger: str  # the ledger in which the default account was opened by this query; empty if it existed
     stale: bool  # whether the index has changed since its map was learned
-    server: str | None = None  # None for a local index
+    server: str | None  # None for a local index
 
     @property
-    def names(self) -> list[str]:
-        """Names of the matches."""
-        return [match.name or match.external_id or f"item {match.id}" for match in self.nearest.matches]
-
-    @property
-    def guarantee(self) -> "Guarantee":
-        """Guarantee of the message."""
-        return self.nearest.guarantee
+    def rows(self) -> list[tuple[int, int, str, float]]:
+        """Rank, id, name and similarity of each match."""
+        return [
+            (rank, match.id, match.name or match.external_id or f"item {match.id}", match.similarity)
+            for rank, match in enumerate(self.nearest.matches, 1)
+        ]
 
     @property
     def paid(self) -> float:
         """Epsilon that this run cost."""
-        return 0.0 if self.nearest.repeated else self.guarantee.epsilon
+        return 0.0 if self.nearest.repeated else self.nearest.guarantee.epsilon
 
     @property
     def probability(self) -> float:
         """Probability that a message names the best set for its image."""
         from nearveil.gallery.contact_sheet import right_set
 
-        return 1.0 if self.nearest.set is None else right_set(self.guarantee.epsilon, self.nearest.n_sets)
+        nearest = self.nearest
+        return 1.0 if nearest.set is None else right_set(nearest.guarantee.epsilon, nearest.n_sets)
 
     @property
     def notes(self) -> list[str]:
@@ -206,17 +181,43 @@ class PaidAnswer:
             notes.append("The index has changed since its map was made; run `nearveil index DIR` to include new items.")
         return notes
 
+    def as_dict(self) -> dict[str, object]:
+        """Return the answer as JSON values."""
+        from nearveil.ledger.views import replace_infinity
+
+        nearest, balance = self.nearest, self.balance
+        same = ("named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated")
+        return {
+            "found": [dict(zip(("rank", "id", "name", "similarity"), row, strict=True)) for row in self.rows],
+            "server": self.server,
+            "server_saw": {
+                "set": None if nearest.set is None else nearest.set + 1,  # from 1, as in the text and on the sheet
+                "of": nearest.n_sets,
+                "probability_of_the_right_one": self.probability,
+            },
+            **{name: getattr(nearest, name) for name in same},
+            "quality": nearest.quality_summary,
+            "candidates": nearest.n_candidates,
+            "epsilon": nearest.guarantee.epsilon,
+            "promise": str(nearest.guarantee),
+            "paid": self.paid,
+            "account": None if balance is None else balance.account,
+            "spent": None if balance is None else replace_infinity(balance.spent),
+            "left": None if balance is None else balance.left,
+            "opened": self.new_ledger or None,
+            "notes": self.notes,
+        }
+
 
 def _print_answer(answer: PaidAnswer, sheet: Path | None) -> None:
     """Print the matches, the cost, the balance, and the path of the contact sheet."""
     from nearveil.ledger.budget import format_down
 
     balance, nearest = answer.balance, answer.nearest
-    pairs = zip(nearest.matches, answer.names, strict=True)
-    rows = [(rank, name, f"{match.similarity:.3f}") for rank, (match, name) in enumerate(pairs, 1)]
     print_lines(nearest.quality_summary)
+    rows = [(rank, name, f"{similarity:.3f}") for rank, _, name, similarity in answer.rows]
     print_table(["", "name", "similarity"], rows, right=("", "similarity"))
-    print_lines(_describe_server_view(answer), answer.guarantee)
+    print_lines(_describe_server_view(answer), nearest.guarantee)
     if balance is not None:
         print_lines(
             f"Paid: epsilon {answer.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "
@@ -264,57 +265,19 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
 
     nearest = answer.nearest
     assert nearest.set is not None
-    pairs = zip(nearest.matches, answer.names, strict=True)
     sheet = ContactSheet(
         query=pixels,
         named=nearest.set,
         n_sets=nearest.n_sets,
         candidates=nearest.found.answer.images,
         found=nearest.found.images,
-        captions=[
-            f"{clean(Path(name).stem)}\n{rank}: {match.similarity:.3f}" for rank, (match, name) in enumerate(pairs, 1)
-        ],
-        epsilon=answer.guarantee.epsilon,
+        captions=[f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, _, name, similarity in answer.rows],
+        epsilon=nearest.guarantee.epsilon,
     )
     sheet.save(path, force=force)
 
 
-def _make_answer_dict(answer: PaidAnswer, sheet: Path | None) -> dict[str, object]:
-    from nearveil.ledger.views import replace_infinity
-
-    nearest, balance = answer.nearest, answer.balance
-    return {
-        "found": [
-            {"rank": rank, "id": match.id, "name": name, "similarity": match.similarity}
-            for rank, (match, name) in enumerate(zip(nearest.matches, answer.names, strict=True), 1)
-        ],
-        "server": answer.server,
-        "server_saw": {
-            "set": None if nearest.set is None else nearest.set + 1,  # from 1, as in the text and on the sheet
-            "of": nearest.n_sets,
-            "probability_of_the_right_one": answer.probability,
-        },
-        "named_best_set": nearest.named_best_set,
-        "expected_share": nearest.expected_share,
-        "quality": nearest.quality_summary,
-        "candidates": nearest.n_candidates,
-        "bytes_sent": nearest.bytes_sent,
-        "bytes_received": nearest.bytes_received,
-        "epsilon": answer.guarantee.epsilon,
-        "promise": str(answer.guarantee),
-        "paid": answer.paid,
-        "account": None if balance is None else balance.account,
-        "spent": None if balance is None else replace_infinity(balance.spent),
-        "left": None if balance is None else balance.left,
-        "opened": answer.new_ledger or None,
-        "key": nearest.key,
-        "repeated": nearest.repeated,
-        "sheet": None if sheet is None else str(sheet),
-        "notes": answer.notes,
-    }
-
-
-@expand_options
+@command(url="--server")
 def classify(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Private images.")],
     server: Annotated[str, typer.Option(metavar="URL", help="Server of the gallery: https://host:8321.")],
@@ -327,19 +290,13 @@ def classify(
     The model is downloaded first; it is the same for every client. Then the images are read and classified on this
     machine. Files that can't be decoded are reported, the others are classified, and the exit code is 1.
 
-    [bold]Examples[/bold]
-
-    nearveil classify scan.png --server https://scans.example:8321 --token-file token.txt
-
-    nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
+    For example:
+        nearveil classify scan.png --server https://scans.example:8321 --token-file token.txt
+        nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
     """
-    with report_errors(**CLIENT_FIELDS):
-        from nearveil.features.backbones import make_extractor
-
-        chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
-        with options.connect(server, extractor=chosen_extractor) as client:
-            guarantee = client.model(gallery=options.gallery).guarantee  # before the first image is read
-            outcomes = [(image, _classify_image(client, image, options.gallery)) for image in images]
+    with options.connect(server, extractor=load_extractor(extractor)) as client:
+        guarantee = client.model(gallery=options.gallery).guarantee  # before the first image is read
+        outcomes = [(image, _classify_image(client, image, options.gallery)) for image in images]
     results = [(image, outcome) for image, outcome in outcomes if not isinstance(outcome, str)]
     failures = [(image, outcome) for image, outcome in outcomes if isinstance(outcome, str)]
     caution = results[0][1].caution if results else ""
@@ -382,12 +339,12 @@ def _print_classes(results: "list[tuple[Path, Classified]]") -> None:
     print_table(["image", "class", "probability", "then"], rows, right=("probability",))
 
 
-@expand_options
+@command()
 def sync(
     server: Annotated[str, typer.Argument(metavar="URL", help="Server of the gallery: https://host:8321.")],
     options: ServerOptions,
     home: HomeFolder = None,
-    most: Annotated[int, typer.Option(min=1, help="Maximum download size in bytes.")] = 2 << 30,
+    most: int = option("Maximum download size in bytes.", default=2 << 30, min=1),
     as_json: Json = False,
 ) -> None:
     """Download the codes of a gallery, or those that changed, to search them on this machine at epsilon 0.
@@ -395,13 +352,11 @@ def sync(
     Every client downloads the same, so this reveals nothing about your queries and costs nothing. Run it on a
     schedule, not because of an image: the server sees when you do.
 
-    [bold]Examples[/bold]
-
-    nearveil sync https://birds.example:8321 --token-file token.txt
-
-    nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
+    For example:
+        nearveil sync https://birds.example:8321 --token-file token.txt
+        nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
     """
-    with report_errors(**CLIENT_FIELDS), show_bars() as start:
+    with show_bars() as start:
         tick, previous = start("Downloading codes", None), 0
 
         def show(done: int, total: int) -> None:

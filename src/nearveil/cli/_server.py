@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearveil.cli._options import expand_options
-from nearveil.cli._output import print_lines, print_table, report_errors, require_extra
+from nearveil.cli._options import command, option
+from nearveil.cli._output import print_lines, print_table, require_extra
 from nearveil.cli._token import has_tokens, suggest_token
 
 if TYPE_CHECKING:
@@ -22,34 +22,23 @@ if TYPE_CHECKING:
 class ServeOptions:
     """Settings of a server that a command line can override."""
 
-    host: Annotated[str | None, typer.Option(help="Address to listen on; 127.0.0.1 by default.")] = None
-    port: Annotated[int | None, typer.Option(help="Port to listen on; 8321 by default, 0 for a free one.")] = None
-    tokens: Annotated[
-        str | None,
-        typer.Option(metavar="PATH_OR_URL", help="Token store; ~/.local/share/nearveil/tokens.db by default."),
-    ] = None
-    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM).", rich_help_panel="TLS")] = None
-    tls_key: Annotated[Path | None, typer.Option(help="Private key (PEM).", rich_help_panel="TLS")] = None
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(help="Require client certificates signed by this CA (PEM).", rich_help_panel="TLS"),
-    ] = None
-    insecure: Annotated[
-        bool | None,
-        typer.Option(
-            "--insecure",
-            help="Listen on other addresses than loopback without TLS: for a server behind a TLS proxy.",
-            rich_help_panel="TLS",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None, typer.Option(min=1, help="Number of processes, which share the limits; 1 by default.")
-    ] = None
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None
-    log_file: Annotated[Path | None, typer.Option(help="File for the JSON log; stderr by default.")] = None
+    host: str | None = option("Address to listen on; 127.0.0.1 by default.")
+    port: int | None = option("Port to listen on; 8321 by default, 0 for a free one.")
+    tokens: str | None = option("Token store; ~/.local/share/nearveil/tokens.db by default.", metavar="PATH_OR_URL")
+    tls_cert: Path | None = option("Certificate (PEM).", rich_help_panel="TLS")
+    tls_key: Path | None = option("Private key (PEM).", rich_help_panel="TLS")
+    tls_client_ca: Path | None = option("Require client certificates signed by this CA (PEM).", rich_help_panel="TLS")
+    insecure: bool | None = option(
+        "Listen on other addresses than loopback without TLS: for a server behind a TLS proxy.",
+        "--insecure",
+        rich_help_panel="TLS",
+    )
+    workers: int | None = option("Number of processes, which share the limits; 1 by default.", min=1)
+    log_level: str | None = option("debug, info, warning or error.")
+    log_file: Path | None = option("File for the JSON log; stderr by default.")
 
 
-@expand_options
+@command(rename=False)  # a setting may come from a file or a variable
 def serve(
     options: ServeOptions,
     index: Annotated[
@@ -59,53 +48,41 @@ def serve(
             help="A folder or a PostgreSQL URL, as in `nearveil index --into`, served as one open gallery.",
         ),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(envvar="NEARVEIL_CONFIG", help="A TOML file; see deploy/nearveil.toml.")
-    ] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Name of the gallery; that of its folder or database by default.")
-    ] = None,
-    offer: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Offer clients more than names and thumbnails: originals, metadata, codes (all of them, for local "
-            "search), sealed (encrypted queries). May be repeated."
-        ),
-    ] = None,
+    config: Path | None = option("A TOML file; see deploy/nearveil.toml.", envvar="NEARVEIL_CONFIG"),
+    name: str | None = option("Name of the gallery; that of its folder or database by default."),
+    offer: list[str] | None = option(
+        "Offer clients more than names and thumbnails: originals, metadata, codes (all of them, for local "
+        "search), sealed (encrypted queries). May be repeated."
+    ),
 ) -> None:
     """Serve galleries to clients, until Ctrl-C or SIGTERM.
 
     Clients need a token: create one with `nearveil token create`. Settings come from options, else from variables
     NEARVEIL_SERVER_*, else from the file.
 
-    [bold]Examples[/bold]
-
-    nearveil serve gallery/
-
-    nearveil serve gallery/ --offer codes --offer sealed
-
-    nearveil serve --config nearveil.toml
-
-    nearveil serve gallery/ --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+    For example:
+        nearveil serve gallery/
+        nearveil serve gallery/ --offer codes --offer sealed
+        nearveil serve --config nearveil.toml
+        nearveil serve gallery/ --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
     """
-    with report_errors():
-        overrides: dict[str, Any] = {key: value for key, value in asdict(options).items() if value is not None}
-        if index is not None:
-            offers = ("names", "thumbnails", *(offer or ()))
-            overrides["galleries"] = [{"name": name or _name_gallery(index), "index": index, "offers": offers}]
-        elif name is not None or offer:
-            raise ValueError("--name, --offer: only with INDEX")
-        with require_extra("service"):
-            from nearveil.server import Settings
-            from nearveil.server import serve as run_server
-        settings = Settings.load(config, **overrides)
-        _check_log(settings)
-        if settings.galleries and not has_tokens(settings.tokens):
-            typer.echo(f"No token yet, so no client can connect: {suggest_token(settings.tokens)}", err=True)
-        for gallery in settings.galleries:
-            if "codes" in gallery.offers:
-                typer.echo(f"{gallery.name} offers all its codes: every client can download every code.", err=True)
-        run_server(settings, ready=_print_address)
+    overrides: dict[str, Any] = {key: value for key, value in asdict(options).items() if value is not None}
+    if index is not None:
+        offers = ("names", "thumbnails", *(offer or ()))
+        overrides["galleries"] = [{"name": name or _name_gallery(index), "index": index, "offers": offers}]
+    elif name is not None or offer:
+        raise ValueError("--name, --offer: only with INDEX")
+    with require_extra("service"):
+        from nearveil.server import Settings
+        from nearveil.server import serve as run_server
+    settings = Settings.load(config, **overrides)
+    _check_log(settings)
+    if settings.galleries and not has_tokens(settings.tokens):
+        typer.echo(f"No token yet, so no client can connect: {suggest_token(settings.tokens)}", err=True)
+    for gallery in settings.galleries:
+        if "codes" in gallery.offers:
+            typer.echo(f"{gallery.name} offers all its codes: every client can download every code.", err=True)
+    run_server(settings, ready=_print_address)
 
 
 def _name_gallery(index: str) -> str:
@@ -141,15 +118,14 @@ def _print_address(address: str) -> None:
     typer.echo(f"nearveil serves at {address}")
 
 
+@command()
 def protect(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A protected gallery of the file.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(envvar="NEARVEIL_CONFIG", help="The TOML file of `nearveil serve`.")
-    ] = None,
-    publish: Annotated[bool, typer.Option("--publish", help="Pay for a publication, and publish the model.")] = False,
-    allow_noise: Annotated[
-        bool, typer.Option("--allow-noise", help="Publish even if the result is expected to be pure noise.")
-    ] = False,
+    config: Path | None = option("The TOML file of `nearveil serve`.", envvar="NEARVEIL_CONFIG"),
+    publish: bool = option("Pay for a publication, and publish the model.", "--publish", default=False),
+    allow_noise: bool = option(
+        "Publish even if the result is expected to be pure noise.", "--allow-noise", default=False
+    ),
 ) -> None:
     """Forecast the accuracy of the model of a protected gallery; with --publish, publish the model.
 
@@ -157,24 +133,21 @@ def protect(
     not log it. Without --publish, nothing is paid and nothing changes. Each publication uses one of those that the
     gallery was opened for. A running server loads the new model by itself.
 
-    [bold]Examples[/bold]
-
-    nearveil protect --config nearveil.toml
-
-    nearveil protect scans --config nearveil.toml --publish
+    For example:
+        nearveil protect --config nearveil.toml
+        nearveil protect scans --config nearveil.toml --publish
     """
-    with report_errors():
-        with require_extra("service"):
-            from nearveil.server import Settings
-            from nearveil.server.serving import open_protected
-        settings = Settings.load(config)
-        chosen = _choose_gallery(settings.galleries, name)
-        with closing(open_protected(chosen, settings.database_timeout)) as gallery:
-            _print_forecast(gallery.forecast(), chosen)
-            if publish:
-                model = gallery.publish(allow_noise=allow_noise or bool(chosen.allow_noise))
-                typer.echo(f"Published: model {model.number} of {chosen.name}, version {model.version[:16]}.")
-            typer.echo(f"Publications left: {gallery.publications_left}.")
+    with require_extra("service"):
+        from nearveil.server import Settings
+        from nearveil.server.serving import open_protected
+    settings = Settings.load(config)
+    chosen = _choose_gallery(settings.galleries, name)
+    with closing(open_protected(chosen, settings.database_timeout)) as gallery:
+        _print_forecast(gallery.forecast(), chosen)
+        if publish:
+            model = gallery.publish(allow_noise=allow_noise or bool(chosen.allow_noise))
+            typer.echo(f"Published: model {model.number} of {chosen.name}, version {model.version[:16]}.")
+        typer.echo(f"Publications left: {gallery.publications_left}.")
 
 
 def _choose_gallery(galleries: "tuple[GallerySettings, ...]", name: str | None) -> "GallerySettings":

@@ -9,38 +9,33 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nearveil.cli._options import CLUSTER_FIELDS, ClusterOptions, expand_options
-from nearveil.cli._output import make_folder, print_table, report_errors
+from nearveil.cli._options import ClusterOptions, command, option
+from nearveil.cli._output import make_folder, print_table
 
 if TYPE_CHECKING:
     from studies._study import Study
 
 
-@expand_options
+@command()
 def study(
     options: ClusterOptions,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="NAME...|all", help="Studies, or all; without a name, list them.")
     ] = None,
-    out: Annotated[Path, typer.Option(help="Output folder, with one subfolder per study.")] = Path("out/study"),
-    docs: Annotated[
-        Path | None, typer.Option(help="Documentation folder: pages go to its study/, findings to its index.md.")
-    ] = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure everything again.")] = False,
-    jobs: Annotated[int, typer.Option(help="Number of processes; timing studies use one.", min=1, max=64)] = 2,
+    out: Path = option("Output folder, with one subfolder per study.", default=Path("out/study")),
+    docs: Path | None = option("Documentation folder: pages go to its study/, findings to its index.md."),
+    fresh: bool = option("Measure everything again.", "--fresh", default=False),
+    jobs: int = option("Number of processes; timing studies use one.", default=2, min=1, max=64),
 ) -> None:
     """Make tables and figures of the papers and of this library, as CSV, JSON, SVG, PNG and a page.
 
     An interrupted study resumes: measured cases are stored. Most studies need real data (variable NEARVEIL_DATA);
     "all" skips and reports studies without their data.
 
-    [bold]Examples[/bold]
-
-    nearveil study
-
-    nearveil study sensitivity
-
-    nearveil study all --docs docs/results
+    For example:
+        nearveil study
+        nearveil study sensitivity
+        nearveil study all --docs docs/results
     """
     _require_studies()
     from studies import load_studies
@@ -58,7 +53,7 @@ def study(
     make_folder(out, "--out")
     make_folder(docs, "--docs")
     begin = time.monotonic()
-    with report_errors(**CLUSTER_FIELDS), options.connect() as connected:
+    with options.connect() as connected:
         cluster = None if options.cluster is None else connected
         skipped = [name for name in chosen if not _run_study(studies[name], out, docs, fresh, jobs, console, cluster)]
     if docs is not None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nearveil.cli._options import Json, expand_options
-from nearveil.cli._output import print_json, print_lines, print_table, report_errors, require_extra
+from nearveil.cli._options import Json, command, option
+from nearveil.cli._output import print_json, print_lines, print_table, require_extra
 
 if TYPE_CHECKING:
     from nearveil.server import TokenStore
@@ -27,21 +27,14 @@ app = typer.Typer(
 class TokenOptions:
     """Where tokens are stored."""
 
-    tokens: Annotated[
-        str | None,
-        typer.Option(
-            "--tokens",
-            envvar="NEARVEIL_SERVER_TOKENS",
-            metavar="PATH_OR_URL",
-            help="Token store; by default the one in --config, or ~/.local/share/nearveil/tokens.db.",
-        ),
-    ] = None
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            "--config", envvar="NEARVEIL_CONFIG", help="Configuration of `nearveil serve`, which names the token store."
-        ),
-    ] = None
+    tokens: str | None = option(
+        "Token store; by default the one in --config, or ~/.local/share/nearveil/tokens.db.",
+        envvar="NEARVEIL_SERVER_TOKENS",
+        metavar="PATH_OR_URL",
+    )
+    config: Path | None = option(
+        "Configuration of `nearveil serve`, which names the token store.", envvar="NEARVEIL_CONFIG"
+    )
 
     @property
     def location(self) -> str:
@@ -70,36 +63,27 @@ class TokenOptions:
         return TokenStore(self.location)
 
 
-@app.command()
-@expand_options
+@command(app)
 def create(
     label: Annotated[str, typer.Argument(metavar="LABEL", help="Who the token is for.")],
     options: TokenOptions,
-    scope: Annotated[
-        list[str] | None, typer.Option(help="query, originals or metrics; may be repeated. query by default.")
-    ] = None,
-    gallery: Annotated[
-        list[str] | None, typer.Option(help="A gallery that the token is valid for; may be repeated. All by default.")
-    ] = None,
-    days: Annotated[float | None, typer.Option(help="Days until the token expires; never by default.")] = None,
+    scope: list[str] | None = option("query, originals or metrics; may be repeated. query by default."),
+    gallery: list[str] | None = option("A gallery that the token is valid for; may be repeated. All by default."),
+    days: float | None = option("Days until the token expires; never by default."),
     as_json: Json = False,
 ) -> None:
     """Create a token and print it once. It is not stored, so it cannot be printed again.
 
-    [bold]Examples[/bold]
-
-    nearveil token create ann
-
-    nearveil token create ann --gallery birds --days 90
-
-    nearveil token create prometheus --scope metrics --config /etc/nearveil/nearveil.toml
+    For example:
+        nearveil token create ann
+        nearveil token create ann --gallery birds --days 90
+        nearveil token create prometheus --scope metrics --config /etc/nearveil/nearveil.toml
     """
-    with report_errors():
-        location = options.location
-        from nearveil.server import TokenStore
+    location = options.location
+    from nearveil.server import TokenStore
 
-        with TokenStore(location) as store:
-            token, secret = store.create(label, scopes=scope or ["query"], galleries=gallery or ["*"], days=days)  # type: ignore[arg-type]
+    with TokenStore(location) as store:
+        token, secret = store.create(label, scopes=scope or ["query"], galleries=gallery or ["*"], days=days)  # type: ignore[arg-type]
     if as_json:
         print_json({**_describe_token(token), "token": secret})
         return
@@ -110,16 +94,14 @@ def create(
     )
 
 
-@app.command("list")
-@expand_options
+@command(app, "list")
 def list_tokens(options: TokenOptions, as_json: Json = False) -> None:
     """List all tokens, including expired and revoked ones.
 
-    [bold]Examples[/bold]
-
-    nearveil token list
+    For example:
+        nearveil token list
     """
-    with report_errors(), options.open() as store:
+    with options.open() as store:
         tokens = [_describe_token(token) for token in store.list()]
     if as_json:
         print_json(tokens)
@@ -141,8 +123,7 @@ def list_tokens(options: TokenOptions, as_json: Json = False) -> None:
     )
 
 
-@app.command()
-@expand_options
+@command(app)
 def revoke(
     token_id: Annotated[str, typer.Argument(metavar="ID", help="Id from `nearveil token list`.")],
     options: TokenOptions,
@@ -150,11 +131,10 @@ def revoke(
 ) -> None:
     """Revoke a token. A running server stops accepting it within a second.
 
-    [bold]Examples[/bold]
-
-    nearveil token revoke 0123456789abcdef
+    For example:
+        nearveil token revoke 0123456789abcdef
     """
-    with report_errors(), options.open() as store:
+    with options.open() as store:
         token = store.revoke(token_id)
     if as_json:
         print_json(_describe_token(token))

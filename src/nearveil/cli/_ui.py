@@ -7,22 +7,13 @@ import threading
 import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from nearveil.cli._accounts import AccountName, describe_new_account, find_or_open_account
-from nearveil.cli._options import (
-    AUTO,
-    CLIENT_FIELDS,
-    ExtractorName,
-    IndexLocation,
-    LedgerOptions,
-    ServerOptions,
-    ServerUrl,
-    expand_options,
-)
-from nearveil.cli._output import report_errors, require_extra
+from nearveil.cli._accounts import PaymentOptions, describe_new_account, find_or_open_account
+from nearveil.cli._options import AUTO, ExtractorName, GalleryOptions, command, load_extractor, option
+from nearveil.cli._output import require_extra
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account
@@ -31,47 +22,38 @@ _SERVER_SETTINGS = {"timeout": 20.0, "retries": 2}  # short: a person waits in f
 _EXIT_DELAY = 5.0  # seconds between Ctrl-C and the end, before uvicorn logs the requests that it cancels
 
 
-@expand_options
+@command(url="--server")
 def ui(
-    options: ServerOptions,
-    payment: LedgerOptions,
-    server: ServerUrl = None,
-    index: IndexLocation = None,
+    options: GalleryOptions,
+    payment: PaymentOptions,
     extractor: ExtractorName = AUTO,
-    account: AccountName = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port on 127.0.0.1; 0 for a free one.")] = 8322,
-    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    port: int = option("Port on 127.0.0.1; 0 for a free one.", default=8322, min=0, max=65535),
+    browser: bool = option("Open the page in a browser.", "--browser/--no-browser", default=True),
 ) -> None:
     """Open a page on this machine: drop an image, see the matches and everything the server saw.
 
     The page is served at 127.0.0.1 only. Its address holds a token that admits one browser, once. Your image stays on
     this machine and is never saved to disk. Press Ctrl-C to stop.
 
-    [bold]Examples[/bold]
-
-    nearveil ui
-
-    nearveil ui --index gallery/ --account holiday
-
-    nearveil ui --server https://birds.example:8321 --token-file token.txt
+    For example:
+        nearveil ui
+        nearveil ui --index gallery/ --account holiday
+        nearveil ui --server https://birds.example:8321 --token-file token.txt
     """
-    with report_errors(**CLIENT_FIELDS), ExitStack() as stack:
-        from nearveil.features.backbones import make_extractor
-        from nearveil.gallery.sync import describe_location, find_index
+    from nearveil.gallery.sync import describe_location, find_index
 
-        chosen_extractor = None if extractor == AUTO else make_extractor(extractor)
-        with require_extra("images,service"):
-            from nearveil.ui import serve_page
-            from nearveil.ui.session import PageSession, RecordingPayer
+    with require_extra("images,service"):
+        from nearveil.ui import serve_page
+        from nearveil.ui.session import PageSession, RecordingPayer
+    with ExitStack() as stack:
         payer = RecordingPayer()
-        client, _ = stack.enter_context(
-            options.open(server, index, server_settings=_SERVER_SETTINGS, extractor=chosen_extractor, account=payer)
-        )
-        ledger = stack.enter_context(payment.open(create=account is None))
-        payer.account, is_new = find_or_open_account(ledger, account)
+        settings = {"extractor": load_extractor(extractor), "account": payer}
+        client, _ = stack.enter_context(options.open(timeouts=_SERVER_SETTINGS, **settings))
+        ledger = stack.enter_context(payment.open(create=payment.account is None))
+        payer.account, is_new = find_or_open_account(ledger, payment.account)
         if is_new:
             typer.echo(describe_new_account(payer.account.balance(), describe_location(payment.location)))
-        location = server if server is not None else describe_location(find_index(index))
+        location = options.server or describe_location(find_index(options.index))
         session = PageSession(client, payer, ledger, location, gallery=options.gallery)
         files = stack.enter_context(ExitStack())
 
