@@ -13,8 +13,7 @@ from nearveil.cli._output import print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.cluster import Cluster
-    from nearveil.gallery.sync import FolderReport
-    from nearveil.gallery.tables import TableReport
+    from nearveil.gallery.sync import SyncReport
 
 _TABLE_SUFFIXES = (".npy", ".npz", ".parquet", ".csv", ".zarr")
 _MAX_SKIPPED = 10  # skipped files that are printed

@@ -233,16 +233,16 @@ class GalleryOptions(ServerOptions):
     @contextmanager
     def _open_index(self) -> "Iterator[tuple[Index, bool]]":
         from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
-        from nearveil.gallery.sync import describe_location, find_index
         from nearveil.gallery.index import Index
+        from nearveil.gallery.sync import describe_location, find_index
 
         location = find_index(self.index)
         try:
             index = Index.open(location)
         except NotAnIndexError:
             raise NotAnIndexError(
-                f"No index at {describe_location(location)}. Create one with `nearveil index DIR`, or name another with "
-                "--index or NEARVEIL_INDEX."
+                f"No index at {describe_location(location)}. Create one with `nearveil index DIR`, or name another "
+                "with --index or NEARVEIL_INDEX."
             ) from None
         with index:
             try:
