@@ -541,8 +541,7 @@ class IndexConformance:
             assert ids.tolist() == want.tolist()
             np.testing.assert_allclose(scores, true, atol=2e-7)
 
-    def test_search_after_changes(self, index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(_directory, "_MOST_DEAD", 3)  # so that rows are packed on the way
+    def test_search_after_changes(self, index: Index) -> None:
         rows = dict(enumerate(unit_rows(40)))
         generator, queries = np.random.default_rng(3), unit_rows(25, seed=2)
         for turn in range(12):

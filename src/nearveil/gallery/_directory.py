@@ -1,4 +1,4 @@
-"""An index in a directory: one SQLite file, with features in blocks, and a matrix of them in memory."""
+"""An index in a directory: one SQLite file, with features in blocks, and a copy of them in memory."""
 
 import os
 import sqlite3
@@ -9,26 +9,23 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import faiss
 import numpy as np
 import sqlalchemy as sa
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from sqlalchemy.engine import URL
 
 from nearveil.gallery import index as _index
 from nearveil.gallery.answers import Singles
-from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, UnknownItemError, explain
-from nearveil.gallery.items import Ids, LazyFeatures, Snapshot, check_ids, check_k
+from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
+from nearveil.gallery.items import Ids, LazyFeatures, Snapshot, check_k
 from nearveil.gallery.store import (
     FEATURES,
     Header,
-    count_deleted,
-    cut_runs,
-    fill_rows,
     find_deleted_since,
     headers,
     load_header,
@@ -47,91 +44,15 @@ from nearveil.storage import (
     prepare_durable,
 )
 
-Positions = NDArray[np.int64]
-SearchHits = tuple[Positions, Singles]
-
-_GROWTH = 1.5
-_MOST_DEAD = 256  # deleted rows that a search skips; more are removed from the matrix
-
 
 @dataclass(frozen=True, eq=False)
-class RowView:
-    """The rows at one moment; later rows are written behind them."""
+class LoadedRows:
+    """All rows at one revision, in memory."""
 
+    revision: int
+    next_id: int
     ids: Ids  # increasing
-    rows: Singles
-    dead: Positions  # positions of deleted rows
-
-    def __len__(self) -> int:
-        return len(self.ids) - len(self.dead)
-
-    def alive(self) -> tuple[Ids, Singles]:
-        """Return ids and features without deleted rows."""
-        if not len(self.dead):
-            return self.ids, self.rows
-        return np.delete(self.ids, self.dead), np.delete(self.rows, self.dead, axis=0)
-
-    def positions(self, ids: NDArray[np.int64]) -> Positions:
-        """Return the positions of ids; -1 for ids that do not exist."""
-        positions = np.searchsorted(self.ids, ids)
-        exists = positions < len(self.ids)
-        exists[exists] = self.ids[positions[exists]] == ids[exists]
-        exists &= ~np.isin(positions, self.dead)
-        return np.where(exists, positions, -1)
-
-    def nearest(self, queries: Singles, k: int) -> SearchHits:
-        """Return positions and inner products of the k nearest, best first: exact."""
-        return select_best(search_rows(self.rows, queries, k + len(self.dead)), self.dead, k)
-
-
-class RowMatrix:
-    """A growing matrix of rows; readers use views."""
-
-    def __init__(self, dimension: int) -> None:
-        self._ids, self._rows = np.empty(0, np.uint32), np.empty((0, dimension), np.float32)
-        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64))
-
-    def change(self, ids: Ids, rows: Singles, gone: NDArray[np.int64]) -> RowView:
-        """Add rows of increasing ids and remove others; return the new view."""
-        size = len(self.view.ids) + len(ids)
-        if size > len(self._ids):
-            self.reserve(max(size, int(_GROWTH * len(self._ids))))
-        start = len(self.view.ids)
-        self._ids[start:size], self._rows[start:size] = ids, rows
-        grown = RowView(self._ids[:size], self._rows[:size], self.view.dead)
-        positions = grown.positions(gone)
-        dead = np.union1d(grown.dead, positions[positions >= 0])
-        self.view = RowView(grown.ids, grown.rows, dead)
-        if len(dead) > _MOST_DEAD:
-            self._pack()
-        return self.view
-
-    def reserve(self, capacity: int) -> None:
-        """Reallocate for a number of rows; existing views keep the old array."""
-        ids, rows = self.view.ids, self.view.rows
-        self._ids, self._rows = np.empty(capacity, np.uint32), np.empty((capacity, rows.shape[1]), np.float32)
-        self._ids[: len(ids)], self._rows[: len(ids)] = ids, rows
-
-    def _pack(self) -> None:
-        self._ids, self._rows = self.view.alive()
-        self.view = RowView(self._ids, self._rows, np.empty(0, np.int64))
-
-
-def search_rows(rows: Singles, queries: Singles, k: int) -> SearchHits:
-    """Return positions and inner products of the k nearest rows; -1 if there are fewer."""
-    if not len(rows):
-        return np.full((len(queries), k), -1, np.int64), np.full((len(queries), k), -np.inf, np.float32)
-    scores, positions = faiss.knn(queries, rows, k, metric=faiss.METRIC_INNER_PRODUCT)
-    return positions, scores
-
-
-def select_best(hits: SearchHits, dead: Positions, k: int) -> SearchHits:
-    """Return the k best without deleted rows, of equal scores the earliest; -1 if there are fewer."""
-    positions, scores = hits
-    scores = np.where((positions < 0) | np.isin(positions, dead), -np.inf, scores)
-    order = np.lexsort((positions, -scores), axis=1)[:, :k]
-    scores = np.take_along_axis(scores, order, axis=1)
-    return np.where(np.isneginf(scores), -1, np.take_along_axis(positions, order, axis=1)), scores
+    features: Singles
 
 
 _FILE = "index.db"
@@ -140,15 +61,10 @@ _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: distinguishes it
 _SQLITE = b"SQLite format 3\0"
 _LOG_BYTES = 64 << 20  # of the log that stay on disk after a large addition
 _BLOCK_BYTES = 1 << 20  # of features in one row, at most
-_TIMEOUT = 30.0  # seconds, of a worker that loads a partition
 _PAGE = 32 << 10  # bytes: features are many times a page, and fewer pages are written faster
 _FEATURE_TABLE = f"CREATE TABLE {FEATURES} (id INTEGER PRIMARY KEY, crc BIGINT NOT NULL, feature BLOB NOT NULL)"
 _INSERT = f"INSERT INTO {FEATURES} (id, crc, feature) VALUES (?, ?, ?)"  # noqa: S608
-_SELECT = (
-    f"SELECT id, crc, feature FROM {FEATURES} "  # noqa: S608
-    "WHERE id BETWEEN ? AND ? AND id + length(feature) / ? > ? ORDER BY id"
-)
-_SELECT_FROM = f"SELECT id, crc, feature FROM {FEATURES} WHERE id >= ? ORDER BY id"  # noqa: S608
+_SELECT = f"SELECT id, crc, feature FROM {FEATURES} WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
 _DELETE = f"DELETE FROM {FEATURES} WHERE id = ?"  # noqa: S608
 
 
@@ -159,14 +75,15 @@ class DirectoryIndex(_index.Index):
     after. Features are in memory; those of a gallery of 1 GiB or more are loaded at the first search.
     """
 
+    _rows: LoadedRows
+
     def __init__(self, database: Database, location: str) -> None:
         super().__init__(database, location)
         self._lock = threading.Lock()
         self._file = identify_file(database.path)
-        self._matrix = RowMatrix(self.dimension)
-        self._revision, self._next_id = -1, 0  # of the rows in the matrix
+        self._forget_rows()
         if not self._header().is_large:
-            self._view()  # raises now if the file is corrupted
+            self._load_rows()  # raises now if the file is corrupted
 
     @property
     def sealed_file(self) -> Path:
@@ -189,13 +106,14 @@ class DirectoryIndex(_index.Index):
         except sqlite3.Error as error:
             raise explain(error, url) from error
         flush_folder(folder.parent)
-        return cls(_open_database(folder / _FILE, timeout), str(folder))
+        return cls._open(where, timeout)
 
     @classmethod
     def _open(cls, where: str, timeout: float) -> "DirectoryIndex":
         folder = Path(where).expanduser().resolve()
         _check_file(folder / _FILE, str(folder))
-        database = _open_database(folder / _FILE, timeout)
+        url = URL.create("sqlite", database=str(folder / _FILE))
+        database = Database(url, timeout, prepare=_prepare, explain=explain, allow_read_only=True)
         try:
             with database.begin_read() as connection:
                 if not sa.inspect(connection).has_table(headers.name):
@@ -205,59 +123,46 @@ class DirectoryIndex(_index.Index):
             database.close()
             raise
 
-    def features(self, ids: ArrayLike) -> Singles:
-        """Return features, in the order of the ids."""
-        if self._revision < 0:  # nothing was searched yet: load only these rows
-            return super().features(ids)
-        id_list = check_ids(ids)
-        if not isinstance(id_list, np.ndarray):
-            with self._database.begin_read() as connection:
-                id_list = self._resolve(connection, id_list)
-        _, view = self._view()
-        positions = view.positions(id_list)
-        if (positions < 0).any():
-            raise UnknownItemError(id_list[positions < 0].tolist())
-        return view.rows[positions]
-
     def snapshot(self) -> Snapshot:
-        """Return all ids and features of the current revision."""
         with self._database.begin_read() as connection:
             header = load_header(connection, self._location)
             if header.is_large:
                 ids = load_ids(connection, header, self._location)
-                return Snapshot(header.revision, ids, LazyFeatures(read_rows, self._location, ids, self.dimension))
-        revision, view = self._view()
-        return Snapshot(revision, *view.alive())
+                features = LazyFeatures(_index.read_rows, self._location, ids, self.dimension)
+                return Snapshot(header.revision, ids, features)
+        rows = self._load_rows()
+        return Snapshot(rows.revision, rows.ids, rows.features)
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
-        _, view = self._view()
-        positions, scores = view.nearest(queries, check_k(k, len(view)))
-        return view.ids[positions], scores
+        rows = self._load_rows()
+        k = check_k(k, len(rows.ids))
+        scores, positions = faiss.knn(queries, rows.features, k, metric=faiss.METRIC_INNER_PRODUCT)
+        order = np.lexsort((positions, -scores), axis=1)  # equal scores by id
+        return rows.ids[np.take_along_axis(positions, order, axis=1)], np.take_along_axis(scores, order, axis=1)
 
-    def _view(self) -> tuple[int, RowView]:
-        """Return the revision and the rows, after loading changes."""
+    def _load_rows(self) -> LoadedRows:
+        """Return the rows of the current revision, after loading changes."""
         with self._lock, self._database.begin_read() as connection:
             header = load_header(connection, self._location)
-            if header.revision != self._revision:
-                try:
-                    self._load_changes(connection, header)
-                except BaseException:
-                    self._forget_rows()  # they may be half updated
-                    raise
-            return self._revision, self._matrix.view
+            if header.revision < self._rows.revision:  # a backup was restored
+                self._forget_rows()
+            if header.revision > self._rows.revision:
+                remaining = ~np.isin(self._rows.ids, find_deleted_since(connection, self._rows.revision))
+                old = self._rows.ids[remaining], self._rows.features[remaining]
+                ids, stop = np.empty(header.count, np.uint32), 0
+                features = np.empty((header.count, self.dimension), np.float32)
+                for block_ids, block in chain([old], self._read_from(connection, self._rows.next_id)):
+                    start, stop = stop, stop + len(block_ids)
+                    if stop > header.count:
+                        break
+                    ids[start:stop], features[start:stop] = block_ids, block
+                if stop != header.count:
+                    raise CorruptedIndexError(self._location, "the list of items")
+                self._rows = LoadedRows(header.revision, header.next_id, ids, features)
+            return self._rows
 
-    def _load_changes(self, connection: sa.Connection, header: Header) -> None:
-        if header.revision < self._revision:  # a backup was restored
-            self._forget_rows()
-        gone = find_deleted_since(connection, self._revision)
-        if self._revision < 0:
-            self._matrix.reserve(header.count)
-        for ids, rows in self._read_from(connection, self._next_id):
-            self._matrix.change(ids, rows, np.empty(0, np.int64))
-        view = self._matrix.change(np.empty(0, np.uint32), np.empty((0, self.dimension), np.float32), gone)
-        if len(view) != header.count or count_deleted(connection) != header.next_id - header.count:
-            raise CorruptedIndexError(self._location, "the list of items")
-        self._revision, self._next_id = header.revision, header.next_id
+    def _forget_rows(self) -> None:
+        self._rows = LoadedRows(-1, 0, np.empty(0, np.uint32), np.empty((0, self.dimension), np.float32))
 
     def _identify_file(self) -> tuple[int, ...]:
         try:
@@ -271,14 +176,10 @@ class DirectoryIndex(_index.Index):
             self._file = file
         return file
 
-    def _forget_rows(self) -> None:
-        self._matrix = RowMatrix(self.dimension)
-        self._revision, self._next_id = -1, 0
-
     def _insert_features(
         self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick
     ) -> None:
-        block, rows, first = _block_size(self.dimension), np.ascontiguousarray(features, "<f4"), int(ids[0])
+        block, rows, first = self._block_size, np.ascontiguousarray(features, "<f4"), int(ids[0])
         for start in range(first - first % block, first + len(rows), block):
             chunk = rows[max(0, start - first) : start + block - first]
             data, number = chunk.data.cast("B"), max(start, first)
@@ -288,22 +189,40 @@ class DirectoryIndex(_index.Index):
     def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
         count = 0
         for block_ids, features in list(self._read_blocks(connection, ids)):
-            first, stop = int(block_ids[0]), int(block_ids[-1]) + 1
-            gone = ids[(ids >= first) & (ids < stop)]
-            if not len(gone):
+            remaining = ~np.isin(block_ids, ids)
+            if remaining.all():
                 continue
-            connection.exec_driver_sql(_DELETE, (first,))
-            for start, end in cut_runs(first, stop, gone):
-                remaining = np.arange(start, end, dtype=np.int64)
-                self._insert_features(connection, remaining, features[start - first : end - first], lambda _: None)
-            count += len(gone)
+            connection.exec_driver_sql(_DELETE, (int(block_ids[0]),))
+            kept = np.flatnonzero(remaining)
+            for run in np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1) if len(kept) else []:
+                self._insert_features(connection, block_ids[run].astype(np.int64), features[run], lambda _: None)
+            count += len(block_ids) - len(kept)
         return count
 
+    @property
+    def _block_size(self) -> int:
+        """The most features in a row of the table; no row crosses a multiple of it."""
+        return max(1, _BLOCK_BYTES // (4 * self.dimension))
+
     def _read_blocks(self, connection: sa.Connection, ids: NDArray[np.int64]) -> Iterator[tuple[Ids, Singles]]:
-        return _read_blocks(connection, ids, self.dimension, self._location)
+        size = self._block_size
+        for block in np.unique(ids[ids >= 0] // size).tolist():
+            rows = connection.exec_driver_sql(_SELECT, (block * size, (block + 1) * size - 1)).all()
+            yield from self._check_rows(rows)
 
     def _read_from(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
-        return _check_rows(connection.exec_driver_sql(_SELECT_FROM, (first,)), self.dimension, self._location)
+        return self._check_rows(connection.exec_driver_sql(_SELECT, (first, MOST_ITEMS)))
+
+    def _check_rows(self, rows: Iterable[Any]) -> Iterator[tuple[Ids, Singles]]:
+        """Yield ids and features of rows of the table, in order of their ids, compared with their CRC."""
+        width, last = 4 * self.dimension, -1
+        for first, crc, data in rows:
+            is_sound = isinstance(data, bytes) and data and len(data) % width == 0 and zlib.crc32(data, first) == crc
+            if not is_sound or not last < first <= MOST_ITEMS - len(data) // width:
+                raise CorruptedIndexError(self._location, "a block of features")
+            last = first + len(data) // width - 1
+            features = np.frombuffer(data, "<f4").reshape(-1, self.dimension).astype(np.float32, copy=False)
+            yield np.arange(first, last + 1, dtype=np.uint32), features
 
     def _wipe(self) -> None:
         # The log still contains old pages. If another process reads right now, or the disk is full, it stays until the
@@ -314,50 +233,6 @@ class DirectoryIndex(_index.Index):
     def _check_pages(self, connection: sa.Connection) -> None:
         if connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one() != "ok":
             raise CorruptedIndexError(self._location)
-
-
-def read_rows(location: str, ids: Ids, dimension: int) -> Singles:
-    """Return the features of increasing ids from a directory, in any process that can access it."""
-    database = _open_database(Path(location) / _FILE, _TIMEOUT)
-    try:
-        with database.begin_read() as connection:
-            return fill_rows(ids, dimension, _read_blocks(connection, ids.astype(np.int64), dimension, location))
-    finally:
-        database.close()
-
-
-def _block_size(dimension: int) -> int:
-    """Return the most features in a row; no row crosses a multiple of it."""
-    return max(1, _BLOCK_BYTES // (4 * dimension))
-
-
-def _read_blocks(
-    connection: sa.Connection, ids: NDArray[np.int64], dimension: int, location: str
-) -> Iterator[tuple[Ids, Singles]]:
-    """Yield the rows of the table that have some of the increasing ids."""
-    block, width, ids = _block_size(dimension), 4 * dimension, ids[ids >= 0]
-    blocks = ids // block
-    starts = np.flatnonzero(np.diff(blocks, prepend=-1)).tolist()
-    for start, stop in pairwise([*starts, len(ids)]):
-        bounds = (int(blocks[start]) * block, int(ids[stop - 1]), width, int(ids[start]))
-        yield from _check_rows(connection.exec_driver_sql(_SELECT, bounds).all(), dimension, location)
-
-
-def _check_rows(rows: Iterable[Any], dimension: int, location: str) -> Iterator[tuple[Ids, Singles]]:
-    """Yield ids and features of rows of the table, in order of their ids, compared with their CRC."""
-    width, last = 4 * dimension, -1
-    for first, crc, data in rows:
-        is_sound = isinstance(data, bytes) and data and len(data) % width == 0 and zlib.crc32(data, first) == crc
-        if not is_sound or not last < first <= MOST_ITEMS - len(data) // width:
-            raise CorruptedIndexError(location, "a block of features")
-        last = first + len(data) // width - 1
-        features = np.frombuffer(data, "<f4").reshape(-1, dimension).astype(np.float32, copy=False)
-        yield np.arange(first, last + 1, dtype=np.uint32), features
-
-
-def _open_database(path: Path, timeout: float) -> Database:
-    url = URL.create("sqlite", database=str(path))
-    return Database(url, timeout, prepare=_prepare, explain=explain, allow_read_only=True)
 
 
 def _prepare(connection: sqlite3.Connection) -> None:

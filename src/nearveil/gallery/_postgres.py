@@ -10,7 +10,7 @@ from sqlalchemy.engine import make_url
 
 from nearveil.gallery import index as _index
 from nearveil.gallery.answers import Singles
-from nearveil.gallery.errors import IndexStoreError, NotAnIndexError, explain
+from nearveil.gallery.errors import IndexStoreError, explain
 from nearveil.gallery.items import Ids, LazyFeatures, Snapshot, check_k
 from nearveil.gallery.store import (
     BLOCK,
@@ -32,7 +32,6 @@ from nearveil.storage import Database, describe_url
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": the advisory lock of those who create an index in one server
 _PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB, where a scan is fastest
 _INSERTED = 1 << 14  # rows written at once
-_TIMEOUT = 30.0  # seconds, of a worker that loads a partition
 _EXTENSION = (
     "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
 )
@@ -74,26 +73,21 @@ class PostgresIndex(_index.Index):
     @classmethod
     def _open(cls, where: str, timeout: float) -> "PostgresIndex":
         database = _open_database(where, timeout)
-        location = describe_url(database.url)
         try:
-            with database.begin_read() as connection:
-                if not sa.inspect(connection).has_table(headers.name):
-                    raise NotAnIndexError(f"No index at {location}. Create one with Index.create().")
-            return cls(database, location)
+            return cls(database, describe_url(database.url))
         except BaseException:
             database.close()
             raise
 
     def snapshot(self) -> Snapshot:
-        """Return all ids and features of the current revision."""
         with self._database.begin_read() as connection:
             header = load_header(connection, self._location)
             ids = load_ids(connection, header, self._location)
             if header.is_large:
                 url = self._database.url.render_as_string(hide_password=False)
-                return Snapshot(header.revision, ids, LazyFeatures(read_rows, url, ids, self.dimension))
-            blocks = self._read_blocks(connection, ids.astype(np.int64))
-            return Snapshot(header.revision, ids, fill_rows(ids, self.dimension, blocks))
+                return Snapshot(header.revision, ids, LazyFeatures(_index.read_rows, url, ids, self.dimension))
+            features, _ = fill_rows(ids, self.dimension, self._read_blocks(connection, ids.astype(np.int64)))
+            return Snapshot(header.revision, ids, features)
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         from pgvector import Vector
@@ -125,38 +119,20 @@ class PostgresIndex(_index.Index):
         return len(gone)
 
     def _read_blocks(self, connection: sa.Connection, ids: NDArray[np.int64]) -> Iterator[tuple[Ids, Singles]]:
-        return _read_blocks(connection, ids, self.dimension, self._location)
+        for block in np.unique(ids[(ids >= 0) & (ids < 1 << 32)] // BLOCK).tolist():
+            numbers, rows = _read_block(connection, block, self.dimension)
+            check_digests(connection, "feature", hash_features(numbers, rows), [block], self._location)
+            if len(numbers):
+                yield numbers.astype(np.uint32), rows
 
     def _read_from(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
-        starts = np.arange(first, load_header(connection, self._location).next_id, BLOCK)
-        return _read_blocks(connection, starts, self.dimension, self._location)
+        next_id = load_header(connection, self._location).next_id
+        return self._read_blocks(connection, np.arange(first, next_id, BLOCK))
 
     def _migrate_features(self, connection: sa.Connection, header: Header) -> None:
         connection.exec_driver_sql(f"ALTER TABLE {FEATURES} DROP COLUMN crc")
         for block in range(-(-header.next_id // BLOCK)):
             add_to_digests(connection, "feature", hash_features(*_read_block(connection, block, header.dimension)))
-
-
-def read_rows(location: str, ids: Ids, dimension: int) -> Singles:
-    """Return the features of increasing ids from a server, in any process that can connect to it."""
-    database = _open_database(location, _TIMEOUT)
-    try:
-        with database.begin_read() as connection:
-            blocks = _read_blocks(connection, ids.astype(np.int64), dimension, describe_url(database.url))
-            return fill_rows(ids, dimension, blocks)
-    finally:
-        database.close()
-
-
-def _read_blocks(
-    connection: sa.Connection, ids: NDArray[np.int64], dimension: int, location: str
-) -> Iterator[tuple[Ids, Singles]]:
-    """Yield the blocks that contain some of the ids, compared with their digests."""
-    for block in np.unique(ids[(ids >= 0) & (ids < 1 << 32)] // BLOCK).tolist():
-        numbers, rows = _read_block(connection, block, dimension)
-        check_digests(connection, "feature", hash_features(numbers, rows), [block], location)
-        if len(numbers):
-            yield numbers.astype(np.uint32), rows
 
 
 def _read_block(connection: sa.Connection, block: int, dimension: int) -> tuple[NDArray[np.int64], Singles]:

@@ -21,7 +21,6 @@ from nearveil.gallery.items import (
     Ids,
     Item,
     ItemTable,
-    Snapshot,
     StoredItem,
     check_extractor,
     check_ids,
@@ -32,37 +31,36 @@ from nearveil.gallery.items import (
     name_parts,
 )
 from nearveil.gallery.migrations import migrate
-from nearveil.gallery.publishing import IndexState, MapPublisher
+from nearveil.gallery.publishing import MapPublisher
 from nearveil.gallery.store import (
     FORMAT,
     Header,
     allocate_ids,
-    check_exact,
-    check_public,
     count_inexact,
     delete_items,
-    delete_maps,
     fill_rows,
-    find_existing,
     find_external_ids,
+    hash_map,
+    images,
     insert_items,
+    is_among,
+    items,
     load_binding,
     load_header,
     load_items,
-    load_metadata_keys,
     load_texts,
     mark_exact,
+    metadata_keys,
+    parts,
     published,
     save_binding,
     save_header,
-    sum_sizes,
-    verify_maps,
     verify_rows,
 )
 from nearveil.privacy.checks import check_integer
 from nearveil.progress import Progress, Tick, no_progress
 from nearveil.storage import Database
-from nearveil.wire.frames import MOST_FEATURES
+from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
 
 class Index(MapPublisher):
@@ -155,19 +153,6 @@ class Index(MapPublisher):
     def __len__(self) -> int:
         return self._header().count
 
-    def state(self) -> IndexState:
-        """Return the current state, which changes with every change by any process.
-
-        Returns
-        -------
-        IndexState
-        """
-        file = self._identify_file()
-        with self._database.begin_read() as connection:
-            check_public(connection, self._location)
-            numbers = connection.execute(sa.select(published.c.number).order_by(published.c.number)).scalars().all()
-            return IndexState(file, load_header(connection, self._location).revision, tuple(numbers))
-
     @property
     def is_private(self) -> bool:
         """Whether the rows are private: see :meth:`protect`."""
@@ -180,15 +165,13 @@ class Index(MapPublisher):
 
         Guarantees to records require it. Always true for rows of :class:`nearveil.features.HogColor`.
         """
-        if self._extractor_is_exact:
-            return True
         with self._database.begin_read() as connection:
-            return count_inexact(connection, self._location) == 0
+            return self._is_exact(connection)
 
     def assert_row_exact(self) -> None:
         """Raise InexactRowsError, with the remedy, unless all rows are row-exact."""
         with self._database.begin_read() as connection:
-            self._check_exact(connection)
+            self._require_exact(connection)
 
     def add(self, items: Iterable[Item], *, replace: bool = False, row_exact: bool = False) -> Ids:
         """Add items: all of them, or none if one is invalid.
@@ -321,7 +304,10 @@ class Index(MapPublisher):
         with self._database.begin_write() as connection:
             header = load_header(connection, self._location, lock=True)
             numbers = np.unique(self._resolve(connection, id_list))
-            missing = sorted(set(numbers.tolist()) - find_existing(connection, numbers))
+            existing = connection.execute(
+                sa.select(items.c.id).where(is_among(connection, items.c.id, numbers.tolist()))
+            )
+            missing = sorted(set(numbers.tolist()) - set(existing.scalars()))
             if missing:
                 raise UnknownItemError(missing)
             self._delete(connection, numbers, header.revision + 1)
@@ -352,11 +338,11 @@ class Index(MapPublisher):
         id_list = check_ids(ids)
         with self._database.begin_read() as connection:
             numbers = self._resolve(connection, id_list, lenient=lenient)
-            items = load_items(connection, np.unique(numbers), originals=originals)
-        missing = sorted(set(numbers.tolist()) - set(items))
+            stored = load_items(connection, np.unique(numbers), originals=originals)
+        missing = sorted(set(numbers.tolist()) - set(stored))
         if missing and not lenient:
             raise UnknownItemError(missing)
-        return [items[number] for number in numbers.tolist() if number in items]
+        return [stored[number] for number in numbers.tolist() if number in stored]
 
     def texts(self, ids: ArrayLike, kind: Literal["names", "metadata"]) -> list[bytes]:
         """Return names, or details as JSON, as answers contain them, in the order of the ids.
@@ -375,15 +361,10 @@ class Index(MapPublisher):
         numbers = np.asarray(ids, np.int64)
         with self._database.begin_read() as connection:
             rows = load_texts(connection, numbers)
-        if kind == "names":
-            texts = {row.id: encode_name(row.name) for row in rows}
-        else:
-            texts = {
-                row.id: encode_details(
-                    ItemDetails(row.name, row.external_id, json.loads(row.metadata) if row.metadata else {})
-                )
-                for row in rows
-            }
+        texts = {row.id: encode_name(row.name) for row in rows}
+        if kind == "metadata":
+            details = (ItemDetails(row.name, row.external_id, json.loads(row.metadata or "{}")) for row in rows)
+            texts = dict(zip(texts, map(encode_details, details), strict=True))
         return [texts.get(number, b"") for number in numbers.tolist()]
 
     def metadata_keys(self) -> tuple[str, ...] | None:
@@ -395,7 +376,9 @@ class Index(MapPublisher):
             None if there are more than 64, or one is too long or not printable.
         """
         with self._database.begin_read() as connection:
-            return load_metadata_keys(connection)
+            keys = connection.execute(sa.select(metadata_keys.c.name)).scalars().all()
+        fits = len(keys) <= MOST_KEYS and all(len(key) <= LONGEST_KEY and key.isprintable() for key in keys)
+        return tuple(sorted(keys)) if fits else None
 
     def stored_bytes(self, ids: ArrayLike, kind: Literal["thumbnail", "original"]) -> int:
         """Return the total bytes of thumbnails or originals that the index stores, without reading them.
@@ -409,8 +392,10 @@ class Index(MapPublisher):
         -------
         int
         """
+        total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(images.c[kind])), 0))
         with self._database.begin_read() as connection:
-            return sum_sizes(connection, np.unique(self._resolve(connection, check_ids(ids))), kind)
+            numbers = np.unique(self._resolve(connection, check_ids(ids))).tolist()
+            return int(connection.execute(total.where(is_among(connection, images.c.id, numbers))).scalar_one())
 
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, shape (n, d), in the order of the ids.
@@ -428,16 +413,10 @@ class Index(MapPublisher):
         with self._database.begin_read() as connection:
             numbers = self._resolve(connection, id_list)
             unique, positions = np.unique(numbers, return_inverse=True)
-            blocks = list(self._read_blocks(connection, unique))
-        existing = np.concatenate([np.empty(0, np.int64), *(block_ids for block_ids, _ in blocks)])
-        missing = ~np.isin(numbers, existing)
-        if missing.any():
-            raise UnknownItemError(numbers[missing].tolist())
-        return fill_rows(unique, self.dimension, blocks)[positions]
-
-    @abstractmethod
-    def snapshot(self) -> Snapshot:
-        """Return all ids and features of the current revision; later changes do not affect it."""
+            rows, exist = fill_rows(unique, self.dimension, self._read_blocks(connection, unique))
+        if not exist.all():
+            raise UnknownItemError(unique[~exist].tolist())
+        return rows[positions]
 
     def search(self, queries: ArrayLike, k: int = 8) -> tuple[Ids, Singles]:
         """Find the items with the largest inner products. Not private: the caller sees queries and items.
@@ -462,12 +441,7 @@ class Index(MapPublisher):
         Published maps are deleted. Rows that are added must be row-exact. A protected gallery calls this when it first
         publishes.
         """
-        with self._database.begin_write() as connection:
-            load_header(connection, self._location, lock=True)
-            save_binding(connection, load_binding(connection, self._location) or "")
-            delete_maps(connection)
-        self._wipe()
-        self._delete_sealed()
+        self._make_private("", require_exact=False)
 
     def bind(self, name: str) -> str:
         """Bind private rows to a name, permanently; the first call wins. A protected gallery binds them to its account.
@@ -488,14 +462,21 @@ class Index(MapPublisher):
         InexactRowsError
             If a row is not row-exact: removing one record may change others, so no guarantee to records holds.
         """
+        return self._make_private(name, require_exact=True)
+
+    def _make_private(self, name: str, *, require_exact: bool) -> str:
+        """Mark the rows as private, bind them to `name` unless they are bound, and delete all that shows them."""
         with self._database.begin_write() as connection:
             load_header(connection, self._location, lock=True)
-            self._check_exact(connection)
+            if require_exact:
+                self._require_exact(connection)
             binding = load_binding(connection, self._location) or name
             save_binding(connection, binding)
-            delete_maps(connection)
+            for table in (parts, published):
+                connection.execute(sa.delete(table))
         self._wipe()
-        self._delete_sealed()
+        if self.sealed_file is not None:
+            self.sealed_file.unlink(missing_ok=True)
         return binding
 
     def unprotect(self, *, rows_are_public: bool) -> None:
@@ -522,7 +503,9 @@ class Index(MapPublisher):
                 raise CorruptedIndexError(self._location, "the list of features")
             count_inexact(connection, self._location)
             load_binding(connection, self._location)
-            verify_maps(connection, self._location)
+            for row in connection.execute(sa.select(published)).all():
+                if hash_map(connection, row.number) != row.digest:
+                    raise CorruptedIndexError(self._location, "a published map")
 
     def close(self) -> None:
         """Close all connections."""
@@ -544,9 +527,16 @@ class Index(MapPublisher):
 
         return self._extractor == HogColor().fingerprint
 
-    def _check_exact(self, connection: sa.Connection) -> None:
-        if not self._extractor_is_exact:
-            check_exact(connection, self._location)
+    def _is_exact(self, connection: sa.Connection) -> bool:
+        return self._extractor_is_exact or count_inexact(connection, self._location) == 0
+
+    def _require_exact(self, connection: sa.Connection) -> None:
+        if not self._is_exact(connection):
+            raise InexactRowsError(
+                f"index {self._location} has rows that are not row-exact: removing one record may change others, so no "
+                "guarantee to records holds. Index the images again: `nearveil index DIR --private` into a new index; "
+                "or call Index.add(items, row_exact=True) with rows from extract(images, row_exact=True)"
+            )
 
     def _add(self, tables: Iterable[ItemTable], replacing: bool, row_exact: bool, tick: Tick) -> Ids:
         """Write items in one transaction: replace those with the same external id, keep those that do not change."""
@@ -618,11 +608,6 @@ class Index(MapPublisher):
             raise CorruptedIndexError(self._location, "the list of features")
         delete_items(connection, ids, revision)
 
-    def _delete_sealed(self) -> None:
-        """Delete the index for sealed queries: it contains codes."""
-        if self.sealed_file is not None:
-            self.sealed_file.unlink(missing_ok=True)
-
     def _mark_exact(self, connection: sa.Connection, ids: NDArray[np.int64], *, row_exact: bool) -> None:
         if row_exact or self._extractor_is_exact:
             mark_exact(connection, ids)
@@ -681,10 +666,6 @@ class Index(MapPublisher):
     def _migrate_features(self, connection: sa.Connection, header: Header) -> None:
         """Upgrade the features of an older format, in the caller's transaction."""
 
-    def _identify_file(self) -> tuple[int, ...]:
-        """Return the identity of the file, and drop caches if it was replaced."""
-        return ()
-
     def _wipe(self) -> None:
         """Overwrite deleted data, as far as the store can."""
 
@@ -697,6 +678,12 @@ def _advance(first: Header, header: Header, *, added: int = 0, removed: int = 0)
     return replace(
         header, revision=first.revision + 1, next_id=header.next_id + added, count=header.count + added - removed
     )
+
+
+def read_rows(location: str, ids: Ids, dimension: int) -> Singles:
+    """Return the features of increasing ids, in any process that can open the index; zeros for deleted items."""
+    with Index.open(location) as index, index._database.begin_read() as connection:
+        return fill_rows(ids, dimension, index._read_blocks(connection, ids.astype(np.int64)))[0]
 
 
 def _choose_store(where: str | Path) -> type[Index]:

@@ -392,7 +392,6 @@ class MapPublisher(ABC):
     def snapshot(self) -> Snapshot:
         """Return all ids and features of the current revision."""
 
-    @abstractmethod
     def state(self) -> IndexState:
         """Return the current state, which changes with every change by any process.
 
@@ -400,6 +399,11 @@ class MapPublisher(ABC):
         -------
         IndexState
         """
+        file = self._identify_file()
+        with self._database.begin_read() as connection:
+            check_public(connection, self._location)
+            numbers = connection.execute(sa.select(published.c.number).order_by(published.c.number)).scalars().all()
+            return IndexState(file, load_header(connection, self._location).revision, tuple(numbers))
 
     def publish(
         self,
@@ -558,6 +562,10 @@ class MapPublisher(ABC):
             alive = ~np.isin(published.ids, find_deleted_since(connection, published.revision))
         alive.setflags(write=False)
         return alive
+
+    def _identify_file(self) -> tuple[int, ...]:
+        """Return the identity of the file, and drop caches if it was replaced."""
+        return ()
 
     def _list_maps(self, connection: sa.Connection, *, required: bool = True) -> list[Any]:
         """Return the rows of all maps, the newest first, and drop other maps from memory."""

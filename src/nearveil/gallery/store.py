@@ -21,13 +21,12 @@ from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import (
     CorruptedIndexError,
     IndexStoreError,
-    InexactRowsError,
     NotAnIndexError,
     PrivateIndexError,
 )
 from nearveil.gallery.items import Ids, ItemTable, StoredItem, is_text
 from nearveil.mechanisms.covers.maps import MOST_ITEMS
-from nearveil.wire.frames import LONGEST_KEY, MOST_KEYS
+from nearveil.wire.frames import MOST_KEYS
 
 FORMAT = 3  # `migrations` upgrades formats 1 and 2
 BLOCK = 1024  # ids in a block that has one digest
@@ -275,13 +274,6 @@ def add_metadata_keys(connection: sa.Connection, keys: frozenset[str]) -> None:
         insert_rows(connection, metadata_keys, [(key.replace("\0", "\n"),) for key in new])  # neither is published
 
 
-def load_metadata_keys(connection: sa.Connection) -> tuple[str, ...] | None:
-    """Return the keys of metadata, sorted; None if they are too many, too long or not printable."""
-    keys = connection.execute(sa.select(metadata_keys.c.name)).scalars().all()
-    fits = len(keys) <= MOST_KEYS and all(len(key) <= LONGEST_KEY and key.isprintable() for key in keys)
-    return tuple(sorted(keys)) if fits else None
-
-
 def load_items(connection: sa.Connection, ids: NDArray[np.int64], *, originals: bool = True) -> dict[int, StoredItem]:
     """Load the items that exist, by id; without `originals`, the content of originals is not read."""
     original = images.c.original if originals else sa.null().label("original")
@@ -310,19 +302,6 @@ def find_external_ids(connection: sa.Connection, external_ids: Collection[str | 
     return {row.external_id: row.id for row in connection.execute(query)}
 
 
-def find_existing(connection: sa.Connection, ids: NDArray[np.int64]) -> set[int]:
-    """Return the ids that exist."""
-    return set(
-        connection.execute(sa.select(items.c.id).where(is_among(connection, items.c.id, ids.tolist()))).scalars()
-    )
-
-
-def sum_sizes(connection: sa.Connection, ids: NDArray[np.int64], kind: Literal["thumbnail", "original"]) -> int:
-    """Return the bytes of a column of images, without reading them."""
-    total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(images.c[kind])), 0))
-    return int(connection.execute(total.where(is_among(connection, images.c.id, ids.tolist()))).scalar_one())
-
-
 def delete_items(connection: sa.Connection, ids: NDArray[np.int64], revision: int) -> None:
     """Delete everything except the features of items, and record their ids with the revision."""
     numbers = ids.tolist()
@@ -337,18 +316,6 @@ def delete_items(connection: sa.Connection, ids: NDArray[np.int64], revision: in
     add_to_digests(connection, "deleted", hash_rows(rows))
 
 
-def cut_runs(first: int, stop: int, gone: NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Return the ranges that remain of a range of ids without some increasing ids.
-
-    Examples
-    --------
-    >>> cut_runs(10, 20, np.array([10, 14, 15]))
-    [(11, 14), (16, 20)]
-    """
-    starts, stops = [first, *(gone + 1).tolist()], [*gone.tolist(), stop]
-    return [(start, end) for start, end in zip(starts, stops, strict=True) if start < end]
-
-
 def load_ids(connection: sa.Connection, header: Header, location: str) -> Ids:
     """Return the ids of all items, increasing."""
     gone = find_deleted_since(connection, -1)
@@ -358,25 +325,23 @@ def load_ids(connection: sa.Connection, header: Header, location: str) -> Ids:
     return ids
 
 
-def fill_rows(ids: NDArray[np.integer], dimension: int, blocks: Iterable[tuple[Ids, Singles]]) -> Singles:
-    """Return the rows of increasing ids from blocks of rows; zeros for rows that no block has."""
-    filled = np.zeros((len(ids), dimension), np.float32)
-    for block_ids, rows in blocks:
-        positions = np.minimum(np.searchsorted(ids, block_ids), len(ids) - 1)
-        matches = ids[positions] == block_ids
-        filled[positions[matches]] = rows[matches]
-    return filled
+def fill_rows(
+    ids: NDArray[np.integer], dimension: int, blocks: Iterable[tuple[Ids, Singles]]
+) -> tuple[Singles, NDArray[np.bool_]]:
+    """Return the rows of increasing ids from blocks of rows, and which exist; the others are zeros."""
+    rows, exist = np.zeros((len(ids), dimension), np.float32), np.zeros(len(ids), np.bool_)
+    for block_ids, block in blocks:
+        span = slice(np.searchsorted(ids, block_ids[0]), np.searchsorted(ids, block_ids[-1], "right"))
+        positions = np.searchsorted(block_ids, ids[span])
+        exist[span] = block_ids[positions] == ids[span]
+        rows[span] = np.where(exist[span, None], block[positions], 0)
+    return rows, exist
 
 
 def find_deleted_since(connection: sa.Connection, revision: int) -> NDArray[np.int64]:
     """Return the ids that were deleted after a revision, increasing."""
     query = sa.select(deleted.c.id).where(deleted.c.revision > revision).order_by(deleted.c.id)
     return np.array(connection.execute(query).scalars().all(), np.int64)
-
-
-def count_deleted(connection: sa.Connection) -> int:
-    """Return the number of items that were ever deleted."""
-    return connection.execute(sa.select(sa.func.count()).select_from(deleted)).scalar_one()
 
 
 def verify_rows(connection: sa.Connection, header: Header, location: str) -> None:
@@ -417,12 +382,6 @@ def check_public(connection: sa.Connection, location: str) -> None:
         )
 
 
-def delete_maps(connection: sa.Connection) -> None:
-    """Delete all published maps."""
-    connection.execute(sa.delete(parts))
-    connection.execute(sa.delete(published))
-
-
 def read_parts(connection: sa.Connection, number: int) -> Iterator[bytes]:
     """Yield the data of a map, one row at a time."""
     query = sa.select(parts.c.part).where(parts.c.number == number).order_by(parts.c.part)
@@ -440,13 +399,6 @@ def hash_map(connection: sa.Connection, number: int) -> str:
     return digest.hexdigest()
 
 
-def verify_maps(connection: sa.Connection, location: str) -> None:
-    """Compare all maps with their digests."""
-    for row in connection.execute(sa.select(published)).all():
-        if hash_map(connection, row.number) != row.digest:
-            raise CorruptedIndexError(location, "a published map")
-
-
 def mark_exact(connection: sa.Connection, ids: NDArray[np.int64]) -> None:
     """Record that the rows of new, consecutive ids are row-exact."""
     first, last = int(ids[0]), int(ids[-1])
@@ -455,16 +407,6 @@ def mark_exact(connection: sa.Connection, ids: NDArray[np.int64]) -> None:
         first = before
         connection.execute(sa.delete(exact_ranges).where(exact_ranges.c.first == first))
     connection.execute(sa.insert(exact_ranges).values(first=first, last=last, crc=checksum(first, last)))
-
-
-def check_exact(connection: sa.Connection, location: str) -> None:
-    """Raise unless all rows are row-exact."""
-    if count_inexact(connection, location):
-        raise InexactRowsError(
-            f"index {location} has rows that are not row-exact: removing one record may change others, so no guarantee "
-            "to records holds. Index the images again: `nearveil index DIR --private` into a new index; or call "
-            "Index.add(items, row_exact=True) with rows from extract(images, row_exact=True)"
-        )
 
 
 def count_inexact(connection: sa.Connection, location: str) -> int:
