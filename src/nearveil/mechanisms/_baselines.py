@@ -5,16 +5,16 @@ import math
 import pickle
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, MISSING, dataclass, replace
 from fractions import Fraction
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self
+from numbers import Real
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.spatial.distance import cdist
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.exceptions import NotFittedError
 from sklearn.manifold import TSNE
@@ -22,8 +22,26 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import threadpool_limits
 
-from nearveil.mechanisms._gaussian import COMPONENTS, DELTA, EPSILON, LINK, SEED, bound_computed_norm
-from nearveil.mechanisms.base import Floats, Message, Release, check_source, make_guarantee, read_vector, scale_to_unit
+from nearveil.mechanisms._gaussian import LINK, bound_computed_norm
+from nearveil.mechanisms.base import (
+    COMPONENTS,
+    DELTA,
+    EPSILON,
+    SEED,
+    WEIGHT,
+    Floats,
+    Message,
+    Parameters,
+    Release,
+    VectorRelease,
+    allow_integers,
+    allow_reals,
+    check_source,
+    make_guarantee,
+    parameter,
+    read_vector,
+    scale_to_unit,
+)
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_rows
 from nearveil.privacy.events import PureDp
@@ -42,6 +60,7 @@ Labels = NDArray[np.int64]
 
 _BLOCK = 1 << 21  # affinities at a time
 _BISECTIONS = 50
+WIDTH = Interval(Real, 1, None, closed="left")  # perplexity
 
 
 class EmbeddedRelease(Release):
@@ -102,8 +121,6 @@ class RawFeatures(PlainRelease):
 
     name = "raw"
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {}
-
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
         del features, labels
         return FunctionTransformer()
@@ -134,36 +151,19 @@ class PlainManifold(PlainRelease):
 
     name = "plain-manifold"
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_components": [COMPONENTS],
-        "bandwidth": [Interval(Real, 0, None, closed="neither")],
-        "label_weight": [Interval(Real, 0, None, closed="left")],
-        "n_iter": [Interval(Integral, 1, None, closed="left")],
-        "public_seed": [SEED],
-    }
-
-    n_components: int = 2
+    n_components: int = parameter(2, COMPONENTS)
     _: KW_ONLY
-    bandwidth: float = 0.4
-    label_weight: float = 0.6
-    n_iter: int = 20
-    public_seed: int = 0
+    bandwidth: float = parameter(0.4, allow_reals(0))
+    label_weight: float = parameter(0.6, WEIGHT)
+    n_iter: int = parameter(20, allow_integers(1))
+    public_seed: int = parameter(0, SEED)
 
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
-        return SupervisedManifold(
-            int(self.n_components),
-            bandwidth=self.bandwidth,
-            label_weight=self.label_weight,
-            n_iter=int(self.n_iter),
-            random_state=int(self.public_seed),
-        ).fit(features, labels)
+        options = self.get_params()
+        return SupervisedManifold(random_state=int(options.pop("public_seed")), **options).fit(features, labels)
 
     def _public_parts(self) -> tuple[object, ...]:
-        return (
-            *(int(number) for number in (self.n_components, self.n_iter, self.public_seed)),
-            float(self.bandwidth),
-            float(self.label_weight),
-        )
+        return self._list_parameters("n_components", "n_iter", "public_seed", "bandwidth", "label_weight")
 
 
 @dataclass(eq=False, repr=False)
@@ -186,16 +186,10 @@ class PlainTSNE(PlainRelease):
 
     name = "plain-tsne"
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_components": [Interval(Integral, 1, 2, closed="both")],
-        "perplexity": [Interval(Real, 1, None, closed="left")],
-        "public_seed": [SEED],
-    }
-
-    n_components: int = 2
+    n_components: int = parameter(2, allow_integers(1, 2))
     _: KW_ONLY
-    perplexity: float = 30.0
-    public_seed: int = 0
+    perplexity: float = parameter(30.0, WIDTH)
+    public_seed: int = parameter(0, SEED)
 
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
         del labels
@@ -221,7 +215,7 @@ class PlainTSNE(PlainRelease):
         return np.asarray(embedding.transform(features), dtype=np.float64)
 
     def _public_parts(self) -> tuple[object, ...]:
-        return int(self.n_components), float(self.perplexity), int(self.public_seed)
+        return self._list_parameters("n_components", "perplexity", "public_seed")
 
 
 @dataclass(eq=False, repr=False)
@@ -242,9 +236,7 @@ class PlainLDA(PlainRelease):
 
     name = "plain-lda"
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {"n_components": [COMPONENTS, None]}
-
-    n_components: int | None = None
+    n_components: int | None = parameter(None, COMPONENTS, None)
 
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
         if labels is None or len(np.unique(labels)) < 2:
@@ -304,28 +296,16 @@ class DPdSNE(EmbeddedRelease):
 
     name = "dp-dsne"
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "epsilon": [EPSILON],
-        "delta": [DELTA],
-        "n_components": [Interval(Integral, 1, 64, closed="both")],
-        "n_steps": [Interval(Integral, 1, 1000, closed="both")],
-        "clip": [Interval(Real, 1e-6, 1e6, closed="both")],
-        "learning_rate": [Interval(Real, 1e-9, 1e9, closed="both"), None],
-        "perplexity": [Interval(Real, 1, None, closed="left")],
-        "n_anchors": [Interval(Integral, 4, None, closed="left"), None],
-        "public_seed": [SEED],
-    }
-
-    epsilon: float
+    epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
-    delta: float = 1e-5
-    n_components: int = 2
-    n_steps: int = 10
-    clip: float = 0.1
-    learning_rate: float | None = None
-    perplexity: float = 30.0
-    n_anchors: int | None = None
-    public_seed: int = 0
+    delta: float = parameter(1e-5, DELTA)
+    n_components: int = parameter(2, allow_integers(1, 64))
+    n_steps: int = parameter(10, allow_integers(1, 1000))
+    clip: float = parameter(0.1, allow_reals(1e-6, 1e6))
+    learning_rate: float | None = parameter(None, allow_reals(1e-9, 1e9), None)
+    perplexity: float = parameter(30.0, WIDTH)
+    n_anchors: int | None = parameter(None, allow_integers(4), None)
+    public_seed: int = parameter(0, SEED)
 
     def _make_guarantee(self) -> Guarantee:
         """Theorem 7 of docs/theory/baselines.md."""
@@ -341,55 +321,45 @@ class DPdSNE(EmbeddedRelease):
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
         self._validate_params()
-        anchors = self._choose_anchors(features)
-        perplexity = min(float(self.perplexity), (len(anchors) - 1) / 3)
-        k = int(self.n_components)
-        self.embedding_ = _embed_anchors(anchors, k, perplexity, int(self.public_seed))
-        self.anchors_, self._perplexity = anchors, perplexity
-        reach = float(np.linalg.norm(self.embedding_, axis=1).max())
-        self._rate = 2 * reach / (self.n_steps * self.clip) if self.learning_rate is None else float(self.learning_rate)
-        change = 2 * float(self.clip) * (1 + 2.0**-40)
-        self.noises_ = calibrate_steps("gaussian", self.epsilon, self.delta, [change] * int(self.n_steps), k)
-
-    def _choose_anchors(self, features: Floats) -> Floats:
-        anchors = choose_anchors(features, self.n_anchors, self.public_seed)
-        if len(anchors) < max(4, int(self.n_components) + 1):
+        k, steps = int(self.n_components), int(self.n_steps)
+        anchors = features[choose_anchors(features, self.n_anchors, self.public_seed)]
+        if len(anchors) < max(4, k + 1):
             raise ValueError(
                 "public_X must have at least 4 rows that differ from their mean, and more than n_components"
             )
-        return features[anchors]
+        self._perplexity = min(float(self.perplexity), (len(anchors) - 1) / 3)
+        self.anchors_ = anchors
+        self.embedding_ = _embed_anchors(anchors, k, self._perplexity, int(self.public_seed))
+        radius = float(np.linalg.norm(self.embedding_, axis=1).max())
+        self._rate = 2 * radius / (steps * self.clip) if self.learning_rate is None else float(self.learning_rate)
+        change = 2 * float(self.clip) * (1 + 2.0**-40)
+        self.noises_ = calibrate_steps("gaussian", self.epsilon, self.delta, [change] * steps, k)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        def noised(step: int, gradients: Floats) -> Floats:
+        def add_step_noise(step: int, gradients: Floats) -> Floats:
             noise = self.noises_[step]
             assert isinstance(noise, GaussianNoise)
             return add_noise(gradients, replace(noise, size=gradients.size), source=source)
 
-        return self._messages(source, embedding=self._walk(features, noised).astype(np.float32))
+        return self._messages(source, embedding=self._walk(features, add_step_noise).astype(np.float32))
 
     def _prepare(self, features: Floats) -> Floats:
         return self._walk(features, lambda _, gradients: gradients)
 
-    def _walk(self, features: Floats, noised: Callable[[int, Floats], Floats]) -> Floats:
+    def _walk(self, features: Floats, add_step_noise: Callable[[int, Floats], Floats]) -> Floats:
         """Take all steps for all rows, one block of rows at a time."""
-        block = max(1, _BLOCK // len(self.anchors_))
-        return np.concatenate([self._steps(features[i : i + block], noised) for i in range(0, len(features), block)])
-
-    def _steps(self, features: Floats, noised: Callable[[int, Floats], Floats]) -> Floats:
-        pull = compute_affinities(cdist(features, self.anchors_, "sqeuclidean"), self._perplexity)
         positions = np.zeros((len(features), int(self.n_components)))
-        for step in range(int(self.n_steps)):
-            gradients = clip_rows(compute_gradient(positions, self.embedding_, pull), float(self.clip))
-            positions = positions - self._rate * noised(step, gradients)
+        size = max(1, _BLOCK // len(self.anchors_))
+        for block in (slice(start, start + size) for start in range(0, len(features), size)):
+            pull = compute_affinities(cdist(features[block], self.anchors_, "sqeuclidean"), self._perplexity)
+            for step in range(int(self.n_steps)):
+                gradients = clip_rows(compute_gradient(positions[block], self.embedding_, pull), float(self.clip))
+                positions[block] -= self._rate * add_step_noise(step, gradients)
         return positions
 
     def _public_parts(self) -> tuple[object, ...]:
-        return (
-            *(int(number) for number in (self.n_components, self.n_steps, self.public_seed)),
-            *(float(number) for number in (self.clip, self.perplexity)),
-            None if self.learning_rate is None else float(self.learning_rate),
-            None if self.n_anchors is None else int(self.n_anchors),
-        )
+        names = "n_components", "n_steps", "public_seed", "clip", "perplexity", "learning_rate", "n_anchors"
+        return self._list_parameters(*names)
 
 
 def compute_affinities(squared: Floats, perplexity: float) -> Floats:
@@ -488,6 +458,7 @@ Method = Literal["gaussian", "bingham", "gibbs"]
 
 CHAIN = "the Gibbs chain is stopped after some sweeps, and how far it is from its limit is not proved"
 FLOATS = "its proof is about real numbers, and does not cover the rounding of floating-point numbers"
+_METHODS = StrOptions(set(get_args(Method)))
 UNSOUND: dict[str, str] = {"bingham": FLOATS, "gibbs": CHAIN}
 _COARSE = 2.0**20  # directions are released in steps of 2^-20: the proof does not cover low bits of doubles
 _UNITS: dict[str, str] = {
@@ -497,19 +468,8 @@ _UNITS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, eq=False)
-class _Learned:
-    """Directions as columns, and their privacy cost."""
-
-    columns: Floats
-    basis: str
-    events: tuple[Any, ...]
-    delta: float = 0.0
-    extra_delta: float = 0.0
-
-
 @dataclass(eq=False, repr=False)
-class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Parameters):  # type: ignore[misc]
     """Learn principal directions from a private set, with a guarantee for each of its records.
 
     Rows are centred by a public mean and scaled to norm one. The guarantee protects records that are passed to `fit`,
@@ -552,24 +512,14 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
     ('database', 'record of the set whose covariance is released')
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "epsilon": [EPSILON],
-        "n_components": [Interval(Integral, 1, None, closed="left")],
-        "method": [StrOptions({"gaussian", "bingham", "gibbs"})],
-        "delta": [DELTA],
-        "mean": ["array-like", None],
-        "n_sweeps": [Interval(Integral, 1, None, closed="left")],
-        "allow_unsound": ["boolean"],
-    }
-
-    epsilon: float
+    epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
-    n_components: int = 8
-    method: Method = "gaussian"
-    delta: float = 1e-5
-    mean: ArrayLike | None = None
-    n_sweeps: int = 50
-    allow_unsound: bool = False
+    n_components: int = parameter(8, allow_integers(1))
+    method: Method = parameter("gaussian", _METHODS)
+    delta: float = parameter(1e-5, DELTA)
+    mean: ArrayLike | None = parameter(None, "array-like", None)
+    n_sweeps: int = parameter(50, allow_integers(1))
+    allow_unsound: bool = parameter(False, "boolean")
 
     def fit(self, X: ArrayLike, y: object = None, *, rng: Source | None = None) -> Self:
         """Learn the directions. Uses the guarantee once.
@@ -581,10 +531,6 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         y : None
         rng : Source, optional
             The operating system's by default; a seed voids the guarantee.
-
-        Returns
-        -------
-        PrivatePCA
         """
         del y
         # Copy the parameters: another thread may set them during the fit.
@@ -599,20 +545,17 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
         rows = fixed._unit_rows(X)
         if not fixed.n_components <= rows.shape[1]:
             raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")
-        learned = fixed._learn(rows, source)
+        columns, cost = fixed._learn(rows, source)
         self._guarantee = Guarantee(
             epsilon=float(fixed.epsilon),
-            delta=learned.delta,
             protects="database",
             unit=_UNITS[fixed.method],
             relation="replace",
-            basis=Basis(learned.basis, LINK),
             sound=not reason,
             reason=reason,
-            events=learned.events,
-            extra_delta=learned.extra_delta,
+            **cost,
         ).with_source(source)
-        self.components_ = learned.columns.T
+        self.components_ = columns.T
         self.n_features_in_ = rows.shape[1]
         self._n_features_out = len(self.components_)
         return self
@@ -645,19 +588,23 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimato
             rows = rows - mean
         return scale_to_unit(rows.copy())
 
-    def _learn(self, rows: Floats, source: Source) -> _Learned:
+    def _learn(self, rows: Floats, source: Source) -> tuple[Floats, dict[str, Any]]:
+        """Return directions as columns, and the basis, events and deltas of their guarantee."""
         moments = rows.T @ rows
         k = int(self.n_components)
         if self.method == "gaussian":
             noise = calibrate_covariance_noise(len(rows), rows.shape[1], self.epsilon, self.delta)
-            top = np.linalg.eigh(add_covariance_noise(moments, noise, source))[1][:, ::-1][:, :k]
-            return _Learned(top, "Gaussian covariance", (noise.event,), float(self.delta), noise.extra_delta)
+            columns = np.linalg.eigh(add_covariance_noise(moments, noise, source))[1][:, ::-1][:, :k]
+            basis, events = "Gaussian covariance", (noise.event,)
+            deltas = {"delta": float(self.delta), "extra_delta": noise.extra_delta}
+            return columns, {"basis": Basis(basis, LINK), "events": events, **deltas}
         if self.method == "gibbs":
-            columns = run_bingham_chain(self.epsilon / 2 * moments, k, int(self.n_sweeps), source)
-            return _Learned(_round_directions(columns), "exponential mechanism by a Gibbs chain", ())
+            columns = _round_directions(run_bingham_chain(self.epsilon / 2 * moments, k, int(self.n_sweeps), source))
+            return columns, {"basis": Basis("exponential mechanism by a Gibbs chain", LINK), "delta": 0.0}
         columns = draw_directions(moments, k, self.epsilon, source)
-        events = (PureDp(float(self.epsilon) / k),) * k
-        return _Learned(columns, "exponential mechanism on the Bingham distribution", events)
+        bingham = (PureDp(float(self.epsilon) / k),) * k
+        basis = "exponential mechanism on the Bingham distribution"
+        return columns, {"basis": Basis(basis, LINK), "events": bingham, "delta": 0.0}
 
 
 def calibrate_covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:
@@ -698,7 +645,7 @@ def _round_directions(columns: Floats) -> Floats:
 
 
 @dataclass(eq=False, repr=False)
-class PrivatePCARelease(Release):
+class PrivatePCARelease(VectorRelease):
     """Send a query's projection on private principal directions, in the clear.
 
     The guarantee protects the set that the directions were learned from. **The query is not protected.**
@@ -724,7 +671,6 @@ class PrivatePCARelease(Release):
     projector: PrivatePCA
 
     def _make_guarantee(self) -> Guarantee:
-        """Return the guarantee of the projector's private set; the query has none."""
         return self.projector.guarantee
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
@@ -736,13 +682,10 @@ class PrivatePCARelease(Release):
         self.components_: Floats = self.projector.components_
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._messages(source, vector=(features @ self.components_.T).astype(np.float32))
+        return self._messages(source, vector=self._prepare(features).astype(np.float32))
 
     def _prepare(self, features: Floats) -> Floats:
         return np.asarray(features @ self.components_.T, dtype=np.float64)
-
-    def _rank(self, message: Message, prepared: Floats) -> Floats:
-        return np.asarray(prepared @ read_vector(message, "vector", "float32", prepared.shape[1]), dtype=np.float64)
 
     def _public_parts(self) -> tuple[object, ...]:
         return (self.components_,)

@@ -186,7 +186,7 @@ class VonMisesFisher(DirectionRelease):
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         """Ignore the blur and the cells: that only makes an attack weaker."""
         rows = self.projection_(features)
-        vectors = np.array([self._vector(message) for message in messages]).reshape(-1, rows.shape[1])
+        vectors = self._read_vectors(messages, rows.shape[1])
         return np.asarray(self.channel_.kappa / np.sqrt(self.channel_.dimension) * vectors @ rows.T)
 
     def _calibrate(self, dimension: int) -> FisherChannel:

@@ -2,19 +2,26 @@
 
 import math
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass, replace
-from numbers import Integral, Real
-from typing import Any, ClassVar
+from dataclasses import KW_ONLY, MISSING, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.utils._param_validation import Interval
 
-from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee, read_vector
+from nearveil.mechanisms.base import (
+    COMPONENTS,
+    DELTA,
+    EPSILON,
+    SEED,
+    Floats,
+    Message,
+    TractableRelease,
+    VectorRelease,
+    make_guarantee,
+    parameter,
+)
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
-    LARGEST_EPSILON,
     GaussianNoise,
     Source,
     add_noise,
@@ -22,18 +29,14 @@ from nearveil.privacy.noise import (
     choose_gaussian_grid,
 )
 
-EPSILON = Interval(Real, 1e-6, LARGEST_EPSILON, closed="both")
-DELTA = Interval(Real, 1e-18, 0.999, closed="both")
-SEED = Interval(Integral, 0, (1 << 32) - 1, closed="both")
-COMPONENTS = Interval(Integral, 1, 4096, closed="both")
 LINK = "docs/theory/baselines.md"
 REASON = (
     "its noise is for a change of one attribute by at most one, and another record differs in all attributes at once"
 )
 
 
-class NoisyVector(TractableRelease):
-    """Send an image of the row with Gaussian noise; the server ranks by inner products with it."""
+class NoisyVector(VectorRelease, TractableRelease):
+    """Send an image of the row with Gaussian noise."""
 
     epsilon: float
     delta: float
@@ -70,15 +73,9 @@ class NoisyVector(TractableRelease):
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         rows = self._prepare(features)
-        vectors = np.array([self._vector(message) for message in messages]).reshape(-1, self.noise_.size)
+        vectors = self._read_vectors(messages, self.noise_.size)
         half = vectors @ rows.T - np.einsum("ij,ij->i", rows, rows) / 2
         return np.asarray(half / self.noise_.scale**2)
-
-    def _rank(self, message: Message, prepared: Floats) -> Floats:
-        return np.asarray(prepared @ self._vector(message), dtype=np.float64)
-
-    def _vector(self, message: Message) -> Floats:
-        return read_vector(message, "vector", "float32", self.noise_.size)
 
 
 @dataclass(eq=False, repr=False)
@@ -114,17 +111,10 @@ class AnalyticGaussian(ProjectedRelease, NoisyVector):
 
     name = "analytic-gaussian"
 
-    _parameter_constraints: ClassVar[dict[str, Any]] = {
-        "epsilon": [EPSILON],
-        "delta": [DELTA],
-        "projection": "no_validation",
-        "n_components": "no_validation",
-        "projection_seed": [SEED],
-    }
-
-    epsilon: float
+    epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
-    delta: float = 1e-5
+    delta: float = parameter(1e-5, DELTA)
+    projection_seed: int = parameter(0, SEED)
 
     def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
         self.projection_ = self._fit_projection(features, labels)
@@ -186,22 +176,13 @@ class RandomProjection(NoisyVector):
 
     name = "random-projection"
 
-    _parameter_constraints: ClassVar[dict[str, Any]] = {
-        "epsilon": [EPSILON],
-        "delta": [DELTA],
-        "n_components": [COMPONENTS],
-        "projection_seed": [SEED],
-        "as_published": ["boolean"],
-        "allow_unsound": ["boolean"],
-    }
-
-    epsilon: float
+    epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
-    delta: float = 1e-5
-    n_components: int = 64
-    projection_seed: int = 0
-    as_published: bool = False
-    allow_unsound: bool = False
+    delta: float = parameter(1e-5, DELTA)
+    n_components: int = parameter(64, COMPONENTS)
+    projection_seed: int = parameter(0, SEED)
+    as_published: bool = parameter(False, "boolean")
+    allow_unsound: bool = parameter(False, "boolean")
 
     def _make_guarantee(self) -> Guarantee:
         if not self.as_published:
@@ -222,7 +203,7 @@ class RandomProjection(NoisyVector):
         return np.asarray(features @ self.matrix_)
 
     def _public_parts(self) -> tuple[object, ...]:
-        return int(self.n_components), int(self.projection_seed)
+        return self._list_parameters("n_components", "projection_seed")
 
 
 def record_sensitivity(matrix: Floats) -> float:

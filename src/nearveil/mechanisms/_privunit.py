@@ -9,6 +9,7 @@ fills the gaps between the points of the lattice, which depend on x, and hides t
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from nearveil.mechanisms.base import Floats, Message, make_guarantee, read_vector
+from nearveil.mechanisms.base import Floats, Message, VectorRelease, make_guarantee, read_vector
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
@@ -224,7 +225,7 @@ _FORMAT = 1  # of the vector in a message
 
 
 @dataclass(eq=False, repr=False)
-class DirectionRelease(ProjectedRelease):
+class DirectionRelease(ProjectedRelease, VectorRelease):
     """Send the cells of a random vector around the direction of a row, one byte per coordinate, at a pure epsilon."""
 
     _theorem: ClassVar[tuple[str, str]]  # name and link of the proof
@@ -242,12 +243,9 @@ class DirectionRelease(ProjectedRelease):
     def _release(self, features: Floats, source: Source) -> list[Message]:
         return self._messages(source, vector=self._draw(self.projection_(features), source))
 
-    def _rank(self, message: Message, prepared: Floats) -> Floats:
-        return np.asarray(prepared @ self._vector(message))
-
-    def _vector(self, message: Message) -> Floats:
-        """Return the centres of a message's cells."""
-        return read_vector(message, "vector", "int8", self.projection_.n_components) * CELL
+    def _read_vectors(self, messages: Sequence[Message], size: int) -> Floats:
+        """Return the centres of the cells of messages."""
+        return CELL * np.array([read_vector(message, "vector", "int8", size) for message in messages]).reshape(-1, size)
 
     @abstractmethod
     def _calibrate(self, dimension: int) -> Any:
@@ -311,7 +309,7 @@ class PrivUnit(DirectionRelease):
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         """Use the centres of a message's cells, and count rounding to cells as noise."""
-        vectors = np.array([self._vector(message) for message in messages]).reshape(-1, self.channel_.dimension)
+        vectors = self._read_vectors(messages, self.channel_.dimension)
         squares = np.einsum("ij,ij->i", vectors, vectors)
         return self.channel_.log_density(vectors @ self.projection_(features).T, squares[:, None])
 

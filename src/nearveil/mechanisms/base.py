@@ -8,6 +8,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from numbers import Integral, Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
@@ -17,11 +18,12 @@ from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
+from sklearn.utils._param_validation import Interval
 
 from nearveil.errors import NearveilError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers, check_rows
-from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
 
 _MAGIC = b"NVM"
 _HEADER = struct.Struct("<3sBI")  # magic, version, length of the JSON header
@@ -191,7 +193,38 @@ CODE_BYTES = 128  # size of a candidate in an answer with compact codes, includi
 _ROUNDING = 1e-9  # 0.29 of 100 items is 29, although the product of the floats is smaller
 
 
-class Release(BaseEstimator, ABC):  # type: ignore[misc]
+def allow_integers(least: int, most: int | None = None) -> Interval:
+    """Return the constraint of an integer parameter."""
+    return Interval(Integral, least, most, closed="left" if most is None else "both")
+
+
+def allow_reals(least: float, most: float | None = None) -> Interval:
+    """Return the constraint of a real parameter; without `most`, finite and above `least`."""
+    return Interval(Real, least, most, closed="neither" if most is None else "both")
+
+
+EPSILON = allow_reals(1e-6, LARGEST_EPSILON)
+DELTA = allow_reals(1e-18, 0.999)
+SEED = allow_integers(0, (1 << 32) - 1)
+COMPONENTS = allow_integers(1, 4096)
+WEIGHT = Interval(Real, 0, None, closed="left")
+
+
+def parameter(default: Any, *constraints: Any) -> Any:
+    """Return a dataclass field for a parameter, with scikit-learn's constraints on its values; MISSING: no default."""
+    return field(default=default, metadata={"constraints": list(constraints)})
+
+
+class Parameters(BaseEstimator):  # type: ignore[misc]
+    """An estimator with parameters that are fields of :func:`parameter`; `_validate_params` checks them."""
+
+    @property
+    def _parameter_constraints(self) -> dict[str, list[Any]]:
+        described = getattr(self, "__dataclass_fields__", {})
+        return {name: item.metadata["constraints"] for name, item in described.items() if item.metadata}
+
+
+class Release(Parameters, ABC):
     """A mechanism with messages that reveal no more about a private record than its guarantee says.
 
     Both sides fit the same public rows. The client calls :meth:`release` and sends the message; the server calls
@@ -396,6 +429,13 @@ class Release(BaseEstimator, ABC):  # type: ignore[misc]
     def _public_parts(self) -> tuple[object, ...]:
         """Return the parameters and public arrays, besides the fitted rows, that the server needs to read a message."""
 
+    def _list_parameters(self, *names: str) -> tuple[object, ...]:
+        """Return constrained parameters as plain numbers, for the fingerprint."""
+        rules = self._parameter_constraints
+        kinds = [int if rules[name][0].type is Integral else float for name in names]
+        values = [getattr(self, name) for name in names]
+        return tuple(None if value is None else kind(value) for kind, value in zip(kinds, values, strict=True))
+
     def _messages(self, source: Source, /, **batches: NDArray[Any]) -> list[Message]:
         """Make one message from the first entries of all batches, one from the second, and so on."""
         public_id = self.public_id
@@ -437,6 +477,17 @@ class TractableRelease(Release):
     @abstractmethod
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         """Return the log-density of checked messages given features of norm one."""
+
+
+class VectorRelease(Release):
+    """A release with messages that are one vector; the server ranks by inner products with it."""
+
+    def _rank(self, message: Message, prepared: Floats) -> Floats:
+        return np.asarray(prepared @ self._read_vectors([message], prepared.shape[1])[0], dtype=np.float64)
+
+    def _read_vectors(self, messages: Sequence[Message], size: int) -> Floats:
+        """Return the vectors of messages, one row for each."""
+        return np.array([read_vector(message, "vector", "float32", size) for message in messages]).reshape(-1, size)
 
 
 def make_guarantee(

@@ -6,19 +6,19 @@ A solver takes the query and a start of shape (n, k). It returns the embedding a
 
 import math
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, cg, eigsh
-from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
+from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
 from sklearn.utils import check_random_state
 from sklearn.utils._array_api import get_namespace
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.cluster import is_dask_array
+from nearveil.mechanisms.base import WEIGHT, Floats, Parameters, allow_integers, allow_reals, parameter
 from nearveil.privacy.checks import check_numbers, check_rows
 from nearveil.privatemail.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
 from nearveil.privatemail.graph.gaussian import Method
@@ -225,7 +225,7 @@ def convert_like(values: Any, model: Array) -> Array:
 
 
 @dataclass(eq=False, repr=False)
-class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Parameters):  # type: ignore[misc]
     """Embed rows by the supervised manifold learning query (SMLQ).
 
     The query of Vepakomma, Balla and Raskar: rows attract each other with Gaussian weights of their features and repel
@@ -306,36 +306,20 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Base
     (797, 2)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_components": [Interval(Integral, 1, None, closed="left")],
-        "bandwidth": [Interval(Real, 0, None, closed="neither")],
-        "label_weight": [Interval(Real, 0, None, closed="left")],
-        "n_iter": [Interval(Integral, 1, None, closed="left")],
-        "init": [StrOptions({"random"}), "array-like"],
-        "rescale": ["boolean"],
-        "graph": [StrOptions({"auto", "exact", "series", "neighbors"})],
-        "tolerance": [Interval(Real, 0, None, closed="neither")],
-        "random_state": ["random_state"],
-        "solver": [StrOptions(set(SOLVERS))],
-        "n_neighbors": [Interval(Integral, 1, None, closed="left")],
-        "label_encoding": [StrOptions({"integer", "one-hot"})],
-        "label_bandwidth": [Interval(Real, 0, None, closed="neither"), None],
-    }
-
-    n_components: int = 2
+    n_components: int = parameter(2, allow_integers(1))
     _: KW_ONLY
-    bandwidth: float = 0.4
-    label_weight: float = 0.6
-    n_iter: int = 20
-    init: Any = "random"
-    rescale: bool = True
-    graph: Method = "auto"
-    tolerance: float = 1e-6
-    random_state: Any = None
-    solver: str = "majorize"
-    n_neighbors: int = 15
-    label_encoding: Encoding = "integer"
-    label_bandwidth: float | None = None
+    bandwidth: float = parameter(0.4, allow_reals(0))
+    label_weight: float = parameter(0.6, WEIGHT)
+    n_iter: int = parameter(20, allow_integers(1))
+    init: Any = parameter("random", StrOptions({"random"}), "array-like")
+    rescale: bool = parameter(True, "boolean")
+    graph: Method = parameter("auto", StrOptions({"auto", "exact", "series", "neighbors"}))
+    tolerance: float = parameter(1e-6, allow_reals(0))
+    random_state: Any = parameter(None, "random_state")
+    solver: str = parameter("majorize", StrOptions(set(SOLVERS)))
+    n_neighbors: int = parameter(15, allow_integers(1))
+    label_encoding: Encoding = parameter("integer", StrOptions({"integer", "one-hot"}))
+    label_bandwidth: float | None = parameter(None, allow_reals(0), None)
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: Array, y: Array | None = None) -> Self:
@@ -450,8 +434,6 @@ def _normalise_rows(X: Array) -> Array:
     X = X / largest[:, None]  # squares could overflow or vanish
     return X / ((X * X).sum(axis=1) ** 0.5)[:, None]
 
-
-Floats = NDArray[np.float64]
 
 _FLAT = 1e-14  # smaller singular values of unit clouds are rounding error
 

@@ -1,17 +1,29 @@
 """PrivateMail: release a target's row of the supervised manifold learning query, with noise."""
 
-from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
+from dataclasses import KW_ONLY, MISSING, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import StrOptions
 
-from nearveil.mechanisms.base import Floats, Message, MessageError, Release, check_labels, check_source
+from nearveil.mechanisms.base import (
+    COMPONENTS,
+    DELTA,
+    EPSILON,
+    Floats,
+    Message,
+    MessageError,
+    Release,
+    allow_integers,
+    allow_reals,
+    check_labels,
+    check_source,
+    parameter,
+)
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers
-from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
+from nearveil.privacy.noise import Source, secure_source
 from nearveil.privatemail.engines import (
     MAX_STEPS,
     Dummies,
@@ -88,38 +100,21 @@ class PrivateMail(Release):
 
     name: ClassVar[str] = "privatemail"
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "epsilon": [Interval(Real, 1e-6, LARGEST_EPSILON, closed="both")],
-        "delta": [Interval(Real, 1e-18, 0.999, closed="both")],
-        "noise": [StrOptions({"gaussian", "laplace"})],
-        "n_components": [Interval(Integral, 1, 4096, closed="both")],
-        "bandwidth": [Interval(Real, 0.06, 1e8, closed="both")],
-        "label_weight": [Interval(Real, 0, 1e6, closed="both")],
-        "n_private_steps": [Interval(Integral, 1, 1000, closed="both")],
-        "n_public_steps": [Interval(Integral, 0, MAX_STEPS, closed="both")],
-        "start_scale": [Interval(Real, 1e-30, 1e30, closed="both")],
-        "label_encoding": [StrOptions({"integer", "one-hot"})],
-        "n_anchors": [Interval(Integral, 2, None, closed="left"), None],
-        "public_seed": [Interval(Integral, 0, None, closed="left")],
-        "as_published": [StrOptions({"2022", "2021", "2022-code"}), None],
-        "allow_unsound": ["boolean"],
-    }
-
-    epsilon: float
+    epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
-    delta: float = 1e-5
-    noise: Kind = "gaussian"
-    n_components: int = 2
-    bandwidth: float = 6.0
-    label_weight: float = 0.6
-    n_private_steps: int = 1
-    n_public_steps: int = 0
-    start_scale: float = 1.0
-    label_encoding: Encoding = "integer"
-    n_anchors: int | None = None
-    public_seed: int = 0
-    as_published: Version | None = None
-    allow_unsound: bool = False
+    delta: float = parameter(1e-5, DELTA)
+    noise: Kind = parameter("gaussian", StrOptions({"gaussian", "laplace"}))
+    n_components: int = parameter(2, COMPONENTS)
+    bandwidth: float = parameter(6.0, allow_reals(0.06, 1e8))
+    label_weight: float = parameter(0.6, allow_reals(0, 1e6))
+    n_private_steps: int = parameter(1, allow_integers(1, 1000))
+    n_public_steps: int = parameter(0, allow_integers(0, MAX_STEPS))
+    start_scale: float = parameter(1.0, allow_reals(1e-30, 1e30))
+    label_encoding: Encoding = parameter("integer", StrOptions({"integer", "one-hot"}))
+    n_anchors: int | None = parameter(None, allow_integers(2), None)
+    public_seed: int = parameter(0, allow_integers(0))
+    as_published: Version | None = parameter(None, StrOptions(set(REASONS)), None)
+    allow_unsound: bool = parameter(False, "boolean")
 
     @classmethod
     def published(cls, version: Version, data: Experiment = "cars196", *, epsilon: float = 0.1, **changes: Any) -> Self:
@@ -295,9 +290,8 @@ class PrivateMail(Release):
     def _public_parts(self) -> tuple[object, ...]:
         # The server depends neither on the noise nor, unless as published, on the client's public steps.
         return (
-            *(float(number) for number in (self.bandwidth, self.label_weight, self.start_scale)),
-            *(int(number) for number in (self.n_components, self.n_private_steps, self.public_seed)),
-            None if self.n_anchors is None else int(self.n_anchors),
+            *self._list_parameters("bandwidth", "label_weight", "start_scale"),
+            *self._list_parameters("n_components", "n_private_steps", "public_seed", "n_anchors"),
             self.label_encoding,
             self.as_published and (self.as_published, int(self.n_public_steps)),
         )
