@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from nearveil.privacy.accounting import screening_curve
 from nearveil.privacy.accounting.screening import (
     compute_binary_rdp,
-    compute_screening_rdp,
     log_pairs,
 )
 from nearveil.privacy.events import NoisyScreening
@@ -73,17 +72,18 @@ def _compute_divergences(orders: Floats, votes: Iterable[int]) -> list[Row]:
 
 def find_worst(orders: Floats, which: int) -> list[Row]:
     """Return the maximum over all max-votes, at the first or the last that attains it."""
-    results = {float(order): compute_screening_rdp(float(order), SCREENING) for order in orders}
-    return [
-        {"kind": "worst", "order": order, "votes": int(t), "neighbour": int(u), "rdp": float(worst.value)}
-        for order, worst in results.items()
-        for t, u in (worst.pairs[which],)
-    ]
+    base, moved, votes = log_pairs(SCREENING, 1.0)  # each pair in both orders, so one direction is enough
+    rows = []
+    for order in map(float, orders):
+        values = compute_binary_rdp(order, base, moved)
+        t, u = sorted(map(tuple, votes[values >= values.max() * (1 - 1e-12)]))[which]
+        rows.append({"kind": "worst", "order": order, "votes": int(t), "neighbour": int(u), "rdp": float(values.max())})
+    return rows
 
 
 def compute_rdp(orders: Floats, screening: NoisyScreening, *, sampling_rate: float = 1.0) -> Floats:
     """Return the Renyi divergence of one screening, the worst neighbour and direction of each max-vote."""
-    base, moved, votes = log_pairs(screening, sampling_rate, 0)
+    base, moved, votes = log_pairs(screening, sampling_rate)
     out = np.zeros((len(orders), screening.n_neighbors + 1))
     for row, order in zip(out, orders, strict=True):
         both = np.maximum(compute_binary_rdp(float(order), base, moved), compute_binary_rdp(float(order), moved, base))

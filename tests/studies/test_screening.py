@@ -75,7 +75,7 @@ def test_vector_5_the_cost_of_eight_thousand_screenings_as_published() -> None:
     values = screening.compute_rdp(np.array([24.0]), STREET, sampling_rate=0.25)
     assert values.max() == pytest.approx(6.61152575517683e-5, rel=1e-12)
     assert 8192 * values.max() + math.log(1e5) / 23 == pytest.approx(1.04217816660192, rel=1e-13)
-    assert values.max() == compute_screening_rdp(24, STREET, sampling_rate=0.25).value
+    assert values.max() == compute_screening_rdp(24, STREET, sampling_rate=0.25)
 
 
 def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_few() -> None:

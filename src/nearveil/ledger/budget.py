@@ -7,23 +7,24 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias, get_origin
 
+import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, UnsupportedEventError
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy import events as nearveil_events
-from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant, RenyiFilter
+from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter
 from nearveil.privacy.checks import check_budget, check_count, check_delta, check_finite
-from nearveil.privacy.events import PureDp, SampledScreening, split_event
-from nearveil.privacy.guarantee import Protects, Relation, count_events, needs_add_remove
+from nearveil.privacy.events import PureDp, split_event
+from nearveil.privacy.guarantee import Protects, Relation, count_events, find_epsilon, needs_add_remove
 
 Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
 """One event, or several, each with an optional count."""
@@ -40,72 +41,59 @@ def canonical_json(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
-def _read_float(value: Any) -> float:
-    return check_finite(value, "events: a parameter")
-
-
-def _read_whole(value: Any) -> int:
-    return check_count(value, "events: a count")
-
-
-def _read_event(value: Any) -> DpEvent | dict[str, Any]:
-    return _decode(value) if isinstance(value, dict) else _encode(value)
-
-
-def _read_events(value: Any) -> list[Any]:
-    return [_read_event(event) for event in value]
-
-
-# Events by the name that ledgers store, with a function for each field. The same function reads and writes a field:
-# floats and counts are themselves in JSON, an event becomes a dictionary and a dictionary an event.
-_Fields: TypeAlias = dict[str, Callable[[Any], Any]]
-_EVENTS: dict[str, tuple[type[DpEvent], _Fields]] = {
-    "NoOpDpEvent": (dp.NoOpDpEvent, {}),
-    "NonPrivateDpEvent": (dp.NonPrivateDpEvent, {}),
-    "GaussianDpEvent": (dp.GaussianDpEvent, {"noise_multiplier": _read_float}),
-    "LaplaceDpEvent": (dp.LaplaceDpEvent, {"noise_multiplier": _read_float}),
-    "RandomizedResponseDpEvent": (
-        dp.RandomizedResponseDpEvent,
-        {"noise_parameter": _read_float, "num_buckets": _read_whole},
-    ),
-    "ZCDpEvent": (dp.ZCDpEvent, {"rho": _read_float, "xi": _read_float}),
-    "RepeatAndSelectDpEvent": (
-        dp.dp_event.RepeatAndSelectDpEvent,
-        {"event": _read_event, "mean": _read_float, "shape": _read_float},
-    ),
-    "PoissonSampledDpEvent": (
-        dp.PoissonSampledDpEvent,
-        {"sampling_probability": _read_float, "event": _read_event},
-    ),
-    "SelfComposedDpEvent": (dp.SelfComposedDpEvent, {"event": _read_event, "count": _read_whole}),
-    "ComposedDpEvent": (dp.ComposedDpEvent, {"events": _read_events}),
-    "PureDp": (PureDp, {"epsilon": _read_float}),
-    "NoisyScreening": (
-        nearveil_events.NoisyScreening,
-        {"noise": _read_float, "threshold": _read_float, "n_neighbors": _read_whole},
-    ),
-    "VoteHistogram": (nearveil_events.VoteHistogram, {"noise": _read_float}),
-    "ClippedVotes": (nearveil_events.ClippedVotes, {"noise": _read_float, "clip": _read_float, "votes": str}),
-    "GaussianNoisyMax": (nearveil_events.GaussianNoisyMax, {"noise": _read_float}),
-    "LaplaceNoisyMax": (nearveil_events.LaplaceNoisyMax, {"noise": _read_float}),
-    "SampledScreening": (SampledScreening, {"sampling_rate": _read_float, "screening": _read_event}),
+# Events by the name that ledgers store. The names of their fields are stored, too.
+_EVENTS: dict[str, type[DpEvent]] = {
+    "NoOpDpEvent": dp.NoOpDpEvent,
+    "NonPrivateDpEvent": dp.NonPrivateDpEvent,
+    "GaussianDpEvent": dp.GaussianDpEvent,
+    "LaplaceDpEvent": dp.LaplaceDpEvent,
+    "RandomizedResponseDpEvent": dp.RandomizedResponseDpEvent,
+    "ZCDpEvent": dp.ZCDpEvent,
+    "RepeatAndSelectDpEvent": dp.dp_event.RepeatAndSelectDpEvent,
+    "PoissonSampledDpEvent": dp.PoissonSampledDpEvent,
+    "SelfComposedDpEvent": dp.SelfComposedDpEvent,
+    "ComposedDpEvent": dp.ComposedDpEvent,
+    "PureDp": PureDp,
+    "NoisyScreening": nearveil_events.NoisyScreening,
+    "VoteHistogram": nearveil_events.VoteHistogram,
+    "ClippedVotes": nearveil_events.ClippedVotes,
+    "GaussianNoisyMax": nearveil_events.GaussianNoisyMax,
+    "LaplaceNoisyMax": nearveil_events.LaplaceNoisyMax,
+    "SampledScreening": nearveil_events.SampledScreening,
 }
-_NAMES: Mapping[type[DpEvent], str] = {kind: name for name, (kind, _) in _EVENTS.items()}
+_NAMES = {kind: name for name, kind in _EVENTS.items()}
+
+
+def _convert(field: "attr.Attribute[Any]", value: Any) -> Any:
+    """Convert a field to or from JSON: numbers and texts stay, an event becomes a dictionary, and the other way."""
+    if field.type is float:
+        return check_finite(value, "events: a parameter")
+    if field.type is int:
+        return check_count(value, "events: a count")
+    if get_origin(field.type) is Literal:
+        return str(value)
+    return list(map(_convert_event, value)) if get_origin(field.type) is list else _convert_event(value)
+
+
+def _convert_event(value: Any) -> DpEvent | dict[str, Any]:
+    return _decode(value) if isinstance(value, dict) else _encode(value)
 
 
 def _encode(event: DpEvent) -> dict[str, Any]:
     name = _NAMES.get(type(event))
     if name is None:
         raise ValueError(f"events: the ledger has no text for {type(event).__name__}; use one that accountants price")
-    _, fields = _EVENTS[name]
-    return {"type": name} | {field: write(getattr(event, field)) for field, write in fields.items()}
+    return {"type": name} | {
+        field.name: _convert(field, getattr(event, field.name)) for field in attr.fields(type(event))
+    }
 
 
 def _decode(value: Mapping[str, Any]) -> DpEvent:
-    kind, fields = _EVENTS.get(value.get("type", ""), (None, {}))
-    if kind is None or set(value) != {"type", *fields}:
+    kind = _EVENTS.get(value.get("type", ""))
+    fields = attr.fields(kind) if kind is not None else ()
+    if kind is None or set(value) != {"type", *(field.name for field in fields)}:
         raise ValueError("events: unknown event")
-    return kind(**{field: read(value[field]) for field, read in fields.items()})
+    return kind(**{field.name: _convert(field, value[field.name]) for field in fields})
 
 
 def format_event(event: DpEvent) -> str:
@@ -458,7 +446,7 @@ def find_pld_epsilon(charge: Charge, delta: float) -> float:
         total = sum((epsilon * times for epsilon, times in exact if epsilon), Fraction(0))
         return math.inf if any(epsilon is None for epsilon, _ in exact) else round_float_up(total)
     try:
-        return _compose(PldAccountant(), charge).epsilon(delta)
+        return PldAccountant(read_charge(charge)).epsilon(delta)
     except UnsupportedEventError as unknown:
         raise UnpricedError(f"events: no privacy loss distribution is known for one of them ({unknown})") from unknown
 
@@ -467,15 +455,7 @@ def find_alone_epsilon(charge: Charge, delta: float) -> float:
     """Return the epsilon of a charge by itself at `delta`: by PLD, else by RDP, else infinity."""
     with suppress(UnpricedError):
         return find_pld_epsilon(charge, delta)
-    with suppress(UnsupportedEventError):
-        return _compose(RdpAccountant(), charge).epsilon(delta)
-    return math.inf
-
-
-def _compose(accountant: Accountant, charge: Charge) -> Accountant:
-    for event, times in read_charge(charge):
-        accountant.compose(event, times)
-    return accountant
+    return find_epsilon(read_charge(charge), delta)
 
 
 @lru_cache(maxsize=1024)

@@ -111,9 +111,8 @@ def count_affordable(account: Account, guarantee: Guarantee, most: int) -> int:
 
 def describe_balance(balance: Balance) -> dict[str, Any]:
     """Return the figures of an account or of a quota."""
-    names = ("account", "client", "kind", "epsilon", "delta", "left")
-    plain = {name: getattr(balance, name) for name in names}
-    return {**plain, "spent": replace_infinity(balance.spent), "remaining": _list_event_dicts(balance.remaining)}
+    events = _list_event_dicts(balance.remaining)
+    return {**vars(balance), "spent": replace_infinity(balance.spent), "remaining": events}
 
 
 def describe_account(account: Account) -> dict[str, Any]:
@@ -126,7 +125,7 @@ def describe_account(account: Account) -> dict[str, Any]:
 def describe_preview(preview: Preview) -> dict[str, Any]:
     """Return the cost of a spend."""
     figures = {name: replace_infinity(getattr(preview, name)) for name in ("alone", "cost", "total", "left")}
-    return {"before": describe_balance(preview.before), **figures, "allowed": preview.allowed, "reason": preview.reason}
+    return {**vars(preview), **figures, "before": describe_balance(preview.before)}
 
 
 def describe_entry(entry: Entry) -> dict[str, Any]:

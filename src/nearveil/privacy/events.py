@@ -10,7 +10,6 @@ have a total order that depends on the query and the record alone: exact search,
 
 import math
 from collections.abc import Callable
-from functools import singledispatch
 from typing import Any, Literal
 
 import attr
@@ -64,6 +63,23 @@ class Budgeted(DpEvent):  # type: ignore[misc]
 
 
 @attr.frozen
+class NoisyCounts(DpEvent):  # type: ignore[misc]
+    """Counts with Gaussian noise: the same as a Gaussian mechanism of sensitivity 1."""
+
+    noise: float = _validate(check_positive)
+
+    @property
+    def sensitivity(self) -> float:
+        """The L2 sensitivity of the counts."""
+        return math.sqrt(2)
+
+    @property
+    def gaussian(self) -> GaussianDpEvent:
+        """The same as a Gaussian mechanism of sensitivity 1."""
+        return GaussianDpEvent(self.noise / self.sensitivity)
+
+
+@attr.frozen
 class NoisyScreening(DpEvent):  # type: ignore[misc]
     """Decide whether the votes agree: max-vote + N(0, noise^2) >= threshold.
 
@@ -86,7 +102,7 @@ class NoisyScreening(DpEvent):  # type: ignore[misc]
 
 
 @attr.frozen
-class VoteHistogram(DpEvent):  # type: ignore[misc]
+class VoteHistogram(NoisyCounts):
     """Release the neighbours' votes for each class, or the class that wins, plus N(0, noise^2) on every count.
 
     One neighbour enters and one leaves: L2 sensitivity sqrt(2).
@@ -97,16 +113,9 @@ class VoteHistogram(DpEvent):  # type: ignore[misc]
     '17.678'
     """
 
-    noise: float = _validate(check_positive)
-
-    @property
-    def gaussian(self) -> GaussianDpEvent:
-        """The same as a Gaussian mechanism of sensitivity 1."""
-        return GaussianDpEvent(self.noise / math.sqrt(2))
-
 
 @attr.frozen
-class ClippedVotes(DpEvent):  # type: ignore[misc]
+class ClippedVotes(NoisyCounts):
     """Release a sum of votes on many labels, each neighbour's votes scaled down to L1 norm `clip` (tau).
 
     Squared L2 sensitivity, one neighbour entering and one leaving (``docs/theory/accounting.md``, Lemma 7;
@@ -129,7 +138,6 @@ class ClippedVotes(DpEvent):  # type: ignore[misc]
     2.0
     """
 
-    noise: float = _validate(check_positive)
     clip: float = _validate(check_positive)
     votes: Votes = attr.field(
         default="signed", validator=lambda _, field, value: check_choice(value, field.name, Votes)
@@ -145,14 +153,9 @@ class ClippedVotes(DpEvent):  # type: ignore[misc]
         }
         return math.sqrt(squares[self.votes])
 
-    @property
-    def gaussian(self) -> GaussianDpEvent:
-        """The same as a Gaussian mechanism of sensitivity 1."""
-        return GaussianDpEvent(self.noise / self.sensitivity)
-
 
 @attr.frozen
-class GaussianNoisyMax(DpEvent):  # type: ignore[misc]
+class GaussianNoisyMax(NoisyCounts):
     """PATE's GNMax: the class with the most teachers' votes after N(0, noise^2) on every count.
 
     One record sits with one teacher and can move its vote: L2 sensitivity sqrt(2).
@@ -162,13 +165,6 @@ class GaussianNoisyMax(DpEvent):  # type: ignore[misc]
     >>> f"{GaussianNoisyMax(noise=40.0).gaussian.noise_multiplier:.3f}"
     '28.284'
     """
-
-    noise: float = _validate(check_positive)
-
-    @property
-    def gaussian(self) -> GaussianDpEvent:
-        """The same as a Gaussian mechanism of sensitivity 1."""
-        return GaussianDpEvent(self.noise / math.sqrt(2))
 
 
 @attr.frozen
@@ -195,55 +191,32 @@ class SampledScreening(DpEvent):  # type: ignore[misc]
     screening: NoisyScreening
 
 
-@singledispatch
 def split_event(event: DpEvent, count: int = 1) -> Leaves:
     """Split an event into the mechanisms that accountants price, each with its number of runs."""
-    if not isinstance(event, DpEvent):
-        raise TypeError(f"event must be a DpEvent, not {type(event).__name__}")
-    return [(event, count)]
+    leaves: Leaves = [(event, count)]
+    match event:
+        case dp.NoOpDpEvent():
+            leaves = []
+        case dp.ComposedDpEvent():
+            leaves = [leaf for part in event.events for leaf in split_event(part, count)]
+        case dp.SelfComposedDpEvent():
+            leaves = split_event(event.event, check_count(event.count, "count") * count)
+        case dp.PoissonSampledDpEvent():
+            leaves = _split_sample(event, count)
+        case NoisyCounts():
+            leaves = [(event.gaussian, count)]
+        case LaplaceNoisyMax():
+            leaves = [(dp.LaplaceDpEvent(event.noise), 2 * count)]  # two counts change by 1 each
+        case NoisyScreening():
+            leaves = [(SampledScreening(1.0, event), count)]
+        case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
+            check_positive(event.noise_multiplier, "noise_multiplier")
+        case _ if not isinstance(event, DpEvent):
+            raise TypeError(f"event must be a DpEvent, not {type(event).__name__}")
+    return leaves
 
 
-@split_event.register
-def _(event: dp.NoOpDpEvent, count: int = 1) -> Leaves:  # noqa: ARG001
-    return []
-
-
-@split_event.register
-def _(event: dp.ComposedDpEvent, count: int = 1) -> Leaves:
-    return [leaf for part in event.events for leaf in split_event(part, count)]
-
-
-@split_event.register
-def _(event: dp.SelfComposedDpEvent, count: int = 1) -> Leaves:
-    return split_event(event.event, check_count(event.count, "count") * count)
-
-
-@split_event.register(dp.GaussianDpEvent)
-@split_event.register(dp.LaplaceDpEvent)
-def _(event: dp.GaussianDpEvent | dp.LaplaceDpEvent, count: int = 1) -> Leaves:
-    check_positive(event.noise_multiplier, "noise_multiplier")
-    return [(event, count)]
-
-
-@split_event.register(VoteHistogram)
-@split_event.register(ClippedVotes)
-@split_event.register(GaussianNoisyMax)
-def _(event: VoteHistogram | ClippedVotes | GaussianNoisyMax, count: int = 1) -> Leaves:
-    return [(event.gaussian, count)]
-
-
-@split_event.register
-def _(event: LaplaceNoisyMax, count: int = 1) -> Leaves:
-    return [(dp.LaplaceDpEvent(event.noise), 2 * count)]  # two counts change by 1 each
-
-
-@split_event.register
-def _(event: NoisyScreening, count: int = 1) -> Leaves:
-    return [(SampledScreening(1.0, event), count)]
-
-
-@split_event.register
-def _(event: dp.PoissonSampledDpEvent, count: int = 1) -> Leaves:
+def _split_sample(event: dp.PoissonSampledDpEvent, count: int) -> Leaves:
     rate = event.sampling_probability
     if not 0 <= rate <= 1:
         raise ValueError("sampling_probability must be in [0, 1]")

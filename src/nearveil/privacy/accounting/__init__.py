@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property, singledispatch, singledispatchmethod
+from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import dp_accounting as dp
@@ -211,25 +211,18 @@ class RdpAccountant(Accountant):
     def _dry_run(self, leaf: DpEvent) -> None:
         self._curve(leaf)
 
-    @singledispatchmethod
     def _curve(self, leaf: DpEvent) -> NDArray[np.float64]:
+        match leaf:
+            case PureDp():
+                log_p = -np.logaddexp(0, [[-leaf.epsilon], [leaf.epsilon]])  # of a truthful and of a false answer
+                costs = [float(compute_binary_rdp(order, log_p, log_p[::-1])[0]) for order in self.orders]
+                return np.minimum(costs, leaf.epsilon)
+            case SampledScreening():
+                costs = [compute_screening_rdp(order, leaf.screening, leaf.sampling_rate) for order in self.orders]
+                return np.array(costs)
+            case dp.RandomizedResponseDpEvent():
+                return self._compute_library_curve(leaf, dp.NeighboringRelation.REPLACE_ONE)
         return self._compute_library_curve(leaf, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
-
-    @_curve.register
-    def _(self, leaf: dp.RandomizedResponseDpEvent) -> NDArray[np.float64]:
-        return self._compute_library_curve(leaf, dp.NeighboringRelation.REPLACE_ONE)
-
-    @_curve.register
-    def _(self, leaf: PureDp) -> NDArray[np.float64]:
-        yes, no = -np.logaddexp(0, -leaf.epsilon), -np.logaddexp(0, leaf.epsilon)
-        log_p = np.array([[yes], [no]])
-        return np.array([min(float(compute_binary_rdp(a, log_p, log_p[::-1])[0]), leaf.epsilon) for a in self.orders])
-
-    @_curve.register
-    def _(self, leaf: SampledScreening) -> NDArray[np.float64]:
-        return np.array(
-            [compute_screening_rdp(a, leaf.screening, sampling_rate=leaf.sampling_rate).value for a in self.orders]
-        )
 
     def _compute_library_curve(self, leaf: DpEvent, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
         curve = dp_rdp.RdpAccountant(self.orders, relation).compose(leaf).rdp
@@ -246,56 +239,31 @@ class LossCurves(NamedTuple):
     times: int
 
 
-def _make_symmetric(curve: Curve, times: int) -> LossCurves:
-    return LossCurves(curve, curve, times)
-
-
-@singledispatch
-def make_loss_curves(leaf: DpEvent, times: int) -> LossCurves:  # noqa: ARG001
+def make_loss_curves(leaf: DpEvent, times: int) -> LossCurves:
     """Return the curves of a mechanism that runs `times` times, or raise UnsupportedEventError."""
-    raise UnsupportedEventError(f"no privacy loss is known for {leaf}")
-
-
-@make_loss_curves.register
-def _(leaf: dp.NonPrivateDpEvent, times: int) -> LossCurves:  # noqa: ARG001
-    return _make_symmetric(open_curve, times)
-
-
-@make_loss_curves.register
-def _(leaf: dp.GaussianDpEvent, times: int) -> LossCurves:
-    return _make_symmetric(make_gaussian_curve(leaf.noise_multiplier), times)
-
-
-@make_loss_curves.register
-def _(leaf: dp.LaplaceDpEvent, times: int) -> LossCurves:
-    return _make_symmetric(make_laplace_curve(leaf.noise_multiplier), times)
-
-
-@make_loss_curves.register
-def _(leaf: dp.RandomizedResponseDpEvent, times: int) -> LossCurves:
-    uniform, truthful = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
-    if uniform <= 0:
-        return _make_symmetric(open_curve, times)
-    return _make_symmetric(make_response_curve(math.log1p(truthful / uniform), truthful + uniform), times)
-
-
-@make_loss_curves.register
-def _(leaf: PureDp, times: int) -> LossCurves:
-    return _make_symmetric(make_response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon))), times)
-
-
-@make_loss_curves.register
-def _(leaf: SampledScreening, times: int) -> LossCurves:
-    curve = screening_curve(times, leaf.screening, sampling_rate=leaf.sampling_rate)
-    return LossCurves(curve.reversed().excess_at, curve.excess_at, 1)
-
-
-@make_loss_curves.register
-def _(leaf: dp.PoissonSampledDpEvent, times: int) -> LossCurves:
-    if not isinstance(leaf.event, dp.GaussianDpEvent | dp.LaplaceDpEvent):
-        raise UnsupportedEventError(f"no privacy loss is known for a Poisson sample of {leaf.event}")
-    remove = make_sampled_curve(make_loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
-    return LossCurves(remove, reverse_curve(remove), times)
+    curve: Curve = open_curve
+    match leaf:
+        case dp.NonPrivateDpEvent():
+            pass
+        case dp.GaussianDpEvent():
+            curve = make_gaussian_curve(leaf.noise_multiplier)
+        case dp.LaplaceDpEvent():
+            curve = make_laplace_curve(leaf.noise_multiplier)
+        case PureDp():
+            curve = make_response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon)))
+        case dp.RandomizedResponseDpEvent():
+            uniform, truthful = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
+            if uniform > 0:
+                curve = make_response_curve(math.log1p(truthful / uniform), truthful + uniform)
+        case SampledScreening():
+            screened = screening_curve(times, leaf.screening, sampling_rate=leaf.sampling_rate)
+            return LossCurves(screened.reversed().excess_at, screened.excess_at, 1)
+        case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent() | dp.LaplaceDpEvent()):
+            remove = make_sampled_curve(make_loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
+            return LossCurves(remove, reverse_curve(remove), times)
+        case _:
+            raise UnsupportedEventError(f"no privacy loss is known for {leaf}")
+    return LossCurves(curve, curve, times)
 
 
 @dataclass

@@ -6,7 +6,6 @@ t into t - 1, t or t + 1. A sample may hold fewer than `n_neighbors` records, so
 The direction "remove" compares the database with the record to the one without it, "add" the other way round.
 """
 
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -22,15 +21,6 @@ from nearveil.privacy.checks import (
 from nearveil.privacy.events import NoisyScreening
 
 
-@dataclass(frozen=True)
-class WorstCase:
-    """A maximum over neighbouring databases, and where it is attained."""
-
-    value: float
-    pairs: tuple[tuple[int, int], ...]
-    """All pairs of max-votes that attain it up to rounding; where a record is sampled, without it and with it."""
-
-
 def compute_binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the Renyi divergence of P from Q, given logarithms of their two probabilities, without cancellation."""
     check_order(order)
@@ -43,20 +33,15 @@ def compute_binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[
     return np.asarray(np.maximum(divergence, 0) / (order - 1))
 
 
-def compute_screening_rdp(
-    order: float, screening: NoisyScreening, *, sampling_rate: float = 1.0, least_votes: int = 0
-) -> WorstCase:
+def compute_screening_rdp(order: float, screening: NoisyScreening, sampling_rate: float = 1.0) -> float:
     """Return the Renyi divergence of one screening, the largest over both directions and all max-votes.
 
     Exact: Renyi's divergence is quasi-convex, so the mixture over all samples costs no more than its worst sample
-    (``docs/theory/accounting.md``, Theorem 3; ``test_screening.py`` has it to 12 digits). `least_votes` is for
-    comparison with the supplement, which starts at n_neighbors / n_classes: a Poisson sample can hold fewer records.
+    (``docs/theory/accounting.md``, Theorem 3; ``test_screening.py`` has it to 12 digits).
     """
-    base, moved, votes = log_pairs(screening, sampling_rate, least_votes)
+    base, moved, _ = log_pairs(screening, sampling_rate)
     values = np.concatenate([compute_binary_rdp(order, base, moved), compute_binary_rdp(order, moved, base)])
-    # Without sampling the second direction repeats the first with t and t' exchanged.
-    swapped = votes[:, ::-1] if sampling_rate == 1 else votes
-    return _find_worst(values, np.concatenate([votes, swapped]))
+    return float(np.max(values))
 
 
 @lru_cache(maxsize=64)
@@ -76,13 +61,10 @@ def screening_curve(n: int, screening: NoisyScreening, *, sampling_rate: float =
 
 
 def log_pairs(
-    screening: NoisyScreening, sampling_rate: float, least_votes: int
+    screening: NoisyScreening, sampling_rate: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
     """Return log-probabilities of (pass, fail) without the record and with it, each (2, n_pairs), and the votes."""
-    rate, least = check_rate(sampling_rate), check_count(least_votes, "least_votes")
-    if least >= screening.n_neighbors:
-        raise ValueError("least_votes must be below n_neighbors")
-    votes = np.arange(least, screening.n_neighbors + 1)
+    rate, votes = check_rate(sampling_rate), np.arange(screening.n_neighbors + 1)
     score = (votes - screening.threshold) / screening.noise
     logs = np.stack([log_ndtr(score), log_ndtr(-score)])
     low, high = np.arange(len(votes) - 1), np.arange(1, len(votes))
@@ -106,9 +88,3 @@ def _make_moves(screening: NoisyScreening, sampling_rate: float) -> Moves:
         falling=np.concatenate([fails[:-1], passes[1:]]),
         gain=np.concatenate([gap, gap]),
     )
-
-
-def _find_worst(values: NDArray[np.float64], pairs: NDArray[np.int64]) -> WorstCase:
-    value = float(np.max(values))
-    ties = values >= value * (1 - 1e-12) if np.isfinite(value) else values == value
-    return WorstCase(value, tuple(sorted({(int(t), int(other)) for t, other in pairs[ties]})))
