@@ -17,7 +17,7 @@ from sklearn.svm import SVC
 
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.private_knn import NetworkStudent, PateClassifier, PrivateKNeighborsClassifier, Student
-from nearveil.private_knn.student import HalfWhitening
+from nearveil.private_knn.student_model import HalfWhitening
 from studies import _figures as draw
 from studies._report import interval
 from studies._study import Case, Row, Study, summarise

@@ -119,7 +119,7 @@ class NoScores(Cluster):
 
 def test_row_numbers_alone_come_back_from_private_records() -> None:
     search = NeighborSearch(da.from_array(ROWS, chunks=(150, 12)))
-    search._engine._rows = replace(search._engine._rows, cluster=NoScores())  # type: ignore[attr-defined]
+    search._engine._rows = replace(search._engine._rows, cluster=NoScores())  # type: ignore[union-attr]
     search.nearest(QUERIES, 5)
     assert [(one.dtype, one.shape) for one in NoScores.seen] == [(np.int32, (len(QUERIES), 5))]
 

@@ -22,7 +22,7 @@ from nearveil.private_knn import (
     PrivateKNeighborsRegressor,
     Student,
 )
-from nearveil.private_knn.student import PublicStudent
+from nearveil.private_knn.student_model import PublicStudent
 
 X, Y = load_digits(return_X_y=True)
 RNG = np.random.default_rng(5)

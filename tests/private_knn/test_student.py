@@ -20,14 +20,8 @@ from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, Student
-from nearveil.private_knn.student import (
-    HalfWhitening,
-    build_graph,
-    choose_typical,
-    normalize_rows,
-    regress_votes,
-    spread_labels,
-)
+from nearveil.private_knn.student import build_graph, choose_typical, regress_votes, spread_labels
+from nearveil.private_knn.student_model import HalfWhitening, map_rows, normalize_rows
 
 X, Y = load_digits(return_X_y=True)
 PRIVATE, PRIVATE_Y, PUBLIC, PUBLIC_Y = X[:800], Y[:800], X[800:1400], Y[800:1400]
@@ -275,8 +269,10 @@ class Batchwise(NearestCentroid):  # type: ignore[misc]
 def test_private_rows_are_mapped_one_by_one() -> None:
     student = fitted(Student(voter(epsilon=60.0), Batchwise(), rounds=2, random_state=0))
     rows = PRIVATE[:30]
-    whole, space = student._transform_rows(student._rows(rows), normalize_rows(student._rows(PUBLIC)))
-    without, same = student._transform_rows(student._rows(rows[1:]), normalize_rows(student._rows(PUBLIC)))
+    mapped = map_rows(rows, student.features, student._space)
+    lessons = normalize_rows(map_rows(PUBLIC, student.features, student._space))
+    whole, space = student._transform_rows(mapped, lessons)
+    without, same = student._transform_rows(mapped[1:], lessons)
     assert np.array_equal(space, same)
     assert np.array_equal(whole[1:], without)
 

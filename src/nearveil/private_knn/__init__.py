@@ -18,7 +18,8 @@ from nearveil.private_knn.estimator import AnsweredScore, Answers
 from nearveil.private_knn.plan import NoiseWarning
 from nearveil.private_knn.scaling import ScalingWarning
 from nearveil.private_knn.spending import ExhaustedError
-from nearveil.private_knn.student import PublicStudent, Student
+from nearveil.private_knn.student import Student
+from nearveil.private_knn.student_model import PublicStudent
 
 __all__ = [
     "AnsweredScore",

@@ -156,7 +156,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
 
         Parameters
         ----------
-        X : array-like of shape (n, height, width) or (n, height, width, channels)
+        X : array-like of shape (n, height, width[, channels])
             uint8, or floats from 0 to 1.
         y : array-like of shape (n,)
         unlabeled : array-like of shape (n_unlabeled, height, width[, channels]), optional

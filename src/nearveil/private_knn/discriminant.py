@@ -119,13 +119,12 @@ class Forecast:
     accuracy_range : tuple of float
         The first and the last decile of the draws. You publish one draw.
     class_accuracy : dict
-        Expected share of right answers of each class that has records.
+        The same of each class that has records.
     without_noise : float
         Accuracy without noise, and with as many directions as there would then be. It does not depend on epsilon.
     floor : float
         Accuracy of the best constant answer: one over the number of classes.
     records_per_class : dict
-        How many records each class has.
     noise_per_class : float
         Standard deviation of the noise on a class's count, in records. The noise on each number of its sum is a
         quarter of that, in units of a record's length.
@@ -141,11 +140,7 @@ class Forecast:
 
     @property
     def is_noise(self) -> bool:
-        """Whether the accuracy is not clearly above the floor.
-
-        It is a mean over some draws. A model of noise alone is right about a class always or never, so that its mean
-        deviates from the floor with a known standard deviation.
-        """
+        """Whether the accuracy is not clearly above the floor, compared with the deviation of models of noise alone."""
         return self.accuracy <= self.floor + math.sqrt(self.floor * (1 - self.floor) / _DRAWS)
 
     @property

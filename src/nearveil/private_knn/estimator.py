@@ -383,7 +383,6 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         Returns
         -------
         VotingEstimator
-            This estimator.
         """
         self._warn_of_search()
         poll = self._snapshot()._make_poll(X, y)
@@ -497,9 +496,8 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def guarantee(self) -> Guarantee:
         """The guarantee of everything answered so far and of everything that the caps still allow.
 
-        How many queries pass the screening depends on the records, and when a caller stops may depend on the answers.
-        So the figure follows from the caps, not from the queries so far. With an account the caps are counted in its
-        ledger, so all copies of the estimator together keep this one guarantee.
+        It follows from the caps, not from the queries so far: how many pass the screening depends on the records. All
+        copies of an estimator with an account share the caps in its ledger, so they keep this one guarantee together.
         """
         check_is_fitted(self)
         return self._poll.guarantee
@@ -652,9 +650,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         Raises
         ------
         OverBudgetError
-            If the account or the quota cannot pay; nothing was spent.
-        ExhaustedError
-            If `max_answered` is reached.
+            If the account or the quota cannot pay; nothing was spent. ExhaustedError if `max_answered` is reached.
         KeySpentError
             If the key was paid for and no votes were stored: the other process crashed, or is still counting.
         KeyConflictError
@@ -663,14 +659,12 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         Examples
         --------
         >>> import tempfile
-        >>> from sklearn.datasets import load_digits
         >>> from nearveil.private_knn import PrivateKNeighborsClassifier
-        >>> X, y = load_digits(return_X_y=True)
+        >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 200, axis=0), np.repeat(["a", "b"], 200)
+        >>> voter = PrivateKNeighborsClassifier(4.0, max_answered=5, max_screened=0, classes=["a", "b"], account="x")
         >>> with tempfile.TemporaryDirectory() as folder:
-        ...     voter = PrivateKNeighborsClassifier(
-        ...         4.0, max_answered=5, max_screened=0, classes=range(10), ledger=folder + "/budget.db", account="x"
-        ...     ).fit(X[:1500], y[:1500])
-        ...     first, again = voter.answer_once(X[1500], "first"), voter.answer_once(X[1500], "first")
+        ...     voter = voter.set_params(ledger=folder + "/budget.db").fit(X, y)
+        ...     first, again = voter.answer_once(X[0], "first"), voter.answer_once(X[0], "first")
         >>> np.array_equal(first.votes, again.votes)
         True
         """
@@ -691,12 +685,9 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
     def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
         """Return the label for declined queries: of the type of the classes, and not a class."""
         labels = classes.tolist()
-        named = isinstance(labels[0], str)
-        label = self.abstain_label
-        if label is None:
-            label = _choose_abstain_label(labels)
-        if isinstance(label, str) != named:
-            kind = "a text" if named else "a whole number"
+        label = _choose_abstain_label(labels) if self.abstain_label is None else self.abstain_label
+        if isinstance(label, str) != isinstance(labels[0], str):
+            kind = "a whole number" if isinstance(label, str) else "a text"
             raise ValueError(f"abstain_label must be {kind}, as the classes are: labels of one kind can be compared")
         if label in labels:
             raise ValueError("abstain_label must not be a class: choose a label that no record has")

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from numbers import Integral, Real
-from typing import Any, ClassVar, Final, Literal, Protocol, TypeAlias, get_args
+from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -44,8 +44,8 @@ class IntegerRows:
     sum of integers: the result depends on the row and on public parameters alone, not on other rows or the machine.
 
     Every partial sum of 2 x.y - |y|^2 of rounded rows is a whole number below 2^24 in magnitude, so float32 holds it
-    exactly, in any blocking and on any device: Theorem 3 of ``docs/theory/private-knn.md``, attacked by
-    ``tests/private_knn/test_search.py::test_no_rounded_row_is_too_long``.
+    exactly, in any blocking and on any device (``docs/theory/private-knn.md``, Theorem 3; attacked by
+    ``tests/private_knn/test_search.py``).
     """
 
     n_features: int
@@ -123,7 +123,7 @@ class NeighborSearch:
             raise ValueError("rows must be fewer than 2^31, so that a row number fits into 32 bits")
         self._integers = IntegerRows(self.n_features, feature_norm)
         self.engine = _choose_engine("numpy" if is_dask_array(rows) else engine)
-        self._engine: _Engine
+        self._engine: _DaskEngine | _NumpyEngine | _TorchEngine
         if is_dask_array(rows):
             self._engine = _DaskEngine(SpreadRows.of(table, private=True), self._integers)
         else:
@@ -132,10 +132,8 @@ class NeighborSearch:
 
     def nearest(self, queries: ArrayLike, length: int) -> Ids:
         """Return the `length` nearest records of every query, nearest first, ties by row number."""
-        batches = list(self.batches(queries, length))
-        if not batches:
-            return np.empty((0, min(length, self.n_rows)), dtype=np.int32)
-        return batches[0][1] if len(batches) == 1 else np.vstack([ids for _, ids in batches])
+        batches = [ids for _, ids in self.batches(queries, length)]
+        return np.vstack([np.empty((0, min(length, self.n_rows)), dtype=np.int32), *batches])
 
     def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
         """Yield slices of the queries and their nearest records, a batch at a time in bounded memory."""
@@ -153,12 +151,6 @@ class NeighborSearch:
             doubled = np.ones((batch.stop - start, self.n_features + 1), dtype=np.float32)
             np.multiply(integers[batch], 2, out=doubled[:, :-1], casting="unsafe", dtype=np.float32)
             yield batch, self._engine.search(doubled, length)
-
-
-class _Engine(Protocol):
-    """Finds the rows of the largest scores, for a batch of queries."""
-
-    def search(self, queries: Floats, length: int) -> Ids: ...
 
 
 def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
@@ -306,17 +298,16 @@ def _choose_engine(engine: str) -> str:
         raise ValueError(f"engine must be one of {', '.join(get_args(SearchEngine))}")
     if engine == "numpy":
         return engine
-    if importlib.util.find_spec("torch") is None:
-        if engine == "cuda":
-            raise ValueError('engine "cuda" needs torch: install the extra nearveil[torch], or take engine="auto"')
-        return "numpy"
-    import torch
+    problem = "needs torch: install the extra nearveil[torch], or"
+    if importlib.util.find_spec("torch") is not None:
+        import torch
 
-    if not torch.cuda.is_available():
-        if engine == "cuda":
-            raise ValueError('engine "cuda" finds no CUDA device here: take engine="auto"')
-        return "numpy"
-    return "cuda"
+        if torch.cuda.is_available():
+            return "cuda"
+        problem = "finds no CUDA device here:"
+    if engine == "cuda":
+        raise ValueError(f'engine "cuda" {problem} take engine="auto"')
+    return "numpy"
 
 
 def _find_batch_length(n_rows: int) -> int:

@@ -298,12 +298,10 @@ class VotePlan:
         return votes if self.screening is None else votes + self.max_screened * self.screening.extra_delta(epsilon)
 
     def epsilon(self, delta: float) -> float:
-        """Return what all of it costs: screenings by Bellman's equation, votes by PLD, convolved.
+        """Return the cost of all of it: screenings by Bellman's equation, votes by PLD; infinity without a guarantee.
 
         Holds for any order, any number of calls and queries chosen along the way, because the caps are fixed
         (``docs/theory/accounting.md``, Theorem 5; attacked by ``tests/private_knn/test_plan.py``).
-
-        Returns: Infinity where nothing is guaranteed.
 
         Examples
         --------

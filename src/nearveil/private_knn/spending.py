@@ -46,6 +46,10 @@ class Spending(ABC):
     def take_once(self, key: str, client: str | None) -> Debit:
         """Pay for one vote under a key, also from a client's quota, or find the vote stored under it."""
 
+    @abstractmethod
+    def assert_affordable(self, n_queries: int) -> None:
+        """Raise, before anything is spent, where nobody could pay if every query passed its screening."""
+
     def assert_open(self) -> None:
         """Raise where no further query may be answered."""
         spent = [part for part, left in self.left().items() if not left]
@@ -54,10 +58,6 @@ class Spending(ABC):
                 f"max_{spent[0]} is reached: the guarantee covers no further query. Fit again with a budget of its "
                 "own; the cost of that comes on top"
             )
-
-    @abstractmethod
-    def assert_affordable(self, n_queries: int) -> None:
-        """Raise, before anything is spent, where nobody could pay if every query passed its screening."""
 
     def __copy__(self) -> Self:
         return self
@@ -69,8 +69,8 @@ class Spending(ABC):
 class MemorySpending(Spending):
     """Caps in the memory of one process; a pickle or a fork cannot know what others spend, so it may do nothing."""
 
-    def __init__(self, plan: VotePlan) -> None:
-        self._left, self._lock, self._process = plan.caps, threading.Lock(), os.getpid()
+    def __init__(self, caps: dict[Part, int]) -> None:
+        self._left, self._lock, self._process = dict(caps), threading.Lock(), os.getpid()
 
     def left(self) -> dict[Part, int]:
         if self._process != os.getpid():
@@ -98,8 +98,8 @@ class MemorySpending(Spending):
 
 def _make_empty() -> MemorySpending:
     """Return the spending of a pickle: nothing."""
-    spending = MemorySpending.__new__(MemorySpending)
-    spending._left, spending._lock, spending._process = {}, threading.Lock(), -1
+    spending = MemorySpending({})
+    spending._process = -1
     return spending
 
 
@@ -142,12 +142,12 @@ class AccountSpending(Spending):
 
 def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee) -> Spending:
     """Open the caps of a plan where they are counted: in an account, or in memory."""
-    return MemorySpending(plan) if account is None else AccountSpending.open(account, plan, guarantee)
+    return MemorySpending(plan.caps) if account is None else AccountSpending.open(account, plan, guarantee)
 
 
-def _count(remaining: Sequence[tuple[DpEvent, int]], one: Guarantee) -> int:
+def _count(remaining: Sequence[tuple[DpEvent, int]], charge: Guarantee) -> int:
     """Return how often a guarantee's events are among those that remain."""
-    (charged, times), *_ = split_event(one.events[0])
+    (charged, times), *_ = split_event(charge.events[0])
     return next((count // times for event, count in remaining if event == charged), 0)
 
 

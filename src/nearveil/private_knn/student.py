@@ -1,21 +1,18 @@
 """Train a public student on noisy answers about public rows. No private label is read here."""
 
 import math
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from numbers import Integral
-from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csr_array
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.cluster import MiniBatchKMeans
-from sklearn.decomposition import PCA
 from sklearn.dummy import DummyClassifier
 from sklearn.metrics import pairwise_distances_argmin
 from sklearn.metrics.pairwise import rbf_kernel
@@ -26,76 +23,25 @@ from sklearn.utils._param_validation import HasMethods, Interval
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.features import Extractor
-from nearveil.features.extractor import hog
 from nearveil.privacy import Guarantee
 from nearveil.private_knn.estimator import Answers, Progress, VotingClassifier, check_public_rows
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.scaling import warn_of_scaled_rows
-from nearveil.private_knn.student_model import StudentParts
+from nearveil.private_knn.student_model import (
+    AT_ONCE,
+    Features,
+    HalfWhitening,
+    PublicStudent,
+    Rows,
+    check_rows,
+    extract_rows,
+    map_rows,
+    normalize_rows,
+)
 
-Rows = NDArray[np.float64]
-
-_EXACT = 53  # bits of a whole number that float64 holds
 _FRIENDS = 10  # neighbours of a row in the graph of the public rows
 _STEPS = 30  # of spreading; the weight of the start falls like _KEEP to this power
 _KEEP = 0.9  # share of a row's label that comes from its neighbours
-
-
-class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """Principal components of the public rows, each scaled by its variance to the power of -1/4.
-
-    It may be used on private rows: a row's image depends on that row alone, bit for bit. Values beyond `reach_`, the
-    largest public magnitude, are cut off, and rows and components are rounded to multiples of a public step: products
-    and sums are whole numbers below 2^53, exact in any order (attacked by ``tests/private_knn/test_student.py``).
-    """
-
-    def __init__(self, n_components: int = 64, random_state: int = 0) -> None:
-        self.n_components = n_components
-        self.random_state = random_state
-
-    def fit(self, X: Rows, y: None = None) -> Self:  # noqa: ARG002
-        """Learn the components from public rows."""
-        n, d = X.shape
-        if not np.ptp(X, axis=0).any():
-            raise ValueError("public must hold rows that differ")
-        pca = PCA(min(self.n_components, n - 1, d), random_state=self.random_state).fit(X)
-        varied = pca.explained_variance_ > 1e-9 * pca.explained_variance_[0]
-        self._bits = (_EXACT - math.ceil(math.log2(d + 1))) // 2
-        self.reach_ = float(np.abs(X).max()) or 1.0
-        self._components = np.rint(pca.components_[varied].T * 2.0**self._bits)
-        self._mean = self._whole(pca.mean_[None]) @ self._components
-        self._scale = pca.explained_variance_[varied] ** -0.25 * self.reach_ * 4.0**-self._bits
-        return self
-
-    def transform(self, X: Rows) -> Rows:
-        """Map rows."""
-        n_features = len(self._components)
-        if X.shape[1] != n_features:
-            raise ValueError(f"X must have {n_features:,} features for each row, as in fit; it has {X.shape[1]:,}")
-        mapped: Rows = (self._whole(X) @ self._components - self._mean) * self._scale
-        return mapped
-
-    def get_numbers(self) -> dict[str, Any]:
-        """Return all that was learned, for a published student."""
-        learned = {"components": self._components, "mean": self._mean[0], "scale": self._scale}
-        return {**learned, "reach": self.reach_, "bits": self._bits}
-
-    @classmethod
-    def from_numbers(cls, numbers: dict[str, Any]) -> Self:
-        """Return the map with these numbers."""
-        space = cls(len(numbers["scale"]))
-        space._components, space._mean = numbers["components"], numbers["mean"][None]
-        space._scale, space.reach_, space._bits = numbers["scale"], numbers["reach"], numbers["bits"]
-        return space
-
-    def _whole(self, X: Rows) -> Rows:
-        return np.rint(np.clip(np.asarray(X, dtype=np.float64) / self.reach_, -1, 1) * 2.0**self._bits)
-
-
-def normalize_rows(rows: Rows) -> Rows:
-    """Return rows of norm 1; rows of zeros stay."""
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    return rows / np.where(norms > 0, norms, 1.0)
 
 
 def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
@@ -136,15 +82,12 @@ def regress_votes(rows: Rows, queried: NDArray[np.int64], shares: Rows, noise: f
     kernel = rbf_kernel(rows[queried], gamma=gamma)
     kernel[np.diag_indices_from(kernel)] += max(noise**2 * n_classes**2 / max(n_classes - 1, 1), 1e-6)
     weights = np.linalg.solve(kernel, shares - 1 / n_classes)
-    parts = range(0, len(rows), _AT_ONCE)
-    scores = np.concatenate([rbf_kernel(rows[i : i + _AT_ONCE], rows[queried], gamma=gamma) @ weights for i in parts])
+    parts = range(0, len(rows), AT_ONCE)
+    scores = np.concatenate([rbf_kernel(rows[i : i + AT_ONCE], rows[queried], gamma=gamma) @ weights for i in parts])
     scaled: Rows = scores / np.maximum(np.abs(scores).max(axis=1, keepdims=True), 1e-300)
     return scaled
 
 
-Features = Callable[[NDArray[Any]], NDArray[Any]]
-
-_AT_ONCE = 4096  # rows that are mapped, or of a kernel matrix
 _FEATURE_METHODS = ("transform", "decision_function", "predict_proba")  # the first that a student has
 
 
@@ -155,132 +98,6 @@ class StudentRound:
     rows: NDArray[np.int64]  # numbers of public rows
     answers: Answers  # in the same order
     labels: NDArray[Any]  # the labels that the student learned from, for every public row
-
-
-@dataclass(frozen=True, eq=False)
-class PublicStudent:
-    """A trained student, to be published: it predicts, and states its guarantee for the private records.
-
-    It holds no record, no voter and no account. Made by :meth:`Student.export`; publish :meth:`to_bytes`.
-
-    Attributes
-    ----------
-    classes : ndarray of shape (n_classes,)
-    guarantee : Guarantee
-        The guarantee for the private records.
-
-    Examples
-    --------
-    >>> from sklearn.datasets import load_digits
-    >>> from nearveil.private_knn import PrivateKNeighborsClassifier
-    >>> X, y = load_digits(return_X_y=True)
-    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=20, max_screened=0, classes=range(10))
-    >>> public = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1100]).export()
-    >>> public.predict(X[1500:]).shape, f"{public.guarantee.epsilon:.2f}"
-    ((297,), '2.00')
-    >>> again = PublicStudent.from_bytes(public.to_bytes())
-    >>> bool((again.predict(X[1500:]) == public.predict(X[1500:])).all())
-    True
-    """
-
-    classes: NDArray[Any]
-    guarantee: Guarantee
-    _classifier: Any = field(repr=False)
-    _features: Features | None = field(repr=False)
-    _space: HalfWhitening | None = field(repr=False)  # None where the classifier takes images
-
-    def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Classify rows or images. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
-        checked = _check_rows(X, "X")
-        if self._space is None:
-            lessons = checked
-        else:
-            rows = _map_rows(checked, self._features, self._space)
-            lessons = normalize_rows(rows)
-        predicted: NDArray[Any] = self._classifier.predict(lessons)
-        return predicted
-
-    def to_bytes(self) -> bytes:
-        """Return the student as bytes: numbers and JSON, no code.
-
-        Returns
-        -------
-        bytes
-
-        Raises
-        ------
-        ValueError
-            If the classifier is neither the default, a :class:`NetworkStudent` nor linear: others have no format
-            without code here.
-        """
-        own_features = self._space is not None and self._features is not None and self._features is not hog
-        whitening = None if self._space is None else self._space.get_numbers()
-        return StudentParts(self.classes, self.guarantee, self._classifier, own_features, whitening).to_bytes()
-
-    @classmethod
-    def from_bytes(cls, data: bytes, *, features: Features | None = None) -> Self:
-        """Read a student. Nothing in the bytes is trusted, and nothing in them is run.
-
-        Parameters
-        ----------
-        data : bytes
-            As :meth:`to_bytes` made them.
-        features : callable, optional
-            The function that was given to the :class:`Student` as `features`; needed where there was one.
-
-        Returns
-        -------
-        PublicStudent
-
-        Raises
-        ------
-        MessageError
-            If they are not a student.
-        ValueError
-            If the student needs `features`.
-        """
-        parts = StudentParts.from_bytes(data)
-        if parts.own_features != (features is not None):
-            raise ValueError(
-                "features must be the function that the student was trained with"
-                if parts.own_features
-                else "features must be left out: the student was trained without a function"
-            )
-        space = None if parts.whitening is None else HalfWhitening.from_numbers(parts.whitening)
-        return cls(parts.classes, parts.guarantee, parts.classifier, features, space)
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the student to a file, as :meth:`to_bytes` does.
-
-        Parameters
-        ----------
-        path : str or path-like
-        """
-        Path(path).write_bytes(self.to_bytes())
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, features: Features | None = None) -> Self:
-        """Read a student from a file, as :meth:`from_bytes` does.
-
-        Parameters
-        ----------
-        path : str or path-like
-        features : callable, optional
-
-        Returns
-        -------
-        PublicStudent
-        """
-        return cls.from_bytes(Path(path).read_bytes(), features=features)
 
 
 @dataclass(eq=False, repr=False)
@@ -303,7 +120,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         round.
     student : classifier, optional
         Cloned for every round; by default a support vector machine. Gets the public features, or the images themselves
-        where its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
+        if its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
     features : callable, optional
         From images to rows; :func:`nearveil.features.extractor.hog` by default for images, none for rows. A row must
         depend on its own image alone, bit for bit, and on nothing learned from private records. Of a network:
@@ -312,8 +129,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     shares : sequence of float, optional
         Of the answers, for each round; equal by default. Must sum to 1.
     n_components : int, optional
-        The first round searches in so many principal components of the public features, half whitened. By default one
-        for 40 public rows, from 8 to 64: more than that would be noise.
+        Half-whitened principal components of the public features in which the first round searches. By default one for
+        40 public rows, from 8 to 64: more than that would be noise.
     self_training : int, default=1
         How often the student is trained again on its own labels of the public rows, spread again.
     random_state : int, RandomState or None, default=None
@@ -394,7 +211,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Progress | None) -> None:
-        private, shown = _check_rows(X, "X"), _check_rows(public, "public")
+        private, shown = check_rows(X, "X"), check_rows(public, "public")
         check_public_rows(public, X)
         if len(private) != len(np.asarray(y)):
             raise ValueError("y must have one label for each row of X")
@@ -407,10 +224,10 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         shares, rng = self._check_parameters(), check_random_state(self.random_state)
         self._takes_images = bool(get_tags(self._make_student(0)).input_tags.three_d_array)
         components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
-        self._space = HalfWhitening(components).fit(_extract_rows(shown, self.features))
-        first, space = self._rows(private), self._rows(shown)
+        self._space = HalfWhitening(components).fit(extract_rows(shown, self.features))
+        first, space = (map_rows(rows, self.features, self._space) for rows in (private, shown))
         lessons = shown if self._takes_images else normalize_rows(space)
-        voter = self._voter().fit(first, y)
+        voter = _copy_voter(self.voter).fit(first, y)
         self.plan_, guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
         done: list[StudentRound] = []
         for number, share in enumerate(shares):
@@ -419,7 +236,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 break
             if number:
                 rows, space = self._transform_rows(private if self._takes_images else first, lessons)
-                voter = self._voter(**_fix_parameters(self.plan_, caps)).fit(rows, y)
+                voter = _copy_voter(self.voter, **_fix_parameters(self.plan_, caps)).fit(rows, y)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
             queried = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
             answers = voter.answer(space[queried], progress=progress)
@@ -437,17 +254,6 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         -------
         PublicStudent
             Predicts as this one does. Publish its bytes: readers need nearveil alone.
-
-        Examples
-        --------
-        >>> from sklearn.datasets import load_digits
-        >>> from nearveil.private_knn import PrivateKNeighborsClassifier
-        >>> X, y = load_digits(return_X_y=True)
-        >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=60, max_screened=0, classes=range(10))
-        >>> student = Student(voter, random_state=0).fit(X[:1000], y[:1000], public=X[1000:1500])
-        >>> published = PublicStudent.from_bytes(student.export().to_bytes())
-        >>> bool((published.predict(X[1500:]) == student.predict(X[1500:])).all())
-        True
         """
         check_is_fitted(self, "_public")
         return self._public
@@ -493,10 +299,6 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"student must have one of {', '.join(_FEATURE_METHODS)} for a second round")
         return shares
 
-    def _voter(self, **fixed: Any) -> VotingClassifier:
-        assert self.voter is not None
-        return _copy_voter(self.voter, **fixed)
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for a pickle: of `voter` and `student` parameters alone."""
         state = dict(super().__getstate__())
@@ -506,9 +308,6 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.non_deterministic = True  # votes have noise of their own
         return tags
-
-    def _rows(self, X: NDArray[Any]) -> Rows:
-        return _map_rows(X, self.features, self._space)
 
     def _make_student(self, seed: int) -> Any:
         # The scores of pairs of classes are features; those of single classes are rounded to places.
@@ -560,8 +359,9 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return student.fit(lessons, labels)
 
 
-def _copy_voter(voter: VotingClassifier, **fixed: Any) -> VotingClassifier:
+def _copy_voter(voter: VotingClassifier | None, **fixed: Any) -> VotingClassifier:
     """Return a voter with the very source, ledger and account of another: a copied source would draw the same noise."""
+    assert voter is not None
     return type(voter)(**{**voter.get_params(deep=False), **fixed})
 
 
@@ -573,31 +373,6 @@ def _is_row_exact(features: Features | None) -> bool:
         inner, keywords = inner.func, {**inner.keywords, **keywords}
     maker = getattr(inner, "__self__", None)
     return not isinstance(maker, Extractor) or maker.row_exact or keywords.get("row_exact") is True
-
-
-def _extract_rows(X: NDArray[Any], features: Features | None) -> Rows:
-    extract = features if features is not None else hog if X.ndim > 2 else np.asarray
-    rows = np.asarray(extract(X), dtype=np.float64)
-    if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
-        raise ValueError("features must return one row of finite numbers for each image")
-    return rows
-
-
-def _map_rows(X: NDArray[Any], features: Features | None, space: HalfWhitening) -> Rows:
-    parts = range(0, len(X), _AT_ONCE)
-    return np.concatenate([space.transform(_extract_rows(X[i : i + _AT_ONCE], features)) for i in parts])
-
-
-def _check_rows(X: ArrayLike, name: str) -> NDArray[Any]:
-    try:
-        array = np.asarray(X)
-    except ValueError:
-        raise ValueError(f"{name} must hold rows of one shape") from None
-    if array.ndim not in (2, 3, 4) or not len(array):
-        raise ValueError(f"{name} must hold at least one row, or one image, of one shape")
-    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
-        raise ValueError(f"{name} must hold finite numbers")
-    return array
 
 
 def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:

@@ -1,17 +1,23 @@
-"""A published student as bytes: numbers and JSON, no code. Reading runs nothing that the bytes bring."""
+"""A published student, and its bytes: numbers and JSON, no code. Reading runs nothing that the bytes bring."""
 
 import math
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.decomposition import PCA
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model._base import LinearClassifierMixin
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.svm import SVC
 
+from nearveil.features.extractor import hog
 from nearveil.ledger.budget import format_event, parse_event
 from nearveil.mechanisms.base import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
@@ -21,6 +27,7 @@ from nearveil.private_knn.published import (
     MOST_CLASSES,
     MOST_TEXT,
     ModelError,
+    PublicModel,
     check_dtype,
     check_words,
     decode_about,
@@ -34,8 +41,11 @@ from nearveil.private_knn.published import (
 from nearveil.wire.frames import MOST_FEATURES
 
 Rows = NDArray[np.float64]
+Features = Callable[[NDArray[Any]], NDArray[Any]]
 Kind = Literal["constant", "linear", "kernel", "network"]
 
+AT_ONCE = 4096  # rows that are mapped, or of a kernel matrix
+_EXACT = 53  # bits of a whole number that float64 holds
 _NAME = "student"
 _LINK = "docs/theory/private-knn.md"
 _MOST_ROWS = 1 << 20  # support vectors
@@ -115,38 +125,162 @@ class KernelModel:
         return np.asarray(votes.argmax(axis=1))
 
 
-@dataclass(frozen=True)
-class StudentParts:
-    """All that a published student holds."""
+class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+    """Principal components of the public rows, each scaled by its variance to the power of -1/4.
+
+    It may be used on private rows: a row's image depends on that row alone, bit for bit. Values beyond `reach_`, the
+    largest public magnitude, are cut off, and rows and components are rounded to multiples of a public step: products
+    and sums are whole numbers below 2^53, exact in any order (attacked by ``tests/private_knn/test_student.py``).
+    """
+
+    def __init__(self, n_components: int = 64, random_state: int = 0) -> None:
+        self.n_components = n_components
+        self.random_state = random_state
+
+    def fit(self, X: Rows, y: None = None) -> Self:  # noqa: ARG002
+        """Learn the components from public rows."""
+        n, d = X.shape
+        if not np.ptp(X, axis=0).any():
+            raise ValueError("public must hold rows that differ")
+        pca = PCA(min(self.n_components, n - 1, d), random_state=self.random_state).fit(X)
+        varied = pca.explained_variance_ > 1e-9 * pca.explained_variance_[0]
+        self._bits = (_EXACT - math.ceil(math.log2(d + 1))) // 2
+        self.reach_ = float(np.abs(X).max()) or 1.0
+        self._components = np.rint(pca.components_[varied].T * 2.0**self._bits)
+        self._mean = self._whole(pca.mean_[None]) @ self._components
+        self._scale = pca.explained_variance_[varied] ** -0.25 * self.reach_ * 4.0**-self._bits
+        return self
+
+    def transform(self, X: Rows) -> Rows:
+        """Map rows."""
+        n_features = len(self._components)
+        if X.shape[1] != n_features:
+            raise ValueError(f"X must have {n_features:,} features for each row, as in fit; it has {X.shape[1]:,}")
+        mapped: Rows = (self._whole(X) @ self._components - self._mean) * self._scale
+        return mapped
+
+    @classmethod
+    def from_numbers(cls, components: Rows, mean: Rows, scale: Rows, reach: float, bits: int) -> Self:
+        """Return the map with these numbers."""
+        space = cls(len(scale))
+        space._components, space._mean, space._scale, space.reach_, space._bits = components, mean, scale, reach, bits
+        return space
+
+    def _whole(self, X: Rows) -> Rows:
+        return np.rint(np.clip(np.asarray(X, dtype=np.float64) / self.reach_, -1, 1) * 2.0**self._bits)
+
+
+def normalize_rows(rows: Rows) -> Rows:
+    """Return rows of norm 1; rows of zeros stay."""
+    norms = np.linalg.norm(rows, axis=1, keepdims=True)
+    return rows / np.where(norms > 0, norms, 1.0)
+
+
+def extract_rows(X: NDArray[Any], features: Features | None) -> Rows:
+    """Return the features of images; rows are their own, without a function."""
+    extract = features if features is not None else hog if X.ndim > 2 else np.asarray
+    rows = np.asarray(extract(X), dtype=np.float64)
+    if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
+        raise ValueError("features must return one row of finite numbers for each image")
+    return rows
+
+
+def map_rows(X: NDArray[Any], features: Features | None, space: HalfWhitening) -> Rows:
+    """Return half-whitened features, in parts."""
+    parts = range(0, len(X), AT_ONCE)
+    return np.concatenate([space.transform(extract_rows(X[i : i + AT_ONCE], features)) for i in parts])
+
+
+def check_rows(X: ArrayLike, name: str) -> NDArray[Any]:
+    """Return rows or images of finite numbers."""
+    try:
+        array = np.asarray(X)
+    except ValueError:
+        raise ValueError(f"{name} must hold rows of one shape") from None
+    if array.ndim not in (2, 3, 4) or not len(array):
+        raise ValueError(f"{name} must hold at least one row, or one image, of one shape")
+    if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        raise ValueError(f"{name} must hold finite numbers")
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class PublicStudent(PublicModel):
+    """A trained student, to be published: it predicts, and states its guarantee for the private records.
+
+    It holds no record, no voter and no account. Made by :meth:`Student.export`; publish :meth:`to_bytes`.
+
+    Attributes
+    ----------
+    classes : ndarray of shape (n_classes,)
+    guarantee : Guarantee
+        The guarantee for the private records.
+
+    Examples
+    --------
+    >>> from nearveil.private_knn import PrivateKNeighborsClassifier, Student
+    >>> X, y = np.random.default_rng(0).normal(size=(600, 4)), np.repeat([0, 1], 300)
+    >>> voter = PrivateKNeighborsClassifier(epsilon=2.0, max_answered=20, max_screened=0, classes=range(2))
+    >>> public = Student(voter, random_state=0).fit(X[:500], y[:500], public=X[500:]).export()
+    >>> again = PublicStudent.from_bytes(public.to_bytes())
+    >>> bool((again.predict(X) == public.predict(X)).all()), f"{public.guarantee.epsilon:.2f}"
+    (True, '2.00')
+    """
 
     classes: NDArray[Any]
     guarantee: Guarantee
-    classifier: Any = field(repr=False)
-    own_features: bool  # whether the reader must bring the function that makes features
-    whitening: dict[str, Any] | None = field(repr=False)  # None where the classifier takes images
+    _classifier: Any = field(repr=False)
+    _features: Features | None = field(repr=False)
+    _space: HalfWhitening | None = field(repr=False)  # None where the classifier takes images
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """Classify rows or images. Costs nothing.
+
+        Parameters
+        ----------
+        X : array-like of shape (n, ...)
+
+        Returns
+        -------
+        ndarray of shape (n,)
+        """
+        rows = check_rows(X, "X")
+        if self._space is not None:
+            rows = normalize_rows(map_rows(rows, self._features, self._space))
+        predicted: NDArray[Any] = self._classifier.predict(rows)
+        return predicted
 
     def to_bytes(self) -> bytes:
-        """Return the parts as bytes."""
-        model, parameters, arrays = _list_model(self.classifier)
+        """Return the student as bytes: numbers and JSON, no code.
+
+        Returns
+        -------
+        bytes
+
+        Raises
+        ------
+        ValueError
+            If the classifier is neither the default, a :class:`NetworkStudent` nor linear: others have no format
+            without code here.
+        """
+        space = self._space
+        has_function = space is not None and self._features not in (None, hog)
+        model, parameters, arrays = _list_model(self._classifier)
         events = [format_event(event) for event in self.guarantee.events]
         labels, kind = list_classes(self.classes)
         about = {
             "classes": labels,
             "kind": kind,
-            "features": "own" if self.own_features else "default",
-            "guarantee": {
-                **list_guarantee(self.guarantee),
-                "basis": self.guarantee.basis.name,
-                "events": events,
-            },
+            "features": "own" if has_function else "default",
+            "guarantee": {**list_guarantee(self.guarantee), "basis": self.guarantee.basis.name, "events": events},
             "model": model,
             "parameters": parameters,
-            "whitening": None,
+            "whitening": None if space is None else {"reach": space.reach_, "bits": space._bits},
         }
-        arrays["codes"] = np.searchsorted(self.classes, self.classifier.classes_).astype("<i8")
-        if self.whitening is not None:
-            about["whitening"] = {name: self.whitening[name] for name in ("reach", "bits")}
-            arrays |= {name: self.whitening[name].astype("<f8") for name in ("components", "mean", "scale")}
+        if space is not None:
+            numbers = {"components": space._components, "mean": space._mean[0], "scale": space._scale}
+            arrays |= {name: values.astype("<f8") for name, values in numbers.items()}
+        arrays["codes"] = np.searchsorted(self.classes, self._classifier.classes_).astype("<i8")
         arrays["about"] = encode_about(about)
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
         Message.from_bytes(data, _LARGEST)  # refuses a model that no reader would take, as the next line does
@@ -154,16 +288,54 @@ class StudentParts:
         return data
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "StudentParts":
-        """Read parts. Nothing in the bytes is trusted, and sizes are checked before anything is read."""
+    def from_bytes(cls, data: bytes, *, features: Features | None = None) -> Self:
+        """Read a student. Nothing in the bytes is trusted, and nothing in them is run.
+
+        Parameters
+        ----------
+        data : bytes
+        features : callable, optional
+            The `features` of the :class:`Student`, if it had any.
+
+        Returns
+        -------
+        PublicStudent
+
+        Raises
+        ------
+        MessageError
+            If they are not a student.
+        """
         message = Message.from_bytes(data, _LARGEST)
         if message.mechanism != _NAME:
             raise ModelError("data is not a student")
+        about = decode_about(message["about"], _FIELDS)
         with translate_errors("student"):
-            parts = _read_parts(message, decode_about(message["about"], _FIELDS))
+            parts = _read_parts(message, about)
         if _fingerprint(dict(message.arrays)) != message.public_id:
             raise ModelError("data is not the student that it says it is")
-        return parts
+        if (about["features"] == "own") != (features is not None):
+            raise ValueError(
+                "features must be left out: the student was trained without a function"
+                if features is not None
+                else "features must be the function that the student was trained with"
+            )
+        return cls(*parts[:3], features, parts[3])
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, features: Features | None = None) -> Self:
+        """Read a student from a file, as :meth:`from_bytes` does.
+
+        Parameters
+        ----------
+        path : str or path-like
+        features : callable, optional
+
+        Returns
+        -------
+        PublicStudent
+        """
+        return cls.from_bytes(Path(path).read_bytes(), features=features)
 
 
 def _fingerprint(arrays: dict[str, NDArray[Any]]) -> str:
@@ -178,7 +350,8 @@ def _list_model(classifier: Any) -> tuple[Kind, dict[str, Any], dict[str, NDArra
     if isinstance(classifier, DummyClassifier) and classifier.strategy == "most_frequent":
         return "constant", {}, {}
     if isinstance(classifier, KernelModel):
-        return "kernel", {"gamma": classifier.gamma}, _list_kernel(classifier)
+        arrays = {name: getattr(classifier, name).astype("<f8") for name in ("vectors", "coefficients", "intercepts")}
+        return "kernel", {"gamma": classifier.gamma}, arrays | {"supports": classifier.supports.astype("<i8")}
     if isinstance(classifier, LinearModel):
         kind: Kind = "constant" if len(classifier.classes_) == 1 else "linear"
         return kind, {}, {"weights": classifier.weights, "biases": classifier.biases} if kind == "linear" else {}
@@ -202,42 +375,32 @@ def _list_model(classifier: Any) -> tuple[Kind, dict[str, Any], dict[str, NDArra
     )
 
 
-def _list_kernel(model: KernelModel) -> dict[str, NDArray[Any]]:
-    floats = ("vectors", "coefficients", "intercepts")
-    return {
-        **{name: getattr(model, name).astype("<f8") for name in floats},
-        "supports": model.supports.astype("<i8"),
-    }
-
-
-def _read_parts(message: Message, about: dict[str, Any]) -> StudentParts:
+def _read_parts(message: Message, about: dict[str, Any]) -> tuple[NDArray[Any], Guarantee, Any, HalfWhitening | None]:
     classes = read_classes(about["classes"], about["kind"])
     if not np.array_equal(np.unique(classes), classes) or about["features"] not in ("own", "default"):
         raise ModelError("classes must be sorted, and features known")
     codes = check_dtype(message["codes"], "<i8")
     if codes.ndim != 1 or not len(codes) or codes[0] < 0 or codes[-1] >= len(classes) or np.any(np.diff(codes) <= 0):
         raise ModelError("codes must be those of classes, in their order")
-    whitening = None
-    if about["whitening"] is not None:
-        whitening = _read_whitening(message, about["whitening"])
+    whitening = None if about["whitening"] is None else _read_whitening(message, about["whitening"])
     if (whitening is None) != (about["model"] == "network"):
         raise ModelError("whitening must be given for rows, and for rows alone")
-    width = None if whitening is None else len(whitening["scale"])
+    width = None if whitening is None else len(whitening._scale)
     classifier = _read_model(message, about["model"], about["parameters"], classes[codes], width)
     fields = about["guarantee"]
     check_words(fields["basis"])
     guarantee = read_guarantee(fields, Basis(fields["basis"], _LINK), _read_events(fields["events"]))
-    return StudentParts(classes, guarantee, classifier, about["features"] == "own", whitening)
+    return classes, guarantee, classifier, whitening
 
 
-def _read_whitening(message: Message, fields: dict[str, Any]) -> dict[str, Any]:
+def _read_whitening(message: Message, fields: dict[str, Any]) -> HalfWhitening:
     components, mean, scale = (check_dtype(message[name], "<f8") for name in ("components", "mean", "scale"))
     reach, bits = fields["reach"], fields["bits"]
     if type(reach) is not float or not 0 < reach < math.inf or type(bits) is not int or not 1 <= bits <= 52:
         raise ModelError("whitening must have a positive reach, and from 1 to 52 bits")
     if not min(components.shape) or mean.shape != scale.shape or scale.shape != components.shape[1:]:
         raise ModelError("whitening must have a mean and a scale for each component")
-    return {"components": components, "mean": mean, "scale": scale, "reach": reach, "bits": bits}
+    return HalfWhitening.from_numbers(components, mean[None], scale, reach, bits)
 
 
 def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any], width: int | None) -> Any:
