@@ -1,6 +1,7 @@
 """Stated laws: false ones are found, true ones are called false as seldom as was said, exactly."""
 
 import math
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -14,8 +15,7 @@ from nearveil.audit._experiment import (
     LawTest,
     _CoinCounts,
     bound_repeat_chance,
-    compute_gaussian_uniforms,
-    compute_laplace_uniforms,
+    compute_uniforms,
     hash_rows,
 )
 from nearveil.audit.attacks._scores import Slices
@@ -23,7 +23,7 @@ from nearveil.audit.attacks._scores import Slices
 ALPHA = 1e-9
 
 
-def judged(values: Any, look: Any = compute_gaussian_uniforms) -> str | None:
+def judged(values: Any, look: Any = compute_uniforms) -> str | None:
     test = LawTest(Law(uniforms=lambda seen, given: [look(seen - given)]))
     test.add("zero", values, 0.0)
     return test.find_misfit(ALPHA)
@@ -35,7 +35,7 @@ def normal(count: int = 4_000) -> Any:
 
 def test_true_laws_pass() -> None:
     assert judged(normal()) is None
-    assert judged(np.random.default_rng(1).laplace(size=4_000), compute_laplace_uniforms) is None
+    assert judged(np.random.default_rng(1).laplace(size=4_000), partial(compute_uniforms, laplace=True)) is None
     assert judged(np.array([])) is None
 
 
@@ -84,9 +84,7 @@ def test_cells_of_a_grid_are_forgiven_where_they_are_stated() -> None:
     coarse = np.rint(normal(40_000) * 100) / 100
 
     def law(largest: float) -> Law:
-        return Law(
-            lambda seen, _: [compute_gaussian_uniforms(seen[:, 0])], values=lambda seen: seen, largest_value=largest
-        )
+        return Law(lambda seen, _: [compute_uniforms(seen[:, 0])], values=lambda seen: seen, largest_value=largest)
 
     for largest, fits in ((0.004, True), (1e-7, False)):
         test = LawTest(law(largest))

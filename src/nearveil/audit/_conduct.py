@@ -4,25 +4,27 @@ import copy
 import math
 import pickle
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from sklearn.base import clone
 
-from nearveil.audit._experiment import Floats, Law, LawTest
-from nearveil.audit._readers import Read, VoteReader, make_twin
+from nearveil.audit._experiment import Floats, LawTest
+from nearveil.audit._readers import Read, VoteReader, count_queries, make_twin
 from nearveil.audit.report import Check
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import Source
 from nearveil.private_knn import ExhaustedError
+from nearveil.private_knn.plan import VotePlan
 
 Conduct = Callable[[Source, float], Check]
 
 _PREDICTIONS = 2_000  # of either database
-_MAX_ANSWERED, _MAX_SCREENED = 12, 16  # caps of estimators that the checks exhaust
+_SMALL_CAPS = {"answered": 12, "screened": 16}  # of estimators that the checks exhaust
 _CLOSE = 0.995  # relative, of a cost: accountants round up on different grids
 _LARGE_EPSILON, _LARGE_SCREENED_EPSILON = 40.0, 20.0  # of an account that can pay for all copies
 _LARGE_DELTA = 0.1
@@ -32,15 +34,15 @@ _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 
 def make_vote_checks(reader: VoteReader) -> tuple[Conduct, ...]:
     """Return the checks of a voting estimator's conduct."""
-    checks = {
-        "predict": lambda source, alpha: _check_predict(reader, source, alpha),
-        "the guarantee's price": lambda _, __: _check_price(reader),
-        "caps": lambda _, __: _check_caps(reader),
-        "the account": lambda _, __: _check_account(reader),
-        "copies": lambda _, __: _check_copies(reader),
+    checks: dict[str, Callable[[Source, float], str | None]] = {
+        "predict": partial(_check_predict, reader),
+        "the guarantee's price": lambda *_: _check_price(reader),
+        "caps": lambda *_: _check_caps(reader),
+        "the account": lambda *_: _check_account(reader),
+        "copies": lambda *_: _check_copies(reader),
     }
     if hasattr(reader.voter, "answer_once") and reader.plan.screening is None:
-        checks["answers under a key"] = lambda _, __: _check_keys(reader)
+        checks["answers under a key"] = lambda *_: _check_keys(reader)
     fitted = _fit(reader, clone(reader.voter))
     return (*(make_check(name, find) for name, find in checks.items()), make_frozen_check(fitted))
 
@@ -57,49 +59,40 @@ def make_check(name: str, find: Callable[[Source, float], str | None]) -> Conduc
 
 def make_frozen_check(estimator: Any) -> Conduct:
     """Return a check that parameters set after `fit` do not change the guarantee."""
+    return make_check("parameters set later", lambda *_: _find_loose(estimator))
 
-    def find(source: Source, alpha: float) -> str | None:
-        del source, alpha
-        before = estimator.guarantee
-        parameters = estimator.get_params(deep=False)
-        for name in (strength for strength in _STRENGTHS if parameters.get(strength)):
-            other = copy.deepcopy(estimator)
-            try:
-                after = other.set_params(**{name: parameters[name] / 64}).guarantee
-            except (AttributeError, ValueError):  # a fitted release refuses every change
-                continue
-            if (after.epsilon, after.delta) != (before.epsilon, before.delta):
-                return f"setting {name} after fit changes the guarantee, but not the noise"
-        return None
 
-    return make_check("parameters set later", find)
+def _find_loose(estimator: Any) -> str | None:
+    """Describe a parameter that changes the guarantee of a fitted estimator."""
+    before = estimator.guarantee
+    parameters = estimator.get_params(deep=False)
+    for name in (strength for strength in _STRENGTHS if parameters.get(strength)):
+        try:
+            after = copy.deepcopy(estimator).set_params(**{name: parameters[name] / 64}).guarantee
+        except (AttributeError, ValueError):  # a fitted release refuses every change
+            continue
+        if (after.epsilon, after.delta) != (before.epsilon, before.delta):
+            return f"setting {name} after fit changes the guarantee, but not the noise"
+    return None
 
 
 def _check_predict(reader: VoteReader, source: Source, alpha: float) -> str | None:
-    """Test the labels of `predict` by the stated law of the votes."""
+    """Test the results of `predict` by the stated law of the votes."""
     if not reader.has_exact_law:
         return None
-    if reader.labelled:
-        law = Law(coins=reader.list_label_coins)
-    else:
-        law = Law(
-            uniforms=lambda read, records: reader.compute_uniforms(read.values, records),
-            coins=lambda read, records: reader.list_coins(read.values, records),
-        )
-    test = LawTest(law)
+    test = LawTest(reader.state_prediction_law())
     for pair in reader.pairs:
         for which, records in (("first", pair.first), ("second", pair.second)):
             voter = make_twin(reader, source).fit(records.X, records.y)
             predictions = voter.predict(np.tile(reader.query, (_PREDICTIONS, 1)))
-            outcomes = predictions if reader.labelled else reader.read(predictions)
-            test.add(f"{pair.name} ({which} input)", outcomes, records)
+            test.add(f"{pair.name} ({which} input)", predictions, records)
     return test.find_misfit(alpha)
 
 
 def _check_price(reader: VoteReader) -> str | None:
     """Compare the cost of the plan with the epsilon of the guarantee."""
-    plan, stated = reader.plan, reader.guarantee
-    cost = _compute_cost(reader, plan, plan.max_answered, plan.max_screened, stated.delta)
+    stated = reader.guarantee
+    cost = _compute_cost(reader, reader.plan, reader.plan.caps, stated.delta)
     if stated.epsilon >= _CLOSE * cost:
         return None
     return f"the guarantee states epsilon {stated.epsilon:.4g} for a cost of {cost:.4g}"
@@ -108,7 +101,7 @@ def _check_price(reader: VoteReader) -> str | None:
 def _check_caps(reader: VoteReader) -> str | None:
     """Ask for more than the plan allows, in small batches and at once."""
     for voter in _make_small(reader):
-        session = _open(reader, _fit(reader, voter))
+        session = VotingSession(reader, _fit(reader, voter).plan_)
         for count in (1, 2, session.queries + 3, 1):
             session.ask(voter, count)
         if session.complaint is not None:
@@ -119,7 +112,7 @@ def _check_caps(reader: VoteReader) -> str | None:
 def _check_copies(reader: VoteReader) -> str | None:
     """Ask an estimator, its copies and its pickles, without an account and with one that could pay for all."""
     for voter in _make_small(reader):
-        alone = _open(reader, _fit(reader, voter))
+        alone = VotingSession(reader, _fit(reader, voter).plan_)
         alone.ask(voter, 1)
         for twin in (copy.copy(voter), copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):  # noqa: S301
             alone.ask(twin, alone.queries)
@@ -134,7 +127,7 @@ def _check_copies(reader: VoteReader) -> str | None:
                 delta=_LARGE_DELTA,
             )
             payer = _fit(reader, clone(voter).set_params(account=account))
-            shared, pickled = _open(reader, payer), pickle.dumps(payer)
+            shared, pickled = VotingSession(reader, payer.plan_), pickle.dumps(payer)
             for twin in (payer, pickle.loads(pickled), pickle.loads(pickled)):  # noqa: S301
                 shared.ask(twin, shared.queries)
         problem = alone.complaint or shared.complaint
@@ -148,7 +141,7 @@ def _check_account(reader: VoteReader) -> str | None:
     for voter in _make_small(reader):
         with open_ledger() as ledger:
             payer = _fit(reader, voter.set_params(ledger=ledger, account=ACCOUNT))
-            session = _open(reader, payer)
+            session = VotingSession(reader, payer.plan_)
             for count in (1, session.queries + 3):
                 session.ask(payer, count)
             problem = session.complaint or session.find_unpaid(ledger)
@@ -161,7 +154,7 @@ def _check_keys(reader: VoteReader) -> str | None:
     """Ask twice with each key: both answers must be equal, and paid for once."""
     with open_ledger() as ledger:
         voter = _fit(reader, next(_make_small(reader)).set_params(ledger=ledger, account=ACCOUNT))
-        session, answers = _open(reader, voter), {}
+        session, answers = VotingSession(reader, voter.plan_), {}
         for number in range(session.queries + 2):
             try:
                 answers[f"key {number}"] = voter.answer_once(reader.query, f"key {number}")
@@ -182,15 +175,10 @@ def _check_keys(reader: VoteReader) -> str | None:
 class VotingSession:
     """Counts all queries to one plan, by an estimator and its copies."""
 
-    def __init__(self, reader: VoteReader, plan: Any, delta: float) -> None:
-        self._reader, self._plan, self._delta = reader, plan, delta
+    def __init__(self, reader: VoteReader, plan: VotePlan) -> None:
+        self._reader, self._plan, self.queries = reader, plan, count_queries(plan)
         self._screened = self._answered = 0
         self._wrong = False
-
-    @property
-    def queries(self) -> int:
-        """How many queries the plan allows."""
-        return int(self._plan.max_answered if self._plan.screening is None else self._plan.max_screened)
 
     def ask(self, voter: Any, count: int) -> None:
         """Ask at the target record; a refusal counts as no answer."""
@@ -221,34 +209,31 @@ class VotingSession:
         for entry in ledger.account(ACCOUNT).history():
             for event, times in entry.events:
                 charged.compose(event, times)
-        paid, delta = charged.epsilon(self._delta), self._delta
-        cost = _compute_cost(
-            self._reader, self._plan, self._answered, min(self._screened, self._plan.max_screened), delta
-        )
+        counts = {"answered": self._answered, "screened": min(self._screened, self._plan.max_screened)}
+        delta = self._reader.voter.delta
+        paid, cost = charged.epsilon(delta), _compute_cost(self._reader, self._plan, counts, delta)
         if paid >= _CLOSE * cost:
             return None
         return f"the account was charged epsilon {paid:.4g} for a cost of {cost:.4g}"
 
 
-def _compute_cost(reader: VoteReader, plan: Any, answered: int, screened: int, delta: float) -> float:
+def _compute_cost(reader: VoteReader, plan: VotePlan, counts: Mapping[Any, int], delta: float) -> float:
     """Return the epsilon of this many votes and screenings."""
     accountant = PldAccountant()
-    for event, times in zip(reader.derive_events(plan), (answered, screened), strict=True):
-        if event is not None and times:
-            accountant.compose(event, times)
+    for part, event in reader.derive_events(plan).items():
+        if counts[part]:
+            accountant.compose(event, counts[part])
     return float(accountant.epsilon(delta))
 
 
 def _make_small(reader: VoteReader) -> Iterator[Any]:
     """Yield the estimator, with smaller caps if needed; then one with fewer screenings than answers."""
     plan = reader.plan
-    caps = {"max_answered": min(plan.max_answered, _MAX_ANSWERED)}
-    if plan.screening is not None:
-        caps["max_screened"] = min(plan.max_screened, _MAX_SCREENED)
+    caps = {f"max_{part}": min(cap, _SMALL_CAPS[part]) for part, cap in plan.caps.items()}
     within = all(getattr(plan, name) == most for name, most in caps.items())
     yield clone(reader.voter) if within else make_twin(reader, None).set_params(**caps)
     if plan.screening is not None:
-        few = min(plan.max_screened, _MAX_ANSWERED // 2)
+        few = min(plan.max_screened, _SMALL_CAPS["answered"] // 2)
         scale = math.sqrt(max(1.0, 2 * few / plan.max_answered))  # of the noise, so that the cost does not grow
         yield make_twin(reader, None).set_params(
             max_answered=2 * few,
@@ -256,10 +241,6 @@ def _make_small(reader: VoteReader) -> Iterator[Any]:
             vote_noise=scale * plan.vote_noise,
             screening_noise=scale * plan.screening.noise,
         )
-
-
-def _open(reader: VoteReader, voter: Any) -> VotingSession:
-    return VotingSession(reader, voter.plan_, voter.delta)
 
 
 def _fit(reader: VoteReader, voter: Any) -> Any:

@@ -80,15 +80,17 @@ class Law:
     consistent: Callable[[Any], Bools] | None = None
 
 
-def compute_gaussian_uniforms(deviations: Floats) -> Floats:
-    """Return the normal distribution function at deviations in units of the noise."""
-    return np.asarray(ndtr(deviations))
-
-
-def compute_laplace_uniforms(deviations: Floats) -> Floats:
-    """Return the Laplace distribution function at deviations in units of the scale."""
+def compute_uniforms(deviations: Floats, *, laplace: bool = False) -> Floats:
+    """Return the distribution function of Gaussian or Laplace noise, at deviations in units of its scale."""
+    if not laplace:
+        return np.asarray(ndtr(deviations))
     tail = np.exp(-np.abs(deviations)) / 2
     return np.where(deviations < 0, tail, 1 - tail)
+
+
+def compute_log_density(deviations: Floats, *, laplace: bool = False) -> Floats:
+    """Return the log-density of deviations, shape (..., k) in units of the scale, up to a constant."""
+    return -np.asarray((np.abs(deviations) if laplace else deviations**2 / 2).sum(axis=-1))
 
 
 @dataclass

@@ -16,9 +16,10 @@ from nearveil.audit._experiment import (
     Bools,
     Coin,
     Floats,
+    Law,
     Pair,
-    compute_gaussian_uniforms,
-    compute_laplace_uniforms,
+    compute_log_density,
+    compute_uniforms,
 )
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import ClippedVotes, GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
@@ -54,10 +55,12 @@ class VoteReader(ABC):
     """Adapter for one voting estimator. It uses the parameters of the estimator, not its records."""
 
     labelled: ClassVar[bool] = False
+    whole = True  # whether a vote is 0 or 1
+    laplace = False  # whether the noise is Laplace noise, not Gaussian
 
-    def __init__(self, voter: Any) -> None:
+    def __init__(self, voter: Any, **parameters: Any) -> None:
         # An unfitted clone without account and source.
-        self.voter = clone(voter).set_params(ledger=None, account=None, source=None, **self._choose_parameters(voter))
+        self.voter = clone(voter).set_params(ledger=None, account=None, source=None, **parameters)
         self.length = float(getattr(voter, "feature_norm", None) or 1.0)
         rows = np.eye(DIMENSION)[:2] * self.length
         probe = clone(self.voter).fit(rows, np.stack([self.vote(1), self.vote(0)]))
@@ -67,80 +70,9 @@ class VoteReader(ABC):
         self.pairs = self._make_pairs()  # records with and without the target
 
     @property
-    def queries(self) -> int:
-        """Number of queries that the plan allows."""
-        return int(self.plan.max_answered if self.plan.screening is None else self.plan.max_screened)
-
-    @property
     def has_exact_law(self) -> bool:
         """Whether the law of an answer is known exactly."""
         return True
-
-    @property
-    def _whole(self) -> bool:
-        """Whether a vote is 0 or 1."""
-        return True
-
-    def derive_events(self, plan: VotePlan) -> tuple[DpEvent, DpEvent | None]:
-        """Return the events of a vote and a screening, derived from public parameters, not from the plan's events."""
-        votes = self._sample(self._charge(plan.vote_noise))
-        if plan.screening is None:
-            return votes, None
-        screening = NoisyScreening(plan.screening.noise, plan.screening.threshold, plan.n_neighbors)
-        return votes, self._sample(screening if self._whole else screening.gaussian)
-
-    def _sample(self, event: DpEvent) -> DpEvent:
-        rate = self.plan.sampling_rate
-        return event if rate == 1 else PoissonSampledDpEvent(rate, event)
-
-    def _mix(self, inside: Any, outside: Any) -> Any:
-        """Average over whether the target is in the sample."""
-        rate = self.plan.sampling_rate
-        return rate * inside + (1 - rate) * outside
-
-    def compute_passing(self, records: VotingRecords) -> float:
-        """Return the probability that a screening passes."""
-        screening = self.plan.screening
-        if screening is None:
-            return 1.0
-        tops = ((float(sums.max()) - screening.threshold) / screening.noise for sums in (records.sums, records.without))
-        return float(self._mix(*map(ndtr, tops)))
-
-    def compute_losses(self, values: Floats, pair: Pair) -> Floats:
-        """Return the log-likelihood ratio of released numbers, of shape (..., k), first world against second."""
-        inside, outside = (self._measure_distance(values - records.sums) for records in (pair.first, pair.second))
-        rate, loss = self.plan.sampling_rate, outside - inside
-        return loss if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + loss)
-
-    def compute_uniforms(self, values: Floats, records: VotingRecords) -> list[Floats]:
-        """Return the stated distribution function at released numbers, of shape (n, k)."""
-        deviations = ((values - sums) / self.plan.vote_noise for sums in (records.sums, records.without))
-        return list(self._mix(*map(self._distribute, deviations)).T)
-
-    def list_coins(self, values: Floats, records: VotingRecords) -> list[Coin]:
-        """Return the coins of released numbers."""
-        del values, records
-        return []
-
-    def list_label_coins(self, labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
-        """Return the coins of labels, if only labels are released."""
-        del labels, records
-        return []
-
-    def are_consistent(self, read: Read) -> Bools:
-        """Return, for each query, whether its label follows from the released numbers."""
-        return np.ones(len(read.answered), dtype=np.bool_)
-
-    def _measure_distance(self, deviations: Floats) -> Floats:
-        return np.asarray((deviations**2).sum(axis=-1) / (2 * self.plan.vote_noise**2))
-
-    def _distribute(self, deviations: Floats) -> Floats:
-        return compute_gaussian_uniforms(deviations)
-
-    def _choose_parameters(self, voter: Any) -> dict[str, Any]:
-        """Return public parameters that depend on the records of the audit."""
-        del voter
-        return {}
 
     @abstractmethod
     def read(self, answers: Any) -> Read:
@@ -157,6 +89,56 @@ class VoteReader(ABC):
     @abstractmethod
     def weigh(self, kind: int) -> Floats:
         """Return the contribution of that record to the sums."""
+
+    def derive_events(self, plan: VotePlan) -> dict[str, DpEvent]:
+        """Return the events of a screening and a vote, derived from public parameters, not from the plan's events."""
+        events = {"answered": self._charge(plan.vote_noise)}
+        if plan.screening is not None:
+            screening = NoisyScreening(plan.screening.noise, plan.screening.threshold, plan.n_neighbors)
+            events["screened"] = screening if self.whole else screening.gaussian
+        rate = self.plan.sampling_rate
+        return {part: event if rate == 1 else PoissonSampledDpEvent(rate, event) for part, event in events.items()}
+
+    def _mix(self, inside: Any, outside: Any) -> Any:
+        """Average over whether the target is in the sample."""
+        rate = self.plan.sampling_rate
+        return rate * inside + (1 - rate) * outside
+
+    def compute_passing(self, records: VotingRecords) -> float:
+        """Return the probability that a screening passes."""
+        screening = self.plan.screening
+        if screening is None:
+            return 1.0
+        tops = ((float(sums.max()) - screening.threshold) / screening.noise for sums in (records.sums, records.without))
+        return float(self._mix(*map(ndtr, tops)))
+
+    def compute_losses(self, values: Floats, pair: Pair) -> Floats:
+        """Return the log-likelihood ratio of released numbers, of shape (..., k), first world against second."""
+        deviations = ((values - records.sums) / self.plan.vote_noise for records in (pair.first, pair.second))
+        inside, outside = (compute_log_density(part, laplace=self.laplace) for part in deviations)
+        rate, loss = self.plan.sampling_rate, inside - outside
+        return np.asarray(loss if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + loss))
+
+    def compute_uniforms(self, values: Floats, records: VotingRecords) -> list[Floats]:
+        """Return the stated distribution function at released numbers, of shape (n, k)."""
+        deviations = ((values - sums) / self.plan.vote_noise for sums in (records.sums, records.without))
+        return list(self._mix(*(compute_uniforms(part, laplace=self.laplace) for part in deviations)).T)
+
+    def list_coins(self, values: Floats, records: VotingRecords) -> list[Coin]:
+        """Return the coins of released numbers."""
+        del values, records
+        return []
+
+    def state_prediction_law(self) -> Law:
+        """Return the law of the results of `predict`."""
+        return Law(
+            uniforms=lambda predictions, records: self.compute_uniforms(self.read(predictions).values, records),
+            coins=lambda predictions, records: self.list_coins(self.read(predictions).values, records),
+        )
+
+    def are_consistent(self, read: Read) -> Bools:
+        """Return, for each query, whether its label follows from the released numbers."""
+        return np.ones(len(read.answered), dtype=np.bool_)
 
     def _make_pairs(self) -> tuple[Pair, ...]:
         """Return records with and without the target at the query; it displaces the farthest opposing voter."""
@@ -186,22 +168,16 @@ class ClassReader(VoteReader):
 
     labelled = True
 
+    def __init__(self, voter: Any) -> None:
+        self.is_pate = isinstance(voter, PateClassifier)
+        self.laplace = self.is_pate and voter.mechanism == "lnmax"
+        self.whole = getattr(voter, "votes", "classes") != "soft"
+        super().__init__(voter, classes=[0, 1], abstain_label=-1)
+
     @property
     def has_exact_law(self) -> bool:
         """True except for custom teachers: the default teacher returns the class of a record at its position."""
-        return not self._is_pate or self.voter.estimator is None
-
-    @property
-    def _is_pate(self) -> bool:
-        return isinstance(self.voter, PateClassifier)
-
-    @property
-    def _is_laplace(self) -> bool:
-        return self._is_pate and self.voter.mechanism == "lnmax"
-
-    @property
-    def _whole(self) -> bool:
-        return getattr(self.voter, "votes", "classes") != "soft"
+        return not self.is_pate or self.voter.estimator is None
 
     def read(self, answers: Any) -> Read:
         """Convert labels, and votes for both classes."""
@@ -209,50 +185,41 @@ class ClassReader(VoteReader):
 
     def are_consistent(self, read: Read) -> Bools:
         """Return whether each label is the class with the most votes."""
-        expected = np.where(read.answered, read.values.argmax(axis=1), -1)
-        return np.asarray(read.labels == expected)
+        return np.asarray(read.labels == np.where(read.answered, read.values.argmax(axis=1), -1))
 
-    def list_label_coins(self, labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
-        """Return the coins of each class and of declined queries."""
-        passes = self.compute_passing(records)
-        wins = (self._compute_win(float(sums[0] - sums[1])) for sums in (records.sums, records.without))
-        chance = float(self._mix(*wins))
-        # Screening and vote use independent samples, so the probabilities multiply.
-        return [(labels == 0, passes * chance), (labels == 1, passes * (1 - chance)), (labels == -1, 1 - passes)]
+    def state_prediction_law(self) -> Law:
+        """Return the law of labels: coins of each class and of declined queries."""
+
+        def list_label_coins(labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
+            passes = self.compute_passing(records)
+            wins = (self._compute_win(float(sums[0] - sums[1])) for sums in (records.sums, records.without))
+            chance = float(self._mix(*wins))
+            # Screening and vote use independent samples, so the probabilities multiply.
+            return [(labels == 0, passes * chance), (labels == 1, passes * (1 - chance)), (labels == -1, 1 - passes)]
+
+        return Law(coins=list_label_coins)
 
     def _compute_win(self, ahead: float) -> float:
         """Return the probability that class 0 wins with this lead."""
-        if not self._is_laplace:
+        if not self.laplace:
             return float(ndtr(ahead / (math.sqrt(2) * self.plan.vote_noise)))
         deviations = abs(ahead) / self.plan.vote_noise  # the difference of two Laplace variables
         loses = math.exp(-deviations) * (2 + deviations) / 4
         return 1 - loses if ahead > 0 else loses
 
-    def _choose_parameters(self, voter: Any) -> dict[str, Any]:
-        del voter
-        return {"classes": [0, 1], "abstain_label": -1}
-
     def _charge(self, noise: float) -> DpEvent:
-        if self._is_pate:
-            return (LaplaceNoisyMax if self._is_laplace else GaussianNoisyMax)(noise)
-        return VoteHistogram(noise)
-
-    def _measure_distance(self, deviations: Floats) -> Floats:
-        if self._is_laplace:
-            return np.asarray(np.abs(deviations).sum(axis=-1) / self.plan.vote_noise)
-        return super()._measure_distance(deviations)
-
-    def _distribute(self, deviations: Floats) -> Floats:
-        return compute_laplace_uniforms(deviations) if self._is_laplace else super()._distribute(deviations)
+        if not self.is_pate:
+            return VoteHistogram(noise)
+        return LaplaceNoisyMax(noise) if self.laplace else GaussianNoisyMax(noise)
 
     def vote(self, kind: int) -> Any:
-        return np.int64(1 - kind) if self._whole else self.weigh(kind)
+        return np.int64(1 - kind) if self.whole else self.weigh(kind)
 
     def weigh(self, kind: int) -> Floats:
         return np.asarray(np.eye(2)[1 - kind])
 
     def _make_pairs(self) -> tuple[Pair, ...]:
-        if not self._is_pate:
+        if not self.is_pate:
             return super()._make_pairs()
         rows, most = np.eye(DIMENSION)[:2], float(self.voter.n_teachers)
         before, after = np.array([most, 0.0]), np.array([most - 1, 1.0])
@@ -274,6 +241,15 @@ class LabelReader(VoteReader):
 
     labelled = True
 
+    def __init__(self, voter: Any) -> None:
+        # Enough labels for the clip to matter: one record votes for the first half, another for the second.
+        self._half = max(1, math.floor(voter.clip or 1)) if voter.votes == "binary" else 1
+        # The factor of the released weights, a multiple of 2^-20; None if none are released.
+        scales = {"binary": math.sqrt(max(voter.clip, 1.0)), "nonnegative": float(voter.clip)}
+        scale = scales.get(voter.votes)
+        self._scale = None if scale is None else math.floor(scale * 2**20) / 2**20
+        super().__init__(voter, classes=list(range(2 * self._half)), abstain_label=-1)
+
     def read(self, answers: Any) -> Read:
         """Convert labels, votes and the scaled sum of the weights."""
         weights = [] if self._scale is None else [answers.weight * self._scale]
@@ -285,28 +261,19 @@ class LabelReader(VoteReader):
         expected = np.where(read.answered[:, None], self._compute_surplus(read.values) > 0, -1)
         return np.asarray((read.labels == expected).all(axis=1))
 
-    def list_label_coins(self, labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
-        """Return the coin of each label."""
+    def state_prediction_law(self) -> Law:
+        """Return the law of labels: a coin of each."""
         noise = self.plan.vote_noise * (1.0 if self._scale is None else math.hypot(1.0, 1 / (2 * self._scale)))
-        chances = (ndtr(self._compute_surplus(sums) / noise) for sums in (records.sums, records.without))
-        return list(zip((labels == 1).T, self._mix(*chances), strict=True))
+
+        def list_label_coins(labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
+            chances = (ndtr(self._compute_surplus(sums) / noise) for sums in (records.sums, records.without))
+            return list(zip((labels == 1).T, self._mix(*chances), strict=True))
+
+        return Law(coins=list_label_coins)
 
     def _compute_surplus(self, values: Floats) -> Floats:
         """Return the votes of each label minus the required number."""
         return values if self._scale is None else values[..., :-1] - values[..., -1:] / (2 * self._scale)
-
-    @property
-    def _scale(self) -> float | None:
-        """The factor of the released weights, a multiple of 2^-20; None if none are released."""
-        clip = float(self.voter.clip)
-        scales = {"binary": math.sqrt(max(clip, 1.0)), "nonnegative": clip}
-        scale = scales.get(self.voter.votes)
-        return None if scale is None else math.floor(scale * 2**20) / 2**20
-
-    def _choose_parameters(self, voter: Any) -> dict[str, Any]:
-        # Enough labels for the clip to matter: one record votes for the first half, another for the second.
-        self._half = max(1, math.floor(voter.clip or 1)) if voter.votes == "binary" else 1
-        return {"classes": list(range(2 * self._half)), "abstain_label": -1}
 
     def _charge(self, noise: float) -> DpEvent:
         return ClippedVotes(noise, self.voter.clip, self.voter.votes)
@@ -325,32 +292,32 @@ class LabelReader(VoteReader):
 class MeanReader(VoteReader):
     """The mean of the voters' numbers, read as their sum, with all numbers at the ends of the range."""
 
+    def __init__(self, voter: Any) -> None:
+        self.low, self.half_range = float(voter.low), (float(voter.high) - float(voter.low)) / 2
+        super().__init__(voter)
+
     @property
     def has_exact_law(self) -> bool:
         """True if noise practically never leaves the range, because clipping changes the law."""
-        ends = self.plan.n_neighbors * self._reach
+        ends = self.plan.n_neighbors * self.half_range
         sums = [records.sums for pair in self.pairs for records in (pair.first, pair.second)]
         farthest = max(float(np.abs(values).max()) for values in sums)
         return farthest + _FAR * self.plan.vote_noise < ends and self.plan.sampling_rate == 1
 
-    @property
-    def _reach(self) -> float:
-        return (float(self.voter.high) - float(self.voter.low)) / 2
-
     def read(self, answers: Any) -> Read:
         """Compute the sum from the mean."""
-        answered, middle = ~np.isnan(answers), (float(self.voter.low) + float(self.voter.high)) / 2
+        answered, middle = ~np.isnan(answers), self.low + self.half_range
         sums = (np.nan_to_num(answers, nan=middle) - middle) * self.plan.n_neighbors
         return Read(answered, np.where(answered, sums, 0.0)[:, None], np.empty((len(answered), 0)))
 
     def _charge(self, noise: float) -> DpEvent:
-        return GaussianDpEvent(noise / (2 * self._reach))
+        return GaussianDpEvent(noise / (2 * self.half_range))
 
     def vote(self, kind: int) -> Any:
         return np.float64(self.voter.high if kind else self.voter.low)
 
     def weigh(self, kind: int) -> Floats:
-        return np.array([self._reach if kind else -self._reach])
+        return np.array([self.half_range if kind else -self.half_range])
 
     def _list_tallies(self) -> dict[int, str]:
         return {self.plan.n_neighbors // 2 + 1: "a number at one end of the range, or at the other"}
@@ -367,7 +334,7 @@ class MedianReader(MeanReader):
     def read(self, answers: Any) -> Read:
         """Compute the steps: 1 for up, 0 for down."""
         answered, depth = ~np.isnan(answers), int(self.voter.depth)
-        part = (np.nan_to_num(answers, nan=self.voter.low) - self.voter.low) / (2 * self._reach)
+        part = (np.nan_to_num(answers, nan=self.low) - self.low) / (2 * self.half_range)
         cells = np.clip(np.floor(part * 2**depth), 0, 2**depth - 1).astype(np.int64)
         steps = (cells[:, None] >> np.arange(depth)[::-1]) & 1
         return Read(answered, np.where(answered[:, None], steps, 0).astype(np.float64), np.empty((len(answered), 0)))
@@ -375,9 +342,8 @@ class MedianReader(MeanReader):
     def compute_losses(self, values: Floats, pair: Pair) -> Floats:
         """Return the log-likelihood ratio of steps, of shape (..., depth)."""
         first, second = (self._compute_up(records) for records in (pair.first, pair.second))
-        return np.asarray(
-            np.where(values > 0, math.log(first / second), math.log((1 - first) / (1 - second))).sum(axis=-1)
-        )
+        up, down = math.log(first / second), math.log((1 - first) / (1 - second))
+        return np.asarray(np.where(values > 0, up, down).sum(axis=-1))
 
     def compute_uniforms(self, values: Floats, records: VotingRecords) -> list[Floats]:
         """Return nothing: steps are coins."""
@@ -390,8 +356,7 @@ class MedianReader(MeanReader):
 
     def _compute_up(self, records: VotingRecords) -> float:
         """Return the probability of a step up: half the noisy surplus of high voters is positive."""
-        surplus = float(records.sums[0]) / self._reach
-        return float(ndtr(surplus / 2 / self.plan.vote_noise))
+        return float(ndtr(float(records.sums[0]) / self.half_range / 2 / self.plan.vote_noise))
 
     def _charge(self, noise: float) -> DpEvent:
         return GaussianDpEvent(noise / math.sqrt(self.voter.depth))
@@ -413,3 +378,8 @@ def make_twin(reader: VoteReader, source: Source | None) -> Any:
     if not isinstance(reader.voter, PateClassifier):
         parameters["n_neighbors"] = plan.n_neighbors
     return clone(reader.voter).set_params(**parameters)
+
+
+def count_queries(plan: VotePlan) -> int:
+    """Return the number of queries that a plan accepts."""
+    return next(iter(plan.caps.values()))

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ from nearveil.audit._experiment import (
     Floats,
     Law,
     Pair,
-    compute_gaussian_uniforms,
-    compute_laplace_uniforms,
+    compute_log_density,
+    compute_uniforms,
     count_trials,
     draw_gallery,
     draw_public_rows,
@@ -261,7 +260,6 @@ _NOISE_TRIALS = 3_000_000
 _CELL_MASS = 0.06  # bound on the mass of a cell of 1/8 under a Gaussian of deviation at least 1
 _MAX_SETS = 64  # tested one by one
 _WIDE = 8  # dimensions from which no cell of the sphere is likely
-_RARE = 2.0**-20
 
 Noise = GaussianNoise | LaplaceNoise
 
@@ -295,25 +293,21 @@ def make_noise_experiment(noise: Noise) -> Experiment:
 
 def compute_noise_ratio(noise: Noise, first: Floats, second: Floats) -> Floats:
     """Return the log-likelihood ratio, from the deviations in both worlds."""
-    if isinstance(noise, GaussianNoise):
-        near, far = ((deviations**2).sum(axis=1) / (2 * noise.scale**2) for deviations in (first, second))
-    else:
-        near, far = (np.abs(deviations).sum(axis=1) / noise.scale for deviations in (first, second))
-    return np.asarray(far - near)
+    laplace = isinstance(noise, LaplaceNoise)
+    near, far = (compute_log_density(deviations / noise.scale, laplace=laplace) for deviations in (first, second))
+    return near - far
 
 
 def state_noise_law(noise: Noise, values: Callable[[Any], Floats], exact: Callable[[Any], Floats]) -> Law:
     """Return the law of noisy `values`, shape (n, k), around the `exact` values of the input."""
-    gaussian = isinstance(noise, GaussianNoise)
-    distribute = compute_gaussian_uniforms if gaussian else compute_laplace_uniforms
+    laplace = isinstance(noise, LaplaceNoise)
     # The maximum of the density times a cell; single precision may make cells of up to 2^-20 of the scale.
-    largest = max(noise.grid / noise.scale, 2.0**-20) * (0.4 if gaussian else 0.51)
-    return Law(
-        uniforms=lambda outcomes, input_: list(distribute((values(outcomes) - exact(input_)) / noise.scale).T),
-        values=values,
-        largest_value=largest,
-        largest_row=largest**noise.size,
-    )
+    largest = max(noise.grid / noise.scale, 2.0**-20) * (0.51 if laplace else 0.4)
+
+    def list_uniforms(outcomes: Any, input_: Any) -> list[Floats]:
+        return list(compute_uniforms((values(outcomes) - exact(input_)) / noise.scale, laplace=laplace).T)
+
+    return Law(uniforms=list_uniforms, values=values, largest_value=largest, largest_row=largest**noise.size)
 
 
 def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
@@ -325,86 +319,69 @@ def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
-@singledispatch
 def state_law(release: Release) -> Law:
     """Return the stated law of a fitted release; empty if no exact law is stated."""
-    del release
-    return Law()
+    law = next((law for kind, law in _LAWS.items() if isinstance(release, kind)), None)
+    return Law() if law is None else law(release)
 
 
-@state_law.register
-def _(release: AnalyticGaussian) -> Law:
-    return state_noise_law(release.noise_, stack_messages, lambda row: release.projection_(release.features(row[None])))
-
-
-@state_law.register
-def _(release: RandomProjection) -> Law:
-    return state_noise_law(release.noise_, stack_messages, lambda row: release.features(row[None]) @ release.matrix_)
-
-
-@state_law.register(Covers)
-@state_law.register(Cells)
-def _(release: Any) -> Law:
-    return Law(coins=lambda messages, row: _toss_sets(release, messages, row))
-
-
-@state_law.register(Latent)
-@state_law.register(OME)
-def _(release: Any) -> Law:
-    return _state_bit_law(
-        release, lambda row: release.encoding_.encode(release.projection_(release.features(row[None])))
-    )
-
-
-@state_law.register
-def _(release: Unary) -> Law:
-    return _state_bit_law(release, lambda row: _encode_one_hot(release, row))
-
-
-@state_law.register
-def _(release: PrivUnit) -> Law:
+def _state_privunit_law(release: PrivUnit) -> Law:
     # A Gaussian, rounded to cells and weighted by at most e^epsilon (docs/theory/privunit.md).
     largest = _CELL_MASS**release.channel_.dimension * math.exp(release.channel_.epsilon)
     return Law(values=stack_messages, largest_row=min(largest, 1.0))
 
 
-@state_law.register
-def _(release: DPdSNE) -> Law:
-    del release  # the noise of the last step makes every outcome rare
-    return Law(values=stack_messages, largest_row=_RARE)
-
-
-@state_law.register
-def _(release: VonMisesFisher) -> Law:
-    return Law(values=stack_messages, largest_row=_RARE) if release.n_features_in_ >= _WIDE else Law()
-
-
-def _toss_sets(release: Any, messages: Sequence[Message], row: Floats) -> list[Coin]:
+def _state_set_law(release: Any) -> Law:
     """Return the coins of the good set, with odds of e^epsilon, and of other sets, which are equally likely."""
-    named, count = stack_messages(messages), release.map_.n_sets
-    size, good = named.shape[1], int(release.map_.choose(release.features(row[None]))[0])
-    weight = size * math.exp(release.guarantee.epsilon)
-    inside = (named == good).any(axis=1)
-    coins = [(inside, weight / (weight + count - size))]
-    for other in [number for number in range(count) if number != good][:_MAX_SETS]:
-        hits = (named == other).any(axis=1)
-        coins += [(hits[inside], (size - 1) / (count - 1)), (hits[~inside], size / (count - 1))]
-    return coins
+
+    def toss(messages: Sequence[Message], row: Floats) -> list[Coin]:
+        named, count = stack_messages(messages), release.map_.n_sets
+        size, good = named.shape[1], int(release.map_.choose(release.features(row[None]))[0])
+        weight = size * math.exp(release.guarantee.epsilon)
+        inside = (named == good).any(axis=1)
+        coins = [(inside, weight / (weight + count - size))]
+        for other in [number for number in range(count) if number != good][:_MAX_SETS]:
+            hits = (named == other).any(axis=1)
+            coins += [(hits[inside], (size - 1) / (count - 1)), (hits[~inside], size / (count - 1))]
+        return coins
+
+    return Law(coins=toss)
 
 
-def _encode_one_hot(release: Unary, row: Floats) -> NDArray[np.uint8]:
-    near = 2 * release.features(row[None]) @ release.centroids_.T - (release.centroids_**2).sum(axis=1)
-    return np.asarray(np.eye(release.string_.length, dtype=np.uint8)[near.argmax(axis=1)])
-
-
-def _state_bit_law(release: Any, bits: Callable[[Floats], NDArray[np.uint8]]) -> Law:
+def _state_bit_law(release: Any) -> Law:
     """Return the law of a string of independent bits."""
     laws, length = release.string_.laws, release.string_.length
 
-    def coins(messages: Sequence[Message], row: Floats) -> list[Coin]:
+    def encode(row: Floats) -> NDArray[np.uint8]:
+        features = release.features(row[None])
+        if not isinstance(release, Unary):
+            return np.asarray(release.encoding_.encode(release.projection_(features)))
+        near = 2 * features @ release.centroids_.T - (release.centroids_**2).sum(axis=1)
+        return np.asarray(np.eye(length, dtype=np.uint8)[near.argmax(axis=1)])
+
+    def toss(messages: Sequence[Message], row: Floats) -> list[Coin]:
         seen = np.unpackbits(stack_messages(messages), axis=1, count=length).astype(np.bool_)
-        true = bits(row)[0]
+        true = encode(row)[0]
         chances = [(laws[i % len(laws)].p if true[i] else laws[i % len(laws)].q) for i in range(length)]
         return list(zip(seen.T, chances, strict=True))
 
-    return Law(coins=coins)
+    return Law(coins=toss)
+
+
+_RARE_LAW = Law(values=stack_messages, largest_row=2.0**-20)
+_LAWS: dict[type[Release], Callable[[Any], Law]] = {
+    AnalyticGaussian: lambda release: state_noise_law(
+        release.noise_, stack_messages, lambda row: release.projection_(release.features(row[None]))
+    ),
+    RandomProjection: lambda release: state_noise_law(
+        release.noise_, stack_messages, lambda row: release.features(row[None]) @ release.matrix_
+    ),
+    Covers: _state_set_law,
+    Cells: _state_set_law,
+    Latent: _state_bit_law,
+    OME: _state_bit_law,
+    Unary: _state_bit_law,
+    PrivUnit: _state_privunit_law,
+    DPdSNE: lambda _: _RARE_LAW,  # the noise of the last step makes every outcome rare
+    VonMisesFisher: lambda release: _RARE_LAW if release.n_features_in_ >= _WIDE else Law(),
+}

@@ -24,7 +24,7 @@ from nearveil.audit.attacks._clock import (
     time_choice,
 )
 from nearveil.audit.attacks._wire import Send, ask_question
-from nearveil.mechanisms import OME, Cells, Message, PublicMap
+from nearveil.mechanisms import OME, Cells, Message, PrivUnit, PublicMap
 from nearveil.mechanisms.covers.maps import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.accounting import PldAccountant
@@ -82,6 +82,11 @@ def make_ome_claim() -> tuple[OME, Guarantee]:
     """Return OME at alpha 7, and the claim of its paper."""
     release = OME(nominal_epsilon=1.0, alpha=7.0)
     return release, make_claim(1.0, 0.0, "the claim lets the losses of even and odd bits cancel")
+
+
+def make_quiet_privunit(epsilon: float = 4.0) -> tuple[PrivUnit, Guarantee]:
+    """Return PrivUnit at twice the epsilon that it claims."""
+    return PrivUnit(2 * epsilon), make_claim(epsilon, 0.0, "half of the noise is missing")
 
 
 def make_classical_gaussian() -> tuple[GaussianNoise, Guarantee]:

@@ -27,13 +27,22 @@ from nearveil.audit._experiment import (
     Floats,
     Law,
     Pair,
-    compute_gaussian_uniforms,
+    compute_log_density,
+    compute_uniforms,
     count_trials,
 )
-from nearveil.audit._readers import LARGEST_VALUE, ClassReader, Read, VoteReader, VotingRecords, make_reader, make_twin
+from nearveil.audit._readers import (
+    LARGEST_VALUE,
+    ClassReader,
+    Read,
+    VoteReader,
+    VotingRecords,
+    count_queries,
+    make_reader,
+    make_twin,
+)
 from nearveil.privacy.noise import Source
 from nearveil.private_knn import (
-    Answers,
     ExhaustedError,
     PateClassifier,
     PrivateDiscriminant,
@@ -43,6 +52,7 @@ from nearveil.private_knn import (
 )
 from nearveil.private_knn.discriminant_model import (
     SHRINKAGE,
+    ClassProjection,
     NoisyStatistics,
     PublicMoments,
     calibrate_scores,
@@ -86,10 +96,11 @@ class PlanRuns:
 def make_membership_experiment(voter: Any) -> Experiment:
     """Return the experiment of a voting estimator: the whole plan is asked at the target record."""
     reader = make_reader(voter)
+    queries = count_queries(reader.plan)
 
     def run(records: VotingRecords, runs: int, source: Source) -> PlanRuns:
-        queries = np.tile(reader.query, (runs * reader.queries, 1))
-        return _split_runs(reader, make_twin(reader, source).fit(records.X, records.y).answer(queries), reader.queries)
+        fitted = make_twin(reader, source).fit(records.X, records.y)
+        return _split_runs(reader, fitted.answer(np.tile(reader.query, (runs * queries, 1))), queries)
 
     return Experiment(
         name=_name(reader),
@@ -166,9 +177,9 @@ def _compute_losses(reader: VoteReader, runs: PlanRuns, pair: Pair) -> Floats:
 def _make_run_once(reader: VoteReader) -> Any:
     """Return one run with many canaries in separate clusters, so that each affects only one answer."""
     plan = reader.plan
-    if isinstance(reader.voter, PateClassifier) or not isinstance(reader, ClassReader):
+    if not isinstance(reader, ClassReader) or reader.is_pate:
         return None
-    if plan.n_neighbors > _LARGEST_CLUSTER or reader.queries > 1 or plan.sampling_rate < 1:
+    if plan.n_neighbors > _LARGEST_CLUSTER or count_queries(plan) > 1 or plan.sampling_rate < 1:
         return None
 
     def run(coins: Bools, pair: Pair, source: Source) -> PlanRuns:
@@ -197,107 +208,83 @@ class StudentRuns:
     answers: tuple[Read, ...]  # of each run
     predicted: NDArray[Any]
 
+    @property
+    def released(self) -> Floats:
+        """The released numbers of all answers."""
+        return np.concatenate([read.values[read.answered] for read in self.answers])
+
 
 def make_student_experiment(student: Student) -> Experiment:
     """Return the experiment of a student, with so few records that all vote on every row."""
     if student.voter is None:
         raise ValueError("student must have a voter, with an epsilon")
-    game = _StudentGame(student, ClassReader(student.voter))
-    # Labels and predictions follow from the votes and from public coins.
-    exact = game.has_exact_law and game.reader.plan.screening is None
+    reader, public = ClassReader(student.voter), np.random.default_rng(5).standard_normal((_PUBLIC, DIMENSION))
+    plan, pair = reader.plan, _make_student_pair(reader)
+    is_exact = not reader.is_pate and plan.sampling_rate == 1
+
+    def fit(records: VotingRecords, **parameters: Any) -> Any:
+        voter = clone(reader.voter).set_params(**parameters)
+        return clone(student).set_params(voter=voter).fit(records.X, records.y, public=public)
+
+    def read(fitted: Any) -> Read:
+        rounds = [reader.read(answers) for answers in fitted.answers_]
+        return Read(*(np.concatenate([getattr(part, name) for part in rounds]) for name in Read.__dataclass_fields__))
+
+    def run(records: VotingRecords, runs: int, source: Source) -> StudentRuns:
+        students = [fit(records, source=source) for _ in range(runs)]
+        predicted = np.stack([fitted.export().predict(public) for fitted in students])
+        return StudentRuns(tuple(map(read, students)), predicted)
+
+    def compute_losses(runs: StudentRuns, pair: Pair) -> Floats:
+        return np.array([reader.compute_losses(read.values[read.answered], pair).sum() for read in runs.answers])
+
+    def is_within_plan(read: Read) -> bool:
+        fits = plan.screening is None or len(read.answered) <= plan.max_screened
+        return bool(fits and read.answered.sum() <= plan.max_answered and reader.are_consistent(read).all())
+
+    def find_unpaid() -> str | None:
+        with open_ledger() as ledger:
+            fitted = fit(pair.first, ledger=ledger, account=ACCOUNT)
+            session = VotingSession(reader, fitted.plan_)
+            session.count([read(fitted)])
+            return session.complaint or session.find_unpaid(ledger)
+
+    def find_exported() -> str | None:
+        with open_ledger() as ledger:
+            return find_private(pickle.dumps(fit(pair.first, ledger=ledger, account=ACCOUNT).export()), pair.first.X)
+
     return Experiment(
         name="student",
-        guarantee=game.fit(game.pair.second, game.reader.voter).guarantee,
-        pairs=(game.pair,),
-        run=game.run,
-        log_ratio=game.compute_losses if exact else None,
-        exact=exact,
+        guarantee=fit(pair.second).guarantee,
+        pairs=(pair,),
+        run=run,
+        # Labels and predictions follow from the votes and from public coins.
+        log_ratio=compute_losses if is_exact and plan.screening is None else None,
+        exact=is_exact and plan.screening is None,
         numbers=lambda runs: np.column_stack([[read.values.sum(axis=0) for read in runs.answers], runs.predicted]),
-        law=game.law,
+        law=Law(
+            uniforms=(lambda runs, records: reader.compute_uniforms(runs.released, records)) if is_exact else None,
+            values=lambda runs: runs.released,
+            largest_value=LARGEST_VALUE,
+            largest_row=LARGEST_VALUE**2,
+            consistent=lambda runs: np.array([is_within_plan(read) for read in runs.answers]),
+        ),
         checks=(
-            make_check("the account", lambda _, __: game.find_unpaid()),
-            make_check("the export", lambda _, __: game.find_exported()),
+            make_check("the account", lambda *_: find_unpaid()),
+            make_check("the export", lambda *_: find_exported()),
         ),
         trials=_FIT_TRIALS,
     )
 
 
-class _StudentGame:
-    """A student, its voter, and public rows."""
-
-    def __init__(self, student: Student, reader: ClassReader) -> None:
-        self.student, self.reader = student, reader
-        self.public = np.random.default_rng(5).standard_normal((_PUBLIC, DIMENSION))
-        # The largest number of voters, all against the target; and one record less.
-        opposing = reader.plan.n_neighbors - 1
-        rows = np.random.default_rng(6).standard_normal((opposing + 1, DIMENSION))
-        y = np.stack([reader.vote(1), *[reader.vote(0)] * opposing])
-        sums = opposing * reader.weigh(0)
-        more = VotingRecords(rows, y, sums + reader.weigh(1), sums)
-        self.pair = Pair("one record more, against all others", more, VotingRecords(rows[1:], y[1:], sums, sums))
-        # All records vote on every row.
-        self.has_exact_law = not isinstance(reader.voter, PateClassifier) and reader.plan.sampling_rate == 1
-
-    def fit(self, records: VotingRecords, voter: Any) -> Any:
-        """Fit a student to records."""
-        return clone(self.student).set_params(voter=voter).fit(records.X, records.y, public=self.public)
-
-    def run(self, records: VotingRecords, runs: int, source: Source) -> StudentRuns:
-        """Fit students, and return their answers and predictions."""
-        students = [self.fit(records, clone(self.reader.voter).set_params(source=source)) for _ in range(runs)]
-        return StudentRuns(
-            tuple(self.reader.read(_join(student.answers_)) for student in students),
-            np.stack([student.export().predict(self.public) for student in students]),
-        )
-
-    def compute_losses(self, runs: StudentRuns, pair: Pair) -> Floats:
-        """Return the log-likelihood ratio of all votes of a run."""
-        return np.array([self.reader.compute_losses(read.values[read.answered], pair).sum() for read in runs.answers])
-
-    @property
-    def law(self) -> Law:
-        """The law of votes, labels and caps."""
-
-        def released(runs: StudentRuns) -> Floats:
-            return np.concatenate([read.values[read.answered] for read in runs.answers])
-
-        return Law(
-            uniforms=(lambda runs, at: self.reader.compute_uniforms(released(runs), at))
-            if self.has_exact_law
-            else None,
-            values=released,
-            largest_value=LARGEST_VALUE,
-            largest_row=LARGEST_VALUE**2,
-            consistent=lambda runs: np.array([self._is_within_plan(read) for read in runs.answers]),
-        )
-
-    def find_unpaid(self) -> str | None:
-        """Describe answers of all rounds that were not paid for."""
-        with open_ledger() as ledger:
-            voter = clone(self.reader.voter).set_params(ledger=ledger, account=ACCOUNT)
-            student = self.fit(self.pair.first, voter)
-            session = VotingSession(self.reader, student.plan_, voter.delta)
-            session.count(self.reader.read(answers) for answers in student.answers_)
-            return session.complaint or session.find_unpaid(ledger)
-
-    def find_exported(self) -> str | None:
-        """Describe private data in an export."""
-        with open_ledger() as ledger:
-            voter = clone(self.reader.voter).set_params(ledger=ledger, account=ACCOUNT)
-            return find_private(pickle.dumps(self.fit(self.pair.first, voter).export()), self.pair.first.X)
-
-    def _is_within_plan(self, read: Read) -> bool:
-        """Return whether one run observes the caps, and its labels follow from its votes."""
-        plan = self.reader.plan
-        fits = plan.screening is None or len(read.answered) <= plan.max_screened
-        return bool(fits and read.answered.sum() <= plan.max_answered and self.reader.are_consistent(read).all())
-
-
-def _join(rounds: tuple[Answers, ...]) -> Answers:
-    """Concatenate the answers of all rounds."""
-    return Answers(
-        *(np.concatenate([getattr(answers, name) for answers in rounds]) for name in ("labels", "answered", "votes"))
-    )
+def _make_student_pair(reader: ClassReader) -> Pair:
+    """Return the largest number of records that all vote, one of them against all others; and one record less."""
+    opposing = reader.plan.n_neighbors - 1
+    rows = np.random.default_rng(6).standard_normal((opposing + 1, DIMENSION))
+    y = np.stack([reader.vote(1), *[reader.vote(0)] * opposing])
+    sums = opposing * reader.weigh(0)
+    more = VotingRecords(rows, y, sums + reader.weigh(1), sums)
+    return Pair("one record more, against all others", more, VotingRecords(rows[1:], y[1:], sums, sums))
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,58 +315,21 @@ def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experimen
     Runs are fitted without public rows, which take most of the time of a fit. An export that was fitted with public
     rows is checked number by number.
     """
-    game = _DiscriminantGame(discriminant)
-    fitted = game.fit(game.pairs[0].first)
-    return Experiment(
-        name="discriminant",
-        guarantee=fitted.guarantee,
-        pairs=game.pairs,
-        run=game.run,
-        log_ratio=game.compute_losses,
-        exact=True,
-        numbers=lambda runs: runs.numbers,
-        law=Law(
-            uniforms=game.compute_uniforms,
-            values=lambda runs: runs.released,
-            largest_value=LARGEST_VALUE,
-            largest_row=LARGEST_VALUE**2,
-        ),
-        checks=(
-            make_check("the account", lambda _, __: game.find_unpaid()),
-            make_check("the export", lambda _, __: game.find_exported()),
-            make_frozen_check(fitted),
-        ),
-        trials=_FIT_TRIALS,
+    template = clone(discriminant).set_params(classes=_CLASSES, ledger=None, account=None, source=None)
+    y = np.repeat(_CLASSES, _PER_CLASS)
+    X = np.random.default_rng(5).standard_normal((len(y), _FEATURES))
+    fitted = clone(template).fit(X, y)
+    projection, n_classes = fitted.export().projection, len(_CLASSES)
+    # The noise that the guarantee states for one record more or less, in units of a record.
+    spread = fitted.guarantee.events[0].event.noise_multiplier * math.hypot(_ROW, _COUNT)
+    noise = spread / np.repeat([_ROW, _COUNT], [n_classes * projection.n_directions, n_classes])
+    pairs = tuple(
+        Pair(name, _sum_records(projection, [row, *X], [0, *y]), _sum_records(projection, X, y))
+        for name, row in (("one record more", X[0]), ("one record more, far outside", 1e6 * X[1]))
     )
 
-
-class _DiscriminantGame:
-    """A discriminant, and records with and without the target."""
-
-    def __init__(self, discriminant: PrivateDiscriminant) -> None:
-        rng = np.random.default_rng(5)
-        self.discriminant = clone(discriminant).set_params(classes=_CLASSES, ledger=None, account=None, source=None)
-        y = np.repeat(_CLASSES, _PER_CLASS)
-        X = rng.standard_normal((len(y), _FEATURES))
-        fitted = self.discriminant.fit(X, y)
-        self.projection = fitted.export().projection
-        # The noise that the guarantee states for one record more or less, in units of a record.
-        multiplier = fitted.guarantee.events[0].event.noise_multiplier
-        n_classes = len(_CLASSES)
-        values = n_classes * self.projection.n_directions
-        self.noise = multiplier * math.hypot(_ROW, _COUNT) / np.repeat([_ROW, _COUNT], [values, n_classes])
-        self.pairs = tuple(
-            Pair(name, self._sum([row, *X], [0, *y]), self._sum(X, y))
-            for name, row in (("one record more", X[0]), ("one record more, far outside", 1e6 * X[1]))
-        )
-
-    def fit(self, records: VotingRecords, **more: Any) -> Any:
-        """Fit a discriminant to records."""
-        return clone(self.discriminant).set_params(**more).fit(records.X, records.y)
-
-    def run(self, records: VotingRecords, runs: int, source: Source) -> DiscriminantExports:
-        """Fit discriminants, and return their publications."""
-        fits = [self.fit(records, source=source) for _ in range(runs)]
+    def run(records: VotingRecords, runs: int, source: Source) -> DiscriminantExports:
+        fits = [clone(template).set_params(source=source).fit(records.X, records.y) for _ in range(runs)]
         models = [fitted.export() for fitted in fits]
         return DiscriminantExports(
             sums=np.array([fitted.statistics_.sums for fitted in fits]),
@@ -389,68 +339,89 @@ class _DiscriminantGame:
             reach=np.array([model.projection.reach for model in models]),
         )
 
-    def compute_uniforms(self, runs: DiscriminantExports, records: VotingRecords) -> list[Floats]:
-        """Return the stated distribution function at all sums, and at all counts."""
-        uniforms = compute_gaussian_uniforms((runs.released - records.sums) / self.noise)
-        return [part.ravel() for part in np.split(uniforms, [-len(_CLASSES)], axis=1)]
+    def list_uniforms(runs: DiscriminantExports, records: VotingRecords) -> list[Floats]:
+        uniforms = compute_uniforms((runs.released - records.sums) / noise)
+        return [part.ravel() for part in np.split(uniforms, [-n_classes], axis=1)]
 
-    def compute_losses(self, runs: DiscriminantExports, pair: Pair) -> Floats:
-        """Return the log-likelihood ratio of all numbers of a run."""
-        first, second = (((runs.released - records.sums) / self.noise) ** 2 for records in (pair.first, pair.second))
-        return np.asarray((second - first).sum(axis=1) / 2)
+    def compute_losses(runs: DiscriminantExports, pair: Pair) -> Floats:
+        deviations = ((runs.released - records.sums) / noise for records in (pair.first, pair.second))
+        first, second = map(compute_log_density, deviations)
+        return first - second
 
-    def find_unpaid(self) -> str | None:
-        """Describe publications that were not paid for."""
-        with open_ledger() as ledger:
-            publications = self.discriminant.publications
-            for _ in range(publications):
-                self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT)
-            account = {account.name: account for account in ledger.accounts()}.get(ACCOUNT)
-            if account is None or account.remaining():
-                return f"{publications} publications were not paid for"
-            try:
-                self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT)
-            except ExhaustedError:
-                return None
-            return f"more than {publications} publications were made"
+    return Experiment(
+        name="discriminant",
+        guarantee=fitted.guarantee,
+        pairs=pairs,
+        run=run,
+        log_ratio=compute_losses,
+        exact=True,
+        numbers=lambda runs: runs.numbers,
+        law=Law(
+            uniforms=list_uniforms,
+            values=lambda runs: runs.released,
+            largest_value=LARGEST_VALUE,
+            largest_row=LARGEST_VALUE**2,
+        ),
+        checks=(
+            make_check("the account", lambda *_: _find_unpaid(template, pairs[0].first)),
+            make_check("the export", lambda *_: _find_exported(template, pairs[0].first)),
+            make_frozen_check(fitted),
+        ),
+        trials=_FIT_TRIALS,
+    )
 
-    def find_exported(self) -> str | None:
-        """Describe data in exports that do not follow from released numbers and public rows."""
-        with open_ledger() as ledger:
-            data = self.fit(self.pairs[0].first, ledger=ledger, account=ACCOUNT).export().to_bytes()
-        problems = [find_private(data, self.pairs[0].first.X)]
-        public, public_parts = np.random.default_rng(7).standard_normal((2 * len(_CLASSES), DIMENSION)), set()
-        for X, y in _draw_databases():
-            fitted = clone(self.discriminant).fit(X, y, public=public)
-            model = fitted.export()
-            zeros = {name: np.zeros_like(getattr(model, name)) for name in ("weights", "biases", "counts")}
-            public_parts.add(replace(model, **zeros).to_bytes())
-            problems.append(find_private(model.to_bytes(), X))
-            if len(public_parts) > 1:
-                problems.append("its public part depends on private records")
-            if not self._follows(model, fitted.statistics_, public):
-                problems.append("its numbers do not follow from the released ones and public rows")
-        return "; ".join(sorted({problem for problem in problems if problem is not None})) or None
 
-    def _follows(self, model: PublicDiscriminant, statistics: NoisyStatistics, public: Floats) -> bool:
-        """Return whether a model is computed from released numbers and public rows alone."""
-        images = model.projection.transform(public)
-        means = estimate_means(statistics, PublicMoments.measure(images))
-        shrinkage = SHRINKAGE if self.discriminant.shrinkage == "auto" else float(self.discriminant.shrinkage)
-        scores = calibrate_scores(fit_discriminant(means, shrinkage), means, images)
-        pairs = (
-            (model.weights, scores.weights),
-            (model.biases, scores.biases),
-            (model.counts, statistics.counts),
-        )
-        return all(np.array_equal(exported, values.astype(np.float32)) for exported, values in pairs)
+def _sum_records(projection: ClassProjection, rows: Any, labels: Any) -> VotingRecords:
+    X, y = np.array(rows), np.array(labels)
+    rounded = projection.round(X) / _ROW
+    members = [y == label for label in _CLASSES]
+    sums = np.concatenate([*(rounded[mask].sum(axis=0) for mask in members), [mask.sum() for mask in members]])
+    return VotingRecords(X, y, sums, sums)
 
-    def _sum(self, rows: Any, labels: Any) -> VotingRecords:
-        X, y = np.array(rows), np.array(labels)
-        rounded = self.projection.round(X) / _ROW
-        members = [y == label for label in _CLASSES]
-        sums = np.concatenate([*(rounded[mask].sum(axis=0) for mask in members), [mask.sum() for mask in members]])
-        return VotingRecords(X, y, sums, sums)
+
+def _find_unpaid(template: PrivateDiscriminant, records: VotingRecords) -> str | None:
+    """Describe publications that were not paid for."""
+    with open_ledger() as ledger:
+        payer = clone(template).set_params(ledger=ledger, account=ACCOUNT)
+        for _ in range(payer.publications):
+            clone(payer).fit(records.X, records.y)
+        account = {account.name: account for account in ledger.accounts()}.get(ACCOUNT)
+        if account is None or account.remaining():
+            return f"{payer.publications} publications were not paid for"
+        try:
+            clone(payer).fit(records.X, records.y)
+        except ExhaustedError:
+            return None
+        return f"more than {payer.publications} publications were made"
+
+
+def _find_exported(template: PrivateDiscriminant, records: VotingRecords) -> str | None:
+    """Describe data in exports that do not follow from released numbers and public rows."""
+    with open_ledger() as ledger:
+        payer = clone(template).set_params(ledger=ledger, account=ACCOUNT)
+        problems = [find_private(payer.fit(records.X, records.y).export().to_bytes(), records.X)]
+    public, public_parts = np.random.default_rng(7).standard_normal((2 * len(_CLASSES), DIMENSION)), set()
+    for X, y in _draw_databases():
+        fitted = clone(template).fit(X, y, public=public)
+        model = fitted.export()
+        zeros = {name: np.zeros_like(getattr(model, name)) for name in ("weights", "biases", "counts")}
+        public_parts.add(replace(model, **zeros).to_bytes())
+        problems.append(find_private(model.to_bytes(), X))
+        if len(public_parts) > 1:
+            problems.append("its public part depends on private records")
+        if not _follows(model, fitted.statistics_, public, template.shrinkage):
+            problems.append("its numbers do not follow from the released ones and public rows")
+    return "; ".join(sorted({problem for problem in problems if problem is not None})) or None
+
+
+def _follows(model: PublicDiscriminant, statistics: NoisyStatistics, public: Floats, shrinkage: float | str) -> bool:
+    """Return whether a model is computed from released numbers and public rows alone."""
+    images = model.projection.transform(public)
+    means = estimate_means(statistics, PublicMoments.measure(images))
+    discriminant = fit_discriminant(means, SHRINKAGE if shrinkage == "auto" else float(shrinkage))
+    scores = calibrate_scores(discriminant, means, images)
+    pairs = ((model.weights, scores.weights), (model.biases, scores.biases), (model.counts, statistics.counts))
+    return all(np.array_equal(exported, values.astype(np.float32)) for exported, values in pairs)
 
 
 def _draw_databases() -> Iterator[tuple[Floats, NDArray[np.int64]]]:

@@ -45,6 +45,8 @@ _CHANGED: dict[str, dict[str, Any]] = {
     "private-pca (gibbs)": {"n_components": 1},
 }
 
+_HAS_CLIENT, _HAS_SEALED = find_spec("httpx") is not None, find_spec("cryptography") is not None
+
 Make = Callable[[], Any]
 Expected = Literal["kept", "broken", "open"]
 _EXPECTED: dict[str, Expected] = {
@@ -71,11 +73,6 @@ class AuditEntry:
 def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     """Return all mechanisms of the library, by their names in ``nearveil mechanisms``, and their side channels.
 
-    Parameters
-    ----------
-    epsilon : float, default=4.0
-        Of each mechanism.
-
     Returns
     -------
     list of AuditEntry
@@ -97,97 +94,77 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
         )
         for entry in REGISTRY
     ]
-    more = _list_noises(epsilon) | _list_voters(epsilon) | _list_side_channels(epsilon)
     return releases + [
         _make_entry(name, make, subject=f"nearveil.{subject}")
-        for subject, made in more.items()
+        for subject, made in (_list_estimators(epsilon) | _list_side_channels(epsilon)).items()
         for name, make in made.items()
     ]
 
 
-def _list_noises(epsilon: float) -> dict[str, dict[str, Make]]:
+def _list_estimators(epsilon: float) -> dict[str, dict[str, Make]]:
+    """Return noise and estimators, by their public names."""
+    vote: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "max_answered": 1}
+    neighbors = partial(PrivateKNeighborsClassifier, **vote, max_screened=0)
+    numbers, teachers = partial(PrivateKNeighborsRegressor, 0, 1, **vote), partial(PateClassifier, 40, **vote)
+    few = PrivateKNeighborsClassifier(epsilon, _FEW_DELTA, 8, max_screened=0)
     return {
         "privacy.noise.GaussianNoise": {
             "gaussian noise": lambda: calibrate_gaussian(epsilon, 1e-5, sensitivity=1.0, size=1)
         },
         "privacy.noise.LaplaceNoise": {"laplace noise": lambda: calibrate_laplace(epsilon, sensitivity=1.0, size=1)},
-    }
-
-
-def _list_voters(epsilon: float) -> dict[str, dict[str, Make]]:
-    def neighbors(delta: float = DELTA, answered: int = 1, screened: int = 0, **more: Any) -> Make:
-        return lambda: PrivateKNeighborsClassifier(epsilon, delta, answered, max_screened=screened, **more)
-
-    def numbers(method: Literal["mean", "median"]) -> Make:
-        return lambda: PrivateKNeighborsRegressor(0, 1, epsilon=epsilon, delta=DELTA, max_answered=1, method=method)
-
-    def teachers(mechanism: Any, screened: int | None = None) -> Make:
-        return lambda: PateClassifier(
-            40, mechanism=mechanism, epsilon=epsilon, delta=DELTA, max_answered=1, max_screened=screened
-        )
-
-    return {
         "private_knn.PrivateKNeighborsClassifier": {
-            "private-knn (votes)": neighbors(),
-            "private-knn (screened votes)": neighbors(screened=1),
-            "private-knn (votes, rate 0.25)": neighbors(_SLOW_DELTA, sampling_rate=0.25),
-            "private-knn (ten votes)": neighbors(_SLOW_DELTA, 10),
-            "private-knn (soft votes)": neighbors(votes="soft"),
-            "private-knn (screened soft votes)": neighbors(screened=1, votes="soft"),
-            "private-knn (binary votes)": neighbors(votes="binary", clip=2.0),
-            "private-knn (nonnegative votes)": neighbors(votes="nonnegative", clip=2.0),
-            "private-knn (signed votes)": neighbors(votes="signed", clip=2.0),
+            "private-knn (votes)": neighbors,
+            "private-knn (screened votes)": partial(neighbors, max_screened=1),
+            "private-knn (votes, rate 0.25)": partial(neighbors, delta=_SLOW_DELTA, sampling_rate=0.25),
+            "private-knn (ten votes)": partial(neighbors, delta=_SLOW_DELTA, max_answered=10),
+            "private-knn (soft votes)": partial(neighbors, votes="soft"),
+            "private-knn (screened soft votes)": partial(neighbors, max_screened=1, votes="soft"),
+            "private-knn (binary votes)": partial(neighbors, votes="binary", clip=2.0),
+            "private-knn (nonnegative votes)": partial(neighbors, votes="nonnegative", clip=2.0),
+            "private-knn (signed votes)": partial(neighbors, votes="signed", clip=2.0),
         },
         "private_knn.PrivateKNeighborsRegressor": {
-            "private-knn (mean)": numbers("mean"),
-            "private-knn (median)": numbers("median"),
+            "private-knn (mean)": partial(numbers, method="mean"),
+            "private-knn (median)": partial(numbers, method="median"),
         },
         "private_knn.PateClassifier": {
-            "pate (gnmax)": teachers("gnmax"),
-            "pate (lnmax)": teachers("lnmax"),
-            "pate (confident-gnmax)": teachers("confident-gnmax", 1),
+            "pate (gnmax)": partial(teachers, mechanism="gnmax"),
+            "pate (lnmax)": partial(teachers, mechanism="lnmax"),
+            "pate (confident-gnmax)": partial(teachers, mechanism="confident-gnmax", max_screened=1),
         },
         "private_knn.PrivateDiscriminant": {
-            "discriminant": lambda: PrivateDiscriminant(epsilon, _FEW_DELTA, classes=("in", "out"), publications=2)
+            "discriminant": partial(PrivateDiscriminant, epsilon, _FEW_DELTA, classes=("in", "out"), publications=2)
         },
-        "private_knn.Student": {
-            "student": lambda: Student(PrivateKNeighborsClassifier(epsilon, _FEW_DELTA, 8, max_screened=0), rounds=2)
-        },
+        "private_knn.Student": {"student": partial(Student, few, rounds=2)},
     }
 
 
 def _list_side_channels(epsilon: float) -> dict[str, dict[str, Make]]:
-    """Return experiments on work, time and traffic."""
-    # The client needs httpx.
-    has_client = find_spec("httpx") is not None
-    client: dict[str, dict[str, Make]] = {"Client": {"covers: clock": make_clock_experiment}} if has_client else {}
-    sealed: dict[str, dict[str, Make]] = {}
-    if find_spec("cryptography") is not None:
+    """Return experiments on work, time and traffic, by the public names that they attack."""
+    timed = {
+        "covers": Covers(epsilon, n_sets=10),
+        "cells (randomized)": Cells(epsilon),
+        "privunit": PrivUnit(epsilon),
+        "analytic-gaussian": AnalyticGaussian(epsilon),
+    }
+    channels: dict[str, dict[str, Make]] = {
+        "wire.ClientProtocol": {"covers: on the wire": make_wire_experiment},
+        "mechanisms.PublicMap": {"covers: choice": partial(make_clock_experiment, time_choice, at_once=1)},
+        "audit.attacks.make_time_experiment": {
+            f"{name}: time": partial(make_time_experiment, release) for name, release in timed.items()
+        },
+    }
+    if _HAS_CLIENT:
+        channels["Client"] = {"covers: clock": make_clock_experiment}
+    if _HAS_SEALED:
         from nearveil.audit.attacks._sealed import make_sealed_experiment
 
-        sealed = {"sealed.SealedClient": {"sealed: question": make_sealed_experiment}}
-    return {
-        "wire.ClientProtocol": {"covers: on the wire": make_wire_experiment},
-        "mechanisms.PublicMap": {
-            "covers: choice": lambda: make_clock_experiment(time_choice, name="covers: choice", at_once=1),
-        },
-        "audit.attacks.make_time_experiment": {
-            "covers: time": lambda: make_time_experiment(Covers(epsilon, n_sets=10)),
-            "cells (randomized): time": lambda: make_time_experiment(Cells(epsilon)),
-            "privunit: time": lambda: make_time_experiment(PrivUnit(epsilon)),
-            "analytic-gaussian: time": lambda: make_time_experiment(AnalyticGaussian(epsilon)),
-        },
-        **client,
-        **sealed,
-    }
+        channels["sealed.SealedClient"] = {"sealed: question": make_sealed_experiment}
+    return channels
 
 
 def list_specimens() -> list[AuditEntry]:
     """Return mechanisms that are broken on purpose. A reliable audit calls each of them broken.
-
-    Returns
-    -------
-    list of AuditEntry
 
     Examples
     --------
@@ -200,32 +177,30 @@ def list_specimens() -> list[AuditEntry]:
         "fixed-size sample charged as Poisson": broken.make_fixed_size_sample,
         "one sample charged as two": broken.make_shared_sample,
         "OME's claim at alpha 7": broken.make_ome_claim,
-        "half the noise of privunit": lambda: (
-            PrivUnit(2 * EPSILON),
-            broken.make_claim(EPSILON, 0.0, "half of the noise is missing"),
-        ),
+        "half the noise of privunit": broken.make_quiet_privunit,
         "numpy's Laplace noise": broken.make_float_laplace,
-        "a request after the answer": lambda: make_wire_experiment(broken.fetch_chosen),
+        "a request after the answer": partial(make_wire_experiment, broken.fetch_chosen),
         "work that depends on the record": lambda: make_time_experiment(broken.BusyCells(1.0)),
         "a search by a heap": broken.make_heap_search,
-        "half the noise of a discriminant": lambda: broken.QuietDiscriminant(EPSILON, _FEW_DELTA),
-        "a discriminant that does not pay": lambda: broken.FreeDiscriminant(EPSILON, _FEW_DELTA),
-        "the largest private value in a discriminant": lambda: broken.ReachingDiscriminant(EPSILON, _FEW_DELTA),
-        "four fifths of the noise on counts": lambda: broken.QuietCounts(EPSILON, _FEW_DELTA),
+        "half the noise of a discriminant": partial(broken.QuietDiscriminant, EPSILON, _FEW_DELTA),
+        "a discriminant that does not pay": partial(broken.FreeDiscriminant, EPSILON, _FEW_DELTA),
+        "the largest private value in a discriminant": partial(broken.ReachingDiscriminant, EPSILON, _FEW_DELTA),
+        "four fifths of the noise on counts": partial(broken.QuietCounts, EPSILON, _FEW_DELTA),
     }
-    if find_spec("httpx") is not None:
+    if _HAS_CLIENT:
         made["a question sent as soon as it is made"] = broken.make_hasty_question
-    if find_spec("cryptography") is not None:
+    if _HAS_SEALED:
         from nearveil.audit.attacks._sealed import SPECIMENS
 
         made |= {f"sealed, with {name}": make for name, make in SPECIMENS.items()}
+    unscreened: dict[str, Any] = {"max_answered": 1, "max_screened": 0}
     planted: dict[str, Make] = {
         "classical Gaussian at epsilon 12": broken.make_classical_gaussian,
-        "four fifths of the vote noise": lambda: broken.QuietVotes(EPSILON, max_answered=1, max_screened=0),
-        "exact votes in one of 2,000 answers": lambda: broken.OnceExactVotes(EPSILON, max_answered=1, max_screened=0),
-        "labels decided before the noise": lambda: broken.NoiselessLabels(EPSILON, max_answered=1, max_screened=0),
-        "caps that are ignored": lambda: broken.EndlessVotes(EPSILON, max_answered=1, max_screened=0),
-        "screening that is not charged": lambda: broken.FreeScreening(EPSILON, max_answered=1, max_screened=1),
+        "four fifths of the vote noise": partial(broken.QuietVotes, EPSILON, **unscreened),
+        "exact votes in one of 2,000 answers": partial(broken.OnceExactVotes, EPSILON, **unscreened),
+        "labels decided before the noise": partial(broken.NoiselessLabels, EPSILON, **unscreened),
+        "caps that are ignored": partial(broken.EndlessVotes, EPSILON, **unscreened),
+        "screening that is not charged": partial(broken.FreeScreening, EPSILON, max_answered=1, max_screened=1),
     }
     return [
         *(_make_entry(name, make, "broken") for name, make in made.items()),

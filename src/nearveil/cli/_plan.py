@@ -106,7 +106,7 @@ def plan(
 
 def _print_plan(search_plan: "SearchPlan") -> None:
     """Print the ways side by side, then each with its reason and its commands."""
-    from nearveil.search.planning import write_bytes
+    from nearveil.search.planning import format_bytes
 
     print_table(
         [*_WAY_COLUMNS, ""],
@@ -114,7 +114,7 @@ def _print_plan(search_plan: "SearchPlan") -> None:
             (
                 way.name,
                 f"{way.epsilon:g}",
-                *map(write_bytes, (way.stored_bytes, way.sent_bytes, way.received_bytes, way.scanned_bytes)),
+                *map(format_bytes, (way.stored_bytes, way.sent_bytes, way.received_bytes, way.scanned_bytes)),
                 "-".join(dict.fromkeys(f"{100 * share:.0f}" for share in way.recall)) + "%",
                 "advised" if way.recommended else "",
             )

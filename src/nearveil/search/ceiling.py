@@ -31,14 +31,8 @@ def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) ->
     ----------
     epsilon : float
         At least 0; can be infinite.
-    n_classes : int
     k : int
         The largest number of distinct classes in an answer, 1 to `n_classes`.
-    delta : float, default=0.0
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -61,14 +55,8 @@ def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
 
     Parameters
     ----------
-    epsilon : float
-    delta : float
     floor : float
         The expected utility of the best answer that is the same for everyone.
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -93,13 +81,8 @@ def reference_line(epsilon: float, candidates: float) -> float:
 
     Parameters
     ----------
-    epsilon : float
     candidates : float
         The fraction f of the gallery in an answer.
-
-    Returns
-    -------
-    float
     """
     return utility_ceiling(epsilon, 0.0, check_fraction(candidates))
 
@@ -113,10 +96,6 @@ def popular_floor(candidates: float, popularity: ArrayLike) -> float:
         The fraction f of the gallery in an answer.
     popularity : array-like of shape (N,)
         How often each item is a true neighbour: counts or shares.
-
-    Returns
-    -------
-    float
 
     Examples
     --------
@@ -136,12 +115,10 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
 
     Parameters
     ----------
-    epsilon : float
     candidates : float
         The largest fraction f of the gallery in an answer.
     popularity : array-like of shape (N,)
         How often each item is a true neighbour: counts or shares.
-    delta : float, default=0.0
 
     Returns
     -------
@@ -211,14 +188,14 @@ def _find_chances(shares: Floats, count: int, price: float, ratio: float) -> Flo
     """Return a primal optimum: 1 for popular items, one probability for the middle, 0 for the rest."""
     sure = shares > price
     middle = (shares > price / ratio) & ~sure
-    room = count - int(sure.sum())
-    if ratio == 1 or not room < middle.sum():
+    rest = count - int(sure.sum())
+    if ratio == 1 or not rest < middle.sum():
         # No message, or no ties: the most popular items, by position among equals.
         first: Floats = np.zeros(len(shares))
         first[np.argsort(-shares, kind="stable")[:count]] = 1.0
         return first
     size = float(middle.sum())
-    mass = size / (size + (ratio - 1) * room)  # Theorem D's m, which uses up the budget
+    mass = size / (size + (ratio - 1) * rest)  # Theorem D's m, which uses up the budget
     chances: Floats = np.where(sure, 1.0, np.where(middle, (1 - mass) * ratio / (ratio - 1), 0.0))
     return chances
 
@@ -231,15 +208,10 @@ def answer_ceiling(epsilon: float, recalls: ArrayLike, *, gap: float = 1e-4) -> 
 
     Parameters
     ----------
-    epsilon : float
     recalls : array-like of shape (n_answers, n_queries)
         Recall of each query in each answer, from 0 to 1. Queries are equally likely.
     gap : float, default=1e-4
         Tolerance of the search.
-
-    Returns
-    -------
-    float
 
     Examples
     --------

@@ -12,7 +12,7 @@ from nearveil.gallery.answers import Answer, Singles
 from nearveil.mechanisms.base import candidate_count, check_labels
 from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import Source
-from nearveil.search.ceiling import best_channel, neighbor_ceiling
+from nearveil.search.ceiling import Floats, best_channel, neighbor_ceiling
 from nearveil.search.retriever import Retriever
 
 Items = NDArray[np.intp]
@@ -104,8 +104,8 @@ def _find_highest(scores: Singles, count: int) -> Items:
     """Return the positions of the highest scores of each row, highest first; among equal scores, the first."""
     least = np.partition(scores, -count, axis=1)[:, -count, None]
     above, level = scores > least, scores == least
-    room = count - above.sum(axis=1, keepdims=True)
-    selected = above | (level & (np.cumsum(level, axis=1, dtype=np.int32) <= room))
+    needed = count - above.sum(axis=1, keepdims=True)
+    selected = above | (level & (np.cumsum(level, axis=1, dtype=np.int32) <= needed))
     near = np.nonzero(selected)[1].reshape(len(scores), count)
     order = np.argsort(-np.take_along_axis(scores, near, axis=1), axis=1, kind="stable")
     return np.take_along_axis(near, order, axis=1)
@@ -114,9 +114,6 @@ def _find_highest(scores: Singles, count: int) -> Items:
 def _cut_blocks(rows: int, width: int) -> list[slice]:
     step = max(1, _CELLS // width)
     return [slice(start, start + step) for start in range(0, rows, step)]
-
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -199,24 +196,20 @@ def evaluate(
         Searched `repeats` times each; for studies, not for private rows.
     query_labels : array-like of shape (n,), optional
         For Recall@k, together with the gallery's labels.
-    k : int, default=8
-    rng : Source, optional
     confidence : float, default=0.95
         Confidence of every interval.
-    repeats : int, default=1
     cluster : str or dask.distributed.Client, optional
         Workers to search true neighbours with, most of the work; see :func:`nearveil.cluster.connect`.
-
-    Returns
-    -------
-    Evaluation
     """
     if not 0 < confidence < 1:
         raise ValueError("confidence must be between 0 and 1")
     check_integer(repeats, "repeats", 1)
     gallery = retriever.features
     features = retriever.mechanism.features(queries, "queries").astype(np.float32)
-    labels = _check_labels(retriever, query_labels, len(features))
+    if query_labels is not None:
+        if retriever.labels is None:
+            raise ValueError("query_labels need the gallery's labels: call index(gallery, gallery_y)")
+        query_labels = check_labels(query_labels, len(features), "query_labels")
     if len(gallery) <= k:
         raise ValueError("k must be below the number of items of the gallery")
     with connect(cluster) as workers:
@@ -229,8 +222,8 @@ def evaluate(
         chosen, sizes, answers = retriever.search(queries, k, rng=rng)
         recalls += copies.recall(truth, chosen) / repeats
         covered += _measure_covered(copies, truth, answers) / repeats
-        if labels is not None:
-            hits += (labels[0][chosen] == labels[1][:, None]).any(axis=1) / repeats
+        if retriever.labels is not None and query_labels is not None:
+            hits += (retriever.labels[chosen] == query_labels[:, None]).any(axis=1) / repeats
         message_bytes = max(message_bytes, *sizes)
         answer_bytes = max(answer_bytes, *(answer.nbytes for answer in answers))
         most = max(most, *(len(answer.ids) for answer in answers))
@@ -241,7 +234,7 @@ def evaluate(
     return Evaluation(
         nn_recall=recall,
         covered=estimate_mean(covered, confidence),
-        recall=None if labels is None else estimate_mean(hits, confidence),
+        recall=None if query_labels is None else estimate_mean(hits, confidence),
         candidates=fraction,
         message_bytes=message_bytes,
         answer_bytes=answer_bytes,
@@ -288,16 +281,6 @@ def _find_limits(
 def _count_neighbors(neighbors: Items, size: int) -> NDArray[np.int64]:
     """Return how often each item is a neighbour."""
     return np.bincount(neighbors.ravel(), minlength=size)
-
-
-def _check_labels(
-    retriever: Retriever, query_labels: ArrayLike | None, n: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    if query_labels is None:
-        return None
-    if retriever.labels is None:
-        raise ValueError("query_labels need the gallery's labels: call index(gallery, gallery_y)")
-    return retriever.labels, check_labels(query_labels, n, "query_labels")
 
 
 def _measure_covered(copies: Copies, truth: Items, answers: list[Answer]) -> Floats:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.gallery.answers import Singles
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.maps import DECAY
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
 from nearveil.wire.client import FULL, K, PublicPart, find_prototypes
 
-Singles = NDArray[np.float32]
 EPSILONS = tuple(round(0.25 * step, 2) for step in range(1, 49))  # up to 12
 _MOST_ROWS = 2048  # prototypes to use as queries if they represent many items
 

@@ -13,7 +13,7 @@ from nearveil.mechanisms.covers.covers import count_prototypes
 from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS
 from nearveil.privacy.checks import check_integer
-from nearveil.sealed.sizes import SealedSizes, estimate_sizes
+from nearveil.sealed.sizes import estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
@@ -26,7 +26,7 @@ _FRACTIONS = (0.0006, 0.003, 0.01, 0.1)
 _LOW_SHARES = (0.41, 0.64, 0.73, SHARES[0])
 _MOST_MEASURED = 1_000_000  # items
 # The fraction of items in a set, by the total size of all sets as a fraction of the gallery: both studies.
-_ROOM = (0.0, 0.4, 0.5, 0.7, 1.0, 1.2, 2.6)
+_SET_SIZES = (0.0, 0.4, 0.5, 0.7, 1.0, 1.2, 2.6)
 _REACHES = (0.0, 0.29, 0.52, 0.64, 0.85, 0.92, 0.98)
 CODE_LOSS = 0.07  # loss of NN-recall by codes of 128 bytes: nearveil study codes
 STORAGE = 2 << 30  # bytes that a client stores by default
@@ -37,6 +37,11 @@ _PROBED = 0.947  # recall of sealed search among 100,000 photographs: docs/resul
 _USUAL = 0.1  # default fraction of the gallery in an answer, as in `nearveil index`
 _LARGEST_PASS = 100 << 30  # bytes that a server scans for a query: seconds on one GPU, a minute on a core
 _WORTH = 0.5  # minimum of e^eps f for a useful message
+_REASONS = {
+    "home": "it fits, if the operator shares all codes",
+    "sealed": "it fits, even if the operator does not share codes",
+    "message": "one small request, and a map to store",
+}
 
 
 @dataclass(frozen=True)
@@ -79,9 +84,9 @@ class SearchPlan:
     answer_whole: int  # bytes of the whole gallery's codes
     popularity_known: bool
     reach: float  # approximate fraction of items in a set of covers; other items are never returned
-    dimension: int = 1280
-    item_bytes: int = CODE_BYTES  # per item in an answer, with `code_bytes` 128
-    extrapolated: bool = False  # whether this is beyond the measured sizes
+    dimension: int
+    item_bytes: int  # per item in an answer, with `code_bytes` 128
+    extrapolated: bool  # whether this is beyond the measured sizes
     ways: tuple[SearchWay, ...] = ()  # home, sealed and, if it is useful, message
 
     @property
@@ -93,31 +98,27 @@ class SearchPlan:
         if self.release == WHOLE:
             return (
                 f"The codes of all {self.items:,} items ({self.item_bytes} bytes each, "
-                f"{write_bytes(self.answer_whole)}, and names) fit into one answer, so a message has no advantage. Use "
-                "local search: the client downloads them once, sends no query, and epsilon is 0. "
+                f"{format_bytes(self.answer_whole)}, and names) fit into one answer, so a message has no advantage. "
+                "Use local search: the client downloads them once, sends no query, and epsilon is 0. "
                 f"Ranking by codes of {CODE_BYTES} bytes loses up to {CODE_LOSS:.0%} on image features of 1280 "
                 "dimensions. To consider a message, plan a smaller answer."
             )
         if self.release == NONE:
             return self._suggest_alternatives()
+        source = "as on image features"
+        if self.extrapolated:
+            source = (
+                f"which is an extrapolation: covers were measured with answers of {_FRACTIONS[0]:.2%} and more, and up "
+                f"to {_MOST_MEASURED:,} items"
+            )
         return (
             f"By {self.release}: an answer of {self.candidates:.2%} of {self.items:,} items of {self.dimension:,} "
             f"dimensions, in codes of {self.item_bytes} bytes, at epsilon {self.epsilon:g}. Expect "
-            f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, "
-            f"{self._describe_source()}. "
+            f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, {source}. "
             f"{self._describe_ceiling(0).capitalize()}; the same answer for everyone finds {self.floor:.0%}. "
             f"About {self.reach:.0%} of the items are in a set, and others are never returned; "
             "reach=1 (--reach 1) puts every item into a set, at a lower recall if epsilon is small. "
-            f"The whole gallery's codes would take {write_bytes(self.answer_whole)}, at epsilon 0."
-        )
-
-    def _describe_source(self) -> str:
-        """Describe the source of the expectation."""
-        if not self.extrapolated:
-            return "as on image features"
-        return (
-            f"which is an extrapolation: covers were measured with answers of {_FRACTIONS[0]:.2%} and more, and up to "
-            f"{_MOST_MEASURED:,} items"
+            f"The whole gallery's codes would take {format_bytes(self.answer_whole)}, at epsilon 0."
         )
 
     def _describe_ceiling(self, digits: int) -> str:
@@ -128,10 +129,10 @@ class SearchPlan:
     def _suggest_alternatives(self) -> str:
         ways = []
         if self.answer_needed < self.answer_whole:
-            ways.append(f"an answer of {write_bytes(self.answer_needed)} at this epsilon")
+            ways.append(f"an answer of {format_bytes(self.answer_needed)} at this epsilon")
         if self.candidates:
             ways.append(f"epsilon {round_up(self.epsilon_needed):g} with this answer")
-        ways.append(f"the whole gallery's codes, {write_bytes(self.answer_whole)}, at epsilon 0")
+        ways.append(f"the whole gallery's codes, {format_bytes(self.answer_whole)}, at epsilon 0")
         alternatives = f"Alternatives: {'; '.join(ways)}."
         if not self.candidates:
             return f"No release can work here: the answer has no room for even one item. {alternatives}"
@@ -212,69 +213,64 @@ def plan(
     release = WHOLE if count == items else RELEASE if works else NONE
     # Covers are pure, so delta does not help them. An answer of fewer than eight items cannot contain eight.
     reachable = _find_limits(epsilon, 0.0, fraction, popularity)[1]
-    expected = _estimate_recall(release, floor, reachable, count, fraction)
-    return SearchPlan(
+    n_sets = _count_sets(items, count, epsilon) if release == RELEASE else 0
+    search_plan = SearchPlan(
         release=release,
         items=int(items),
         epsilon=0.0 if release == WHOLE else float(epsilon),
         delta=0.0 if release == WHOLE else float(delta),
         candidates=fraction,
-        expected=expected,
+        expected=_estimate_recall(release, floor, reachable, count, fraction),
         floor=floor,
         ceiling=ceiling,
         epsilon_needed=math.log(1 / fraction) if count else math.inf,
         answer_needed=min(whole, Answer.header_bytes + size * max(1, math.ceil(items * math.exp(-epsilon)))),
         answer_whole=whole,
         popularity_known=popularity is not None,
-        reach=_estimate_reach(int(items), count, epsilon) if release == RELEASE else 1.0,
+        reach=float(np.interp(n_sets * fraction, _SET_SIZES, _REACHES)) if release == RELEASE else 1.0,
         dimension=int(dimension),
         item_bytes=size,
         extrapolated=release == RELEASE and (fraction < _FRACTIONS[0] or items > _MOST_MEASURED),
-        ways=_weigh_ways(
-            estimate_sizes(int(items), size + _NAME, int(dimension)),
-            _estimate_map(int(items), count, float(epsilon), int(dimension)),
-            *(int(items), float(epsilon), size, count, expected if works else (floor, floor), int(storage), works),
-        ),
     )
+    return replace(search_plan, ways=_weigh_ways(search_plan, count, storage))
 
 
-def _weigh_ways(
-    sizes: SealedSizes,
-    map_bytes: int,
-    items: int,
-    epsilon: float,
-    size: int,
-    count: int,
-    recall: tuple[float, float],
-    storage: int,
-    works: bool,
-) -> tuple[SearchWay, ...]:
+def _weigh_ways(search_plan: SearchPlan, count: int, storage: int) -> tuple[SearchWay, ...]:
     """Return home, sealed and message; no message at epsilon 0, or if an answer contains all items."""
-    answer, copy = Answer.header_bytes + count * size, items * (size + _NAME)
+    items, epsilon, works = search_plan.items, search_plan.epsilon, search_plan.release == RELEASE
+    sizes = estimate_sizes(items, search_plan.item_bytes + _NAME, search_plan.dimension)
+    copy = items * (search_plan.item_bytes + _NAME)
+    too_large = f"it needs more than the client's storage of {format_bytes(storage)}"
+    too_slow = "a scan of the codes takes the server too long"
+    problems = {
+        "home": too_large if copy > storage else "",
+        "sealed": too_large if sizes.hint > storage else too_slow if sizes.passed > _LARGEST_PASS else "",
+    }
     sealed_bytes = sizes.hint, sizes.question, sizes.answer, sizes.passed
-    message_bytes = map_bytes, _MESSAGE, answer, answer
-    learns = f"the name of one set (epsilon {epsilon:g})"
     ways = [
         SearchWay("home", "nothing", 0.0, copy, 0, 0, 0, (1 - CODE_LOSS, 1.0), _write_served("codes", "home")),
         SearchWay(
             "sealed", "nothing, if LWE is hard", 0.0, *sealed_bytes, (_PROBED,) * 2, _write_served("sealed", "sealed")
         ),
-        SearchWay("message", learns, epsilon, *message_bytes, recall, _write_message(items, count, epsilon, works)),
     ]
-    fits = {
-        "home": copy <= storage,
-        "sealed": sizes.hint <= storage and sizes.passed <= _LARGEST_PASS,
-        "message": recall[1] > 2 * count / items,
-    }
-    if not epsilon or count == items:
-        ways.pop()
-    best = next((way.name for way in ways if fits[way.name]), None)
+    if epsilon:
+        recall = search_plan.expected if works else (search_plan.floor, search_plan.floor)
+        little = "it finds less than twice as much as the same answer for everyone"
+        too_small = "the answer is too small for this epsilon; alternatives follow"
+        problems["message"] = "" if recall[1] > 2 * search_plan.candidates else little if works else too_small
+        answer = Answer.header_bytes + count * search_plan.item_bytes
+        sent = _estimate_map(items, count, epsilon, search_plan.dimension), _MESSAGE, answer, answer
+        commands = _write_message(items, count, epsilon, works)
+        ways.append(
+            SearchWay("message", f"the name of one set (epsilon {epsilon:g})", epsilon, *sent, recall, commands)
+        )
+    best = next((way.name for way in ways if not problems[way.name]), None)
     return tuple(
         replace(
             way,
             recommended=way.name == best,
-            reason=_explain(way, fits[way.name], works, storage),
-            commands=way.commands if fits[way.name] or way.name == "message" else (),
+            reason=problems[way.name] or _REASONS[way.name],
+            commands=() if problems[way.name] and way.name != "message" else way.commands,
         )
         for way in ways
     )
@@ -310,21 +306,6 @@ def _write_message(items: int, count: int, epsilon: float, works: bool) -> tuple
     return tuple(lines)
 
 
-def _explain(way: SearchWay, fits: bool, works: bool, storage: int) -> str:
-    """Explain why a way fits, or does not."""
-    if way.name == "message":
-        little = "it finds less than twice as much as the same answer for everyone"
-        too_small = "the answer is too small for this epsilon; alternatives follow"
-        return "one small request, and a map to store" if fits else little if works else too_small
-    if way.stored_bytes > storage:
-        return f"it needs more than the client's storage of {write_bytes(storage)}"
-    if not fits:
-        return "a scan of the codes takes the server too long"
-    if way.name == "home":
-        return "it fits, if the operator shares all codes"
-    return "it fits, even if the operator does not share codes"
-
-
 def find_shares(fraction: float) -> tuple[float, float]:
     """Return the expected share of the ceiling, from and to, for answers of a fraction of the gallery."""
     slope = (_LOW_SHARES[1] - _LOW_SHARES[0]) / math.log(_FRACTIONS[1] / _FRACTIONS[0])
@@ -335,11 +316,10 @@ def find_shares(fraction: float) -> tuple[float, float]:
 
 def _estimate_recall(release: str, floor: float, ceiling: float, count: int, fraction: float) -> tuple[float, float]:
     """Return the expected NN-recall@8, with and without the loss by codes."""
-    low, high = (
-        (1.0, 1.0) if release == WHOLE else (max(floor, share * ceiling) for share in find_shares(fraction or 1.0))
-    )
-    room = min(1.0, count / _TOP)
-    return min(room, (1 - CODE_LOSS) * low), min(room, high)
+    shares = (1.0, 1.0) if release == WHOLE else find_shares(fraction or 1.0)
+    low, high = (max(floor, share * ceiling) for share in shares)
+    most = min(1.0, count / _TOP)
+    return min(most, (1 - CODE_LOSS) * low), min(most, high)
 
 
 def _find_limits(epsilon: float, delta: float, fraction: float, popularity: ArrayLike | None) -> tuple[float, float]:
@@ -350,11 +330,6 @@ def _find_limits(epsilon: float, delta: float, fraction: float, popularity: Arra
         return popular_floor(fraction, popularity), neighbor_ceiling(epsilon, fraction, popularity, delta)
     line = utility_ceiling(epsilon, delta, fraction) if delta else reference_line(epsilon, fraction)
     return fraction, line
-
-
-def _estimate_reach(items: int, count: int, epsilon: float) -> float:
-    """Estimate the fraction of items in a set, with the usual number of sets."""
-    return float(np.interp(_count_sets(items, count, epsilon) * count / items, _ROOM, _REACHES))
 
 
 def _estimate_map(items: int, count: int, epsilon: float, dimension: int) -> int:
@@ -375,7 +350,7 @@ def round_up(epsilon: float) -> float:
     return math.ceil(10 * epsilon) / 10
 
 
-def write_bytes(size: int) -> str:
+def format_bytes(size: int) -> str:
     """Format a number of bytes for humans."""
     if not size:
         return "nothing"

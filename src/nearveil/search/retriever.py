@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import NotFittedError
 
-from nearveil.gallery.answers import Answer, Bytes, Codes, Singles, make_codes
+from nearveil.gallery.answers import Answer, Codes, Singles, make_codes
 from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels
 from nearveil.privacy import Guarantee
@@ -20,29 +20,33 @@ from nearveil.wire.client import rank_candidates
 class GalleryRanker:
     """The server: ranks a gallery by messages and returns the best candidates. It never sees a query."""
 
-    def __init__(self, mechanism: Release, features: Singles, codes: Bytes, count: int) -> None:
-        self._mechanism = mechanism
+    def __init__(
+        self,
+        mechanism: Release,
+        gallery: ArrayLike,
+        gallery_y: ArrayLike | None,
+        candidates: float,
+        code_bytes: int | Literal["auto"] | None,
+    ) -> None:
+        self.features: Singles = mechanism.features(gallery, "gallery", lenient=True).astype(np.float32)
+        self.labels = None if gallery_y is None else check_labels(gallery_y, len(self.features), "gallery_y")
+        self.count = candidate_count(candidates, len(self.features))
+        self.codes = make_codes(self.features, code_bytes)
+        self.mechanism: Release = mechanism.index(gallery) if hasattr(mechanism, "index") else mechanism
+        self._packed = self.codes.encode(self.features)
         # Once for all messages: projections, embeddings.
-        self._prepared = mechanism._prepare(features)  # type: ignore[arg-type]
-        self._codes = codes
-        self._count = count
+        self._prepared = self.mechanism._prepare(self.features)  # type: ignore[arg-type]
 
     def answers(self, messages: Sequence[Message]) -> list[Answer]:
         """Answer messages; equal messages share one answer."""
         cache: dict[bytes, Answer] = {}
-        answers = []
         for message in messages:
-            key = message.to_bytes()
-            if key not in cache:
-                ids = select_first(self._scores(message), self._count)
-                cache[key] = Answer(ids.astype(np.uint32), self._codes[ids])
-            answers.append(cache[key])
-        return answers
-
-    def _scores(self, message: Message) -> NDArray[np.float64]:
-        # Not `rank`, which would prepare the whole gallery again for every message.
-        self._mechanism._check_messages([message])
-        return self._mechanism._rank(message, self._prepared)
+            if message.to_bytes() not in cache:
+                # Not `rank`, which would prepare the whole gallery again for every message.
+                self.mechanism._check_messages([message])
+                ids = select_first(self.mechanism._rank(message, self._prepared), self.count)
+                cache[message.to_bytes()] = Answer(ids.astype(np.uint32), self._packed[ids])
+        return [cache[message.to_bytes()] for message in messages]
 
 
 def select_first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
@@ -100,7 +104,7 @@ class Retriever:
             raise ValueError("candidates must be given: the mechanism has no fraction of its own")
         if default is not None and fraction != default:
             raise ValueError(f"candidates must agree with the mechanism's own, {default}; omit it to use that")
-        # Copy it: another retriever may fit the same mechanism on other rows.
+        # Copy it: the caller may change its parameters later.
         self._mechanism = copy.deepcopy(mechanism)
         self.candidates = check_fraction(fraction)
         self.code_bytes = code_bytes
@@ -108,17 +112,7 @@ class Retriever:
         self._ranker: GalleryRanker | None = None
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
-        """Fit the mechanism on public rows, and drop the index.
-
-        Parameters
-        ----------
-        public_X : array-like of shape (n, d)
-        public_y : array-like of shape (n,), optional
-
-        Returns
-        -------
-        Retriever
-        """
+        """Fit the mechanism on public rows, and labels of them if it uses labels, and drop the index."""
         self._mechanism = self.mechanism.fit(public_X, public_y)
         self._fitted = True
         self._ranker = None
@@ -133,21 +127,11 @@ class Retriever:
             The map and the answers reveal it to the client; no guarantee covers it.
         gallery_y : array-like of shape (N,), optional
             Labels, only for :func:`evaluate`.
-
-        Returns
-        -------
-        Retriever
         """
         if not self._fitted:
             raise NotFittedError("Retriever must be fitted on public rows first: call fit(public_X)")
-        features = self.mechanism.features(gallery, "gallery", lenient=True).astype(np.float32)
-        labels = None if gallery_y is None else check_labels(gallery_y, len(features), "gallery_y")
-        count = candidate_count(self.candidates, len(features))
-        codes = make_codes(features, self.code_bytes)
-        if hasattr(self.mechanism, "index"):
-            self._mechanism = self.mechanism.index(gallery)
-        self._features, self._labels, self._codes, self._count = features, labels, codes, count
-        self._ranker = GalleryRanker(self.mechanism, features, codes.encode(features), count)
+        self._ranker = GalleryRanker(self.mechanism, gallery, gallery_y, self.candidates, self.code_bytes)
+        self._mechanism = self._ranker.mechanism
         return self
 
     @property
@@ -163,20 +147,17 @@ class Retriever:
     @property
     def features(self) -> Singles:
         """Features of the gallery, centred and of norm one, shape (N, d)."""
-        self._indexed()
-        return self._features
+        return self._indexed().features
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
         """Labels of the gallery, shape (N,), or None."""
-        self._indexed()
-        return self._labels
+        return self._indexed().labels
 
     @property
     def codes(self) -> Codes:
         """Public table that decodes codes."""
-        self._indexed()
-        return self._codes
+        return self._indexed().codes
 
     def nearest(self, x: ArrayLike, k: int = 8, *, rng: Source | None = None) -> NDArray[np.int64]:
         """Search privately. Uses the guarantee once for each row.
@@ -188,7 +169,7 @@ class Retriever:
         k : int, default=8
             At most the number of candidates in an answer, floor(f N).
         rng : Source, optional
-            Only for tests and studies; see :meth:`nearveil.mechanisms.Release.release`.
+            Only for tests and studies.
 
         Returns
         -------
@@ -202,27 +183,21 @@ class Retriever:
     def search(
         self, X: ArrayLike, k: int = 8, *, rng: Source | None = None
     ) -> tuple[NDArray[np.int64], list[int], list[Answer]]:
-        """Search privately, and return the messages' sizes and the answers as well.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        k : int, default=8
-        rng : Source, optional
+        """Search privately, and return the sizes of the n messages and the answers as well.
 
         Returns
         -------
         chosen : ndarray of shape (n, k), int64
-        message_bytes : list of n int
-        answers : list of n Answer
+        message_bytes : list of int
+        answers : list of Answer
         """
         ranker = self._indexed()
         # Check before the release: a message without an answer costs as much as one with an answer.
-        if not is_integer(k, 1, self._count):
-            raise ValueError(f"k must be a whole number from 1 to {self._count}, the candidates of an answer")
+        if not is_integer(k, 1, ranker.count):
+            raise ValueError(f"k must be a whole number from 1 to {ranker.count}, the candidates of an answer")
         messages = self.mechanism.release(X, rng=rng)
         answers = ranker.answers(messages)
-        chosen, _ = rank_candidates(self.mechanism, self._codes, X, answers, int(k))
+        chosen, _ = rank_candidates(self.mechanism, ranker.codes, X, answers, int(k))
         return chosen, [message.nbytes for message in messages], answers
 
     def __repr__(self) -> str:

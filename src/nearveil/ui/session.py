@@ -10,13 +10,14 @@ from typing import Any
 
 from nearveil.client import GalleryInfo, UnansweredError
 from nearveil.client.clients import Client
+from nearveil.gallery.answers import Singles
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import make_refusal
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.search.outlook import EPSILONS, Outlook, Singles, make_outlook
+from nearveil.search.outlook import EPSILONS, Outlook, make_outlook
 from nearveil.ui._views import (
     PageError,
     describe_balance,

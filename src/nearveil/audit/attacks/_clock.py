@@ -91,10 +91,15 @@ def make_clock_experiment(
                 parts = pool.map(lambda ask, share: _time_differences(ask, question, share), asking, shares)
                 return np.concatenate(list(parts))
 
+    ends = np.zeros((2, DIMENSION))  # of the arc
+    ends[:, 0], ends[:, 1] = (1.0, -1.0), 0.1
     return Experiment(
         name=name,
         guarantee=ClientProtocol(EPSILON).guarantee,
-        pairs=tuple(_make_pair(family, public) for family, public in make_hostile_parts().items()),
+        pairs=tuple(
+            Pair(family, TimedQuestion(public, ends[0], ends[0]), TimedQuestion(public, ends[1], ends[0]))
+            for family, public in make_hostile_parts().items()
+        ),
         run=run,
         trials=trials,
     )
@@ -115,7 +120,9 @@ def _time_differences(ask: Asking, question: TimedQuestion, first: NDArray[np.bo
 
 def make_hostile_parts(prototypes: int = MOST_PROTOTYPES) -> dict[str, PublicPart]:
     """Return public parts of hostile servers, by the weakness that they target."""
-    arc = _make_arc(prototypes)
+    angles = np.linspace(0.0, np.pi, prototypes)
+    arc = np.zeros((prototypes, MOST_DIMENSIONS), dtype=np.int8)  # in order from one end of an axis to the other
+    arc[:, 0], arc[:, 1] = np.rint(127 * np.cos(angles)), np.rint(127 * np.sin(angles))
     exact = np.eye(DIMENSION, dtype=np.float16)
     small = np.full((DIMENSION, MOST_DIMENSIONS), _SUBNORMAL, dtype=np.float16)
     small[0, 0] = 1.0
@@ -127,14 +134,6 @@ def make_hostile_parts(prototypes: int = MOST_PROTOTYPES) -> dict[str, PublicPar
         "components that overflow": _make_part(np.full_like(small, 65504.0), arc, random_sets),
         "ties everywhere, and many sets": _make_part(exact, np.ones_like(arc), full_sets),
     }
-
-
-def _make_arc(count: int) -> NDArray[np.int8]:
-    """Return prototypes in order from one end of an axis to the other."""
-    angles = np.linspace(0.0, np.pi, count)
-    rows = np.zeros((count, MOST_DIMENSIONS))
-    rows[:, 0], rows[:, 1] = np.cos(angles), np.sin(angles)
-    return np.rint(127 * rows).astype(np.int8)
 
 
 def _make_part(components: NDArray[Any], prototypes: NDArray[np.int8], coverage: NDArray[np.uint8]) -> PublicPart:
@@ -151,13 +150,6 @@ def _make_part(components: NDArray[Any], prototypes: NDArray[np.int8], coverage:
         extractor="",
         fingerprint="hostile",
     )
-
-
-def _make_pair(family: str, public: PublicPart) -> Pair:
-    """Return features at the two ends of the arc."""
-    ends = np.zeros((2, DIMENSION))
-    ends[:, 0], ends[:, 1] = (1.0, -1.0), 0.1
-    return Pair(family, TimedQuestion(public, ends[0], ends[0]), TimedQuestion(public, ends[1], ends[0]))
 
 
 def count_lines(work: Callable[[], object]) -> int:

@@ -1,6 +1,6 @@
 """A hostile server in this process, and a real client that asks it."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
 from typing import Any
@@ -56,16 +56,8 @@ class HostileServer(httpx.AsyncBaseTransport):
         return _make_reply(400, _JSON, b'{"code": "hostile", "message": "no answer"}')
 
 
-class _Body(httpx.AsyncByteStream):
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        yield self._data
-
-
 def _make_reply(status: int, kind: str, body: bytes) -> httpx.Response:
-    return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=_Body(body))
+    return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=httpx.ByteStream(body))
 
 
 class _FreeAccount:

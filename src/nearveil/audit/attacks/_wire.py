@@ -17,7 +17,7 @@ from nearveil.wire.client import Found, PublicPart
 from nearveil.wire.server import serve_maps
 
 Send = Callable[[bytes], bytes]
-Talk = Callable[[PublicPart, Floats, Send, Source], None]
+Talk = Callable[[PublicPart, Floats, Send, Source], object]
 
 _EPSILON = 2.0
 _TAIL = 24  # last bytes of the question, which hold the arrays of the message
@@ -48,12 +48,7 @@ def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source
     return client.take_answer(send(client.ask(feature, spend=lambda _: FreeDebit(), rng=source)), 3)
 
 
-def ask_honestly(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
-    """Ask, choose, and send nothing more."""
-    ask_question(public, feature, send, source)
-
-
-def make_wire_experiment(talk: Talk = ask_honestly, *, name: str = "covers: on the wire") -> Experiment:
+def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on the wire") -> Experiment:
     """Return the experiment of all traffic with a server.
 
     `talk`: ``talk(public, feature, send, source)`` acts as the client. The observer sees all calls of `send`.
