@@ -476,7 +476,7 @@ def test_no_adaptive_adversary_beats_the_filter() -> None:
     """After every answer the adversary picks which randomised response to ask next; all histories, exactly."""
     epsilon, delta, orders, menu = 1.0, 0.05, (2.0, 8.0), (0.15, 0.3, 0.45)
     costs = {e: RdpAccountant(orders=orders).compose(PureDp(e)).rdp for e in menu}
-    budget = RenyiFilter(epsilon, delta, orders)._budget
+    budget = np.array(RenyiFilter(epsilon, delta, orders).budgets)
 
     def value(a: float, left: Any, rounds: int) -> float:
         best = max(1 - a, 0.0)

@@ -1,7 +1,11 @@
 """The ledger: accounts in a database, safe against crashes and concurrent spends."""
 
+import csv
+import io
+import json
 import secrets
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
@@ -28,7 +32,6 @@ from nearveil.ledger.budget import Events, canonical_json, find_plan_cost, forma
 from nearveil.ledger.database import Clock, LedgerDatabase, read_utc_clock
 from nearveil.ledger.entries import OPENED, BudgetRow, Entry, Receipt
 from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
-from nearveil.ledger.history import export_entries
 from nearveil.ledger.witness import Witness
 from nearveil.privacy.checks import check_choice, check_text
 from nearveil.privacy.guarantee import Protects, Relation
@@ -84,21 +87,18 @@ class Ledger:
     ) -> None:
         if not timeout > 0:
             raise ValueError("timeout must be a positive number of seconds")
-        database = LedgerDatabase(parse_url(url, "url"), timeout, clock, read_only=read_only)
-        self._database, self._witness_path = (
-            database,
-            None if witness is None else Path(witness).expanduser().absolute(),
-        )
+        self._database = database = LedgerDatabase(parse_url(url, "url"), timeout, clock, read_only=read_only)
+        self._witness_path = None if witness is None else Path(witness).expanduser().absolute()
         if self._witness_path is not None:
             database.witness = Witness(self._witness_path)
         elif database.is_sqlite:
             database.witness = Witness(Path(f"{database.path}.witness"))
         try:
             self._check_path()
-            if read_only:
-                self._check_version()
-            else:
+            if not read_only:
                 self._prepare()
+            elif database.read(find_version) is None:
+                raise LedgerError(f"{self!r} is not a ledger: open it once without read_only")
             if database.witness is None:
                 database.witness = self._find_witness()
             if not read_only:
@@ -211,7 +211,16 @@ class Ledger:
 
     def export(self, format: Literal["json", "csv"] = "json") -> str:  # noqa: A002
         """Return all entries of all accounts as text, with their hashes."""
-        return export_entries(self.history(), format)
+        rows = [asdict(entry) for entry in self.history()]
+        if format == "json":
+            return json.dumps(rows, indent=1)
+        if format != "csv":
+            raise ValueError('format must be "json" or "csv"')
+        output = io.StringIO()
+        writer = csv.DictWriter(output, [field.name for field in fields(Entry)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return output.getvalue()
 
     def backup(self, path: str | Path) -> None:
         """Copy a SQLite ledger to a new file, which must not exist, consistently, while others spend.
@@ -286,10 +295,6 @@ class Ledger:
 
     def _has_accounts(self) -> bool:
         return self._database.read(lambda connection: is_current(connection) and bool(list_accounts(connection)))
-
-    def _check_version(self) -> None:
-        if self._database.read(find_version) is None:
-            raise LedgerError(f"{self!r} is not a ledger: open it once without read_only")
 
     def __enter__(self) -> Self:
         return self

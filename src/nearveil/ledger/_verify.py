@@ -89,8 +89,12 @@ def verify(database: LedgerDatabase, account: str | None, receipts: Sequence[Rec
 
     def work(connection: sa.Connection) -> Verification:
         names = [account] if account is not None else list_accounts(connection)
-        problems = [] if account is not None else _find_missing_accounts(names, witnessed, receipts)
+        problems: list[LedgerProblem] = []
         count = 0
+        if account is None:
+            problems += [LedgerProblem("?", None, text) for text in _find_missing_accounts(names, witnessed)]
+            text = "there is a receipt of this account, and it is not in the database"
+            problems += [LedgerProblem(item.account, None, text) for item in receipts if item.account not in names]
         for name in names:
             marks = [(*witnessed[digest(name)], "its witness")] if digest(name) in witnessed else []
             marks += [(item.sequence, item.hash, "a receipt") for item in receipts if item.account == name]
@@ -107,7 +111,7 @@ def find_witness_problems(database: LedgerDatabase, witnessed: Witnessed) -> lis
 
     def work(connection: sa.Connection) -> list[str]:
         names = list_accounts(connection)
-        problems = [problem.text for problem in _find_missing_accounts(names, witnessed, ())]
+        problems = _find_missing_accounts(names, witnessed)
         for name in names:
             sequence, hash_ = witnessed.get(digest(name), (0, GENESIS))
             if find_hash(connection, name, sequence) != hash_:
@@ -117,19 +121,9 @@ def find_witness_problems(database: LedgerDatabase, witnessed: Witnessed) -> lis
     return database.read(work)
 
 
-def _find_missing_accounts(
-    names: Sequence[str], witnessed: Witnessed, receipts: Sequence[Receipt]
-) -> list[LedgerProblem]:
-    problems = []
-    missing = set(witnessed) - {digest(name) for name in names}
-    if missing:
-        text = f"{len(missing)} account(s) that the witness has seen are not in the database"
-        problems.append(LedgerProblem("?", None, text))
-    for receipt in receipts:
-        if receipt.account not in names:
-            text = "there is a receipt of this account, and it is not in the database"
-            problems.append(LedgerProblem(receipt.account, None, text))
-    return problems
+def _find_missing_accounts(names: Sequence[str], witnessed: Witnessed) -> list[str]:
+    missing = set(witnessed) - set(map(digest, names))
+    return [f"{len(missing)} account(s) that the witness has seen are not in the database"] if missing else []
 
 
 class _Replay:
@@ -150,7 +144,6 @@ class _Replay:
             self._check_chain(entry)
             try:
                 self._apply(entry)
-                self._check_states(entry)
             except (AttributeError, KeyError, TypeError, ValueError):
                 self._report(entry, "is corrupted")
             self._sequence, self._head, self.count = entry.sequence, entry.hash, self.count + 1
@@ -177,7 +170,7 @@ class _Replay:
                 self._report(entry, f"differs from what {source} has seen")
 
     def _apply(self, entry: Entry) -> None:
-        """Repeat the effect of an entry on the account, its quotas and its caps."""
+        """Repeat the effect of an entry on the account, its quotas and its caps; compare the totals after it."""
         content = entry.content
         if entry.kind == OPENED and None not in self._rows:
             self._open(entry, opening=content["opening"])
@@ -194,6 +187,11 @@ class _Replay:
             self._pay(entry, str(entry.client), content["price"])
         elif not (entry.kind == MESSAGE and entry.key in self._charges and isinstance(content["message"], str)):
             self._report(entry, "does not follow from the entries before it")
+        if None in self._rows and entry.state != self._rows[None].digest:
+            self._report(entry, "records other totals than the sum of the entries up to it")
+        share = None if entry.client is None else self._rows.get(entry.client)
+        if entry.client_state != (None if share is None else share.digest):
+            self._report(entry, "records other totals of the client than the sum of the entries up to it")
 
     def _open(self, entry: Entry, opening: str = "") -> None:
         """Open the account, a quota or a cap, and check that its limits are not wider than its budget."""
@@ -236,13 +234,6 @@ class _Replay:
         self._rows[client] = replace(row, totals=totals, sequence=entry.sequence)
         if not row.budget.allows(totals):
             self._report(entry, f"exceeds the budget{payer}")
-
-    def _check_states(self, entry: Entry) -> None:
-        if None in self._rows and entry.state != self._rows[None].digest:
-            self._report(entry, "records other totals than the sum of the entries up to it")
-        share = None if entry.client is None else self._rows.get(entry.client)
-        if entry.client_state != (None if share is None else share.digest):
-            self._report(entry, "records other totals of the client than the sum of the entries up to it")
 
     def _check_rows(self) -> None:
         """Compare the replayed states with the rows that spending reads."""

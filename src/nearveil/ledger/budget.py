@@ -21,7 +21,7 @@ from dp_accounting import DpEvent, UnsupportedEventError
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy import events as nearveil_events
-from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter
+from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter, find_pure_epsilon
 from nearveil.privacy.checks import check_budget, check_count, check_delta, check_finite
 from nearveil.privacy.events import PureDp, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, find_epsilon, needs_add_remove
@@ -328,22 +328,13 @@ class PureBudget(Budget):
 
 @lru_cache(maxsize=4096)
 def _price_pure(text: str) -> int:
-    exact = find_exact_epsilon(parse_event(text))
+    exact = find_pure_epsilon(parse_event(text), to_exact_decimal)
     if exact is None:
         raise UnpricedError(
             f"events: {type(parse_event(text)).__name__} is not pure, and this account has delta 0; "
             "open one with a delta, or with a plan"
         )
     return round_units_up(exact) or 0
-
-
-def find_exact_epsilon(leaf: DpEvent) -> Fraction | None:
-    """Return the decimal epsilon of a pure mechanism, else None."""
-    if isinstance(leaf, PureDp):
-        return to_exact_decimal(leaf.epsilon)
-    if isinstance(leaf, dp.LaplaceDpEvent):
-        return 1 / to_exact_decimal(leaf.noise_multiplier)
-    return None
 
 
 @dataclass(frozen=True)
@@ -442,7 +433,7 @@ class PlanBudget(Budget):
 def find_pld_epsilon(charge: Charge, delta: float) -> float:
     """Return the epsilon of a fixed set of mechanisms at `delta`: by PLD, or the sum if delta is 0."""
     if delta == 0:
-        exact = [(find_exact_epsilon(event), times) for event, times in read_charge(charge)]
+        exact = [(find_pure_epsilon(event, to_exact_decimal), times) for event, times in read_charge(charge)]
         total = sum((epsilon * times for epsilon, times in exact if epsilon), Fraction(0))
         return math.inf if any(epsilon is None for epsilon, _ in exact) else round_float_up(total)
     try:

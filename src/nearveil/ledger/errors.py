@@ -1,5 +1,7 @@
 """Errors of a ledger. None of them ever holds a private value."""
 
+import math
+
 from nearveil.errors import NearveilError
 from nearveil.privacy.accounting import BudgetExceededError
 
@@ -27,18 +29,17 @@ class OverBudgetError(LedgerError, BudgetExceededError):
         The remaining part, rounded down.
     """
 
-    def __init__(self, message: str, *, epsilon: float, spent: float, cost: float, left: float) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        epsilon: float = math.nan,  # the defaults are for unpickling, which sets the figures afterwards
+        spent: float = math.nan,
+        cost: float = math.nan,
+        left: float = math.nan,
+    ) -> None:
         super().__init__(message)
         self.epsilon, self.spent, self.cost, self.left = epsilon, spent, cost, left
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling: processes send errors to one another."""
-        figures = {"epsilon": self.epsilon, "spent": self.spent, "cost": self.cost, "left": self.left}
-        return _restore_over_budget, (str(self), figures)
-
-
-def _restore_over_budget(message: str, figures: dict[str, float]) -> OverBudgetError:
-    return OverBudgetError(message, **figures)
 
 
 class KeySpentError(LedgerError):

@@ -1,13 +1,8 @@
-"""Balances, previews and exports."""
+"""Balances and previews."""
 
-import csv
-import io
-import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
 
 from dp_accounting import DpEvent
 
@@ -24,7 +19,7 @@ from nearveil.ledger.budget import (
     round_float_up,
     to_exact_decimal,
 )
-from nearveil.ledger.entries import BudgetRow, Entry
+from nearveil.ledger.entries import BudgetRow
 from nearveil.ledger.errors import OverBudgetError
 
 
@@ -51,12 +46,10 @@ class Balance:
     remaining: tuple[tuple[DpEvent, int], ...]  #: the rest of a plan; empty for the other kinds
 
     def __str__(self) -> str:
-        subject = (
-            f"account {self.account}" if self.client is None else f"client {self.client} in account {self.account}"
-        )
+        share = "" if self.client is None else f"client {self.client} in "
         return (
-            f"{subject}: budget epsilon {self.epsilon:.4g} at delta {self.delta:g}, spent {format_up(self.spent)}, "
-            f"left {format_down(self.left)}"
+            f"{share}account {self.account}: budget epsilon {self.epsilon:.4g} at delta {self.delta:g}, "
+            f"spent {format_up(self.spent)}, left {format_down(self.left)}"
         )
 
 
@@ -150,16 +143,3 @@ def _compute_left(epsilon: float, spent: Fraction | None) -> float:
 def _make_reason(before: Balance, cost: float, details: str) -> str:
     summary = f"{before}; this costs {format_up(cost)}; nothing was spent"
     return f"{summary} ({details})" if details else summary
-
-
-def export_entries(entries: Sequence[Entry], format: Literal["json", "csv"]) -> str:  # noqa: A002
-    """Return entries as text, with their hashes."""
-    if format not in ("json", "csv"):
-        raise ValueError('format must be "json" or "csv"')
-    if format == "json":
-        return json.dumps([asdict(entry) for entry in entries], indent=1)
-    output = io.StringIO()
-    writer = csv.DictWriter(output, [field.name for field in fields(Entry)], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(map(asdict, entries))
-    return output.getvalue()

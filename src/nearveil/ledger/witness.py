@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 from nearveil.ledger.entries import Receipt, digest
@@ -75,13 +76,9 @@ class Witness:
 
     def _find(self, file: int, name: str) -> tuple[int, int, str] | None:
         """Return offset, sequence and hash of an account's record."""
-        if name in self._offsets:
-            for offset, stored_name, sequence, hash_ in _read_records(
-                file, self.path, self._offsets[name], _RECORD_BYTES
-            ):
-                if stored_name == name:
-                    return offset, sequence, hash_
-        for offset, stored_name, sequence, hash_ in _read_records(file, self.path):
+        start = self._offsets.get(name)
+        nearby = () if start is None else _read_records(file, self.path, start, _RECORD_BYTES)
+        for offset, stored_name, sequence, hash_ in chain(nearby, _read_records(file, self.path)):
             if stored_name == name:
                 self._offsets[name] = offset
                 return offset, sequence, hash_

@@ -15,7 +15,7 @@ import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Self
@@ -78,11 +78,11 @@ FILTER_ORDERS: tuple[float, ...] = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.
 LIBRARY_ROUNDING = 2.0**-47  # of one divergence that dp-accounting computes
 
 
-def find_pure_epsilon(leaf: DpEvent) -> Fraction | None:
-    """Return the epsilon of a mechanism that has one at delta 0, else None."""
+def find_pure_epsilon(leaf: DpEvent, read: Callable[[float], Fraction] = Fraction) -> Fraction | None:
+    """Return the epsilon of a mechanism that has one at delta 0, else None; `read` makes parameters exact."""
     if isinstance(leaf, PureDp):
-        return Fraction(leaf.epsilon)
-    return 1 / Fraction(leaf.noise_multiplier) if isinstance(leaf, dp.LaplaceDpEvent) else None
+        return read(leaf.epsilon)
+    return 1 / read(leaf.noise_multiplier) if isinstance(leaf, dp.LaplaceDpEvent) else None
 
 
 def sum_pure_epsilons(spent: Spent) -> float:
@@ -365,6 +365,7 @@ class BudgetExceededError(NearveilError, ValueError):
     """The budget would be exceeded; nothing was spent."""
 
 
+@dataclass(frozen=True, eq=False)
 class RenyiFilter:
     """A budget for mechanisms chosen after seeing earlier answers: noise, kind and number may depend on them.
 
@@ -382,45 +383,31 @@ class RenyiFilter:
     (True, False)
     """
 
-    def __init__(self, epsilon: float, delta: float, orders: tuple[float, ...] = FILTER_ORDERS) -> None:
-        check_budget(epsilon)
-        self._terms = (epsilon, delta)
-        self._accountant = RdpAccountant(orders=orders)
-        alpha = np.array(self._accountant.orders)
-        share = check_delta(delta) / len(alpha)
+    epsilon: float  #: holds, as delta does, however the budget is spent
+    delta: float
+    orders: tuple[float, ...] = FILTER_ORDERS
+    budgets: tuple[float, ...] = field(init=False)  #: of each order; a negative one admits nothing
+    _accountant: RdpAccountant = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_budget(self.epsilon)
+        accountant = RdpAccountant(orders=self.orders)
+        alpha = np.array(accountant.orders)
+        share = check_delta(self.delta) / len(alpha)
         # The tight conversion, solved for the divergence: the budget of order alpha for (epsilon, share).
-        self._budget = epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
-        if np.all(self._budget < 0):
+        budgets = self.epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
+        if np.all(budgets < 0):
             raise ValueError("orders are too small for this epsilon and delta: give larger ones, such as FILTER_ORDERS")
-
-    @property
-    def epsilon(self) -> float:
-        """The epsilon that holds, however the budget is spent."""
-        return self._terms[0]
-
-    @property
-    def delta(self) -> float:
-        """The delta that holds, however the budget is spent."""
-        return self._terms[1]
+        vars(self).update(orders=accountant.orders, budgets=tuple(budgets.tolist()), _accountant=accountant)
 
     @property
     def spent(self) -> Spent:
         """The mechanisms paid for so far, each with its number of runs."""
         return self._accountant.spent
 
-    @property
-    def orders(self) -> tuple[float, ...]:
-        """The orders of Renyi divergence."""
-        return self._accountant.orders
-
-    @property
-    def budgets(self) -> tuple[float, ...]:
-        """The budget of each order; a negative one admits nothing."""
-        return tuple(map(float, self._budget))
-
     def may_spend(self, event: DpEvent, count: int = 1) -> bool:
         """Return whether the budget covers the event too."""
-        return bool(np.any(self._accountant.copy().compose(event, count).rdp <= self._budget))
+        return bool(np.any(self._accountant.copy().compose(event, count).rdp <= self.budgets))
 
     def spend(self, event: DpEvent, count: int = 1) -> None:
         """Pay for the event, *before* it happens, or raise BudgetExceededError and spend nothing."""
