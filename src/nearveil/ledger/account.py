@@ -187,7 +187,7 @@ class Account:
     @property
     def owner(self) -> str:
         """The owner of the account."""
-        return self._details["owner"]
+        return str(self._details["owner"])
 
     @property
     def protects(self) -> Protects:
@@ -197,7 +197,7 @@ class Account:
     @property
     def unit(self) -> str:
         """The unit of protection: one record."""
-        return self._details["unit"]
+        return str(self._details["unit"])
 
     @property
     def relation(self) -> Relation:
@@ -312,7 +312,9 @@ class Account:
             The debit may be stored or not; release nothing.
         """
         key, nonce = new_key() if key is None else check_text(key, "key"), secrets.token_hex(16)
-        charge, database = repeat_charge(self._charge(guarantee), times), self._ledger._database
+        charge, database = self._charge(guarantee), self._ledger._database
+        if times != 1:
+            charge = repeat_charge(charge, times)
         with suppress(UnpricedError):  # fill the cache of prices before the transaction: other writers wait for it
             self._budget.price(charge)
         make_debit = partial(Debit, self, charge, key=key, client=client)
@@ -434,7 +436,10 @@ class Account:
         return self._ledger._database.read(lambda connection: list(read_entries(connection, self.name)))
 
     def _charge(self, guarantee: Guarantee) -> Charge:
-        return charge_guarantee(guarantee, self.protects, self.unit, self.relation, self.delta)
+        details = self._details
+        return charge_guarantee(
+            guarantee, details["protects"], details["unit"], details["relation"], self._budget.delta
+        )
 
     def _charge_all(self, guarantee: Guarantee | Parts) -> Charge:
         if not isinstance(guarantee, Iterable):
@@ -453,7 +458,7 @@ class Account:
         return self._load().budget
 
     @cached_property
-    def _details(self) -> dict[str, str]:
+    def _details(self) -> dict[str, Any]:
         """The owner, the protected record, its unit and the relation, which never change."""
         return dict(json.loads(self._load().opening))
 
