@@ -13,7 +13,7 @@ from nearveil.audit import Law
 from nearveil.audit._experiment import (
     TESTS,
     LawTest,
-    _CoinCounts,
+    _Counts,
     bound_repeat_chance,
     compute_uniforms,
     hash_rows,
@@ -62,9 +62,11 @@ def test_false_laws_are_found(values: Any) -> None:
 def test_a_true_coin_is_called_false_as_seldom_as_was_said(chance: float, alpha: float) -> None:
     """Over all counts, exactly; and a coin that is off by a fifth is found by enough tosses."""
     runs = 200
-    wrong = [k for k in range(runs + 1) if _CoinCounts(chance, runs, k).find_misfit(alpha) is not None]
+    coins = [_Counts(np.array([chance]), runs=runs, hits=k) for k in range(runs + 1)]
+    wrong = [coin.hits for coin in coins if coin.find_misfit(alpha) is not None]
     assert binom.pmf(wrong, runs, chance).sum() <= alpha
-    assert _CoinCounts(chance, 10_000, round(10_000 * chance**1.3)).find_misfit(alpha) is not None or chance > 0.9
+    off = _Counts(np.array([chance]), runs=10_000, hits=round(10_000 * chance**1.3))
+    assert off.find_misfit(alpha) is not None or chance > 0.9
 
 
 def test_a_true_law_is_called_false_as_seldom_as_was_said() -> None:

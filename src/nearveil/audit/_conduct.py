@@ -13,7 +13,7 @@ import numpy as np
 from sklearn.base import clone
 
 from nearveil.audit._experiment import Floats, LawTest
-from nearveil.audit._readers import Read, VoteReader, count_queries, make_twin
+from nearveil.audit._readers import AnswerRows, VoteReader, count_queries, make_twin
 from nearveil.audit.report import Check
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.accounting import PldAccountant
@@ -21,7 +21,7 @@ from nearveil.privacy.noise import Source
 from nearveil.private_knn import ExhaustedError
 from nearveil.private_knn.plan import VotePlan
 
-Conduct = Callable[[Source, float], Check]
+CheckRun = Callable[[Source, float], Check]
 
 _PREDICTIONS = 2_000  # of either database
 _SMALL_CAPS = {"answered": 12, "screened": 16}  # of estimators that the checks exhaust
@@ -32,7 +32,7 @@ ACCOUNT, LEDGER = "audit", "audit.db"
 _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 
 
-def make_vote_checks(reader: VoteReader) -> tuple[Conduct, ...]:
+def make_vote_checks(reader: VoteReader) -> tuple[CheckRun, ...]:
     """Return the checks of a voting estimator's conduct."""
     checks: dict[str, Callable[[Source, float], str | None]] = {
         "predict": partial(_check_predict, reader),
@@ -47,7 +47,7 @@ def make_vote_checks(reader: VoteReader) -> tuple[Conduct, ...]:
     return (*(make_check(name, find) for name, find in checks.items()), make_frozen_check(fitted))
 
 
-def make_check(name: str, find: Callable[[Source, float], str | None]) -> Conduct:
+def make_check(name: str, find: Callable[[Source, float], str | None]) -> CheckRun:
     """Return a check that fails if ``find(source, alpha)`` returns a problem."""
 
     def check(source: Source, alpha: float) -> Check:
@@ -57,7 +57,7 @@ def make_check(name: str, find: Callable[[Source, float], str | None]) -> Conduc
     return check
 
 
-def make_frozen_check(estimator: Any) -> Conduct:
+def make_frozen_check(estimator: Any) -> CheckRun:
     """Return a check that parameters set after `fit` do not change the guarantee."""
     return make_check("parameters set later", lambda *_: _find_loose(estimator))
 
@@ -188,7 +188,7 @@ class VotingSession:
             return
         self.count([self._reader.read(answers)])
 
-    def count(self, answers: Iterable[Read]) -> None:
+    def count(self, answers: Iterable[AnswerRows]) -> None:
         """Count answers and screenings."""
         for read in answers:
             self._screened += len(read.answered)

@@ -94,65 +94,44 @@ def compute_log_density(deviations: Floats, *, laplace: bool = False) -> Floats:
 
 
 @dataclass
-class _UniformCounts:
-    """Statistics of one array of uniform numbers: hits of each set, and the sum of squared normal scores."""
+class _Counts:
+    """Hits of sets with stated probabilities and, of uniform numbers, the sum of their squared normal scores."""
 
-    cell: float
+    chances: Floats
+    slack: Floats | float = 0.0  # of the probabilities
+    squares: float | None = None
     runs: int = 0
-    hits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(len(_SETS), dtype=np.int64))
-    squares: float = 0.0
+    hits: Any = 0  # of each set
 
-    def add(self, uniforms: Floats) -> None:
+    def add_uniforms(self, uniforms: Floats) -> None:
+        """Count the hits of `_SETS`."""
         clipped = np.clip(uniforms, _MIN_UNIFORM, _MAX_UNIFORM)
         bins = np.bincount((clipped * _BINS).astype(np.int64), minlength=_BINS)
         nested = [_count_levels(clipped), _count_levels(1 - clipped), _count_levels(np.abs(2 * clipped - 1))]
-        self.hits += np.concatenate([bins, *nested])
-        self.squares += float((ndtri(clipped) ** 2).sum())
-        self.runs += len(uniforms)
+        self.hits, self.runs = self.hits + np.concatenate([bins, *nested]), self.runs + len(uniforms)
+        self.squares = (self.squares or 0.0) + float((ndtri(clipped) ** 2).sum())
 
     def find_misfit(self, alpha: float) -> str | None:
-        """Describe a deviation from the uniform distribution with a p-value below `alpha` (Theorem 8)."""
+        """Describe a deviation with a p-value below `alpha` (Theorem 8)."""
         if not self.runs:
             return None
-        threshold = alpha / TESTS / 2  # two-sided tests
-        # A small set around the middle may gain or lose one grid cell; cells in the tails are tiny.
-        p_values = _compute_p_values(self.hits, self.runs, _SETS, np.where(_MIDDLE, 2 * self.cell, 0.0))
+        tests = 2 * (len(self.chances) + (self.squares is not None))  # two-sided
+        if self.squares is not None:
+            spread = min(
+                float(chi2.sf(self.squares / (1 + _TOLERANCE), self.runs)),
+                float(chi2.cdf(self.squares / (1 - _TOLERANCE), self.runs)),
+            )
+            if tests * spread < alpha:
+                return f"does not have the stated spread ({_format_chance(tests * spread)})"
+        high = np.minimum(self.chances * (1 + _TOLERANCE) + self.slack, 1.0)
+        low = np.maximum(self.chances * (1 - _TOLERANCE) - self.slack, 0.0)
+        hits = np.broadcast_to(self.hits, len(self.chances))
+        p_values = tests * np.minimum(binom.sf(hits - 1, self.runs, high), binom.cdf(hits, self.runs, low))
         worst = int(np.argmin(p_values))
-        spread = min(
-            float(chi2.sf(self.squares / (1 + _TOLERANCE), self.runs)),
-            float(chi2.cdf(self.squares / (1 - _TOLERANCE), self.runs)),
-        )
-        if spread < threshold:
-            return f"does not have the stated spread ({_format_chance(2 * TESTS * spread)})"
-        if p_values[worst] < threshold:
-            p_value = 2 * TESTS * float(p_values[worst])
-            return _describe_excess(int(self.hits[worst]), self.runs, float(_SETS[worst]), p_value)
-        return None
-
-
-@dataclass
-class _CoinCounts:
-    """Tosses of coins with one stated probability."""
-
-    chance: float
-    runs: int = 0
-    hits: int = 0
-
-    def find_misfit(self, alpha: float) -> str | None:
-        """Describe a deviation from the stated probability with a p-value below `alpha`."""
-        p_value = 2 * float(_compute_p_values(np.array(self.hits), self.runs, np.array(self.chance), np.array(0.0)))
-        return _describe_excess(self.hits, self.runs, self.chance, p_value) if p_value < alpha else None
-
-
-def _compute_p_values(hits: NDArray[np.int64], runs: int, chances: Floats, slack: Floats) -> Floats:
-    """Return the smaller one-sided binomial p-value of each count."""
-    above = binom.sf(hits - 1, runs, np.minimum(chances * (1 + _TOLERANCE) + slack, 1.0))
-    below = binom.cdf(hits, runs, np.maximum(chances * (1 - _TOLERANCE) - slack, 0.0))
-    return np.asarray(np.minimum(above, below))
-
-
-def _describe_excess(hits: int, runs: int, chance: float, p_value: float) -> str:
-    return f"has {hits:,} of {runs:,} runs where {chance * runs:,.1f} are stated ({_format_chance(p_value)})"
+        if p_values[worst] >= alpha:
+            return None
+        expected, chance = self.chances[worst] * self.runs, _format_chance(float(p_values[worst]))
+        return f"has {hits[worst]:,} of {self.runs:,} runs where {expected:,.1f} are stated ({chance})"
 
 
 def _count_levels(distances: Floats) -> NDArray[np.int64]:
@@ -167,8 +146,7 @@ class LawTest:
 
     def __init__(self, law: Law) -> None:
         self.law = law
-        self._uniforms: dict[str, list[_UniformCounts]] = {}
-        self._coins: dict[str, list[_CoinCounts]] = {}
+        self._counts: dict[str, _Counts] = {}
         self._rows: dict[str, list[Words]] = {}
         self._columns: dict[str, tuple[int, list[int]]] = {}  # runs, and repeats of the most frequent value
         self._checked = self._inconsistent = 0
@@ -176,16 +154,14 @@ class LawTest:
     def add(self, name: str, outcomes: Any, input_: Any) -> None:
         """Add the outcomes of runs on one input; runs with the same name are counted together."""
         if self.law.uniforms is not None:
-            arrays = self.law.uniforms(outcomes, input_)
-            cell = 0.0 if self.law.values is None else self.law.largest_value
-            counts = self._uniforms.setdefault(name, [_UniformCounts(cell) for _ in arrays])
-            for count, array in zip(counts, arrays, strict=True):
-                count.add(array)
+            # A small set around the middle may gain or lose one grid cell; cells in the tails are tiny.
+            slack = np.where(_MIDDLE, 0.0 if self.law.values is None else 2 * self.law.largest_value, 0.0)
+            for i, uniforms in enumerate(self.law.uniforms(outcomes, input_), 1):
+                self._counts.setdefault(f"{name}, number {i}", _Counts(_SETS, slack)).add_uniforms(uniforms)
         if self.law.coins is not None:
-            coins = self.law.coins(outcomes, input_)
-            tosses = self._coins.setdefault(name, [_CoinCounts(float(chance)) for _, chance in coins])
-            for toss, (hits, _) in zip(tosses, coins, strict=True):
-                toss.runs, toss.hits = toss.runs + len(hits), toss.hits + int(hits.sum())
+            for i, (tosses, chance) in enumerate(self.law.coins(outcomes, input_), 1):
+                coin = self._counts.setdefault(f"{name}, coin {i}", _Counts(np.array([chance])))
+                coin.runs, coin.hits = coin.runs + len(tosses), coin.hits + int(tosses.sum())
         if self.law.values is not None:
             values = self.law.values(outcomes)
             self._rows.setdefault(name, []).append(hash_rows(values))
@@ -199,15 +175,7 @@ class LawTest:
 
     def find_misfit(self, alpha: float) -> str | None:
         """Describe how the runs contradict the law; for a true law the probability of that is at most `alpha`."""
-        counts: list[tuple[str, _UniformCounts | _CoinCounts]] = [
-            *(
-                (f"{name}, number {i}", count)
-                for name, parts in self._uniforms.items()
-                for i, count in enumerate(parts, 1)
-            ),
-            *((f"{name}, coin {i}", count) for name, parts in self._coins.items() for i, count in enumerate(parts, 1)),
-        ]
-        misfits = ((name, count.find_misfit(alpha / len(counts))) for name, count in counts)
+        misfits = ((name, counts.find_misfit(alpha / len(self._counts))) for name, counts in self._counts.items())
         return next((f"{name} {misfit}" for name, misfit in misfits if misfit is not None), None)
 
     def find_repeats(self, alpha: float) -> str | None:

@@ -43,7 +43,7 @@ class VotingRecords:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class AnswerRows:
     """Answers to queries, one row each."""
 
     answered: Bools
@@ -75,7 +75,7 @@ class VoteReader(ABC):
         return True
 
     @abstractmethod
-    def read(self, answers: Any) -> Read:
+    def read(self, answers: Any) -> AnswerRows:
         """Convert the result of `answer`."""
 
     @abstractmethod
@@ -136,7 +136,7 @@ class VoteReader(ABC):
             coins=lambda predictions, records: self.list_coins(self.read(predictions).values, records),
         )
 
-    def are_consistent(self, read: Read) -> Bools:
+    def are_consistent(self, read: AnswerRows) -> Bools:
         """Return, for each query, whether its label follows from the released numbers."""
         return np.ones(len(read.answered), dtype=np.bool_)
 
@@ -179,11 +179,11 @@ class ClassReader(VoteReader):
         """True except for custom teachers: the default teacher returns the class of a record at its position."""
         return not self.is_pate or self.voter.estimator is None
 
-    def read(self, answers: Any) -> Read:
+    def read(self, answers: Any) -> AnswerRows:
         """Convert labels, and votes for both classes."""
-        return Read(answers.answered, np.nan_to_num(answers.votes), np.asarray(answers.labels))
+        return AnswerRows(answers.answered, np.nan_to_num(answers.votes), np.asarray(answers.labels))
 
-    def are_consistent(self, read: Read) -> Bools:
+    def are_consistent(self, read: AnswerRows) -> Bools:
         """Return whether each label is the class with the most votes."""
         return np.asarray(read.labels == np.where(read.answered, read.values.argmax(axis=1), -1))
 
@@ -250,13 +250,13 @@ class LabelReader(VoteReader):
         self._scale = None if scale is None else math.floor(scale * 2**20) / 2**20
         super().__init__(voter, classes=list(range(2 * self._half)), abstain_label=-1)
 
-    def read(self, answers: Any) -> Read:
+    def read(self, answers: Any) -> AnswerRows:
         """Convert labels, votes and the scaled sum of the weights."""
         weights = [] if self._scale is None else [answers.weight * self._scale]
         values = np.column_stack([answers.votes, *weights])
-        return Read(answers.answered, np.nan_to_num(values), np.asarray(answers.labels))
+        return AnswerRows(answers.answered, np.nan_to_num(values), np.asarray(answers.labels))
 
-    def are_consistent(self, read: Read) -> Bools:
+    def are_consistent(self, read: AnswerRows) -> Bools:
         """Return whether the labels are those with enough votes."""
         expected = np.where(read.answered[:, None], self._compute_surplus(read.values) > 0, -1)
         return np.asarray((read.labels == expected).all(axis=1))
@@ -304,11 +304,11 @@ class MeanReader(VoteReader):
         farthest = max(float(np.abs(values).max()) for values in sums)
         return farthest + _FAR * self.plan.vote_noise < ends and self.plan.sampling_rate == 1
 
-    def read(self, answers: Any) -> Read:
+    def read(self, answers: Any) -> AnswerRows:
         """Compute the sum from the mean."""
         answered, middle = ~np.isnan(answers), self.low + self.half_range
         sums = (np.nan_to_num(answers, nan=middle) - middle) * self.plan.n_neighbors
-        return Read(answered, np.where(answered, sums, 0.0)[:, None], np.empty((len(answered), 0)))
+        return AnswerRows(answered, np.where(answered, sums, 0.0)[:, None], np.empty((len(answered), 0)))
 
     def _charge(self, noise: float) -> DpEvent:
         return GaussianDpEvent(noise / (2 * self.half_range))
@@ -331,13 +331,15 @@ class MedianReader(MeanReader):
         """True if all steps use the same voters."""
         return self.plan.sampling_rate == 1
 
-    def read(self, answers: Any) -> Read:
+    def read(self, answers: Any) -> AnswerRows:
         """Compute the steps: 1 for up, 0 for down."""
         answered, depth = ~np.isnan(answers), int(self.voter.depth)
         part = (np.nan_to_num(answers, nan=self.low) - self.low) / (2 * self.half_range)
         cells = np.clip(np.floor(part * 2**depth), 0, 2**depth - 1).astype(np.int64)
         steps = (cells[:, None] >> np.arange(depth)[::-1]) & 1
-        return Read(answered, np.where(answered[:, None], steps, 0).astype(np.float64), np.empty((len(answered), 0)))
+        return AnswerRows(
+            answered, np.where(answered[:, None], steps, 0).astype(np.float64), np.empty((len(answered), 0))
+        )
 
     def compute_losses(self, values: Floats, pair: Pair) -> Floats:
         """Return the log-likelihood ratio of steps, of shape (..., depth)."""

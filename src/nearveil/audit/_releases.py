@@ -42,7 +42,6 @@ from nearveil.privacy import noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source
 from nearveil.privatemail import PrivateMail
 
-_Described = tuple[tuple[Pair, ...], Callable[[Any, Pair], Floats] | None, bool, Law]  # pairs, log_ratio, exact, law
 # Their log_density is the exact law of the message. For other releases it is the density at the centre of a grid cell,
 # which is only a good score.
 _EXACT = (AnalyticGaussian, Cells, Covers, Latent, OME, RandomProjection, Unary)
@@ -72,50 +71,44 @@ def make_release_experiment(release: Release, source: Source | None = None) -> E
     if isinstance(ready, PrivateMail) and ready.as_published is not None:
         return make_session_experiment(ready)
     is_mail = isinstance(ready, PrivateMail)
-    pairs, log_ratio, exact, law = _describe_mail(ready) if is_mail else _describe(ready, source or secure_source())
-    slow = isinstance(ready, DPdSNE) or not (is_mail or log_ratio)
+    fields = _describe_mail(ready) if is_mail else _describe(ready, source or secure_source())
     return Experiment(
         name=f"{ready.name} ({ready.noise})" if is_mail else ready.name,
         guarantee=ready.guarantee,
-        pairs=pairs,
         run=lambda row, runs, rng: ready.release(np.tile(row, (runs, 1)), rng=rng),
-        log_ratio=log_ratio,
-        exact=exact,
         numbers=stack_messages,
-        law=law,
         checks=(make_frozen_check(ready),),
         run_once=lambda coins, pair, rng: ready.release(np.where(coins[:, None], pair.first, pair.second), rng=rng),
-        trials=_SLOW_TRIALS if slow else count_trials(ready.guarantee.delta if exact else 0.0),
+        **{"trials": count_trials(ready.guarantee.delta if fields.get("exact") else 0.0), **fields},
     )
 
 
-def _describe(release: Any, source: Source) -> _Described:
+def _describe(release: Any, source: Source) -> dict[str, Any]:
+    """Return the pairs, density and law of a release that is not PrivateMail."""
+    law = state_law(release)
     if not hasattr(release, "log_density"):
-        return _choose_blind_pairs(release), None, False, state_law(release)
+        return {"pairs": _choose_blind_pairs(release), "law": law, "trials": _SLOW_TRIALS}
 
     def log_ratio(messages: list[Message], pair: Pair) -> Floats:
         density = release.log_density(messages, np.stack([pair.first, pair.second]))
         return np.asarray(density[:, 0] - density[:, 1])
 
-    return _find_pairs(release, source), log_ratio, isinstance(release, _EXACT), state_law(release)
+    slow = {"trials": _SLOW_TRIALS} if isinstance(release, DPdSNE) else {}
+    exact = isinstance(release, _EXACT)
+    return {"pairs": _find_pairs(release, source), "log_ratio": log_ratio, "exact": exact, "law": law, **slow}
 
 
-def _describe_mail(mail: PrivateMail) -> _Described:
-    """Describe sound PrivateMail: a server can compute the exact position of a row."""
-    noise = mail.noises_[0]
-
-    def embed(row: Floats) -> Floats:
-        return np.asarray(mail.embed_gallery(row[None], steps=0).gallery[0])
-
-    def read(messages: list[Message]) -> Floats:
-        return np.stack([message["released"][0] for message in messages])
-
-    def log_ratio(messages: list[Message], pair: Pair) -> Floats:
-        return compute_noise_ratio(noise, *(read(messages) - embed(row) for row in (pair.first, pair.second)))
-
+def _describe_mail(mail: PrivateMail) -> dict[str, Any]:
+    """Return the pairs, density and law of sound PrivateMail: a server can compute the exact position of a row."""
+    pairs = _find_mail_pairs(mail)
     if mail.n_private_steps > 1:
-        return _find_mail_pairs(mail), None, False, Law()
-    return _find_mail_pairs(mail), log_ratio, True, state_noise_law(noise, read, embed)
+        return {"pairs": pairs}
+    noise = describe_noise(
+        mail.noises_[0],
+        lambda messages: np.stack([message["released"][0] for message in messages]),
+        lambda row: np.asarray(mail.embed_gallery(row[None], steps=0).gallery[0]),
+    )
+    return {"pairs": pairs, **noise}
 
 
 def _take_opposites(mean: Floats, direction: Floats) -> Pair:
@@ -129,13 +122,13 @@ def _find_pairs(release: Any, source: Source) -> tuple[Pair, ...]:
     rows = _make_pool(release)
     messages = release.release(np.repeat(rows, _PILOT, axis=0), rng=source)
     spread = np.cov(release.log_density(messages, rows), rowvar=False)
-    apart = np.diag(spread)[:, None] + np.diag(spread)[None, :] - 2 * spread
-    i, j = np.unravel_index(np.argmax(apart), apart.shape)
-    across = _find_border(release, rows, source)
+    distances = np.diag(spread)[:, None] + np.diag(spread)[None, :] - 2 * spread
+    i, j = np.unravel_index(np.argmax(distances), distances.shape)
+    border = _find_border(release, rows, source)
     return (
         _take_opposites(release.mean_, np.eye(release.n_features_in_)[0]),
         Pair("the rows that a pilot found farthest apart", rows[i], rows[j]),
-        *(() if across is None else (across,)),
+        *(() if border is None else (border,)),
     )
 
 
@@ -185,8 +178,8 @@ def _find_mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
     generator = np.random.default_rng(3)
     units = generator.standard_normal((600, mail.n_features_in_))
     units /= np.linalg.norm(units, axis=1, keepdims=True)
-    places = mail.embed_gallery(mail.mean_ + units, steps=0).gallery
-    slope = np.linalg.lstsq(np.column_stack([units, np.ones(len(units))]), places, rcond=None)[0][:-1]
+    points = mail.embed_gallery(mail.mean_ + units, steps=0).gallery
+    slope = np.linalg.lstsq(np.column_stack([units, np.ones(len(units))]), points, rcond=None)[0][:-1]
     signs = np.array(np.meshgrid(*[[1.0, -1.0]] * min(slope.shape[1], 3))).reshape(min(slope.shape[1], 3), -1)
     directions = np.column_stack([np.linalg.svd(slope)[0][:, :1], slope[:, : len(signs)] @ signs]).T
     order = 2 if mail.noise == "gaussian" else 1
@@ -240,10 +233,10 @@ def make_projector_experiment(projector: PrivatePCA) -> Experiment:
     dimension = pca.n_components + 1
     first, second = np.eye(dimension)[:1], np.eye(dimension)[-1:]
 
-    def numbers(seen: Floats) -> Any:
+    def numbers(outcomes: Floats) -> Any:
         # A direction has no sign, so square its coordinates along each record.
-        columns = seen.reshape(len(seen), pca.n_components, dimension)
-        return (columns**2)[:, :, [0, -1]].reshape(len(seen), -1)
+        columns = outcomes.reshape(len(outcomes), pca.n_components, dimension)
+        return (columns**2)[:, :, [0, -1]].reshape(len(outcomes), -1)
 
     return Experiment(
         name=f"private-pca ({pca.method})",
@@ -283,31 +276,31 @@ def make_noise_experiment(noise: Noise) -> Experiment:
         guarantee=guarantee,
         pairs=(Pair("two values as far apart as the sensitivity", moved, np.zeros(noise.size)),),
         run=lambda values, runs, source: add(np.tile(values, (runs, 1)), source),
-        log_ratio=lambda seen, pair: compute_noise_ratio(noise, seen - pair.first, seen - pair.second),
-        exact=True,
-        law=state_noise_law(noise, lambda seen: seen, lambda values: values),
         run_once=lambda coins, pair, source: add(np.where(coins[:, None], pair.first, pair.second), source),
         trials=max(200_000, _NOISE_TRIALS // noise.size) if gaussian else 400_000,
+        **describe_noise(noise, lambda outcomes: outcomes, lambda values: values),
     )
 
 
-def compute_noise_ratio(noise: Noise, first: Floats, second: Floats) -> Floats:
-    """Return the log-likelihood ratio, from the deviations in both worlds."""
-    laplace = isinstance(noise, LaplaceNoise)
-    near, far = (compute_log_density(deviations / noise.scale, laplace=laplace) for deviations in (first, second))
-    return near - far
-
-
-def state_noise_law(noise: Noise, values: Callable[[Any], Floats], exact: Callable[[Any], Floats]) -> Law:
-    """Return the law of noisy `values`, shape (n, k), around the `exact` values of the input."""
+def describe_noise(noise: Noise, values: Callable[[Any], Floats], exact: Callable[[Any], Floats]) -> dict[str, Any]:
+    """Return the density and law of noisy `values`, shape (n, k), around the `exact` values of the input."""
     laplace = isinstance(noise, LaplaceNoise)
     # The maximum of the density times a cell; single precision may make cells of up to 2^-20 of the scale.
     largest = max(noise.grid / noise.scale, 2.0**-20) * (0.51 if laplace else 0.4)
 
-    def list_uniforms(outcomes: Any, input_: Any) -> list[Floats]:
-        return list(compute_uniforms((values(outcomes) - exact(input_)) / noise.scale, laplace=laplace).T)
+    def compute_deviations(outcomes: Any, input_: Any) -> Floats:
+        return (values(outcomes) - exact(input_)) / noise.scale
 
-    return Law(uniforms=list_uniforms, values=values, largest_value=largest, largest_row=largest**noise.size)
+    def log_ratio(outcomes: Any, pair: Pair) -> Floats:
+        deviations = (compute_deviations(outcomes, input_) for input_ in (pair.first, pair.second))
+        first, second = (compute_log_density(part, laplace=laplace) for part in deviations)
+        return first - second
+
+    def list_uniforms(outcomes: Any, input_: Any) -> list[Floats]:
+        return list(compute_uniforms(compute_deviations(outcomes, input_), laplace=laplace).T)
+
+    law = Law(uniforms=list_uniforms, values=values, largest_value=largest, largest_row=largest**noise.size)
+    return {"log_ratio": log_ratio, "exact": True, "law": law}
 
 
 def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
@@ -360,22 +353,22 @@ def _state_bit_law(release: Any) -> Law:
         return np.asarray(np.eye(length, dtype=np.uint8)[near.argmax(axis=1)])
 
     def toss(messages: Sequence[Message], row: Floats) -> list[Coin]:
-        seen = np.unpackbits(stack_messages(messages), axis=1, count=length).astype(np.bool_)
+        released = np.unpackbits(stack_messages(messages), axis=1, count=length).astype(np.bool_)
         true = encode(row)[0]
         chances = [(laws[i % len(laws)].p if true[i] else laws[i % len(laws)].q) for i in range(length)]
-        return list(zip(seen.T, chances, strict=True))
+        return list(zip(released.T, chances, strict=True))
 
     return Law(coins=toss)
 
 
 _RARE_LAW = Law(values=stack_messages, largest_row=2.0**-20)
 _LAWS: dict[type[Release], Callable[[Any], Law]] = {
-    AnalyticGaussian: lambda release: state_noise_law(
+    AnalyticGaussian: lambda release: describe_noise(
         release.noise_, stack_messages, lambda row: release.projection_(release.features(row[None]))
-    ),
-    RandomProjection: lambda release: state_noise_law(
+    )["law"],
+    RandomProjection: lambda release: describe_noise(
         release.noise_, stack_messages, lambda row: release.features(row[None]) @ release.matrix_
-    ),
+    )["law"],
     Covers: _state_set_law,
     Cells: _state_set_law,
     Latent: _state_bit_law,

@@ -17,7 +17,7 @@ from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import make_release_experiment
 from nearveil.audit.attacks._clock import (
     DIMENSION,
-    Asking,
+    QuestionTimer,
     TimedQuestion,
     make_clock_experiment,
     make_hostile_parts,
@@ -108,9 +108,9 @@ def make_fixed_size_sample() -> Experiment:
         drawn = generator.binomial(size, 1 / n_records, runs) if present else np.zeros(runs, dtype=np.int64)
         return np.column_stack([drawn, size - drawn]) + generator.normal(0, noise, (runs, 2))
 
-    def log_ratio(seen: Floats, pair: Pair) -> Floats:
+    def log_ratio(outcomes: Floats, pair: Pair) -> Floats:
         del pair
-        off = ((seen[:, None] - np.column_stack([times, size - times])) ** 2).sum(axis=2) / (2 * noise**2)
+        off = ((outcomes[:, None] - np.column_stack([times, size - times])) ** 2).sum(axis=2) / (2 * noise**2)
         return np.asarray(np.logaddexp.reduce(weights - off, axis=1) + off[:, 0])
 
     event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
@@ -128,9 +128,9 @@ def make_shared_sample() -> Experiment:
         votes = np.column_stack([inside, np.zeros(runs)]) + generator.normal(0, noise, (runs, 2))
         return np.column_stack([passed, np.where(passed[:, None], votes, 0.0)])
 
-    def log_ratio(seen: Floats, pair: Pair) -> Floats:
+    def log_ratio(outcomes: Floats, pair: Pair) -> Floats:
         del pair
-        passed, vote = seen[:, 0] > 0, seen[:, 1]
+        passed, vote = outcomes[:, 0] > 0, outcomes[:, 1]
         sign = np.where(passed, 1.0, -1.0)
         screened = [log_ndtr(sign * (most - threshold) / screening_noise) for most in (1.0, 0.0)]
         voted = np.where(passed, (vote**2 - (vote - 1) ** 2) / (2 * noise**2), 0.0)
@@ -148,7 +148,7 @@ def _make_membership_experiment(
     run: Callable[..., Floats],
     log_ratio: Callable[..., Floats],
 ) -> Experiment:
-    """Return the experiment of a set with and without one record, whose claim is the price of `events`."""
+    """Return the experiment of a set with and without one record, claimed at the price of `events`."""
     return Experiment(
         name="one record more",
         guarantee=make_claim(_charge(events, delta), delta, why_not, events),
@@ -171,7 +171,7 @@ def make_float_laplace() -> Experiment:
         guarantee=make_claim(1.0, 0.0, "doubles have gaps that depend on the value"),
         pairs=(Pair("zero and one", 0.0, 1.0),),
         run=run,
-        log_ratio=lambda seen, pair: np.abs(seen[:, 0] - pair.second) - np.abs(seen[:, 0] - pair.first),
+        log_ratio=lambda outcomes, pair: np.abs(outcomes[:, 0] - pair.second) - np.abs(outcomes[:, 0] - pair.first),
         trials=100_000,
     )
 
@@ -302,7 +302,7 @@ class FreeScreening(PrivateKNeighborsClassifier):
 
 
 class _CarelessDiscriminant(PrivateDiscriminant):
-    """A discriminant whose model subclasses replace after the fit."""
+    """A discriminant with a model that subclasses replace after the fit."""
 
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Fit, and spoil the model."""
@@ -399,7 +399,7 @@ def make_hasty_question() -> Experiment:
 
 
 @contextmanager
-def open_hasty_client(public: PublicPart) -> Iterator[Asking]:
+def open_hasty_client(public: PublicPart) -> Iterator[QuestionTimer]:
     """Open a client that never waits and has cached the map of a hostile server."""
     from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, make_hostile_client
 

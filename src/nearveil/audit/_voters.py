@@ -33,8 +33,8 @@ from nearveil.audit._experiment import (
 )
 from nearveil.audit._readers import (
     LARGEST_VALUE,
+    AnswerRows,
     ClassReader,
-    Read,
     VoteReader,
     VotingRecords,
     count_queries,
@@ -44,9 +44,7 @@ from nearveil.audit._readers import (
 from nearveil.privacy.noise import Source
 from nearveil.private_knn import (
     ExhaustedError,
-    PateClassifier,
     PrivateDiscriminant,
-    PrivateKNeighborsRegressor,
     PublicDiscriminant,
     Student,
 )
@@ -103,7 +101,7 @@ def make_membership_experiment(voter: Any) -> Experiment:
         return _split_runs(reader, fitted.answer(np.tile(reader.query, (runs * queries, 1))), queries)
 
     return Experiment(
-        name=_name(reader),
+        name=type(reader.voter).__name__,
         guarantee=reader.guarantee,
         pairs=reader.pairs,
         run=run,
@@ -126,17 +124,6 @@ def _split_runs(reader: VoteReader, answers: Any, queries: int) -> PlanRuns:
     return PlanRuns(passed, sent, values, labels)
 
 
-def _name(reader: VoteReader) -> str:
-    voter = reader.voter
-    if isinstance(voter, PateClassifier):
-        return f"pate ({voter.mechanism})"
-    sampled = "" if voter.sampling_rate == 1 else f", rate {voter.sampling_rate:g}"
-    if isinstance(voter, PrivateKNeighborsRegressor):
-        return f"private-knn ({voter.method}{sampled})"
-    kind = "" if voter.votes == "classes" else f"{voter.votes} "
-    return f"private-knn ({'' if reader.plan.screening is None else 'screened '}{kind}votes{sampled})"
-
-
 def _state_law(reader: VoteReader) -> Law:
     """Return the law of screenings and votes. It ignores caps, because queries are independent."""
 
@@ -151,7 +138,7 @@ def _state_law(reader: VoteReader) -> Law:
     def consistent(runs: PlanRuns) -> NDArray[np.bool_]:
         count = runs.passed.size
         values, labels = (array.reshape(count, *array.shape[2:]) for array in (runs.values, runs.labels))
-        return reader.are_consistent(Read(runs.passed.ravel(), values, labels))
+        return reader.are_consistent(AnswerRows(runs.passed.ravel(), values, labels))
 
     records = reader.pairs[0].second
     return Law(
@@ -205,7 +192,7 @@ def _make_run_once(reader: VoteReader) -> Any:
 class StudentRuns:
     """Answers of all rounds, and predictions, of many students."""
 
-    answers: tuple[Read, ...]  # of each run
+    answers: tuple[AnswerRows, ...]  # of each run
     predicted: NDArray[Any]
 
     @property
@@ -226,9 +213,10 @@ def make_student_experiment(student: Student) -> Experiment:
         voter = clone(reader.voter).set_params(**parameters)
         return clone(student).set_params(voter=voter).fit(records.X, records.y, public=public)
 
-    def read(fitted: Any) -> Read:
+    def read(fitted: Any) -> AnswerRows:
         rounds = [reader.read(answers) for answers in fitted.answers_]
-        return Read(*(np.concatenate([getattr(part, name) for part in rounds]) for name in Read.__dataclass_fields__))
+        names = ("answered", "values", "labels")
+        return AnswerRows(*(np.concatenate([getattr(rows, name) for rows in rounds]) for name in names))
 
     def run(records: VotingRecords, runs: int, source: Source) -> StudentRuns:
         students = [fit(records, source=source) for _ in range(runs)]
@@ -238,7 +226,7 @@ def make_student_experiment(student: Student) -> Experiment:
     def compute_losses(runs: StudentRuns, pair: Pair) -> Floats:
         return np.array([reader.compute_losses(read.values[read.answered], pair).sum() for read in runs.answers])
 
-    def is_within_plan(read: Read) -> bool:
+    def is_within_plan(read: AnswerRows) -> bool:
         fits = plan.screening is None or len(read.answered) <= plan.max_screened
         return bool(fits and read.answered.sum() <= plan.max_answered and reader.are_consistent(read).all())
 
@@ -288,25 +276,11 @@ def _make_student_pair(reader: ClassReader) -> Pair:
 
 
 @dataclass(frozen=True, eq=False)
-class DiscriminantExports:
-    """Noisy sums of many fits, and the arrays of their exports."""
+class DiscriminantRuns:
+    """Publications of many fits."""
 
-    sums: Floats  # of shape (runs, classes, directions)
-    counts: Floats  # as they are exported
-    weights: Floats
-    biases: Floats
-    reach: Floats
-
-    @property
-    def released(self) -> Floats:
-        """The numbers with independent noise: all sums, then all counts."""
-        return np.column_stack([self.sums.reshape(len(self.sums), -1), self.counts])
-
-    @property
-    def numbers(self) -> Floats:
-        """All numbers of the target's class and of another one, and the bound on values."""
-        parts = (self.sums[:, :2], self.counts[:, :2], self.weights[:, :2], self.biases[:, :2], self.reach)
-        return np.column_stack([part.reshape(len(part), -1) for part in parts])
+    released: Floats  # the numbers with independent noise: all sums, then all counts
+    numbers: Floats  # all numbers of the target's class and of another one, and the bound on values
 
 
 def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experiment:
@@ -328,22 +302,23 @@ def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experimen
         for name, row in (("one record more", X[0]), ("one record more, far outside", 1e6 * X[1]))
     )
 
-    def run(records: VotingRecords, runs: int, source: Source) -> DiscriminantExports:
+    def run(records: VotingRecords, runs: int, source: Source) -> DiscriminantRuns:
         fits = [clone(template).set_params(source=source).fit(records.X, records.y) for _ in range(runs)]
         models = [fitted.export() for fitted in fits]
-        return DiscriminantExports(
-            sums=np.array([fitted.statistics_.sums for fitted in fits]),
-            counts=np.array([model.counts for model in models], dtype=np.float64),
-            weights=np.array([model.weights for model in models]),
-            biases=np.array([model.biases for model in models]),
-            reach=np.array([model.projection.reach for model in models]),
+        sums, counts = np.array([fitted.statistics_.sums for fitted in fits]), np.array([m.counts for m in models])
+        weights, biases = np.array([m.weights for m in models]), np.array([m.biases for m in models])
+        bounds = np.array([model.projection.reach for model in models])
+        parts = (sums[:, :2], counts[:, :2], weights[:, :2], biases[:, :2], bounds)
+        return DiscriminantRuns(
+            released=np.column_stack([sums.reshape(runs, -1), counts]),
+            numbers=np.column_stack([part.reshape(runs, -1) for part in parts]),
         )
 
-    def list_uniforms(runs: DiscriminantExports, records: VotingRecords) -> list[Floats]:
+    def list_uniforms(runs: DiscriminantRuns, records: VotingRecords) -> list[Floats]:
         uniforms = compute_uniforms((runs.released - records.sums) / noise)
         return [part.ravel() for part in np.split(uniforms, [-n_classes], axis=1)]
 
-    def compute_losses(runs: DiscriminantExports, pair: Pair) -> Floats:
+    def compute_losses(runs: DiscriminantRuns, pair: Pair) -> Floats:
         deviations = ((runs.released - records.sums) / noise for records in (pair.first, pair.second))
         first, second = map(compute_log_density, deviations)
         return first - second

@@ -93,7 +93,7 @@ def audit(
     bounds = _measure(experiment, plans, runs - runs // 2, tests[1], rng, tick)
     # The attack that was chosen as the best has half of the error, the rest share the other half.
     rest = refute_alpha / 2 / max(1, len(plans) - 1)
-    judged = [
+    results = [
         Attack(plan.name, plan.pair.name, bound(alpha), bound(2 * share)[0] > claim.epsilon)
         for plan, bound, share in zip(plans, bounds, [refute_alpha / 2] + [rest] * (len(plans) - 1), strict=True)
     ]
@@ -111,7 +111,7 @@ def audit(
         confidence=confidence,
         sound=claim.sound,
         seeded=not rng.sound,
-        attacks=(*judged, *_list_skipped(plans, misfits)),
+        attacks=(*results, *_list_skipped(plans, misfits)),
         checks=(*_judge_law(experiment, misfits, tests, check_alpha), *_run_checks(experiment, check_alpha, rng, tick)),
     )
 
@@ -142,8 +142,8 @@ def _plan_attacks(
     def choose_guesser(scores: list[Floats]) -> Guesser | None:
         return None if experiment.run_once is None else attacks.choose_guesser(scores[0], scores[1], alpha)
 
-    learned = [(f"a threshold on {name}", learn(*train)) for name, learn in attacks.LEARNED]
-    for name, score in [(_LIKELIHOOD, None if train[0].losses is None else score_likelihood), *learned]:
+    scores_by_name = [(f"a threshold on {name}", learn(*train)) for name, learn in attacks.LEARNED]
+    for name, score in [(_LIKELIHOOD, None if train[0].losses is None else score_likelihood), *scores_by_name]:
         if score is None:
             continue
         # Learned scores are slow. The likelihood is already computed, and all runs are needed to see rare events.
@@ -187,12 +187,12 @@ def _measure(
 
 
 def _list_skipped(plans: list[_Plan], misfits: list[str]) -> Iterator[Attack]:
-    """Yield the attacks that were not planned, and why."""
+    """Yield the attacks that were not names, and why."""
     unknown = "the stated density is not that of the runs" if misfits else "no exact density is stated"
-    learned = {f"a threshold on {name}": "does not apply to these outcomes" for name, _ in attacks.LEARNED}
-    notes = {_LIKELIHOOD: "no density is stated", **learned, _DIVERGENCE: unknown}
-    planned = {plan.name for plan in plans}
-    return (Attack(name, note=note) for name, note in notes.items() if name not in planned)
+    inapplicable = {f"a threshold on {name}": "does not apply to these outcomes" for name, _ in attacks.LEARNED}
+    notes = {_LIKELIHOOD: "no density is stated", **inapplicable, _DIVERGENCE: unknown}
+    names = {plan.name for plan in plans}
+    return (Attack(name, note=note) for name, note in notes.items() if name not in names)
 
 
 def _judge_law(

@@ -96,8 +96,8 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     ]
     return releases + [
         _make_entry(name, make, subject=f"nearveil.{subject}")
-        for subject, made in (_list_estimators(epsilon) | _list_side_channels(epsilon)).items()
-        for name, make in made.items()
+        for subject, makers in (_list_estimators(epsilon) | _list_side_channels(epsilon)).items()
+        for name, make in makers.items()
     ]
 
 
@@ -171,7 +171,7 @@ def list_specimens() -> list[AuditEntry]:
     >>> list_specimens()[0].name, list_specimens()[0].expected
     ('the label kept after the noise', 'broken')
     """
-    made: dict[str, Make] = {
+    makers: dict[str, Make] = {
         "the label kept after the noise": broken.make_label_after_noise,
         "a variance for a deviation": broken.make_variance_as_deviation,
         "fixed-size sample charged as Poisson": broken.make_fixed_size_sample,
@@ -188,11 +188,11 @@ def list_specimens() -> list[AuditEntry]:
         "four fifths of the noise on counts": partial(broken.QuietCounts, EPSILON, _FEW_DELTA),
     }
     if _HAS_CLIENT:
-        made["a question sent as soon as it is made"] = broken.make_hasty_question
+        makers["a question sent as soon as it is made"] = broken.make_hasty_question
     if _HAS_SEALED:
         from nearveil.audit.attacks._sealed import SPECIMENS
 
-        made |= {f"sealed, with {name}": make for name, make in SPECIMENS.items()}
+        makers |= {f"sealed, with {name}": make for name, make in SPECIMENS.items()}
     unscreened: dict[str, Any] = {"max_answered": 1, "max_screened": 0}
     planted: dict[str, Make] = {
         "classical Gaussian at epsilon 12": broken.make_classical_gaussian,
@@ -203,7 +203,7 @@ def list_specimens() -> list[AuditEntry]:
         "screening that is not charged": partial(broken.FreeScreening, EPSILON, max_answered=1, max_screened=1),
     }
     return [
-        *(_make_entry(name, make, "broken") for name, make in made.items()),
+        *(_make_entry(name, make, "broken") for name, make in makers.items()),
         *(_make_entry(name, make, "broken", trials=_SPECIMEN_TRIALS) for name, make in planted.items()),
     ]
 
@@ -237,13 +237,15 @@ def list_not_audited() -> dict[str, str]:
 def _make_entry(
     name: str, make: Make, expected: Expected = "kept", subject: str = "", trials: int | None = None
 ) -> AuditEntry:
-    def experiment() -> Experiment:
+    def make_named() -> Experiment:
         result = make()
         mechanism, claim = result if isinstance(result, tuple) else (result, None)
-        made = make_experiment(mechanism)
-        return replace(made, name=name, trials=trials or made.trials, guarantee=claim or made.guarantee)
+        experiment = make_experiment(mechanism)
+        return replace(
+            experiment, name=name, trials=trials or experiment.trials, guarantee=claim or experiment.guarantee
+        )
 
-    return AuditEntry(name, experiment, expected, subject)
+    return AuditEntry(name, make_named, expected, subject)
 
 
 def make_experiment(mechanism: Any, source: Source | None = None) -> Experiment:

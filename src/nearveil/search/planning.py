@@ -14,7 +14,7 @@ from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS
 from nearveil.privacy.checks import check_integer
 from nearveil.sealed.sizes import estimate_sizes
-from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line, utility_ceiling
+from nearveil.search.ceiling import neighbor_ceiling, popular_floor, utility_ceiling
 
 WHOLE, RELEASE, NONE = "whole gallery", "covers", "none"
 
@@ -328,8 +328,7 @@ def _find_limits(epsilon: float, delta: float, fraction: float, popularity: Arra
         return 0.0, 0.0
     if popularity is not None:
         return popular_floor(fraction, popularity), neighbor_ceiling(epsilon, fraction, popularity, delta)
-    line = utility_ceiling(epsilon, delta, fraction) if delta else reference_line(epsilon, fraction)
-    return fraction, line
+    return fraction, utility_ceiling(epsilon, delta, fraction)
 
 
 def _estimate_map(items: int, count: int, epsilon: float, dimension: int) -> int:

@@ -26,8 +26,8 @@ from nearveil.privacy.noise import Source
 from nearveil.wire import ClientProtocol
 from nearveil.wire.client import PublicPart
 
-Asking = Callable[[Floats], float]
-Observer = Callable[[PublicPart], AbstractContextManager[Asking]]
+QuestionTimer = Callable[[Floats], float]
+Observer = Callable[[PublicPart], AbstractContextManager[QuestionTimer]]
 
 EPSILON = 1.0
 DIMENSION = MOST_DIMENSIONS
@@ -48,14 +48,14 @@ class TimedQuestion:
     reference: Floats = field(repr=False)  # public
 
 
-def ask_through_client(public: PublicPart) -> AbstractContextManager[Asking]:
+def ask_through_client(public: PublicPart) -> AbstractContextManager[QuestionTimer]:
     """Open a client of a hostile server in this process."""
     from nearveil.audit.attacks._hostile_server import open_asking_client
 
     return open_asking_client(public)
 
 
-def time_choice(public: PublicPart) -> AbstractContextManager[Asking]:
+def time_choice(public: PublicPart) -> AbstractContextManager[QuestionTimer]:
     """Measure only the choice of a set, without the delays that hide its time."""
 
     def ask(feature: Floats) -> float:
@@ -105,7 +105,7 @@ def make_clock_experiment(
     )
 
 
-def _time_differences(ask: Asking, question: TimedQuestion, first: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _time_differences(ask: QuestionTimer, question: TimedQuestion, first: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the time of the feature minus the time of the reference, in microseconds."""
     ask(question.reference)  # fill caches, which depend on the map only
     differences = []

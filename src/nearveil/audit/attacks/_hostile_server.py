@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from nearveil.audit._experiment import Floats
-from nearveil.audit.attacks._clock import DIMENSION, EPSILON, Asking
+from nearveil.audit.attacks._clock import DIMENSION, EPSILON, QuestionTimer
 from nearveil.audit.attacks._wire import FreeDebit
 from nearveil.client import GalleryInfo, UnansweredError
 from nearveil.client.clients import Client
@@ -82,7 +82,7 @@ def ask(client: Client, server: HostileServer, feature: Floats) -> float:
 
 
 @contextmanager
-def open_asking_client(public: PublicPart) -> Iterator[Asking]:
+def open_asking_client(public: PublicPart) -> Iterator[QuestionTimer]:
     """Open a client of a server that publishes `public`."""
     server = HostileServer(public)
     with make_hostile_client(server) as client:

@@ -70,7 +70,7 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
         guarantee=SealedClient(layout, hints).guarantee,
         pairs=(pair,),
         run=run,
-        numbers=lambda seen: np.array([_describe(index.layout, question, candidates) for question in seen]),
+        numbers=lambda questions: np.array([_describe(index.layout, question, candidates) for question in questions]),
         checks=(make_check("errors and secrets", find_weakness), make_check("the source", find_other_source)),
         trials=_TRIALS,
     )
@@ -111,12 +111,12 @@ def _make_fetch_messages(layout: Layout) -> Longs:
 
 
 def _list_wrong_widths(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
-    for part, drawn in draws.items():
-        for word, values in (("errors", drawn.errors), ("secrets", drawn.secrets)):
+    for part, draw in draws.items():
+        for word, values in (("errors", draw.errors), ("secrets", draw.secrets)):
             ratio = float(values.var()) / float(SCORES.sigma) ** 2
             if abs(ratio - 1) > 2 * math.sqrt(2 / values.size * 2 * math.log(8 / alpha)):
                 yield f"the variance of {word} of {part} is {ratio:.3g} times the required one"
-        rows = drawn.secrets.reshape(-1, drawn.secrets.shape[2])
+        rows = draw.secrets.reshape(-1, draw.secrets.shape[2])
         if len(np.unique(rows, axis=0)) < len(rows):
             yield f"a secret of {part} is reused"
 
@@ -127,8 +127,8 @@ def _list_dependent(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
         "secrets of scores and of records": (scores.secrets, records.secrets),
         "errors of scores and of records": (scores.errors, records.errors),
     }
-    for part, drawn in draws.items():
-        secrets, errors = drawn.secrets, drawn.errors
+    for part, draw in draws.items():
+        secrets, errors = draw.secrets, draw.errors
         pairs |= {
             f"secrets of {part}": (secrets, secrets),
             f"errors of {part}": (errors, errors),
@@ -170,9 +170,9 @@ def _describe(layout: Layout, question: SealedQuestion, candidates: list[Longs])
     fits = []
     for message in candidates:
         rest = sent - message
-        apart = centre(rest[first] - rest[second], SCORES.modulus_bits)  # small, if two colours share their secret
+        differences = centre(rest[first] - rest[second], SCORES.modulus_bits)  # small if colours share a secret
         residuals = centre(rest, SCORES.modulus_bits)
-        closest = float(np.abs(apart).mean(axis=1).min())
+        closest = float(np.abs(differences).mean(axis=1).min())
         fits += [math.log1p(closest), float(np.abs(residuals).mean()), float(residuals.mean())]
     return np.array([len(question.data), *fits])
 
