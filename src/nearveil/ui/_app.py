@@ -3,33 +3,29 @@
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
 from importlib.resources import files
 from typing import Any
 
 import uvicorn
 from anyio import from_thread
 from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
-from starlette.exceptions import HTTPException
 
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
 from nearveil.server.connections import Connection, Slots
 from nearveil.server.listener import Server
 from nearveil.ui._views import (
+    ERRORS,
     PageError,
-    describe_error,
-    describe_failure,
     describe_too_large,
     list_accounts,
     list_history,
     plan_queries,
     verify_ledger,
 )
-from nearveil.ui.auth import PageEntry, PageGuard, make_error_dict, name_cookie
+from nearveil.ui.auth import PageEntry, PageGuard, name_cookie
 from nearveil.ui.session import PageSession, QueryParameters
 
 _CONTENT_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
@@ -47,7 +43,9 @@ def create_app(session: PageSession, entry: PageEntry, port: int) -> PageGuard:
     _add_pages(app, entry, port)
     _add_queries(app, session)
     _add_budgets(app, session)
-    _add_error_handlers(app)
+    for kind, describe in ERRORS.items():
+        # The error itself is never raised again: it may hold private values.
+        app.add_exception_handler(kind, lambda _, error, describe=describe: describe(error).to_response())
     return PageGuard(app, entry, port)
 
 
@@ -100,90 +98,47 @@ def _log_in(request: Request, entry: PageEntry, port: int, token: str, assets: d
 
 def _add_queries(app: FastAPI, session: PageSession) -> None:
     for method in (session.galleries, session.map, session.preview, session.about):
-        app.get(f"/api/{method.__name__}")(_with_page_errors(method))
+        app.get(f"/api/{method.__name__}")(method)
 
     @app.post("/api/ask")
     async def ask(request: Request, gallery: str, epsilon: float, candidates: float | None = None) -> dict[str, Any]:
         image = await _read_body(request, MOST_BYTES)
         query = QueryParameters(epsilon, gallery, candidates)
-        return await _run(lambda: session.ask(image, query, lambda: _is_connected(request)))
+        return await run_in_threadpool(session.ask, image, query, lambda: _is_connected(request))
 
     @app.post("/api/classify")
     async def classify(request: Request, gallery: str) -> dict[str, Any]:
         image = await _read_body(request, MOST_BYTES)
-        return await _run(lambda: session.classify(image, gallery))
+        return await run_in_threadpool(session.classify, image, gallery)
 
     @app.post("/api/sync")
     async def sync(request: Request, gallery: str) -> dict[str, Any]:
         await _read_body(request, _MAX_IGNORED_BODY)
-        return await _run(lambda: session.sync(gallery))
+        return await run_in_threadpool(session.sync, gallery)
 
     @app.post("/api/again")
     async def again(request: Request, key: str) -> dict[str, Any]:
         await _read_body(request, _MAX_IGNORED_BODY)
-        return await _run(lambda: session.again(key, lambda: _is_connected(request)))
+        return await run_in_threadpool(session.again, key, lambda: _is_connected(request))
 
 
 def _add_budgets(app: FastAPI, session: PageSession) -> None:
     @app.get("/api/budget")
     def budget() -> dict[str, Any]:
         paying = session.payer.account.name
-        return _raise_page_errors(lambda: {"accounts": list_accounts(session.ledger, paying), "paying": paying})
+        return {"accounts": list_accounts(session.ledger, paying), "paying": paying}
 
     @app.get("/api/history")
     def history(account: str) -> dict[str, Any]:
-        return _raise_page_errors(lambda: list_history(session.ledger, account))
+        return list_history(session.ledger, account)
 
     @app.get("/api/plan")
     def plan(account: str, count: int, epsilon: float) -> dict[str, Any]:
-        return _raise_page_errors(lambda: plan_queries(session.ledger.account(account), count, epsilon))
+        return plan_queries(session.ledger.account(account), count, epsilon)
 
     @app.get("/api/verify")
     def verify() -> dict[str, Any]:
-        return _raise_page_errors(lambda: verify_ledger(session.ledger))
-
-
-def _add_error_handlers(app: FastAPI) -> None:
-    @app.exception_handler(PageError)
-    def page_error(_: Request, error: PageError) -> JSONResponse:
-        return JSONResponse(make_error_dict(error), error.status)
-
-    @app.exception_handler(RequestValidationError)
-    def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        fields = ", ".join(sorted({str(problem["loc"][-1]) for problem in error.errors()}))
-        return JSONResponse(make_error_dict(PageError(422, "question", f"Invalid: {fields}.")), 422)
-
-    @app.exception_handler(Exception)
-    def failed(_: Request, __: Exception) -> JSONResponse:
-        return JSONResponse(make_error_dict(describe_failure()), 500)  # the guard logs its type
-
-    @app.exception_handler(HTTPException)
-    def unknown(_: Request, error: HTTPException) -> JSONResponse:
-        return JSONResponse(make_error_dict(PageError(error.status_code, "path", "Not found.")), error.status_code)
-
-
-async def _run(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    return await run_in_threadpool(_raise_page_errors, work)
-
-
-def _raise_page_errors(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Call `work`, and convert its errors to page errors."""
-    try:
-        return work()
-    except Exception as error:
-        page_error = describe_error(error)
-    # Raised outside the handler: the original error may hold private values, and must not be its context.
-    raise page_error
-
-
-def _with_page_errors(method: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    """Wrap a method for a route with the same parameters, and convert its errors to page errors."""
-
-    @wraps(method)
-    def run(**parameters: Any) -> dict[str, Any]:
-        return _raise_page_errors(lambda: method(**parameters))
-
-    return run
+        return verify_ledger(session.ledger)
 
 
 def _is_connected(request: Request) -> bool:

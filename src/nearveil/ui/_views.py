@@ -4,8 +4,11 @@ import math
 from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from nearveil.client import Match, Nearest, QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.client.errors import DeclinedError
@@ -38,11 +41,10 @@ class PageError(Exception):
     def __str__(self) -> str:
         return self.words
 
-
-@singledispatch
-def describe_error(error: Exception) -> PageError:
-    """Convert an error of a query or of the ledger to a page error; raise errors of other types."""
-    raise error
+    def to_response(self) -> JSONResponse:
+        """Return the reply with this error."""
+        body = {"code": self.code, "words": self.words, "paid": self.paid, "again": self.again}
+        return JSONResponse(body, self.status)
 
 
 def describe_too_large() -> PageError:
@@ -114,8 +116,14 @@ def _end_sentence(text: object) -> str:
     return f"{str(text).rstrip('.')}."
 
 
-_DESCRIBED: dict[type[Exception], Callable[[Any], PageError]] = {
+# The page error for each type of error, and for types derived from it.
+ERRORS: dict[type[Exception], Callable[[Any], PageError]] = {
     PageError: lambda error: error,
+    Exception: lambda _: describe_failure(),
+    HTTPException: lambda error: PageError(error.status_code, "path", "Not found."),
+    RequestValidationError: lambda error: PageError(
+        422, "question", f"Invalid: {', '.join(sorted({str(problem['loc'][-1]) for problem in error.errors()}))}."
+    ),
     ValueError: _describe_value,
     ImageError: _describe_image,
     FeatureError: lambda _: PageError(
@@ -141,8 +149,6 @@ _DESCRIBED: dict[type[Exception], Callable[[Any], PageError]] = {
     LedgerError: lambda error: PageError(503, "ledger", f"Ledger error: {_end_sentence(error)} No message was sent."),
     ModuleNotFoundError: lambda error: PageError(503, "missing", f"Missing package: {_end_sentence(error)} {_NOTHING}"),
 }
-for _kind, _describe in _DESCRIBED.items():
-    describe_error.register(_kind)(_describe)
 
 
 MAX_CANDIDATES = 240  # in the server's pane

@@ -2,13 +2,12 @@
 
 import hashlib
 import hmac
-import json
 import logging
 import secrets
 import threading
 from dataclasses import dataclass, field
-from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nearveil.ui._views import PageError, describe_failure
@@ -108,15 +107,18 @@ class PageGuard:
             self._check(scope)
             await self._app(scope, receive, send_with_headers)
         except PageError as error:
-            await _send_error(send_with_headers, error)
+            await error.to_response()(scope, receive, send_with_headers)
         except Exception as error:
             # Log the type only: the text may hold a private value.
             _LOG.error("a request failed: %s", type(error).__name__)
             if not started:
-                await _send_error(send_with_headers, describe_failure())
+                await describe_failure().to_response()(scope, receive, send_with_headers)
 
     def _check(self, scope: Scope) -> None:
-        headers = _read_headers(scope["headers"])
+        headers = Headers(scope=scope)
+        for name in _UNIQUE_HEADERS:
+            if len(headers.getlist(name)) > 1:
+                raise PageError(400, "http", f"Duplicate header {name}.")
         host = headers.get("host", "")
         if host not in self._hosts:
             raise PageError(421, "host", "Open the page at the printed address. Other host names are refused.")
@@ -129,7 +131,7 @@ class PageGuard:
             words = "This page is not open in this tab. Open the address that `nearveil ui` printed."
             raise PageError(401, "pass", words)
 
-    def _check_origin(self, scope: Scope, headers: dict[str, str], host: str) -> None:
+    def _check_origin(self, scope: Scope, headers: Headers, host: str) -> None:
         site = headers.get("sec-fetch-site", "same-origin")
         is_navigation = scope["path"] == "/" and scope["method"] in _SAFE_METHODS  # another site may link here
         if site not in _ALLOWED_SITES and not is_navigation:
@@ -143,30 +145,7 @@ def name_cookie(port: int) -> str:
     return f"nearveil-{port}"
 
 
-def _read_headers(headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """Return headers by name; refuse a duplicate of a header that is checked."""
-    values: dict[str, str] = {}
-    for raw, value in headers:
-        name = raw.decode("latin-1").lower()
-        if name in values and name in _UNIQUE_HEADERS:
-            raise PageError(400, "http", f"Duplicate header {name}.")
-        values[name] = value.decode("latin-1")
-    return values
-
-
-def _find_cookies(headers: dict[str, str], name: str) -> list[str]:
+def _find_cookies(headers: Headers, name: str) -> list[str]:
     """Return all values of a cookie. Cookies of other servers on this machine may be malformed."""
     pairs = (part.strip().partition("=") for part in headers.get("cookie", "").split(";"))
     return [value for key, _, value in pairs if key == name]
-
-
-async def _send_error(send: Any, error: PageError) -> None:
-    body = json.dumps(make_error_dict(error)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-def make_error_dict(error: PageError) -> dict[str, Any]:
-    """Return the JSON body of an error."""
-    return {"code": error.code, "words": error.words, "paid": error.paid, "again": error.again}

@@ -44,10 +44,6 @@ class RecordingPayer:
             self.account = account
         self.debit: Debit | None = None
 
-    def reset(self) -> None:
-        """Drop the debit of the previous query."""
-        self.debit = None
-
     def spend(self, guarantee: Guarantee, key: str, /) -> Debit:
         """Debit the account."""
         self.debit = self.account.spend(guarantee, key)
@@ -202,23 +198,21 @@ class PageSession:
         if query.epsilon == 0:
             return self._ask_free(image, query.gallery)
         check_channel_epsilon(query.epsilon)
-        with self._take_turn():
-            info, row = self._prepare(image, query.gallery)
+        with self._take_turn(query.gallery):
+            info, (row,) = self.client.prepare([image], gallery=query.gallery)
             cost = self._check_cost(query.epsilon)
             entry = UnansweredQuery(query, info, row, int(time.time()))
             return {**self._answer(new_key(), entry, is_connected), "cost": cost}
 
     def sync(self, gallery: str) -> dict[str, Any]:
         """Download a gallery's codes, or their changes. A button does this, never a query."""
-        with self._take_turn():
-            self._check_gallery(gallery)
+        with self._take_turn(gallery):
             copy = self.client.sync(gallery=gallery)
             return {"items": len(copy), "fetched": copy.fetched}
 
     def _ask_free(self, image: bytes, gallery: str) -> dict[str, Any]:
         """Search the local copy, or send a sealed query; both are free."""
-        with self._take_turn():
-            self._check_gallery(gallery)
+        with self._take_turn(gallery):
             return view_free(self.client.nearest(image, None, 0, gallery=gallery), self.balance())
 
     def _count_copy(self, info: GalleryInfo) -> int:
@@ -227,8 +221,7 @@ class PageSession:
 
     def classify(self, image: bytes, gallery: str) -> dict[str, Any]:
         """Classify an image file with the model of a protected gallery, which is free."""
-        with self._take_turn():
-            self._check_gallery(gallery)
+        with self._take_turn(gallery):
             return view_classified(self.client.classify(image, gallery=gallery), self.balance())
 
     def again(self, key: str, is_connected: Callable[[], bool] = lambda: True) -> dict[str, Any]:
@@ -240,7 +233,7 @@ class PageSession:
 
     def _answer(self, key: str, entry: UnansweredQuery, is_connected: Callable[[], bool]) -> dict[str, Any]:
         """Send a query and return its answer. Keep the query if it is paid for and the browser has no answer."""
-        self.payer.reset()
+        self.payer.debit = None
         failure: Exception | None = None
         try:
             answer = self._send(entry, key)
@@ -277,7 +270,9 @@ class PageSession:
         # The gallery may have published a new map in between; then the share of this one means nothing.
         same_map = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
         share = round(nearest.expected_share or 0.0, 4) if same_map else None
-        view = view_nearest(nearest, self._read_message(), self.balance(), images=images)
+        debit = self.payer.debit
+        message = b"" if debit is None or debit.message is None else debit.message  # as stored in the ledger
+        view = view_nearest(nearest, message, self.balance(), images=images)
         return {**view, "map": public.map.map_id, "share": share}
 
     def _judge_failure(self, error: Exception, *, was_unanswered: bool) -> tuple[Exception, bool]:
@@ -291,11 +286,6 @@ class PageSession:
         _LOG.error("a query failed: %s", type(error).__name__)
         return describe_spoiled(), True
 
-    def _read_message(self) -> bytes:
-        """Return the sent message, as stored in the ledger."""
-        debit = self.payer.debit
-        return b"" if debit is None or debit.message is None else debit.message
-
     def _find_outlook(self, public: PublicPart) -> Outlook:
         map_id = public.map.map_id
         with self._outlook_lock:
@@ -305,16 +295,6 @@ class PageSession:
                     del self._outlooks[oldest]
             return self._outlooks[map_id]
 
-    def _prepare(self, image: bytes, name: str) -> tuple[GalleryInfo, Singles]:
-        """Return a gallery and the feature row of an image. The next message is sent at the end of a time slot."""
-        self._check_gallery(name)
-        info, (row,) = self.client.prepare([image], gallery=name)
-        return info, row
-
-    def _check_gallery(self, name: str) -> None:
-        if self._gallery not in (None, name):
-            raise PageError(404, "question", "No gallery with this name. Reload the page.")
-
     def _check_cost(self, epsilon: float) -> str:
         """Return the cost, or refuse a query before anything is sent; the debit checks again."""
         preview = self.payer.account.preview(ClientProtocol(epsilon).guarantee)
@@ -323,10 +303,13 @@ class PageSession:
         return format_up(preview.cost)
 
     @contextmanager
-    def _take_turn(self) -> Iterator[None]:
+    def _take_turn(self, gallery: str | None = None) -> Iterator[None]:
+        """Run one query at a time, of a gallery that the page offers."""
         if not self._lock.acquire(blocking=False):
             raise PageError(409, "busy", "Another query is in flight. Wait for its answer.", again=True)
         try:
+            if gallery is not None and self._gallery not in (None, gallery):
+                raise PageError(404, "question", "No gallery with this name. Reload the page.")
             yield
         finally:
             self._lock.release()
