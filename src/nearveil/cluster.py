@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -47,6 +46,7 @@ _EMPTY: Mapping[Any, Any] = MappingProxyType({})
 _LOG = logging.getLogger(__name__)
 
 Tick: TypeAlias = Callable[[int], object]
+Merge: TypeAlias = Callable[[Any, Any], Any]
 Part = TypeVar("Part")
 Result = TypeVar("Result")
 
@@ -142,9 +142,8 @@ class Cluster:
         Workers must be able to import the function. Partitions must be small, or sent with :meth:`place`. If the
         function fails on one, a PartitionError is raised and no other is started. `tick` is called with 1 after each.
         """
-        labels = _name_parts(parts, names)
-        for part, name in zip(parts, labels, strict=True):
-            outcome = _run(function, part, *shared)
+        work = _Stage(stage, function, parts, shared, _name_parts(parts, names))
+        for name, outcome in zip(work.names, self._run_parts(work), strict=True):
             yield _unwrap(outcome, stage, name)
             if tick is not None:
                 tick(1)
@@ -169,8 +168,16 @@ class Cluster:
         >>> Cluster().reduce(abs, max, [-4, 3, 2], stage="finding the largest")
         4
         """
-        merged = _fold(self.map(function, parts, *shared, stage=stage, tick=tick), merge)
-        return merged if finish is None else finish(merged)
+        work = _Stage(stage, function, parts, shared, _name_parts(parts, None))
+        outcome = self._merge_parts(work, merge, finish or _identity, tick or (lambda _: None))
+        return _unwrap(outcome, stage, outcome.name)
+
+    def _run_parts(self, work: "_Stage") -> "Iterator[_Outcome]":
+        return (_run(work.function, part, *work.shared) for part in work.parts)
+
+    def _merge_parts(self, work: "_Stage", merge: Merge, finish: Callable[[Any], Any], tick: Tick) -> "_Outcome":
+        values = self.map(work.function, work.parts, *work.shared, stage=work.stage, tick=tick)
+        return _Outcome(finish(_fold(values, merge)))
 
 
 LOCAL = Cluster()
@@ -178,8 +185,22 @@ LOCAL = Cluster()
 
 
 @dataclass(frozen=True)
+class _Stage:
+    """A function to apply to partitions."""
+
+    stage: str  # its name in errors
+    function: Callable[..., Any]
+    parts: Sequence[Any]
+    shared: Sequence[Any]
+    names: Sequence[str]  # of the partitions
+
+
+@dataclass(frozen=True)
 class _Outcome:
-    """The result of a function, or its error and the name of the partition."""
+    """The result of a function, or its error and the name of the partition.
+
+    Workers return errors: Dask would write the arguments of a function that raises, which may be rows, to their logs.
+    """
 
     value: Any = None
     error: Exception | None = None
@@ -206,14 +227,6 @@ def _load(part: Any, inputs: Mapping[Any, Any] = _EMPTY) -> Any:
     return part.load() if isinstance(part, StoredPart) else part
 
 
-def _run_on_worker(
-    name: str, function: Callable[..., Any], part: Any, *shared: Any, inputs: Mapping[Any, Any] = _EMPTY
-) -> _Outcome:
-    """Run a function on a worker, and convert errors to ValueError, which every process can unpickle."""
-    outcome = _run(function, part, *shared, inputs=inputs)
-    return outcome if outcome.error is None else _Outcome(error=ValueError(_describe(outcome.error)), name=name)
-
-
 def _fold(values: Iterable[Result], merge: Callable[[Result, Result], Result]) -> Result:
     """Merge adjacent values in pairs, then pairs of pairs, and so on; few values are in memory at once."""
     waiting: list[tuple[int, Result]] = []  # level in the tree, and value
@@ -228,28 +241,31 @@ def _fold(values: Iterable[Result], merge: Callable[[Result, Result], Result]) -
     return last
 
 
-def _fold_on_worker(
+def _run_on_worker(
     names: Sequence[str],
     function: Callable[..., Any],
-    merge: Callable[[Any, Any], Any],
+    merge: Merge,
     parts: Sequence[Any],
     *shared: Any,
     inputs: Mapping[Any, Any] = _EMPTY,
 ) -> _Outcome:
     """Apply a function to consecutive partitions and merge the results."""
     outcomes = (
-        _run_on_worker(name, function, part, *shared, inputs=inputs) for name, part in zip(names, parts, strict=True)
+        _make_portable(_run(function, part, *shared, inputs=inputs), name)
+        for name, part in zip(names, parts, strict=True)
     )
     return _fold(outcomes, partial(_merge_on_worker, merge))
 
 
-def _merge_on_worker(merge: Callable[[Any, Any], Any], first: _Outcome, second: _Outcome) -> _Outcome:
-    failed = first if first.error is not None else second if second.error is not None else None
-    return _run_on_worker("", lambda _: merge(first.value, second.value), None) if failed is None else failed
+def _merge_on_worker(merge: Callable[..., Any], *outcomes: _Outcome) -> _Outcome:
+    """Apply a function to results; return the first error if there is one."""
+    failed = next((outcome for outcome in outcomes if outcome.error is not None), None)
+    return failed or _make_portable(_run(merge, *(outcome.value for outcome in outcomes)), "")
 
 
-def _finish_on_worker(finish: Callable[[Any], Any], merged: _Outcome) -> _Outcome:
-    return merged if merged.error is not None else _run_on_worker("", finish, merged.value)
+def _make_portable(outcome: _Outcome, name: str) -> _Outcome:
+    """Name the partition of an error, and convert it to ValueError, which every process can unpickle."""
+    return outcome if outcome.error is None else _Outcome(error=ValueError(_describe(outcome.error)), name=name)
 
 
 def _describe(error: Exception) -> str:
@@ -278,7 +294,7 @@ def _name_parts(parts: Sequence[Any], names: Sequence[str] | None) -> Sequence[s
 class _RemoteValue:
     """A value of this process (or one that it loads) that is sent to workers, and again if they lose it."""
 
-    def __init__(self, value: Any, *, everywhere: bool, near: str | None = None) -> None:
+    def __init__(self, value: Any, *, everywhere: bool = False, near: str | None = None) -> None:
         self.value, self._everywhere, self._near = value, everywhere, near
         self._future: Any = None
 
@@ -382,137 +398,146 @@ class _DaskCluster(Cluster):
         return str(link) if link else None
 
     def place(self, parts: Sequence[Any]) -> Sequence[Any]:
-        workers = _assign_workers(self._client, len(parts))
+        # Adjacent partitions share a worker, which merges their results.
+        workers: list[str | None] = [*sorted(_list_workers(self._client))] or [None]
         return [
             part
             if self.is_local and isinstance(part, StoredPart)
-            else _RemoteValue(part, everywhere=False, near=worker)
-            for part, worker in zip(parts, workers, strict=True)
+            else _RemoteValue(part, near=workers[number * len(workers) // len(parts)])
+            for number, part in enumerate(parts)
         ]
 
     def share(self, value: Any) -> Any:
         return _RemoteValue(value, everywhere=True)
 
-    def map(
-        self,
-        function: Callable[..., Result],
-        parts: Sequence[Any],
-        *shared: Any,
-        stage: str,
-        names: Sequence[str] | None = None,
-        tick: Tick | None = None,
-    ) -> Iterator[Result]:
-        labels = _name_parts(parts, names)
-        waiting: deque[Any] = deque()  # futures; the scheduler forgets those that are dropped
-        tasks = _Tasks(self._client, function, parts, self._share_large(shared), labels, stage)
-        number = 0
-        for position, name in enumerate(labels):
-            while number < len(parts) and len(waiting) < max(1, _TASKS_PER_THREAD * tasks.count_threads()):
-                waiting.append(tasks.submit(number))
-                number += 1
-            yield _unwrap(tasks.wait(position, waiting.popleft()), stage, name)
-            if tick is not None:
-                tick(1)
+    def _run_parts(self, work: _Stage) -> Iterator[_Outcome]:
+        return self._start(work).run()
 
-    def reduce(
-        self,
-        function: Callable[..., Result],
-        merge: Callable[[Result, Result], Result],
-        parts: Sequence[Any],
-        *shared: Any,
-        stage: str,
-        finish: Callable[[Result], Any] | None = None,
-        tick: Tick | None = None,
-    ) -> Any:
-        tasks = _Tasks(self._client, function, parts, self._share_large(shared), _name_parts(parts, None), stage)
-        outcome = tasks.reduce(merge, finish or _identity, tick or (lambda _: None))
-        return _unwrap(outcome, stage, outcome.name)
+    def _merge_parts(self, work: _Stage, merge: Merge, finish: Callable[[Any], Any], tick: Tick) -> _Outcome:
+        return self._start(work).merge(merge, finish, tick)
 
-    def _share_large(self, values: Sequence[Any]) -> list[Any]:
-        """Send large values to the workers once; small ones are sent with every partition."""
+    def _start(self, work: _Stage) -> "_DaskStage":
+        """Send large shared values to the workers once; small ones are sent with every partition."""
         size = importlib.import_module("dask.sizeof").sizeof
-        return [
+        shared = [
             value if isinstance(value, _RemoteValue) or size(value) < _SMALL_VALUE else self.share(value)
-            for value in values
+            for value in work.shared
         ]
+        return _DaskStage(self._client, replace(work, shared=shared))
 
 
-def _assign_workers(client: Any, count: int) -> list[str | None]:
-    """Return a worker for each partition; adjacent partitions share one, which merges their results."""
-    addresses: list[str | None] = [*sorted(_list_workers(client))] or [None]
-    return [addresses[number * len(addresses) // count] for number in range(count)]
+class _DaskStage:
+    """A stage on workers: submits partitions, waits for them, and submits those again that lost workers had."""
 
-
-class _Tasks:
-    """The tasks of one stage: submits partitions, waits for them, and resubmits those that lost workers had."""
-
-    def __init__(
-        self,
-        client: Any,
-        function: Callable[..., Any],
-        parts: Sequence[Any],
-        shared: Sequence[Any],
-        names: Sequence[str],
-        stage: str,
-    ) -> None:
-        self._client, self._function, self._parts, self._shared = client, function, parts, shared
-        self._names, self._stage = names, stage
-        self._token = f"{getattr(function, '__name__', 'stage').strip('_')}-{uuid.uuid4().hex}"
+    def __init__(self, client: Any, work: _Stage) -> None:
+        self._client, self._work = client, work
+        self._token = f"{getattr(work.function, '__name__', 'stage').strip('_')}-{uuid.uuid4().hex}"
         self._submitted = 0
         self._pins = dict[Any, frozenset[str]]()  # workers that may compute a private block, by future
+        self._ahead = dict[int, Any]()  # futures of the next partitions; the scheduler forgets those that are dropped
+        self._ticked = set[int]()  # partitions whose run was counted
 
-    def count_threads(self) -> int:
-        """Return the number of threads of all workers."""
-        return sum(_list_workers(self._client).values())
+    def run(self) -> Iterator[_Outcome]:
+        """Yield the outcome of each partition."""
+        for number in range(len(self._work.parts)):
+            yield self._retry(partial(self._run_part, number), [number])
 
-    def submit(self, number: int) -> Any:
-        """Submit a partition with its inputs."""
-        call = (_run_on_worker, self._names[number], self._function, self._parts[number])
-        return self._submit(slice(number, number + 1), *call)
+    def merge(self, merge: Merge, finish: Callable[[Any], Any], tick: Tick) -> _Outcome:
+        """Return the merged outcome of all partitions."""
+        return self._retry(partial(self._run_tree, merge, finish, tick), range(len(self._work.parts)))
 
-    def _submit(self, run: slice, *call: Any) -> Any:
-        """Submit a call for a run of partitions, with all inputs; retry if the worker dies meanwhile."""
-        lost: OSError | None = None
-        for _ in range(_ATTEMPTS):
-            self._submitted += 1
-            options = {"key": f"{self._token}-{run.start}-{self._submitted}", "pure": False}
+    def _retry(self, attempt: Callable[[], _Outcome], parts: Iterable[int]) -> _Outcome:
+        """Try again if workers or the scheduler lost values of these partitions, or results."""
+        dask = _load_dask()
+        for number in range(_ATTEMPTS):
             try:
-                _wait_for_workers(self._client, self._stage)
-                inputs = {key: future for part in self._parts[run] for key, future in _list_inputs(part).items()}
-                if inputs:
-                    pinned = self._find_holders(list(inputs.values()), self._name_run(run))
-                    options |= {"inputs": inputs, "workers": sorted(pinned), "allow_other_workers": False}
-                with importlib.import_module("dask").config.set(_DASK_CONFIG):
-                    future = self._client.submit(*map(self._resolve, (*call, *self._shared)), **options)
+                return attempt()
             except ClusterError:
                 raise
-            except OSError as error:
+            except (dask.CancelledError, dask.TimeoutError, OSError) as error:
                 lost = error
-            else:
-                if inputs:
-                    self._pins[future.key] = pinned
-                return future
-        assert lost is not None
-        raise _make_connection_error(self._stage, lost) from lost
+            self._ahead.clear()
+            if number:  # the first retry already resends values that Dask reports as lost
+                self._drop(parts)
+        raise ClusterError(
+            f"cluster: connection lost while {self._work.stage} ({type(lost).__name__}): start scheduler and workers, "
+            "and run it again; nothing was published"
+        ) from lost
+
+    def _run_part(self, number: int) -> _Outcome:
+        """Return the outcome of a partition, and keep a few of the next ones in flight."""
+        ahead = max(1, _TASKS_PER_THREAD * self._count_threads())
+        for later in range(number, min(number + ahead, len(self._work.parts))):
+            if later not in self._ahead:
+                self._ahead[later] = self._submit(slice(later, later + 1))
+        self._watch(self._ahead[number])
+        return self._fetch(self._ahead.pop(number), self._work.names[number])
+
+    def _run_tree(self, merge: Merge, finish: Callable[[Any], Any], tick: Tick) -> _Outcome:
+        """Submit runs of partitions and a tree of merges, and return the outcome of the whole."""
+        leaves = {self._submit(run, merge): run for run in self._cut_runs()}
+        row = list(leaves)
+        while len(row) > 1:
+            pairs = [
+                self._client.submit(_merge_on_worker, merge, *row[start : start + 2], pure=False, priority=1)
+                for start in range(0, len(row) - 1, 2)
+            ]
+            row = [*pairs, *row[2 * len(pairs) :]]
+        root = self._client.submit(_merge_on_worker, finish, row[0], pure=False, priority=1)
+        while leaves:
+            self._watch(*leaves)
+            for leaf in [leaf for leaf in leaves if leaf.done()]:
+                run = leaves.pop(leaf)
+                if leaf.status == "error":
+                    raise self._make_failed_error(self._name_run(run), leaf.exception())
+                done = set(range(run.start, run.stop)) - self._ticked
+                self._ticked |= done
+                tick(len(done))
+        self._watch(root)
+        return self._fetch(root, "merging")
+
+    def _cut_runs(self) -> list[slice]:
+        """Cut the partitions into runs, each for one worker.
+
+        The length of a run is a power of two, so the tree is the same for any number of workers. Private blocks are
+        runs of one, because they may be on different workers.
+        """
+        count, n_runs = len(self._work.parts), _RUNS_PER_THREAD * max(1, self._count_threads())
+        is_private = any(map(_list_inputs, self._work.parts))
+        length = 1 if is_private else 1 << max(0, (count // n_runs).bit_length() - 1)
+        return cut_rows(count, length)
+
+    def _submit(self, run: slice, merge: Merge | None = None) -> Any:
+        """Submit a run of partitions; private blocks stay on the workers that have all of their inputs."""
+        work = self._work
+        _wait_for_workers(self._client, work.stage)
+        self._submitted += 1
+        options: dict[str, Any] = {"key": f"{self._token}-{run.start}-{self._submitted}", "pure": False}
+        inputs = {key: future for part in work.parts[run] for key, future in _list_inputs(part).items()}
+        if inputs:
+            pinned = self._find_holders(list(inputs.values()), self._name_run(run))
+            options |= {"inputs": inputs, "workers": sorted(pinned), "allow_other_workers": False}
+            self._pins[options["key"]] = pinned
+        call = (work.names[run], work.function, merge, list(work.parts[run]), *work.shared)
+        with importlib.import_module("dask").config.set(_DASK_CONFIG):
+            return self._client.submit(_run_on_worker, *map(self._resolve, call), **options)
 
     def _find_holders(self, inputs: Sequence[Any], name: str) -> frozenset[str]:
         """Return the workers that have all inputs: private rows must not leave them."""
         for future in inputs:
             self._watch(future)
             if future.status == "error":
-                raise _make_failed_error(self._stage, name, future.exception())
+                raise self._make_failed_error(name, future.exception())
             if future.cancelled():
-                raise PartitionError(
-                    f"{_join(self._stage, name)}: the worker that held its rows is gone: load them again"
-                )
+                raise PartitionError(f"{self._locate(name)}: the worker that held its rows is gone: load them again")
         holders = self._client.sync(self._client.who_has, inputs, callback_timeout=_REPLY_TIMEOUT).values()
         if not all(holders):
             raise TimeoutError("workers that held rows are gone")
         common = frozenset[str].intersection(*map(frozenset, holders))
         if not common:
             raise PartitionError(
-                f"{_join(self._stage, name)}: its pieces are on several workers, and private rows must stay on theirs: "
-                "move each block to one worker first, with `rechunk` and `persist`"
+                f"{self._locate(name)}: its pieces are on several workers, and private rows must stay on theirs: move "
+                "each block to one worker first, with `rechunk` and `persist`"
             )
         return common
 
@@ -530,7 +555,7 @@ class _Tasks:
             with suppress(TimeoutError), self._client.as_current():
                 _load_dask().wait(futures, timeout=_POLL_INTERVAL, return_when="FIRST_COMPLETED")
                 return
-            workers = _wait_for_workers(self._client, self._stage).keys()
+            workers = _wait_for_workers(self._client, self._work.stage).keys()
             if any(workers.isdisjoint(self._pins.get(future.key, workers)) for future in futures):
                 raise TimeoutError("workers that held rows are gone")
 
@@ -541,114 +566,44 @@ class _Tasks:
         except Exception as error:
             if future.status != "error":
                 raise
-            self._drop_all()  # blocks in flight may fail, too: another stage computes them again
-            raise _make_failed_error(self._stage, name, error) from None
+            self._drop(range(len(self._work.parts)))  # another stage computes blocks in flight again
+            raise self._make_failed_error(name, error) from None
         return outcome
 
-    def reduce(self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any], tick: Tick) -> _Outcome:
-        """Return the merged outcome of all partitions; start again if the cluster is lost."""
-        dask = _load_dask()
-        for attempt in range(_ATTEMPTS):
-            try:
-                leaves, root = self._submit_tree(merge, finish)
-                while leaves:
-                    self._watch(*leaves)
-                    done = {leaf: run for leaf, run in leaves.items() if leaf.done()}
-                    leaves = {leaf: run for leaf, run in leaves.items() if leaf not in done}
-                    for leaf, run in done.items():
-                        if leaf.status == "error":
-                            raise _make_failed_error(self._stage, self._name_run(run), leaf.exception())
-                    if not attempt:
-                        tick(sum(run.stop - run.start for run in done.values()))
-                self._watch(root)
-                return self._fetch(root, "merging")
-            except ClusterError:
-                raise
-            except (dask.CancelledError, dask.TimeoutError, OSError) as error:
-                lost = error
-            self._drop_all()
-        raise _make_connection_error(self._stage, lost) from lost
-
-    def _drop(self, number: int) -> None:
-        """Forget the futures of a partition's values."""
-        part = self._parts[number]
-        for value in (*(part if isinstance(part, tuple) else (part,)), *self._shared):
+    def _drop(self, parts: Iterable[int]) -> None:
+        """Forget the futures of shared values and of partitions."""
+        chosen = [self._work.parts[number] for number in parts]
+        for value in (
+            *self._work.shared,
+            *chosen,
+            *(item for part in chosen if isinstance(part, tuple) for item in part),
+        ):
             if isinstance(value, _RemoteValue):
                 value.drop()
 
-    def _drop_all(self) -> None:
-        for number in range(len(self._parts)):
-            self._drop(number)
+    def _count_threads(self) -> int:
+        return sum(_list_workers(self._client).values())
 
     def _name_run(self, run: slice) -> str:
-        if len(self._names[run]) == 1:
-            return str(self._names[run.start])
-        return f"partitions {run.start + 1} to {run.stop} of {len(self._parts)}"
+        if len(self._work.names[run]) == 1:
+            return str(self._work.names[run.start])
+        return f"partitions {run.start + 1} to {run.stop} of {len(self._work.parts)}"
 
-    def _submit_tree(
-        self, merge: Callable[[Any, Any], Any], finish: Callable[[Any], Any]
-    ) -> tuple[dict[Any, slice], Any]:
-        """Submit runs of partitions and their merges; return the futures of the runs and of the whole.
+    def _make_failed_error(self, name: str, error: BaseException) -> PartitionError:
+        if isinstance(error, _load_dask().KilledWorker):
+            reason = "every worker that had it died; check their memory and logs"
+        else:
+            reason = str(error) if isinstance(error, _BlockError) else _describe_kind(error)
+        return PartitionError(f"{self._locate(name)}: {reason}")
 
-        One worker does a run. Its length is a power of two, so the tree is the same for any number of workers. Private
-        blocks are runs of one, because they may be on different workers.
-        """
-        n_runs = _RUNS_PER_THREAD * max(1, self.count_threads())
-        is_private = any(map(_list_inputs, self._parts))
-        length = 1 if is_private else 1 << max(0, (len(self._parts) // n_runs).bit_length() - 1)
-        leaves = dict[Any, slice]()
-        for run in cut_rows(len(self._parts), length):
-            call = (_fold_on_worker, self._names[run], self._function, merge, list(self._parts[run]))
-            leaves[self._submit(run, *call)] = run
-        row = list(leaves)
-        while len(row) > 1:
-            pairs = [
-                self._client.submit(_merge_on_worker, merge, *row[start : start + 2], pure=False, priority=1)
-                for start in range(0, len(row) - 1, 2)
-            ]
-            row = [*pairs, *row[2 * len(pairs) :]]
-        return leaves, self._client.submit(_finish_on_worker, finish, row[0], pure=False, priority=1)
-
-    def wait(self, number: int, future: Any) -> _Outcome:
-        """Return the outcome of a partition; send its values again if workers lost them."""
-        dask = _load_dask()
-        for attempt in range(_ATTEMPTS):
-            try:
-                self._watch(future)
-                return self._fetch(future, self._names[number])
-            except ClusterError:
-                raise
-            except (dask.CancelledError, dask.TimeoutError, OSError) as error:
-                lost = error
-            if attempt:  # the first retry already resends values that Dask reports as lost
-                self._drop(number)
-            future = self.submit(number)
-        raise _make_connection_error(self._stage, lost) from lost
+    def _locate(self, name: str) -> str:
+        return f"{self._work.stage}, {name}" if name else self._work.stage
 
 
 def _list_inputs(part: Any) -> dict[Any, Any]:
     """Return the futures that private blocks of a partition depend on, by key."""
     blocks = [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, _PrivateBlock)]
     return {key: future for block in blocks for key, future in block.inputs.items()}
-
-
-def _join(stage: str, name: str) -> str:
-    return f"{stage}, {name}" if name else stage
-
-
-def _make_failed_error(stage: str, name: str, error: BaseException) -> PartitionError:
-    if isinstance(error, _load_dask().KilledWorker):
-        reason = "every worker that had it died; check their memory and logs"
-    else:
-        reason = str(error) if isinstance(error, _BlockError) else _describe_kind(error)
-    return PartitionError(f"{_join(stage, name)}: {reason}")
-
-
-def _make_connection_error(stage: str, error: BaseException) -> ClusterError:
-    return ClusterError(
-        f"cluster: connection lost while {stage} ({type(error).__name__}): start scheduler and workers, and run it "
-        "again; nothing was published"
-    )
 
 
 @dataclass(frozen=True)
