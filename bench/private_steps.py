@@ -18,20 +18,14 @@ import faiss
 import numpy as np
 
 from nearveil.client.sealed import sealed_periods
-from nearveil.client.timing import VECTOR_PERIOD
+from nearveil.client.timing import VECTOR_PERIOD, choice_period, question_period
 from nearveil.gallery.answers import Answer, Codes, ProductCodes, WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.privacy.checks import normalize_rows
 from nearveil.sealed.client import make_messages
 from nearveil.sealed.layout import Layout, RecordLayout
-from nearveil.wire.client import (
-    ClientProtocol,
-    PublicPart,
-    choice_period,
-    find_share,
-    question_period,
-)
-from nearveil.wire.home import center_rows
+from nearveil.wire.client import ClientProtocol, center_rows, find_share, rank_answer
+from nearveil.wire.messages import PublicPart
 
 _RUNS = 5
 _RNG = np.random.default_rng(0)
@@ -72,19 +66,20 @@ def time_slowest(work: Callable[[], object]) -> float:
 
 def measure_message(size: str, public: PublicPart) -> Iterator[dict[str, Any]]:
     """Yield the steps of a question by message; the debit is left out."""
-    row, client = _RNG.normal(size=len(public.mean)), ClientProtocol(4.0, public=public)
-    release, count = client._release, public.map.set_size
+    row, client, count = _RNG.normal(size=len(public.mean)), ClientProtocol(public, 4.0), public.map.set_size
     codes = _RNG.integers(0, 100, (count, public.table.width)).astype(np.uint8)
     answer = Answer(np.arange(count, dtype=np.uint32), codes).to_bytes()
 
     def choose() -> None:
-        client._state, client._row = "asked", row
-        client.best_set()
-        client.choose(client.read_answer(answer, "none"), 8)
-        find_share(public, row.astype(np.float32), 0)
+        features = center_rows(public, row)
+        public.map.choose(features)
+        rank_answer(public.table, features, client.read_answer(answer), 8)
+        find_share(public, features, 0)
 
     with np.errstate(all="ignore"):
-        yield describe("message: question", size, time_slowest(lambda: release.release(row)), question_period(public))
+        yield describe(
+            "message: question", size, time_slowest(lambda: client.release.release(row)), question_period(public)
+        )
         yield describe("message: choice", size, time_slowest(choose), choice_period(public, 1, len(answer)))
 
 

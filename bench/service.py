@@ -168,7 +168,7 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
     from nearveil.gallery import Index
     from nearveil.mechanisms import Message
     from nearveil.wire import ServerProtocol
-    from nearveil.wire.client import Query
+    from nearveil.wire.messages import Query
     from nearveil.wire.server import serve_maps
 
     with Index.open(place) as index:
@@ -179,7 +179,7 @@ def questions(place: str) -> tuple[list[bytes], bytes, int]:
         ]
         bodies = [Query(message, "names").to_bytes() for message in messages]
         galleries = serve_maps(index, NAME, offers=("names",))
-        answer = ServerProtocol(*galleries).reply(bodies[0])
+        answer = ServerProtocol(*galleries).answer(bodies[0])
     return bodies, answer, published.map.nbytes
 
 

@@ -318,13 +318,14 @@ def _describe_seen(answer: Nearest) -> str:
 def draw_sheet(data: Photos, asked: Nearest, number: int) -> bytes:
     """Draw the contact sheet of one question."""
     assert asked.set is not None
+    assert asked.answer is not None
     kinds = ("same" if data.gallery_y[match.id] == data.query_y[number] else "another" for match in asked.matches)
     return ContactSheet(
         query=data.pictures[number],
         named=asked.set,
         n_sets=asked.n_sets,
-        candidates=asked.found.answer.images,
-        found=asked.found.images,
+        candidates=asked.answer.images,
+        found=tuple(match.image or b"" for match in asked.matches),
         captions=[f"{kind} kind\n{match.similarity:.3f}" for kind, match in zip(kinds, asked.matches, strict=True)],
         epsilon=asked.guarantee.epsilon,
     ).to_png()

@@ -74,10 +74,9 @@ class Watched:
 @pytest.fixture
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Return what is seen of all clients that are made from now on."""
-    from nearveil.client import questions, transport
+    from nearveil.client import images, questions, session, transport
     from nearveil.ledger import Account
     from nearveil.mechanisms import PublicMap
-    from nearveil.wire import client as ranking
 
     seen = Watched()
 
@@ -93,18 +92,18 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     send = transport.HttpTransport.send
 
     async def seen_send(self: Any, request: Any) -> Any:
-        seen.sent.append((request.what, seen.clock.time))
+        seen.sent.append((request.endpoint, seen.clock.time))
         try:
             return await send(self, request)
         finally:
             seen.clock.time += _REPLY
-            seen.heard.append((request.what, seen.clock.time))
+            seen.heard.append((request.endpoint, seen.clock.time))
 
     monkeypatch.setattr(transport.HttpTransport, "send", seen_send)
-    monkeypatch.setattr(questions, "Clock", lambda: seen.clock)
-    slow(questions, "load_image", "decoding")
-    slow(questions.FeatureMaker, "_extractor", "extracting")  # which only pixels need
+    monkeypatch.setattr(session, "Clock", lambda: seen.clock)
+    slow(images, "load_image", "decoding")
+    slow(images.FeatureMaker, "_find_extractor", "extracting")  # which only pixels need
     slow(Account, "spend", "paying")
     slow(PublicMap, "choose", "choosing")
-    slow(ranking, "rank_candidates", "ranking")
+    slow(questions, "rank_answer", "ranking")
     return seen

@@ -188,8 +188,8 @@ def test_a_request_of_another_length_is_seen_too() -> None:
     def thanks(public: Any, feature: Any, send: Any, source: Any) -> None:
         from nearveil.audit.attacks._wire import ask_question
 
-        found = ask_question(public, feature, send, source)
-        if float(np.sum(found.scores)) > 0 and feature[0] > public.mean[0]:
+        ids = ask_question(public, feature, send, source)
+        if len(ids) and feature[0] > public.mean[0]:
             send(b"thanks")
 
     assert attacked(make_wire_experiment(thanks), 400).shown_epsilon > 2.0

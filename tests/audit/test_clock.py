@@ -14,11 +14,12 @@ from nearveil.audit._experiment import Experiment
 from nearveil.audit._specimens import HeapMap, make_hasty_question, make_heap_search, open_hasty_client, use_heap
 from nearveil.audit.attacks import _hostile_server
 from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
-from nearveil.client import questions
+from nearveil.client import session
+from nearveil.client.timing import question_period
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.maps import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.wire.client import PublicPart, question_period
+from nearveil.wire.messages import PublicPart
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock
 
@@ -73,7 +74,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
 
     slow(PublicMap)
     slow(HeapMap)
-    monkeypatch.setattr(questions, "Clock", lambda: found)
+    monkeypatch.setattr(session, "Clock", lambda: found)
     monkeypatch.setattr(_hostile_server, "perf_counter", found.now)
     return found
 

@@ -18,7 +18,7 @@ from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
 from nearveil.server.galleries import OpenGallery
-from nearveil.wire.client import PublicRequest, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.messages import Query, Refusal, RefusalCode, decode_frame
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, run, told
 
 MAGENTA = (255, 0, 255)
@@ -37,6 +37,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def indexed(made: Path, here: Path) -> None:
     shutil.copytree(made / "index", here / "data" / "nearveil" / "index")
+
+
+MAP_REQUEST = b"the map"
 
 
 @pytest.fixture
@@ -65,7 +68,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes, bytes], by
         return answer if change is None else change(data, answer)
 
     def shown(self: OpenGallery, candidates: float | None = None) -> bytes:
-        sent.append(PublicRequest().to_bytes())
+        sent.append(MAP_REQUEST)
         return show(self, candidates)
 
     monkeypatch.setattr(OpenGallery, "query", asked)
@@ -121,7 +124,7 @@ def test_the_other_half_sees_one_message(image: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Index, "texts", looking)
     found = told("query", image, "-k", 2)
-    assert sent[0] == PublicRequest().to_bytes()
+    assert sent[0] == MAP_REQUEST
     assert len(sent) == 2
     message = decode_frame(sent[1], Query).message
     assert {name: values.shape for name, values in message.arrays.items()} == {"sets": (1,)}
@@ -155,7 +158,7 @@ def test_a_retry_with_the_key_spends_once(image: Path, here: Path, monkeypatch: 
 
 def test_what_was_paid_for_can_be_asked_again(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(data: bytes, answer: bytes) -> bytes:
-        return answer if data == PublicRequest().to_bytes() else Refusal(RefusalCode.FAILED, "no disk").to_bytes()
+        return answer if data == MAP_REQUEST else Refusal(RefusalCode.FAILED, "no disk").to_bytes()
 
     with monkeypatch.context() as patch:
         sent = watched(patch, failing)
@@ -239,7 +242,7 @@ def test_a_spent_budget_ends_it(image: Path, here: Path, monkeypatch: pytest.Mon
     text = refused("query", image, "--epsilon", 21)
     assert "spent 80, left 20" in text
     assert "Nothing was sent" in text
-    assert sent == [PublicRequest().to_bytes()]
+    assert sent == [MAP_REQUEST]
     assert left(here) == 20.0
 
 

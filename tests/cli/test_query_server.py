@@ -18,8 +18,8 @@ pytest.importorskip("uvicorn")
 import uvicorn
 
 from nearveil import Client
+from nearveil.client.session import RetryPolicy
 from nearveil.client.timing import EXTRACTION_PERIOD
-from nearveil.client.transport import Patience
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.server import OpenGallery, Settings, TokenStore, create_app
@@ -163,18 +163,18 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
 
 
 def test_nobody_listens(image: Path, words: tuple[Any, ...], here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Patience, "pause", lambda *_: 0.0)
+    monkeypatch.setattr(RetryPolicy, "pause", lambda *_: 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     text = refused("query", image, *words[2:], "--server", f"http://127.0.0.1:{port}")
-    assert "cannot be reached" in text
+    assert "Cannot reach" in text
     assert debits(here) == 0
 
 
 def test_what_was_paid_for_can_be_asked_again(
     image: Path, served: Served, words: tuple[Any, ...], here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Patience, "pause", lambda *_: 0.0)
+    monkeypatch.setattr(RetryPolicy, "pause", lambda *_: 0.0)
 
     def gone(self: OpenGallery, data: bytes) -> bytes:
         raise UnavailableError("the gallery cannot be read now")

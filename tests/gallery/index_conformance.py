@@ -34,7 +34,7 @@ from nearveil.gallery.items import Item
 from nearveil.gallery.publishing import Published
 from nearveil.gallery.store import Header, bindings, checksum
 from nearveil.mechanisms import Covers
-from nearveil.wire.client import Query
+from nearveil.wire.messages import Query
 from nearveil.wire.server import serve_maps
 
 from .index_places import DIMENSION, WEBP, filled, names, plain_items, true_nearest, unit_rows

@@ -22,11 +22,12 @@ from nearveil.gallery.store import load_header
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire import server as _server
-from nearveil.wire.client import ClientProtocol, MapChanged, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.client import ClientProtocol
 from nearveil.wire.frames import Limits
+from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame
 from nearveil.wire.server import ServerProtocol, serve_maps
 
-from ..wire.wiring import Purse
+from ..wire.wiring import ask
 from .index_places import (
     DIMENSION,
     WEBP,
@@ -225,6 +226,10 @@ def test_deleted_means_gone(where: str) -> None:
             server.answer(naming(old, 0))
 
 
+def make_query(index: Index, row: Any, extras: Extras = "none") -> bytes:
+    return ask(ClientProtocol(serve_maps(index, "birds")[0].make_public_part(), EPSILON), row, extras=extras)
+
+
 def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
     """From bytes to bytes: a client asks, items are deleted, the map changes."""
     picture = tmp_path / "picture.jpg"
@@ -239,10 +244,7 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
         server = ServerProtocol(*serve_maps(index, "birds", extractor="a model", offers=("thumbnails", "originals")))
 
         def ask(extras: Extras) -> Answer:
-            client = ClientProtocol(EPSILON)
-            client.take_public(server.reply(client.public_request()))
-            query = client.ask(rows[0], spend=Purse(), extras=extras)
-            return Answer.from_bytes(server.reply(query))
+            return Answer.from_bytes(server.answer(make_query(index, rows[0], extras)))
 
         answer = ask("thumbnails")
         assert answer.images == tuple(WEBP + bytes([n]) for n in answer.ids)
@@ -251,15 +253,15 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
         assert answer.images == tuple(contents[n % 4] for n in answer.ids)
         index.delete(answer.ids[:5])
         assert not np.isin(answer.ids[:5], ask("none").ids).any()
-        client = ClientProtocol(EPSILON)
-        client.take_public(server.reply(client.public_request()))
-        query = client.ask(rows[0], spend=Purse(), extras="none")
+        query = make_query(index, rows[0])
         index.republish()
         server = ServerProtocol(*serve_maps(index, "birds"))
-        assert isinstance(decode_frame(server.reply(query), Answer, MapChanged), Answer)  # the one before is still kept
+        assert isinstance(
+            decode_frame(server.answer(query), Answer, MapChanged), Answer
+        )  # the one before is still kept
         index.publish(EPSILON, F, n_sets=4, keep=1)
         server = ServerProtocol(*serve_maps(index, "birds"))
-        assert decode_frame(server.reply(query), Answer, MapChanged) == MapChanged("birds", 2)
+        assert decode_frame(server.answer(query), Answer, MapChanged) == MapChanged("birds", 2)
 
 
 def test_names_come_for_all_candidates(where: str) -> None:
@@ -271,7 +273,7 @@ def test_names_come_for_all_candidates(where: str) -> None:
         gallery = serve_maps(index, "birds", offers=("names",))
         for one in range(4):
             answer = Answer.from_bytes(
-                ServerProtocol(*gallery).reply(Query(naming(published, one), "names").to_bytes())
+                ServerProtocol(*gallery).answer(Query(naming(published, one), "names").to_bytes())
             )
             assert answer.extras == "names"
             for number, name in zip(answer.ids.tolist(), answer.images, strict=True):
@@ -279,7 +281,7 @@ def test_names_come_for_all_candidates(where: str) -> None:
                 assert name.decode() == shown
         index.delete([7])
         assert gallery[0].read_extras(np.array([7, 8], np.uint32), "names", 100) == [b"", b"bird 8"]
-        refusal = ServerProtocol(*serve_maps(index, "birds")).reply(Query(naming(published, 0), "names").to_bytes())
+        refusal = ServerProtocol(*serve_maps(index, "birds")).answer(Query(naming(published, 0), "names").to_bytes())
         assert decode_frame(refusal, Refusal).code == RefusalCode.NOT_OFFERED
 
 
@@ -288,19 +290,16 @@ def test_codes_are_never_read_by_another_table(where: str) -> None:
     rows = unit_rows(60)
     with filled(where, rows) as index:
         first = index.publish(EPSILON, F, n_sets=4, code_bytes=40)
-        client = ClientProtocol(EPSILON)
-        server = ServerProtocol(*serve_maps(index, "birds"))
-        client.take_public(server.reply(client.public_request()))
-        asked = client.ask(rows[0], spend=Purse())
+        asked = make_query(index, rows[0])
         second = index.publish(EPSILON, F, n_sets=4, code_bytes=None)
         assert first.map.map_id == second.map.map_id
         assert first.public_id != second.public_id
         assert index.maps()[0].public_id == second.public_id  # also when it was read again
-        answer = Answer.from_bytes(ServerProtocol(*serve_maps(index, "birds")).reply(asked))
+        answer = Answer.from_bytes(ServerProtocol(*serve_maps(index, "birds")).answer(asked))
         assert (answer.codes == first.codes[np.searchsorted(first.ids, answer.ids)]).all()
         index.publish(EPSILON, F, n_sets=4, code_bytes=None, keep=1)
         assert isinstance(
-            decode_frame(ServerProtocol(*serve_maps(index, "birds")).reply(asked), Answer, MapChanged), MapChanged
+            decode_frame(ServerProtocol(*serve_maps(index, "birds")).answer(asked), Answer, MapChanged), MapChanged
         )
 
 
@@ -372,7 +371,7 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
         def ask(extras: Extras, limit: int) -> Answer | Refusal:
             query = Query(naming(published, 0), extras).to_bytes()
             found: Answer | Refusal = decode_frame(
-                ServerProtocol(*gallery, limits=Limits(answer=limit)).reply(query), Answer, Refusal
+                ServerProtocol(*gallery, limits=Limits(answer=limit)).answer(query), Answer, Refusal
             )
             return found
 

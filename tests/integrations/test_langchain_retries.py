@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from nearveil.client.errors import QuestionError, UnansweredError, UnreachableError
 from nearveil.integrations.langchain import NearveilRetriever
 from nearveil.ledger import KeySpentError
-from nearveil.wire.client import MapChanged
+from nearveil.wire.messages import MapChanged
 from tests.clocks import hurry
 from tests.service.asking import DIMENSION, QUERIES, Scene, framed, is_post, make_index, scene
 

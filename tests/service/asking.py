@@ -26,7 +26,7 @@ from nearveil.server.app import create_app
 from nearveil.server.galleries import Gallery, OpenGallery
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
-from nearveil.wire.client import PublicPart, decode_frame
+from nearveil.wire.messages import PublicPart, decode_frame
 from nearveil.wire.schema import FRAME
 from tests.search.standins import clustered
 

@@ -16,7 +16,7 @@ from nearveil.gallery import Index, Item
 from nearveil.gallery.answers import Answer, Extras
 from nearveil.mechanisms import Message
 from nearveil.server import OpenGallery, Settings, TokenStore, create_app
-from nearveil.wire.client import Query
+from nearveil.wire.messages import Query
 from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import WEBP, unit_rows

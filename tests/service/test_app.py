@@ -16,7 +16,7 @@ from nearveil.gallery.answers import Answer
 from nearveil.mechanisms import Message
 from nearveil.server import TokenStore
 from nearveil.server.galleries import OpenGallery
-from nearveil.wire.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.messages import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 from nearveil.wire.schema import FRAME, KEY_HEADER, Galleries
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows
@@ -192,7 +192,7 @@ def test_messages_that_make_no_sense(shared: Server) -> None:
         good + b"x": RefusalCode.MALFORMED,
         flipped: RefusalCode.MALFORMED,
         good[:3] + b"\x02" + good[4:]: RefusalCode.VERSION,
-        PublicRequest().to_bytes(): RefusalCode.MALFORMED,
+        MapChanged("birds", 1).to_bytes(): RefusalCode.MALFORMED,
         beyond.to_bytes(): RefusalCode.MALFORMED,
         MapChanged("birds", 1).to_bytes(): RefusalCode.MALFORMED,
     }

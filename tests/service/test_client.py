@@ -20,17 +20,17 @@ from nearveil.client.errors import (
     UnansweredError,
     UnreachableError,
 )
-from nearveil.client.questions import USUAL
+from nearveil.client.questions import DEFAULT_K
 from nearveil.client.timing import Clock
 from nearveil.features import backbones
 from nearveil.gallery import Index
 from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, new_key
 from nearveil.mechanisms import Message
+from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.server.galleries import OpenGallery
-from nearveil.wire import ClientProtocol
-from nearveil.wire.client import MapChanged, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -98,7 +98,7 @@ def test_what_a_seed_made_is_never_called_sound(here: Scene) -> None:
 
         def spend(self, promise: Guarantee, key: str, /) -> Debit:
             paid.append(promise)
-            return here.account.spend(ClientProtocol(promise.epsilon).guarantee, key)
+            return here.account.spend(set_guarantee(promise.epsilon), key)
 
     paid: list[Guarantee] = []
     rash, _ = here.client(account=Generous())
@@ -125,7 +125,8 @@ def test_a_map_by_itself_is_free_and_the_same_request_as_before_a_question(here:
 def test_all_candidates_have_names(here: Scene) -> None:
     client, _ = here.client()
     found = client.nearest(PRIVATE, 5, 4.0)
-    assert found.names == {number: f"bird {number}.png" for number in found.found.answer.ids.tolist()}
+    assert found.answer is not None
+    assert found.names == {number: f"bird {number}.png" for number in found.answer.ids.tolist()}
 
 
 def test_the_nearest_of_the_set_are_found(here: Scene, made: Path) -> None:
@@ -168,7 +169,8 @@ def test_images_come_for_all_candidates_alike(here: Scene) -> None:
         found = client.nearest(PRIVATE, 3, thumbnails=word == "thumbnails", originals=word == "originals")
         assert [match.image for match in found.matches] == [image(match.id) for match in found.matches]
         assert [match.name for match in found.matches] == [f"bird {match.id}.png" for match in found.matches]
-        assert found.found.answer.images == tuple(image(n) for n in found.found.answer.ids.tolist())
+        assert found.answer is not None
+        assert found.answer.images == tuple(image(n) for n in found.answer.ids.tolist())
     # For each question: its images, then its names, with one message.
     queries = [decode_frame(body, Query) for *_, body in wire.posts]
     assert [query.extras for query in queries] == ["thumbnails", "names", "originals", "names"]
@@ -337,7 +339,7 @@ def test_what_is_wrong_is_said_before_anything_is_paid(
         ({"k": 0}, QuestionError, "k: it must be"),
         ({"k": 2.0}, QuestionError, "k: it must be"),
         ({"k": True}, QuestionError, "k: it must be"),
-        ({"epsilon": 0.0}, QuestionError, "epsilon: birds hands out no codes"),
+        ({"epsilon": 0.0}, QuestionError, "epsilon: birds offers neither a copy"),
         ({"epsilon": np.nan}, ValueError, "epsilon must be"),
         ({"epsilon": 41.0}, ValueError, "epsilon must be"),
         ({"candidates": 0.3}, DeclinedError, "0.1, 0.2"),
@@ -383,7 +385,7 @@ def test_what_is_not_offered_is_said_before_anything_is_paid(made: Path, tmp_pat
 
 def test_somebody_must_pay(here: Scene, made: Path) -> None:
     client, wire = here.client(account=None)
-    with pytest.raises(QuestionError, match=r"account: somebody must pay: `nearveil budget .* or ask with epsilon=0"):
+    with pytest.raises(QuestionError, match=r"account: an account must pay: `nearveil budget .* or ask with epsilon=0"):
         client.nearest(PRIVATE)
     assert [url.rsplit("/", 1)[1] for _, url, *_ in wire.requests] == ["galleries"]  # a protected one says so
     assert client.original_not_private(4) == b"original 4"
@@ -407,14 +409,14 @@ def test_one_gallery_needs_no_name_and_several_do(made: Path, tmp_path: Path) ->
         with Client(URL, server.token, account=account, transport=wire) as client:
             with pytest.raises(QuestionError, match=r"birds \(open\), cars \(open\): name one"):
                 client.nearest(PRIVATE)
-            assert len(client.nearest(PRIVATE, gallery="cars").matches) == USUAL
+            assert len(client.nearest(PRIVATE, gallery="cars").matches) == DEFAULT_K
         assert [url.split("/galleries/")[1] for _, url, *_ in wire.posts] == ["cars/query"]
         server.close()
 
 
 def test_a_number_of_neighbours_that_always_fits(here: Scene) -> None:
     client, _ = here.client()
-    assert len(client.nearest(PRIVATE, None).matches) == USUAL
+    assert len(client.nearest(PRIVATE, None).matches) == DEFAULT_K
     assert len(client.nearest(PRIVATE, CANDIDATES).matches) == CANDIDATES
 
 
@@ -428,7 +430,7 @@ def test_a_key_pays_once_and_goes_with_one_promise(here: Scene) -> None:
         client.nearest(PRIVATE, epsilon=2.0, key="mine")
     with here.account.spend(first.guarantee, "theirs") as debit:
         debit.store(b"something else")
-    with pytest.raises(QuestionError, match="key: this key paid for something else"):
+    with pytest.raises(QuestionError, match="key: The key was spent on something else"):
         client.nearest(PRIVATE, key="theirs")
     assert len(wire.posts) == 2
 
@@ -497,8 +499,8 @@ def test_a_gallery_with_other_features_than_it_was_listed_with(made: Path, tmp_p
     with scene(place, tmp_path) as moving:
         client, wire = moving.client()
         listed = client.galleries()[0]
-        client._client._session._listed = (listed.model_copy(update={"fingerprint": "another"}),)
-        with pytest.raises(ReplyError, match="other features than when it was listed: ask again"):
+        client._client._session._galleries = (listed.model_copy(update={"fingerprint": "another"}),)
+        with pytest.raises(ReplyError, match="changed since it was listed; ask again"):
             client.nearest(PRIVATE)
         assert moving.paid == 0
         client.nearest(PRIVATE)  # it has looked anew
@@ -571,7 +573,7 @@ def test_one_original_is_fetched_by_a_name_that_says_what_it_is(here: Scene) -> 
 def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
     pillow = pytest.importorskip("PIL.Image")
     pytest.importorskip("skimage")
-    from nearveil.client.questions import FeatureMaker
+    from nearveil.client.images import FeatureMaker
     from nearveil.features import HogColor
     from nearveil.wire.schema import GalleryInfo
 

@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from nearveil import AsyncClient, Client
-from nearveil.client import questions
+from nearveil.client import images, questions
 from nearveil.client.errors import QuestionError, UnansweredError
 from nearveil.client.transport import Request, Response
 from nearveil.gallery import Index
 from nearveil.ledger import Debit, Ledger, OverBudgetError
 from nearveil.privacy import Guarantee
-from nearveil.wire import client as _client
+from nearveil.wire.client import rank_answer
 from tests.service.asking import (
     QUERIES,
     URL,
@@ -91,8 +91,8 @@ def test_features_debits_and_rankings_are_made_in_threads(
 
         return running
 
-    monkeypatch.setattr(_client, "rank_candidates", watched("ranking", _client.rank_candidates))
-    monkeypatch.setattr(questions, "_decode", watched("feature", questions._decode))
+    monkeypatch.setattr(questions, "rank_answer", watched("ranking", rank_answer))
+    monkeypatch.setattr(images, "_decode_image", watched("feature", images._decode_image))
 
     async def ask() -> None:
         for where, token, wire in ((URL, here.server.token, here.server.wire()), (made, None, None)):
@@ -182,7 +182,7 @@ def test_who_interrupts_is_told_the_key(here: Scene, monkeypatch: pytest.MonkeyP
     send = client._client._transport.send
 
     async def interrupted(request: Request) -> Response:
-        if request.what != "query":
+        if request.endpoint != "query":
             return await send(request)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
         await asyncio.sleep(60)

@@ -16,7 +16,7 @@ import pytest
 from nearveil import AsyncClient, Client
 from nearveil.client import QuestionError, ReplyError
 from nearveil.client.errors import DeclinedError
-from nearveil.client.questions import CHECK_AGAIN
+from nearveil.client.session import MODEL_MAX_AGE
 from nearveil.private_knn import PublicDiscriminant
 from nearveil.private_knn.scaling import ColumnBounds
 from nearveil.server.protected import ProtectedGallery
@@ -110,7 +110,7 @@ def test_the_image_is_looked_at_after_the_last_request(here: Scene, monkeypatch:
         order.append("image")
         return list(images)
 
-    monkeypatch.setattr("nearveil.client.questions.decode_images", decoded)
+    monkeypatch.setattr("nearveil.client.images.decode_images", decoded)
     wire = here.server.wire()
     wire.before = lambda request: order.append(request.url.path.rsplit("/", 1)[1])
     client, _ = here.client(wire=wire)
@@ -125,13 +125,13 @@ def test_a_newer_model_is_looked_for_once_an_hour(here: Scene) -> None:
     first = client.model()
     assert isinstance(here.gallery, ProtectedGallery)
     newer = here.gallery.publish()
-    clock.time += CHECK_AGAIN - 1.0
+    clock.time += MODEL_MAX_AGE - 1.0
     assert client.model() is first
     assert asked(wire.requests) == ["galleries", "model"]
     clock.time += 1.0
     assert client.model().to_bytes() == newer.model
     assert asked(wire.requests)[2:] == ["galleries", "model"]
-    clock.time += CHECK_AGAIN
+    clock.time += MODEL_MAX_AGE
     client.classify(ROWS[0])
     assert asked(wire.requests)[4:] == ["galleries"]  # it is the same: its version says so
 
@@ -198,7 +198,7 @@ def test_a_gallery_that_was_deleted_and_made_anew_gives_its_own_model(made: Path
         assert (before.name, before.revision, before.dimension) == (after.name, after.revision, after.dimension)
         wire.change = Listing(second, lambda request, _: _reply_of(request, fresh))
         assert client.model() is old
-        clock.time += CHECK_AGAIN
+        clock.time += MODEL_MAX_AGE
         assert client.model().to_bytes() == fresh.model() != old.to_bytes()
         fresh.close()
 
@@ -269,7 +269,7 @@ def hostile_models(good: bytes) -> dict[str, tuple[bytes, str]]:
         "too many classes": (spoiled(read(), classes=np.array(many)), "cannot be used"),
         "more classes than weights": (spoiled(read(), classes=np.array(["a", "b", "c", "d"])), "cannot be used"),
         "classes that steer a terminal": (spoiled(read(), classes=np.array(["a", "b", "\x1b[2J"])), "that print"),
-        "numbers for classes": (spoiled(read(), classes=np.array([1, 2, 3])), "no text"),
+        "numbers for classes": (spoiled(read(), classes=np.array([1, 2, 3])), "not text"),
         "counts that are none": (good.replace(read().counts.tobytes(), b"\xff" * 12), "cannot be used"),
         "more counts than classes": (spoiled(read(), counts=np.zeros(9, np.float32)), "cannot be used"),
         "a guarantee that its noise does not keep": (spoiled(read(), guarantee=lying(read())), "cannot be used"),
@@ -344,7 +344,7 @@ def test_a_model_that_is_not_the_one_that_was_named(kept: Scene) -> None:
     def wide(request: httpx.Request, honest: httpx.Response) -> httpx.Response:
         return honest if request.url.path.endswith("/model") else named(good, honest, dimension=7)
 
-    for change, words in ((another, "is another than the gallery names"), (wide, "of other features")):
+    for change, words in ((another, "is not the listed one"), (wide, "has other features")):
         client, wire = kept.client(Listing(kept, change))
         with pytest.raises(ReplyError, match=words):
             client.classify(ROWS[0])
@@ -387,6 +387,6 @@ def test_versions_that_are_none(kept: Scene, version: Any) -> None:
         return named(b"", honest, version=version)
 
     client, wire = kept.client(Listing(kept, change))
-    with pytest.raises(ValueError, match="has no model yet" if version == "" else "not what a nearveil server sends"):
+    with pytest.raises(ValueError, match="has no model yet" if version == "" else "not that of a nearveil server"):
         client.classify(ROWS[0])
     assert asked(wire.requests) == ["galleries"]

@@ -18,10 +18,18 @@ from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError, UnansweredError
 from nearveil.client.home import search_period
 from nearveil.client.questions import classification_period
-from nearveil.client.timing import EXTRACTION_PERIOD, VECTOR_PERIOD, PrivateStep, extraction_period, slot_end
+from nearveil.client.timing import (
+    EXTRACTION_PERIOD,
+    TEXT,
+    VECTOR_PERIOD,
+    PrivateStep,
+    choice_period,
+    extraction_period,
+    question_period,
+    slot_end,
+)
 from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap
-from nearveil.wire.client import TEXT, choice_period, question_period
 from tests.clocks import SetClock, Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, public_of, scene, seeded
 from tests.service.protected import make, published, rows
@@ -115,7 +123,7 @@ def test_images_are_features_before_the_first_request(
     here: Scene, watched: Watched, given: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     toy: Any = Toy()
-    monkeypatch.setattr("nearveil.client.questions.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.client.images.find_extractor", lambda _: toy)
     seen = set()
     for number, work in enumerate(WORK):
         watched.work(decoding=work, extracting=work)
@@ -141,7 +149,7 @@ def test_features_that_cannot_be_compared_are_refused_before_the_first_request(
     bad = [np.full(8, 2e6), np.full(8, np.nan), np.r_[np.zeros(7), -np.inf], np.full(8, np.inf, np.float16)]
     toy: Any = Toy()
     toy.extract = lambda pixels: [[*bad, QUERIES[0]][image[0, 0, 0]] for image in pixels]
-    monkeypatch.setattr("nearveil.client.questions.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.client.images.find_extractor", lambda _: toy)
     client, wire = here.client(extractor=toy if made_by == "given extractor" else None)
     if made_by == "extractor of a listed gallery":
         client.galleries()
@@ -163,7 +171,7 @@ def test_vectors_are_checked_in_a_short_step_before_the_first_request(here: Scen
 
 def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     toy: Any = Toy()
-    monkeypatch.setattr("nearveil.client.questions.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.client.images.find_extractor", lambda _: toy)
 
     async def asked(image: Any) -> tuple[tuple[str, float], ...]:
         async with AsyncClient(URL, here.server.token, account=here.account, transport=here.server.wire()) as client:
@@ -191,7 +199,7 @@ def test_a_class_is_returned_when_a_slot_ends(
             return rows(3, 7)[0][[int(image[0, 0, 0]) % 3 for image in pixels]]
 
     toy: Any = Small()
-    monkeypatch.setattr("nearveil.client.questions.find_extractor", lambda _: toy)
+    monkeypatch.setattr("nearveil.client.images.find_extractor", lambda _: toy)
     published(make(tmp_path / "made")).close()
     with protected(tmp_path / "made", tmp_path / "here") as here:
         client, _ = here.client()

@@ -19,7 +19,7 @@ pytest.importorskip("cryptography")
 
 from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError, ReplyError
-from nearveil.client.sealed import _read_text, sealed_periods
+from nearveil.client.sealed import _decode_text, sealed_periods
 from nearveil.errors import NearveilError
 from nearveil.gallery import Index, Item
 from nearveil.gallery.answers import (
@@ -144,7 +144,7 @@ def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epsilon": 4.0}, "sealed tells nothing and costs nothing: pass epsilon=0; it is 4"),
+        ({"epsilon": 4.0}, "sealed costs nothing: pass epsilon=0; it is 4"),
         ({"thumbnails": True}, "no images"),
         ({"candidates": 0.1}, "candidates: it applies to messages only"),
         ({"where": {"colour": "red"}}, "no metadata"),
@@ -163,7 +163,7 @@ def test_what_cannot_be_asked_is_refused(here: Scene, options: dict[str, Any], w
 def test_a_gallery_that_does_not_offer_it_says_so(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, offers=("names",)) as here:
         client, _ = here.client()
-        with pytest.raises(QuestionError, match="answers no sealed questions"):
+        with pytest.raises(QuestionError, match="offers no sealed questions"):
             client.nearest(QUERIES[0], epsilon=0, by="sealed")
 
 
@@ -560,8 +560,8 @@ def test_long_texts_of_records_are_not_decoded_whole() -> None:
             decoded.append(len(self))
             return super().decode(*arguments, **options)
 
-    about = _read_text(Text(b"\xff" * 10**6 + b"\0" + b"\xff" * 10**6))
+    about = _decode_text(Text(b"\xff" * 10**6 + b"\0" + b"\xff" * 10**6))
     assert (len(about.name), len(about.external_id or "")) == (500, LONGEST_ID)
     assert len(decoded) == 2
     assert max(decoded) <= 2048
-    assert _read_text("é\0ä".encode()) == ItemDetails("é", "ä")
+    assert _decode_text("é\0ä".encode()) == ItemDetails("é", "ä")

@@ -404,7 +404,7 @@ def slowly(*given):
     return found
 async def never(self, request):
     import asyncio
-    if request.what != "query":
+    if request.endpoint != "query":
         return await send(self, request)
     begun.set()
     await asyncio.sleep(1000)

@@ -20,9 +20,11 @@ import pytest
 
 from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
-from nearveil.client.transport import Patience, ServerAddress
+from nearveil.client.session import RetryPolicy
+from nearveil.client.transport import ServerAddress
 from nearveil.ledger import Ledger
-from nearveil.wire.client import ClientProtocol, Query, decode_frame
+from nearveil.wire.client import center_rows
+from nearveil.wire.messages import Query, decode_frame
 from tests.service.asking import (
     CANDIDATES,
     QUERIES,
@@ -51,10 +53,10 @@ SECRET = "nv_0123456789abcdef_" + "s3cret" * 7
 
 def groups(here: Scene) -> dict[int, list[int]]:
     """Return which of the queries have which good set."""
-    client = ClientProtocol(4.0, public=public_of(here.gallery))
+    public = public_of(here.gallery)
     found: dict[int, list[int]] = {}
     for number, row in enumerate(QUERIES[:30]):
-        good = client._public.map.choose(client._release.features(row[None]))[0]
+        good = public.map.choose(center_rows(public, row))[0]
         found.setdefault(int(good), []).append(number)
     return found
 
@@ -195,7 +197,7 @@ def test_a_token_goes_to_its_origin_alone(here: Scene, status: int, kind: str) -
         return framed(b"", status, location="https://evil.example/v1") if request.method == kind else reply
 
     client, wire = here.client(elsewhere)
-    with pytest.raises((ReplyError, UnansweredError), match=f"elsewhere .{status}., where it does not go"):
+    with pytest.raises((ReplyError, UnansweredError), match=f"redirects .{status}."):
         client.nearest(QUERIES[0])
     assert {httpx.URL(url).host for _, url, *_ in wire.requests} == {"birds.example"}
     assert here.paid == (kind == "POST")
@@ -413,7 +415,7 @@ def test_a_client_that_was_closed_or_lost_leaves_no_thread(here: Scene) -> None:
 
 
 def test_pauses_grow_and_end() -> None:
-    patience = Patience(9)
+    patience = RetryPolicy(9)
     assert [patience.pause(n, None) for n in range(7)] == [0.5, 1, 2, 4, 8, 16, 20]
     assert [patience.pause(0, told) for told in (0.0, 3.0, 1e9)] == [0, 3, 20]
 

@@ -16,7 +16,7 @@ from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Message
 from nearveil.server import OpenGallery, galleries
 from nearveil.server.errors import NotOfferedError, UnavailableError, UnknownError
-from nearveil.wire.client import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
+from nearveil.wire.messages import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 from nearveil.wire.server import ServedMap
 
 from ..gallery.index_places import index_server, index_url, one_thread, plain_items, unit_rows, where

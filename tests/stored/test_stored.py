@@ -16,7 +16,7 @@ from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message
 from nearveil.privacy.events import PureDp
 from nearveil.server import TokenStore
-from nearveil.wire.client import decode_frame
+from nearveil.wire.messages import decode_frame
 from tests.ledger.stating import stated
 from tests.stored.models import ROWS, describe_discriminant, search_copy
 from tests.wire.test_wire import ALL, spoken

@@ -15,8 +15,7 @@ from nearveil.features import HogColor, load_image
 from nearveil.features.gallery import FeatureCache
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Ledger
-from nearveil.wire import ClientProtocol
-from nearveil.wire.client import Found
+from nearveil.mechanisms.covers.covers import set_guarantee
 from studies import photos
 from studies.photos import serve_on_loopback
 from tests.clocks import hurry
@@ -86,9 +85,8 @@ def test_figures_of_what_is_known(few: photos.Photos, tmp_path: Path) -> None:
 
 def _found(ids: list[int]) -> Nearest:
     """Return what a client would, of these items."""
-    nothing = Found(np.zeros(0, np.int64), np.zeros((0, 1), np.uint8), (), None)  # type: ignore[arg-type]
     matches = tuple(Match(number, "", 0.5) for number in ids)
-    return Nearest(matches, ClientProtocol(4.0).guarantee, "key", False, 30, 0, 3, 140, 30, nothing)
+    return Nearest(matches, set_guarantee(4.0), "key", False, 30, 0, 3, 140, 30)
 
 
 def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,9 +121,10 @@ def test_what_is_asked_and_drawn(few: photos.Photos, tmp_path: Path) -> None:
         with serve_on_loopback(tmp_path / "index") as server:
             asked = photos.ask(server, few.queries[3], 30.0, account)
         assert account.balance().left == 0
-    assert asked.n_candidates == len(asked.found.answer.ids) == 60
+    assert asked.answer is not None
+    assert asked.n_candidates == len(asked.answer.ids) == 60
     members = published.release.members_[[asked.set]].indices
-    assert asked.found.answer.ids.tolist() == sorted(members.tolist())
+    assert asked.answer.ids.tolist() == sorted(members.tolist())
     assert load_image(photos.draw_sheet(few, asked, 3)).shape == (600, 1560, 3)
     with pytest.raises(ProcessLookupError):  # it has stopped
         os.kill(server.process, 0)

@@ -593,7 +593,7 @@ def test_what_a_server_does_wrong_is_said_in_words(
 
 
 def test_a_map_that_changes_is_said_in_words(made: Path, tmp_path: Path) -> None:
-    from nearveil.wire.client import MapChanged
+    from nearveil.wire.messages import MapChanged
 
     gallery, server = served(made, tmp_path)
 

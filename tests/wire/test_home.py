@@ -11,9 +11,9 @@ import pytest
 from nearveil.gallery.answers import ScalarCodes
 from nearveil.gallery.items import Snapshot
 from nearveil.gallery.publishing import MapTerms, Published
-from nearveil.wire.client import PublicPart
-from nearveil.wire.frames import WireError, Writer, frame
+from nearveil.wire.frames import WireError, frame, write_fields
 from nearveil.wire.home import Block, CodesGroup, CodesManifest, CodesSource, HomeCopy, HomeError, _limit_range
+from nearveil.wire.messages import PublicPart
 from nearveil.wire.server import ServedMap
 
 WIDE = 1 << 14  # ids of a group
@@ -207,28 +207,15 @@ def test_hostile_groups_and_manifests(gallery: tuple[Published, PublicPart], tmp
 
 def test_group_numbers_of_a_manifest_must_be_whole() -> None:
     """NumPy raises a ValueError that names no cause; no client expects it."""
-    out = Writer()
-    out.write_text("birds")
-    out.write_int(1)
-    out.write_text("digest")
-    out.write_int(8)
-    out.write_text("names")
-    out.write_int(1)
-    out.write_bytes(bytes(5))
-    out.write_bytes(bytes(32))
+    body = write_fields("birds", 1, "digest", 8, "names", 1, bytes(5), bytes(32))
     with pytest.raises(WireError, match="32 bits"):
-        CodesManifest.from_bytes(frame(CodesManifest.kind, out.to_bytes()))
+        CodesManifest.from_bytes(frame(CodesManifest.kind, body))
 
 
 def test_a_packed_group_unpacks_to_what_it_says_and_no_more() -> None:
-    out = Writer()
-    out.write_int(0)
-    out.write_bytes(b"\0" + bytes(32))
-    out.write_bytes(b"\0")
-    out.write_int(1000)
-    out.write_bytes(zlib.compress(bytes(50 << 20)))
+    body = write_fields(0, b"\0" + bytes(32), b"\0", 1000, zlib.compress(bytes(50 << 20)))
     with pytest.raises(WireError, match="not as long as it says"):
-        CodesGroup.from_bytes(frame(CodesGroup.kind, out.to_bytes(), 1))
+        CodesGroup.from_bytes(frame(CodesGroup.kind, body, 1))
 
 
 def test_bad_questions_are_refused(gallery: tuple[Published, PublicPart], tmp_path: Path) -> None:

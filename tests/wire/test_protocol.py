@@ -1,7 +1,5 @@
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -12,24 +10,16 @@ from numpy.typing import NDArray
 
 import nearveil.gallery
 import nearveil.wire
+import nearveil.wire.client
 from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
 from nearveil.mechanisms import Covers, Message
+from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.wire.client import (
-    ClientProtocol,
-    MapChanged,
-    OutdatedMapError,
-    ProtocolError,
-    PublicPart,
-    Query,
-    Refusal,
-    RefusalCode,
-    RefusedError,
-    decode_frame,
-)
+from nearveil.wire.client import OutdatedMapError, ProtocolError, RefusedError
 from nearveil.wire.frames import HEADER_BYTES, Limits, WireError
-from nearveil.wire.server import ServerProtocol, _refusal
+from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame, write_query
+from nearveil.wire.server import ServerProtocol, _refuse
 from tests.wire.wiring import (
     DIMENSION,
     EPSILON,
@@ -37,8 +27,11 @@ from tests.wire.wiring import (
     PUBLIC,
     QUERIES,
     THUMBNAIL,
+    PaidDebit,
     Purse,
     Shelf,
+    ask,
+    choose,
     part,
     published,
     ready,
@@ -46,35 +39,33 @@ from tests.wire.wiring import (
 
 
 def conversation(
-    server: ServerProtocol, feature: Any, extras: Extras = "none", k: int = 8, epsilon: float = EPSILON
-) -> Any:
-    client = ClientProtocol(epsilon)
-    client.take_public(server.reply(client.public_request()))
-    asked = client.ask(feature, spend=Purse(), extras=extras, rng=unsafe_seeded(1))
-    assert not client.guarantee.sound
-    return client.take_answer(server.reply(asked), k), decode_frame(asked, Query)
+    gallery: Shelf, feature: Any, extras: Extras = "none", k: int = 8, epsilon: float = EPSILON
+) -> tuple[NDArray[np.int64], NDArray[np.float32], Answer, Query]:
+    client = ready(epsilon, gallery.make_public_part())
+    query = ask(client, feature, extras=extras, rng=unsafe_seeded(1))
+    assert not client.release.guarantee_of(decode_frame(query, Query).message).sound
+    reply = ServerProtocol(gallery).answer(query)
+    return *choose(client, feature, reply, k, extras), decode_frame(query, Query)
 
 
 @pytest.mark.parametrize("code_bytes", [None, 12, 16])
 @pytest.mark.parametrize("extras", EXTRAS)
 def test_a_question_from_end_to_end(code_bytes: int | None, extras: Extras) -> None:
     gallery = published(code_bytes)
-    server = ServerProtocol(gallery)
     for feature in QUERIES[:6]:
-        found, query = conversation(server, feature, extras)
+        ids, similarities, answer, query = conversation(gallery, feature, extras)
         named = int(query.message["sets"][0])
         members = np.flatnonzero(gallery.published.release.members_[[named]].toarray()[0])
-        assert found.answer.ids.tolist() == sorted(gallery.published.ids[members].tolist())
-        assert len(found.ids) == 8
+        assert answer.ids.tolist() == sorted(gallery.published.ids[members].tolist())
+        assert len(ids) == 8
         scores = gallery.published.table.scores(
             gallery.published.release.features(feature[None]).astype(np.float32), gallery.published.codes
         )[0]
-        rows = [int(np.flatnonzero(gallery.published.ids == one)[0]) for one in found.ids]
+        rows = [int(np.flatnonzero(gallery.published.ids == number)[0]) for number in ids]
         assert np.abs(scores[rows] - np.sort(scores[members])[::-1][:8]).max() < 1e-5  # the best of them, best first
-        assert np.array_equal(found.codes, gallery.published.codes[rows])
-        assert np.abs(found.scores - scores[rows]).max() < 1e-6
-        shown = [] if extras == "none" else gallery.read_extras(found.ids.astype(np.uint32), extras, 1 << 20)
-        assert list(found.images) == shown
+        assert np.abs(similarities - scores[rows]).max() < 1e-6
+        shown = [] if extras == "none" else gallery.read_extras(answer.ids, extras, 1 << 20)
+        assert list(answer.images) == shown
 
 
 def test_both_halves_agree_without_sharing_the_public_rows() -> None:
@@ -96,13 +87,13 @@ def test_both_halves_agree_without_sharing_the_public_rows() -> None:
 def test_epsilon_is_the_clients_and_the_server_answers_at_any() -> None:
     server = ServerProtocol(published())
     for epsilon in (0.1, 7.5):
-        purse, client = Purse(), ClientProtocol(epsilon, public=part())
-        found = client.take_answer(server.reply(client.ask(QUERIES[0], spend=purse)))
-        assert len(found.ids) == 8
+        purse, client = Purse(), ready(epsilon)
+        ids, _, _ = choose(client, QUERIES[0], server.answer(ask(client, QUERIES[0], purse)))
+        assert len(ids) == 8
         assert [promise.epsilon for promise in purse.paid] == [epsilon] == [client.guarantee.epsilon]
     for wrong in (0.0, 41.0, np.nan, "2", True):
         with pytest.raises(ValueError, match="epsilon must be"):
-            ClientProtocol(wrong)  # type: ignore[arg-type]
+            ready(wrong)  # type: ignore[arg-type]
 
 
 def test_every_answer_has_one_form() -> None:
@@ -110,7 +101,7 @@ def test_every_answer_has_one_form() -> None:
     for extras in EXTRAS:
         answers = [
             decode_frame(
-                server.reply(
+                server.answer(
                     Query(Message("covers", release.public_id, {"sets": np.array([one], np.int32)}), extras).to_bytes()
                 ),
                 Answer,
@@ -127,74 +118,19 @@ def test_every_answer_has_one_form() -> None:
 def test_deleted_items_are_replaced_and_never_handed_out() -> None:
     whole = published()
     dead = whole.published.ids[::3]
-    server = ServerProtocol(replace(whole, alive=~np.isin(whole.published.ids, dead)))
     for feature in QUERIES[:5]:
-        found, _ = conversation(server, feature)
-        assert len(found.answer.ids) == 40
-        assert not set(found.answer.ids.tolist()) & set(dead.tolist())
+        _, _, answer, _ = conversation(replace(whole, alive=~np.isin(whole.published.ids, dead)), feature)
+        assert len(answer.ids) == 40
+        assert not set(answer.ids.tolist()) & set(dead.tolist())
     few = ServerProtocol(replace(whole, alive=np.arange(len(GALLERY)) < 39))
-    client = ready()
     with pytest.raises(RefusedError, match="failed"):
-        client.take_answer(few.reply(client.ask(QUERIES[0], spend=Purse())))
-
-
-def test_steps_out_of_turn_are_errors() -> None:
-    server = ServerProtocol(published())
-    client = ClientProtocol(EPSILON)
-    for early in (
-        lambda: client.ask(QUERIES[0], spend=Purse()),
-        lambda: client.take_answer(b""),
-        lambda: client.public,
-        lambda: client.n_candidates,
-    ):
-        with pytest.raises(ProtocolError):
-            early()
-    reply = server.reply(client.public_request())
-    assert client.take_public(reply) is client.public
-    assert (client.state, client.n_candidates) == ("ready", 40)
-    for repeated in (client.public_request, lambda: client.take_public(reply), lambda: client.take_answer(b"")):
-        with pytest.raises(ProtocolError, match="state 'ready'"):
-            repeated()
-    asked = client.ask(QUERIES[0], spend=Purse())
-    assert client.state == "asked"
-    client.take_answer(server.reply(asked), 3)
-    assert vars(client)["_state"] == "answered"
-
-
-def test_after_an_answer_nothing_can_be_sent() -> None:
-    server, client, purse = ServerProtocol(published()), ready(), Purse()
-    answer = server.reply(client.ask(QUERIES[0], spend=purse))
-    client.take_answer(answer)
-    for step in (
-        client.public_request,
-        lambda: client.take_public(b""),
-        lambda: client.ask(QUERIES[0], spend=purse),
-        lambda: client.ask(QUERIES[1], spend=purse, extras="thumbnails"),
-        lambda: client.take_answer(answer),
-    ):
-        with pytest.raises(ProtocolError, match="after an answer nothing is sent"):
-            step()
-    assert len(purse.paid) == 1
-    kept = [value for value in vars(client).values() if isinstance(value, np.ndarray)]
-    assert not kept  # the feature is forgotten
-    assert client.public is part()
-
-
-def test_a_retry_sends_the_same_bytes_and_pays_nothing() -> None:
-    client, purse = ready(), Purse()
-    first = client.ask(QUERIES[0], spend=purse)
-    assert {client.ask(QUERIES[0].tolist(), spend=purse) for _ in range(20)} == {first}
-    assert len(purse.paid) == 1
-    richer = decode_frame(client.ask(QUERIES[0], spend=purse, extras="thumbnails"), Query)
-    assert (richer.message, richer.extras) == (decode_frame(first, Query).message, "thumbnails")
-    with pytest.raises(ProtocolError, match="another feature"):
-        client.ask(QUERIES[1], spend=purse)
-    assert len(purse.paid) == 1
+        ready().read_answer(few.answer(ask(ready(), QUERIES[0])))
 
 
 def test_fresh_questions_differ() -> None:
     """Two clients that ask the same draw their own noise."""
-    drawn = {ready(0.5).ask(QUERIES[0], spend=Purse()) for _ in range(60)}
+    client = ready(0.5)
+    drawn = {ask(client, QUERIES[0]) for _ in range(60)}
     assert len(drawn) == 6  # all sets are named, sooner or later: (1 - 0.15)^60 is 6e-5 for each
 
 
@@ -206,32 +142,31 @@ def test_the_debit_comes_before_the_message(monkeypatch: pytest.MonkeyPatch) -> 
         events.append("message")
         return release(self, *arguments, **options)
 
-    @dataclass
-    class Paid:
-        repeated: bool = False
-        message: bytes | None = None
-
+    class Debit(PaidDebit):
         def store(self, message: bytes, /) -> None:
             events.append(f"stored {Message.from_bytes(message).mechanism}")
+            super().store(message)
 
-    @contextmanager
-    def spend(promise: Any) -> Iterator[Paid]:
-        events.append(f"paid {promise.epsilon}")
-        yield Paid()
-        events.append("closed")
+        def __exit__(self, *_: object) -> None:
+            events.append("closed")
+
+    class Account:
+        def spend(self, guarantee: Guarantee, key: str, /) -> Debit:
+            events.append(f"paid {guarantee.epsilon} for {key}")
+            return Debit()
 
     monkeypatch.setattr(Covers, "release", released)
-    ready().ask(QUERIES[0], spend=spend)
-    assert events == ["paid 2.0", "message", "stored covers", "closed"]
+    ready().pay(QUERIES[0], Account(), "one")
+    assert events == ["paid 2.0 for one", "message", "stored covers", "closed"]
 
-    def broke(promise: Any) -> Any:
-        raise OverBudgetError("no", epsilon=1.0, spent=1.0, cost=2.0, left=0.0)
+    class Broke:
+        def spend(self, guarantee: Guarantee, key: str, /) -> Debit:  # noqa: ARG002
+            raise OverBudgetError("no", epsilon=1.0, spent=1.0, cost=2.0, left=0.0)
 
     events.clear()
-    client = ready()
     with pytest.raises(OverBudgetError):
-        client.ask(QUERIES[0], spend=broke)
-    assert (events, client.state) == ([], "ready")
+        ready().pay(QUERIES[0], Broke(), "one")
+    assert events == []
 
 
 def test_questions_on_different_maps_add_up_in_one_account(tmp_path: Path) -> None:
@@ -240,38 +175,34 @@ def test_questions_on_different_maps_add_up_in_one_account(tmp_path: Path) -> No
         account = ledger.open_account(
             "me", owner="me", protects="query", unit="record", relation="replace", epsilon=4.5, delta=0.0
         )
-        first = ready(2.0).ask(QUERIES[0], spend=lambda promise: account.spend(promise, "one"))
-        ready(2.0, other).ask(QUERIES[0], spend=lambda promise: account.spend(promise, "two"))
+        first = ready(2.0).pay(QUERIES[0], account, "one")
+        ready(2.0, other).pay(QUERIES[0], account, "two")
         assert account.balance().left == 0.5
         with pytest.raises(OverBudgetError):
-            ready(2.0, other).ask(QUERIES[0], spend=lambda promise: account.spend(promise, "three"))
+            ready(2.0, other).pay(QUERIES[0], account, "three")
         assert account.balance().left == 0.5
         # A process that died after it paid, and came back, sends what it would have sent.
-        again = ready(2.0).ask(QUERIES[0], spend=lambda promise: account.spend(promise, "one"))
-        assert again == first
-        with pytest.raises(ProtocolError, match="on another map"):
-            ready(2.0, other).ask(QUERIES[0], spend=lambda promise: account.spend(promise, "one"))
+        again = ready(2.0).pay(QUERIES[0], account, "one")
+        assert (again.repeated, again.message) == (True, first.message)
+        with pytest.raises(OutdatedMapError):
+            ready(2.0, other).pay(QUERIES[0], account, "one")
         assert account.balance().left == 0.5
-        with account.spend(ClientProtocol(0.5).guarantee, "lost"):
+        with account.spend(ready(0.5).guarantee, "lost"):
             pass  # died before the message was stored
         with pytest.raises(KeySpentError):
-            ready(0.5).ask(QUERIES[0], spend=lambda promise: account.spend(promise, "lost"))
+            ready(0.5).pay(QUERIES[0], account, "lost")
 
 
 def test_a_map_that_changed_is_told_and_an_old_one_is_answered_with_its_old_sets() -> None:
     old, new = published(), published(n_sets=4)
     new = replace(new, published=replace(new.published, revision=9))
-    asked = ready().ask(QUERIES[0], spend=Purse(), rng=unsafe_seeded(3))
-    moved = ServerProtocol(new).reply(asked)
-    assert decode_frame(moved, MapChanged) == MapChanged("birds", 9)
-    client = ready()
-    client.ask(QUERIES[0], spend=Purse())
+    query = ask(ready(), QUERIES[0], rng=unsafe_seeded(3))
+    reply = ServerProtocol(new).answer(query)
+    assert decode_frame(reply, MapChanged) == MapChanged("birds", 9)
     with pytest.raises(OutdatedMapError, match="revision 9") as caught:
-        client.take_answer(moved)
-    assert (caught.value.revision, client.state) == (9, "answered")
-    grace = ServerProtocol(new, old)
-    assert grace.reply(asked) == ServerProtocol(old).reply(asked)
-    assert decode_frame(grace.reply(ClientProtocol(1.0).public_request()), PublicPart).revision == 9
+        ready().read_answer(reply)
+    assert caught.value.revision == 9
+    assert ServerProtocol(new, old).answer(query) == ServerProtocol(old).answer(query)
 
 
 @pytest.mark.parametrize(
@@ -288,36 +219,27 @@ def test_a_map_that_changed_is_told_and_an_old_one_is_answered_with_its_old_sets
 def test_bad_features_cost_nothing_and_are_not_shown(feature: Any, words: str) -> None:
     purse = Purse()
     with pytest.raises(ValueError, match=words) as caught:
-        ready().ask(feature, spend=purse)
+        ask(ready(), feature, purse)
     assert not purse.paid
     assert "2000000" not in str(caught.value)
 
 
-def test_what_cannot_be_answered_is_refused_before_it_is_paid() -> None:
-    purse = Purse()
-    plain = replace(part(), offers=())
-    with pytest.raises(ProtocolError, match="does not offer thumbnails"):
-        ready(public=plain).ask(QUERIES[0], spend=purse, extras="thumbnails")
-    with pytest.raises(ValueError, match="extras must be"):
-        ready().ask(QUERIES[0], spend=purse, extras="all")  # type: ignore[arg-type]
-    with pytest.raises(ProtocolError, match=r"mechanism must be one of \['covers'\]"):
+def test_what_cannot_be_answered_is_refused_before_it_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ProtocolError, match="mechanism must be 'covers'"):
         ready(public=replace(part(), mechanism="plain"))
-    with pytest.raises(ProtocolError, match="at most 600 are read"):
-        ClientProtocol(1.0, public=part(), limits=Limits(answer=600))
-    assert ClientProtocol(1.0, public=part(), limits=Limits(answer=8 + 40 * 16)).state == "ready"
-    with pytest.raises(ProtocolError, match="features of 'a model'"):
-        ClientProtocol(1.0, public=part(), fingerprint="model-2")
-    assert ClientProtocol(1.0, public=part(), fingerprint="model-1").state == "ready"
-    assert not purse.paid
+    monkeypatch.setattr(nearveil.wire.client, "DEFAULT_LIMITS", Limits(answer=600))
+    with pytest.raises(ProtocolError, match="limit is 600"):
+        ready()
+    monkeypatch.setattr(nearveil.wire.client, "DEFAULT_LIMITS", Limits(answer=8 + 40 * 16))
+    ready()
 
 
 @pytest.mark.parametrize("k", [0, 41, -1, True, 2.0, "8"])
 def test_an_absurd_k_loses_no_answer(k: Any) -> None:
-    client = ready()
-    answer = ServerProtocol(published()).reply(client.ask(QUERIES[0], spend=Purse()))
-    with pytest.raises(ValueError, match="k must be a whole number from 1 to 40"):
-        client.take_answer(answer, k)
-    assert len(client.take_answer(answer, 40).ids) == 40
+    reply = ServerProtocol(published()).answer(ask(ready(), QUERIES[0]))
+    with pytest.raises(ValueError, match=r"k must be|at least k = 41"):
+        choose(ready(), QUERIES[0], reply, k)
+    assert len(choose(ready(), QUERIES[0], reply, 40)[0]) == 40
 
 
 @dataclass(frozen=True, eq=False)
@@ -343,45 +265,40 @@ def test_refusals() -> None:
     )
 
     def refusal(data: bytes) -> Refusal:
-        found: Refusal = decode_frame(server.reply(data), Refusal)
-        return found
+        reply: Refusal = decode_frame(server.answer(data), Refusal)
+        return reply
 
-    asked = ready().ask(QUERIES[0], spend=Purse())
-    assert isinstance(decode_frame(server.reply(asked), Answer), Answer)
-    images = ready().ask(QUERIES[0], spend=Purse(), extras="originals")
+    query = ask(ready(), QUERIES[0])
+    assert isinstance(decode_frame(server.answer(query), Answer), Answer)
+    images = ask(ready(), QUERIES[0], extras="originals")
     assert refusal(images) == Refusal(RefusalCode.FAILED, "the server could not make an answer")
-    assert refusal(asked[:-1]).code == RefusalCode.MALFORMED
-    assert refusal(asked[:3] + b"\x07" + asked[4:]).code == RefusalCode.VERSION
-    assert refusal(asked[:6] + b"\xff\xff\xff\xff" + asked[10:]).code == RefusalCode.TOO_LARGE
+    assert refusal(query[:-1]).code == RefusalCode.MALFORMED
+    assert refusal(query[:3] + b"\x07" + query[4:]).code == RefusalCode.VERSION
+    assert refusal(query[:6] + b"\xff\xff\xff\xff" + query[10:]).code == RefusalCode.TOO_LARGE
     long = Message("a\x1b" * 90, published().published.release.public_id, {"sets": np.array([1], np.int32)})
     assert refusal(Query(long).to_bytes()).code == RefusalCode.MALFORMED
-    assert refusal(decode_frame(asked, Query).message.to_bytes()).code == RefusalCode.MALFORMED
-    assert decode_frame(_refusal(RefusalCode.MALFORMED, "a\x1b[2J\n" * 400), Refusal).words == ("a?[2J?" * 400)[:500]
+    assert refusal(decode_frame(query, Query).message.to_bytes()).code == RefusalCode.MALFORMED
+    assert decode_frame(_refuse(ValueError("a\x1b[2J\n" * 400)), Refusal).words == ("a?[2J?" * 400)[:500]
     poor = ServerProtocol(replace(published(), offers=()))
-    assert decode_frame(poor.reply(images), Refusal).code == RefusalCode.NOT_OFFERED
+    assert decode_frame(poor.answer(images), Refusal).code == RefusalCode.NOT_OFFERED
     narrow = ServerProtocol(published(), limits=Limits(answer=8 + 40 * 16))
-    assert decode_frame(narrow.reply(images), Refusal).code == RefusalCode.TOO_LARGE
-    client = ready()
-    client.ask(QUERIES[0], spend=Purse())
+    assert decode_frame(narrow.answer(images), Refusal).code == RefusalCode.TOO_LARGE
     with pytest.raises(RefusedError, match=r"refused \(too_large\)") as caught:
-        client.take_answer(narrow.reply(images))
+        ready().read_answer(narrow.answer(images))
     assert caught.value.code == RefusalCode.TOO_LARGE
-    assert client.state == "asked"
-    with pytest.raises(RefusedError, match="failed"):
-        ClientProtocol(1.0).take_public(Refusal(RefusalCode.FAILED, "later").to_bytes())
 
 
 def test_a_thumbnail_that_is_none_is_the_servers_fault() -> None:
-    asked = ready().ask(QUERIES[0], spend=Purse(), extras="thumbnails")
+    query = ask(ready(), QUERIES[0], extras="thumbnails")
     for images in ([b"GIF89a"] * 40, [b""] * 39):
-        assert decode_frame(ServerProtocol(showing(images)).reply(asked), Refusal).code == RefusalCode.FAILED
+        assert decode_frame(ServerProtocol(showing(images)).answer(query), Refusal).code == RefusalCode.FAILED
 
 
 def test_the_answer_does_not_depend_on_what_was_asked_before() -> None:
     server = ServerProtocol(published())
-    asked = [ready().ask(feature, spend=Purse(), extras="thumbnails") for feature in QUERIES[:5]]
-    before = [server.reply(data) for data in asked]
-    assert [server.reply(data) for data in reversed(asked)] == before[::-1]
+    queries = [ask(ready(), feature, extras="thumbnails") for feature in QUERIES[:5]]
+    before = [server.answer(data) for data in queries]
+    assert [server.answer(data) for data in reversed(queries)] == before[::-1]
 
 
 _FRESH = """
@@ -399,7 +316,7 @@ print(*sorted({name[0] for name in inside}))
 def test_the_clients_half_imports_nothing_of_the_servers_or_of_an_index() -> None:
     shown = subprocess.run([sys.executable, "-c", _FRESH], capture_output=True, text=True, check=True).stdout  # noqa: S603
     own, rooms = (line.split() for line in shown.splitlines())
-    assert set(own) == {"answers", "client", "frames"}
+    assert set(own) == {"answers", "client", "frames", "messages"}
     assert not {"ledger", "private_knn", "client", "server", "cli", "features"} & set(rooms)
 
 
@@ -410,59 +327,43 @@ def test_every_name_of_a_room_is_found_where_it_is_said_to_be(room: Any) -> None
         room.Nothing  # noqa: B018
 
 
-def test_a_debit_whose_message_was_lost_is_told_so() -> None:
-    @dataclass
-    class Lost:
-        repeated: bool = True
-        message: bytes | None = None
+@pytest.mark.parametrize("message", [None, b"", b"something else"])
+def test_a_debit_whose_message_was_lost_is_told_so(message: bytes | None) -> None:
+    class Account:
+        def spend(self, guarantee: Guarantee, key: str, /) -> PaidDebit:  # noqa: ARG002
+            return PaidDebit(repeated=True, message=message)
 
-        def store(self, message: bytes, /) -> None:  # noqa: ARG002
-            raise AssertionError
-
-    with pytest.raises(ProtocolError, match="never stored and so never sent"):
-        ready().ask(QUERIES[0], spend=lambda _: nullcontext(Lost()))
+    with pytest.raises(ProtocolError, match="use a new key"):
+        ready().pay(QUERIES[0], Account(), "one")
 
 
 def test_bytes_of_a_thumbnail_answer_are_what_they_should_be() -> None:
-    client = ready()
-    answer = decode_frame(
-        ServerProtocol(published()).reply(client.ask(QUERIES[0], spend=Purse(), extras="thumbnails")), Answer
-    )
+    answer = decode_frame(ServerProtocol(published()).answer(ask(ready(), QUERIES[0], extras="thumbnails")), Answer)
     assert answer.nbytes == HEADER_BYTES + 8 + 40 * (4 + 2 * DIMENSION + 4 + len(THUMBNAIL) + 4)
 
 
 def test_answers_to_another_question_are_refused() -> None:
-    server = ServerProtocol(published())
-    plain = server.reply(ready().ask(QUERIES[0], spend=Purse()))
-    client = ready()
-    client.ask(QUERIES[0], spend=Purse(), extras="thumbnails")
+    plain = ServerProtocol(published()).answer(ask(ready(), QUERIES[0]))
     with pytest.raises(WireError, match="must have thumbnails as extras; it has none"):
-        client.take_answer(plain)
-    with pytest.raises(WireError, match="no place here"):
-        client.take_answer(client.ask(QUERIES[0], spend=Purse()))
+        ready().read_answer(plain, "thumbnails")
+    with pytest.raises(WireError, match="not expected here"):
+        ready().read_answer(ask(ready(), QUERIES[0]))
 
 
-def test_answers_may_be_read_before_one_chooses() -> None:
-    """One message, asked twice: for images and for names; nothing is chosen before both are there."""
-    server, client, purse = ServerProtocol(published()), ready(), Purse()
-    first = client.ask(QUERIES[0], spend=purse, extras="thumbnails")
-    second = client.ask(QUERIES[0], spend=purse, extras="names")
-    pictures, names = server.reply(first), server.reply(second)
-    with pytest.raises(WireError, match="must have names as extras; it has thumbnails"):
-        client.read_answer(pictures)
-    shown, named = client.read_answer(pictures, "thumbnails"), client.read_answer(names)
-    assert (shown.ids == named.ids).all()
-    assert client.state == "asked"
-    found = client.choose(shown, 4)
-    assert found.images == tuple(THUMBNAIL + int(one).to_bytes(4, "little") for one in found.ids)
-    assert named.images == tuple(b"bird %d.png" % one for one in named.ids)
-    assert (client.state, len(purse.paid)) == ("answered", 1)
-    with pytest.raises(ProtocolError, match="in state 'answered'"):
-        client.choose(shown, 4)
+def test_one_message_is_asked_with_images_and_with_names() -> None:
+    server, client = ServerProtocol(published()), ready()
+    message = client.pay(QUERIES[0], Purse(), "one").message
+    assert message is not None
+    pictures, names = (
+        client.read_answer(server.answer(write_query(message, extras)), extras) for extras in ("thumbnails", "names")
+    )
+    assert (pictures.ids == names.ids).all()
+    assert pictures.images == tuple(THUMBNAIL + int(number).to_bytes(4, "little") for number in pictures.ids)
+    assert names.images == tuple(b"bird %d.png" % number for number in names.ids)
 
 
 def test_a_client_keeps_its_epsilon() -> None:
-    client = ready(4.0)
+    half = ready(4.0)
     with pytest.raises(AttributeError):
-        client.epsilon = 0.01  # type: ignore[misc]
-    assert client.guarantee.epsilon == client.epsilon == 4.0
+        half.epsilon = 0.01  # type: ignore[misc]
+    assert half.guarantee.epsilon == half.epsilon == 4.0

@@ -1,7 +1,6 @@
 """A small gallery, published, and a purse, to test the protocol with."""
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import SimpleNamespace
@@ -10,12 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import Extras, ItemDetails, encode_details, make_codes
+from nearveil.gallery.answers import Answer, Extras, ItemDetails, encode_details, make_codes
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.base import candidate_count
 from nearveil.privacy import Guarantee
-from nearveil.wire.client import ClientProtocol, PublicPart
+from nearveil.privacy.noise import Source
+from nearveil.wire.client import ClientProtocol, center_rows, rank_answer
+from nearveil.wire.messages import PublicPart, write_query
 from nearveil.wire.server import ServedMap
 from tests.search.standins import clustered
 
@@ -74,13 +75,18 @@ def crafted(**changed: Any) -> PublicPart:
 
 
 @dataclass
-class _Paid:
+class PaidDebit:
     repeated: bool = False
     message: bytes | None = None
-    stored: list[bytes] = field(default_factory=list)
 
     def store(self, message: bytes, /) -> None:
-        self.stored.append(message)
+        self.message = message
+
+    def __enter__(self) -> "PaidDebit":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 @dataclass
@@ -89,10 +95,28 @@ class Purse:
 
     paid: list[Guarantee] = field(default_factory=list)
 
-    def __call__(self, promise: Guarantee) -> AbstractContextManager[_Paid]:
-        self.paid.append(promise)
-        return nullcontext(_Paid())
+    def spend(self, guarantee: Guarantee, key: str, /) -> PaidDebit:  # noqa: ARG002
+        self.paid.append(guarantee)
+        return PaidDebit()
 
 
 def ready(epsilon: float = EPSILON, public: PublicPart | None = None) -> ClientProtocol:
-    return ClientProtocol(epsilon, public=part() if public is None else public)
+    return ClientProtocol(part() if public is None else public, epsilon)
+
+
+def ask(
+    client: ClientProtocol, feature: Any, account: Any = None, extras: Extras = "none", rng: Source | None = None
+) -> bytes:
+    """Pay from a new purse, or from an account, and return the query."""
+    debit = client.pay(feature, account or Purse(), "key", rng)
+    assert debit.message is not None
+    return write_query(debit.message, extras)
+
+
+def choose(
+    client: ClientProtocol, feature: Any, reply: bytes, k: int = 8, extras: Extras = "none"
+) -> tuple[NDArray[np.int64], NDArray[np.float32], Answer]:
+    """Read an answer and rank it: the ids and scores of the best, and all candidates."""
+    answer = client.read_answer(reply, extras)
+    ids, scores = rank_answer(client.public.table, center_rows(client.public, feature), answer, k)
+    return ids[0], scores[0], answer

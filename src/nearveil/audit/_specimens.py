@@ -38,7 +38,7 @@ from nearveil.privacy.noise import (
 from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Progress
 from nearveil.privatemail import PrivateMail
-from nearveil.wire.client import PublicPart
+from nearveil.wire.messages import PublicPart
 
 DELTA = 1e-5
 _TINY_NOISE = 1e-9
@@ -178,8 +178,8 @@ def make_float_laplace() -> Experiment:
 
 def fetch_chosen(public: PublicPart, feature: Floats, send: Send, source: Source) -> None:
     """Ask, choose, and then request the chosen items: the request reveals the hidden choice."""
-    answer = ask_question(public, feature, send, source)
-    send(b"images of " + answer.ids.tobytes())
+    ids = ask_question(public, feature, send, source)
+    send(b"images of " + ids.tobytes())
 
 
 class BusyCells(Cells):

@@ -165,14 +165,14 @@ class PaidAnswer:
     @property
     def notes(self) -> list[str]:
         """Advice to print below the answer."""
-        from nearveil.client.questions import USUAL
+        from nearveil.client.questions import DEFAULT_K
 
         notes = []
         if self.balance is not None and self.new_ledger:
             notes.append(describe_new_account(self.balance, self.new_ledger))
         if self.nearest.repeated:
             notes.append("This key was paid before: the same message was sent again, at no cost.")
-        if self.nearest.set is not None and self.nearest.n_candidates < USUAL:
+        if self.nearest.set is not None and self.nearest.n_candidates < DEFAULT_K:
             notes.append(
                 f"Answers of this gallery hold {self.nearest.n_candidates} items, so a message returns no more. If the "
                 "gallery offers it, --epsilon 0 compares all items, reveals nothing and costs nothing."
@@ -265,12 +265,13 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
 
     nearest = answer.nearest
     assert nearest.set is not None
+    assert nearest.answer is not None
     sheet = ContactSheet(
         query=pixels,
         named=nearest.set,
         n_sets=nearest.n_sets,
-        candidates=nearest.found.answer.images,
-        found=nearest.found.images,
+        candidates=nearest.answer.images,
+        found=tuple(match.image or b"" for match in nearest.matches),
         captions=[f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, _, name, similarity in answer.rows],
         epsilon=nearest.guarantee.epsilon,
     )

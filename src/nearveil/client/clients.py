@@ -29,9 +29,11 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from nearveil.client.home import Progress
-    from nearveil.client.questions import Filter, Image, Images, Payer, Way
+    from nearveil.client.images import Image, Images
+    from nearveil.client.questions import Filter, Method
     from nearveil.client.results import Classified, Nearest
-    from nearveil.client.sealed import KeptSeal
+    from nearveil.client.sealed import CachedSeal
+    from nearveil.client.session import Payer
     from nearveil.client.transport import Transport
     from nearveil.features.extractor import Extractor
     from nearveil.gallery import Index
@@ -39,8 +41,8 @@ if TYPE_CHECKING:
     from nearveil.privacy.noise import Source
     from nearveil.private_knn import PublicDiscriminant
     from nearveil.server.galleries import Gallery
-    from nearveil.wire.client import PublicPart
     from nearveil.wire.home import HomeCopy
+    from nearveil.wire.messages import PublicPart
     from nearveil.wire.schema import GalleryInfo
 
 MOST_COPIED = 2 << 30  # bytes of a copy
@@ -227,8 +229,9 @@ class AsyncClient:
         if isinstance(retries, bool) or not isinstance(retries, int) or retries < 0:
             raise QuestionError("retries", "it must be a whole number from 0 upwards")
         from nearveil.client.home import HomeCopies
-        from nearveil.client.questions import FeatureMaker, Session
-        from nearveil.client.transport import LocalTransport, Patience
+        from nearveil.client.images import FeatureMaker
+        from nearveil.client.session import RetryPolicy, Session
+        from nearveil.client.transport import LocalTransport
 
         self._shown, remote = _hide_password(where), _is_url(where)
         payer, self._ledger = _open_account(account, ledger)
@@ -242,11 +245,11 @@ class AsyncClient:
             if self._ledger is not None:
                 self._ledger.close()
             raise
-        patience = Patience(retries if remote else 0)
-        self._sealed: dict[str, KeptSeal] = {}
+        retry_policy = RetryPolicy(retries if remote else 0)
+        self._sealed: dict[str, CachedSeal] = {}
         self._copies = HomeCopies(None if home is None else Path(home), self._shown)
         self._session = Session(
-            self._transport, payer, FeatureMaker(extractor), patience, token or "", pad_timing=remote
+            self._transport, payer, FeatureMaker(extractor), retry_policy, token or "", pad_timing=remote
         )
 
     async def nearest(
@@ -260,7 +263,7 @@ class AsyncClient:
         thumbnails: bool = False,
         originals: bool = False,
         key: str | None = None,
-        by: Way = "auto",
+        by: Method = "auto",
         where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
@@ -529,10 +532,10 @@ class AsyncClient:
         -------
         PublicPart
         """
-        from nearveil.client.transport import Tally
+        from nearveil.client.session import Traffic
 
         info = await self._session.find_gallery(gallery, "open")
-        return await self._session.fetch_map(info, candidates, Tally())
+        return await self._session.fetch_map(info, candidates, Traffic())
 
     async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
         """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
@@ -571,10 +574,10 @@ class AsyncClient:
 
 def _name_question(arguments: dict[str, Any]) -> str:
     """Fix the key of a question before it runs, and return the note of an interrupt: a key that is paid is not lost."""
-    from nearveil.client.questions import make_key, note_key
+    from nearveil.client.questions import make_key, make_retry_note
 
     arguments["key"] = key = make_key(arguments["key"])
-    return note_key(key) if arguments["epsilon"] else ""
+    return make_retry_note(key) if arguments["epsilon"] else ""
 
 
 def _name_questions(arguments: dict[str, Any]) -> str:

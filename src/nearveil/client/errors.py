@@ -56,7 +56,7 @@ class DeclinedError(ReplyError):
     """The server says no, and why: `code` is for programs, such as "not_offered"."""
 
     def __init__(self, status: int, code: str, words: str) -> None:
-        super().__init__(f"the server declined ({status} {code}): {words}")
+        super().__init__(f"The server declined ({status} {code}): {words}")
         self.status, self.code, self.words = status, code, words
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -110,8 +110,8 @@ class UnfinishedError(NearveilError, ValueError):
         return UnfinishedError, (self.reason, self.results, self.keys)
 
 
-def unanswered(error: Exception, key: str) -> UnansweredError:
-    """Return what went wrong after a debit, with how to go on."""
+def make_unanswered(error: Exception, key: str) -> UnansweredError:
+    """Return an error after a debit as one that names the key to retry."""
     from nearveil.wire.client import OutdatedMapError  # a program that imports the client waits for no protocol
 
     return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))

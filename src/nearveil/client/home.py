@@ -1,4 +1,4 @@
-"""Search at home: a copy of a gallery's codes, fetched by command and searched here. No question causes a request."""
+"""Local search: fetch a copy of a gallery's codes on command and search it here. No question causes a request."""
 
 import asyncio
 import hashlib
@@ -7,120 +7,111 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 from nearveil.client.errors import QuestionError, ReplyError
+from nearveil.client.images import FeatureMaker
 from nearveil.client.questions import (
-    NOTHING_TOLD,
-    FeatureMaker,
-    Filter,
+    NOTHING_SENT,
     NearestQuestion,
-    Session,
-    count_matches,
-    select_matches,
+    filter_matches,
+    limit_count,
+    make_matches,
 )
-from nearveil.client.results import Match, Nearest
-from nearveil.client.timing import extraction_period
-from nearveil.client.transport import Request, Tally, make_refusal, read_frame
-from nearveil.gallery.answers import ID_BYTES, Answer
+from nearveil.client.results import Nearest
+from nearveil.client.session import Session, Traffic
+from nearveil.client.timing import FILTERING, TEXT, extraction_period, scoring_period
+from nearveil.client.transport import Request, make_refusal, read_frame
+from nearveil.gallery.answers import ID_BYTES
 from nearveil.privacy.checks import is_integer
-from nearveil.wire.client import FILTERING, TEXT, Found, scoring_period
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.wire.home import CodesGroup, CodesManifest, HomeCopy, HomeError
 from nearveil.wire.schema import GalleryInfo
 
 Progress = Callable[[int, int], None]
-_TRIES = 3  # of a gallery that changes while it is fetched
-_AT_ONCE = 4  # groups that are under way
-_WAIT, _WAITS = 0.02, 500  # seconds between looks whether another synchronises the same copy, and looks
+_MAX_ATTEMPTS = 3  # if the gallery changes during a download
+_PARALLEL = 4  # requests for groups
+_LOCK_POLL, _LOCK_POLLS = 0.02, 500  # seconds between attempts to lock a copy, and their number
 _SEARCH = 0.1  # seconds: a search in a copy, besides its numbers
 _OPERATION = 2e-9  # seconds for each number that is compared
 _ITEM = 1e-7  # seconds for each item besides its numbers: a heap takes 3 to 30e-9, by the order of scores
 _TEXT_BYTE = 1e-7  # seconds to parse a byte of metadata
 NO_COPY = (
-    "at 0 a copy of the gallery's codes is searched, and there is none: fetch one with Client.sync or "
+    "epsilon=0 searches a copy of the gallery's codes, and there is no copy: fetch one with Client.sync or "
     "`nearveil sync`, on a schedule and not because of an image"
 )
-_GUARANTEE = replace(NOTHING_TOLD, basis=replace(NOTHING_TOLD.basis, link="docs/theory/home.md"))
+_GUARANTEE = replace(NOTHING_SENT, basis=replace(NOTHING_SENT.basis, link="docs/theory/home.md"))
 
 
 class HomeCopies:
-    """The copies that a client holds, one for each gallery of its server."""
+    """The local copies of the galleries of a server."""
 
-    def __init__(self, folder: Path | None, where: str) -> None:
-        self._given, self._where = folder, where
-        self._open: dict[str, HomeCopy] = {}
+    def __init__(self, folder: Path | None, url: str) -> None:
+        self._folder, self._url = folder, url
+        self._copies: dict[str, HomeCopy] = {}
 
     @property
     def folder(self) -> Path:
-        """Where all copies of the server are."""
-        if self._given is not None:
-            return self._given
+        """Folder of all copies."""
+        if self._folder is not None:
+            return self._folder
         from nearveil.storage import data_folder
 
-        return data_folder() / "home" / hashlib.sha256(self._where.encode()).hexdigest()[:16]
+        return data_folder() / "home" / hashlib.sha256(self._url.encode()).hexdigest()[:16]
 
     def find(self, gallery: str | None) -> HomeCopy | None:
-        """Return the copy of a gallery, or the only one; None where there is none. Nothing is sent."""
-        names = [gallery] if gallery is not None else self._names()
-        held = [copy for copy in map(self.open, names) if len(copy) or copy.is_corrupted]
-        if len(held) > 1:
+        """Return the copy of a gallery, or the only copy; None if there is none. Nothing is sent."""
+        names = [gallery] if gallery is not None else self._list_names()
+        copies = [copy for copy in map(self.open, names) if len(copy) or copy.is_corrupted]
+        if len(copies) > 1:
             raise QuestionError("gallery", f"there are copies of {', '.join(names)}: name one of them")
-        return held[0] if held else None
+        return copies[0] if copies else None
 
     def open(self, gallery: str) -> HomeCopy:
-        """Return the copy of a gallery, perhaps an empty one."""
-        if gallery not in self._open:
-            self._open[gallery] = HomeCopy(self.folder / gallery)
-        return self._open[gallery]
+        """Return the copy of a gallery; it may be empty."""
+        if gallery not in self._copies:
+            self._copies[gallery] = HomeCopy(self.folder / gallery)
+        return self._copies[gallery]
 
-    def _names(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         return sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
 
 
 async def sync_codes(
     session: Session, copies: HomeCopies, gallery: str | None, most: int, progress: Progress | None
 ) -> HomeCopy:
-    """Bring a copy of a gallery's codes to where the gallery is now. What is held already is not fetched again."""
+    """Update a local copy to the current codes of its gallery. Unchanged blocks are not fetched again."""
     if not is_integer(most, 1):
         raise QuestionError("most", "it must be a whole number of bytes, at least 1")
-    info = await session.look_up(gallery, "open")
+    info = await session.find_gallery(gallery, "open", refresh=True)
     if "codes" not in info.offers:
-        raise QuestionError("gallery", f"{info.name} does not hand out its codes: ask it by messages, at an epsilon")
-    copy, tally = copies.open(info.name), Tally()
-    download = _Download(session, info, copy, most, tally, progress)
+        raise QuestionError("gallery", f"{info.name} offers no copy of its codes: ask by messages, with an epsilon")
+    copy, traffic = copies.open(info.name), Traffic()
+    download = _Download(session, info, copy, most, traffic, progress)
     with await _lock(copy):
-        return await _bring_up(session, download, most)
+        for attempt in range(_MAX_ATTEMPTS):
+            manifest = await _fetch_manifest(session, info, most, traffic)
+            public = copy.public
+            if public is None or public.public_digest != manifest.public_digest:
+                public = await session.fetch_map(info, None, traffic)
+            if public.public_digest == manifest.public_digest and await download.fetch_all(manifest):
+                await asyncio.to_thread(copy.commit, manifest, public)
+                copy.fetched = traffic.received
+                return copy
+            await session.clock.pause(float(attempt))
+    raise ReplyError("The gallery changes faster than it can be fetched; run `nearveil sync` later")
 
 
 async def _lock(copy: HomeCopy) -> BinaryIO:
-    """Wait until nobody else synchronises the copy, but not for ever."""
-    for _ in range(_WAITS):
-        held = copy.lock()
-        if held is not None:
-            return held
-        await asyncio.sleep(_WAIT)
-    raise HomeError(f"another program synchronises the copy in {copy.folder}: wait until that is done")
-
-
-async def _bring_up(session: Session, download: "_Download", most: int) -> HomeCopy:
-    """Fetch what a copy lacks, anew where the gallery changes meanwhile."""
-    info, copy, tally = download.info, download.copy, download.tally
-    for attempt in range(_TRIES):
-        manifest = await _fetch_manifest(session, info, most, tally)
-        public = copy.public
-        if public is None or public.public_digest != manifest.public_digest:
-            public = await session.fetch_map(info, None, tally)
-        if public.public_digest == manifest.public_digest and await download.fetch_all(manifest):
-            await asyncio.to_thread(copy.commit, manifest, public)
-            copy.fetched = tally.received
-            return copy
-        await session.clock.pause(float(attempt))
-    raise ReplyError("the gallery changes faster than it can be fetched; run `nearveil sync` later")
+    """Wait, with a time limit, until no other program updates the copy."""
+    for _ in range(_LOCK_POLLS):
+        file = copy.lock()
+        if file is not None:
+            return file
+        await asyncio.sleep(_LOCK_POLL)
+    raise HomeError(f"Another program updates the copy in {copy.folder}; try again when it is done.")
 
 
 async def search_home(session: Session, question: NearestQuestion, copies: HomeCopies) -> Nearest:
-    """Find the nearest items in a copy. Nothing is sent, and nothing is paid."""
+    """Find the nearest items in a local copy. Nothing is sent or paid."""
     for name, is_set in (("thumbnails", question.thumbnails), ("originals", question.originals)):
         if is_set:
             raise QuestionError(name, "a local copy holds no images; leave it out, or ask by a message")
@@ -136,7 +127,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
         raise QuestionError("home", str(error)) from None
     if isinstance(question.where, Mapping) and not copy.has_metadata:
         raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
-    count, info = count_matches(question.k, len(copy)), _describe(copy)
+    count, info = limit_count(question.k, len(copy)), _describe(copy)
     since = session.clock.now()
     period = extraction_period([question.image]) + search_period(copy, count, filtered=question.where is not None)
     async with session.private_step(since, period) as step:
@@ -157,17 +148,11 @@ def search_period(copy: HomeCopy, count: int, *, filtered: bool) -> float:
 def _search(
     copy: HomeCopy, info: GalleryInfo, features: FeatureMaker, question: NearestQuestion, count: int
 ) -> Nearest:
-    """Search a copy. A filter reads all items, so that the time does not depend on how many it accepts."""
+    """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
     (row,) = features.rows([question.image], info)
-    where: Filter | None = question.where
+    where = question.where
     ids, scores = (best[0] for best in copy.search(row[None], count if where is None else len(copy)))
-    ranked = [
-        Match(number, about.name, min(score, 1.0), None, about.external_id, about.metadata)  # rounding may pass 1
-        for number, score, about in zip(ids.tolist(), scores.tolist(), copy.details(ids), strict=True)
-    ]
-    codes, order, places = copy.codes(ids), np.argsort(ids), select_matches(ranked, where, count)
-    answer = Answer(ids[order].astype(np.uint32), codes[order])
-    matches = tuple(ranked[place] for place in places)
+    matches = filter_matches(make_matches(ids, scores, copy.details(ids)), where, count)
     return Nearest(
         matches=matches,
         guarantee=_GUARANTEE,
@@ -178,14 +163,13 @@ def _search(
         n_sets=0,
         bytes_sent=0,
         bytes_received=0,
-        found=Found(ids[places], codes[places], (), answer, scores[places]),
         names={match.id: match.name for match in matches},
         expected_share=1.0,
     )
 
 
 def _describe(copy: HomeCopy) -> GalleryInfo:
-    """Return what is known of the gallery of a copy, without asking it."""
+    """Return the gallery of a copy, without a request."""
     public, manifest = copy.public, copy.manifest
     assert public is not None
     assert manifest is not None
@@ -201,90 +185,86 @@ def _describe(copy: HomeCopy) -> GalleryInfo:
     )
 
 
-async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, tally: Tally) -> CodesManifest:
-    """Return the manifest, unless it names more bytes than are wanted."""
+async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, traffic: Traffic) -> CodesManifest:
+    """Return the manifest, unless it lists more than `most` bytes."""
     limit = HEADER_BYTES + DEFAULT_LIMITS.codes_manifest
-    response = await session.send(Request("codes", info.name, most=limit), tally)
+    response = await session.send(Request("codes", info.name, most=limit), traffic)
     if response.status != 200:
         raise make_refusal(response)
     manifest = await asyncio.to_thread(CodesManifest.from_bytes, read_frame(response))
     if manifest.gallery != info.name:
-        raise ReplyError("the server sent the codes of another gallery")
-    if manifest.items * (ID_BYTES + manifest.width) > most:
-        size = manifest.items * (ID_BYTES + manifest.width)
-        raise QuestionError("most", f"the gallery's codes are {size:,} bytes, and at most {most:,} are kept")
+        raise ReplyError("The server sent the codes of another gallery")
+    size = manifest.items * (ID_BYTES + manifest.width)
+    if size > most:
+        raise QuestionError("most", f"the gallery's codes have {size:,} bytes, and the limit is {most:,}")
     return manifest
 
 
 @dataclass
 class _Download:
-    """Fetches groups of codes for a copy. One group at a time is unpacked: a few bytes may unpack to 256 MiB."""
+    """Fetch groups of codes for a copy. One group at a time is unpacked: a few bytes may unpack to 256 MiB."""
 
     session: Session
     info: GalleryInfo
     copy: HomeCopy
-    most: int  # bytes of all groups, unpacked; what is sent may be a public part more
-    tally: Tally
+    most: int  # bytes of all groups, unpacked; replies may have a public part more
+    traffic: Traffic
     progress: Progress | None
     unpacked: int = 0
     unpacking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def fetch_all(self, manifest: CodesManifest) -> bool:
-        """Fetch what the copy lacks; return whether all of it was as the manifest says."""
+        """Fetch the groups that the copy lacks; return False if the gallery has changed since the manifest."""
         changed = await asyncio.to_thread(self.copy.find_changed, manifest)
-        waiting, done = list(changed.items())[::-1], 0
-        show = self.progress or (lambda *_: None)
-        show(0, len(changed))
+        pending, done = list(changed.items())[::-1], 0
+        report = self.progress or (lambda *_: None)
+        report(0, len(changed))
 
         async def fetch_groups() -> bool:
             nonlocal done
-            while waiting:
-                number, older = waiting.pop()
-                if not await self._fetch(number, manifest, older=older):
+            while pending:
+                number, is_update = pending.pop()
+                if not await self._fetch(number, manifest, is_update=is_update):
                     return False
                 done += 1
-                show(done, len(changed))
+                report(done, len(changed))
             return True
 
-        workers = [asyncio.ensure_future(fetch_groups()) for _ in range(_AT_ONCE)]  # one writes while others are sent
+        tasks = [asyncio.ensure_future(fetch_groups()) for _ in range(_PARALLEL)]  # one writes while others are sent
         try:
-            return all(await asyncio.gather(*workers))
+            return all(await asyncio.gather(*tasks))
         finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)  # nothing is written after this
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # nothing is written after this
 
-    async def _fetch(self, number: int, manifest: CodesManifest, *, older: bool) -> bool:
-        """Fetch and write a group, or only what changed of one that is held in an older form.
+    async def _fetch(self, number: int, manifest: CodesManifest, *, is_update: bool) -> bool:
+        """Fetch and write a group, or only the changed blocks of a group that the copy has in an older version.
 
-        Return False if the gallery has changed meanwhile.
+        Return False if the gallery has changed since the manifest.
         """
-        if not older:
-            content = await self._request(number, None)
-            return content is not None and await self._keep(number, content, manifest, merge=False)
-        listing = await self._request(number, ())
-        if listing is None:
+        blocks: tuple[int, ...] | None = None
+        if is_update:
+            listing = await self._request(number, ())
+            if listing is None:
+                return False
+            async with self.unpacking:  # the stored group may be large: it is dropped before others unpack
+                stored = (await self._load_stored(number)).digests
+                digests = (await self._unpack(number, listing)).digests
+            blocks = tuple(block for block, digest in digests.items() if stored.get(block) != digest)
+        content = listing if blocks == () else await self._request(number, blocks)
+        if content is None:
             return False
         async with self.unpacking:
-            held = await self._read_held(number)
-            listed = await self._unpack(number, listing)
-            wanted = tuple(block for block, digest in listed.digests.items() if held.digests.get(block) != digest)
-            del held  # it may be large, and others unpack meanwhile
-        content = await self._request(number, wanted) if wanted else listing
-        return content is not None and await self._keep(number, content, manifest, merge=True)
-
-    async def _keep(self, number: int, content: bytes, manifest: CodesManifest, *, merge: bool) -> bool:
-        """Unpack, check and write a group; `merge` takes blocks that were not sent from the copy."""
-        async with self.unpacking:
             group = await self._unpack(number, content)
-            if merge:
-                held = await self._read_held(number)
-                blocks = {
-                    block: group.blocks.get(block) or held.blocks[block]
+            if is_update:
+                old = await self._load_stored(number)
+                merged = {
+                    block: group.blocks.get(block) or old.blocks[block]
                     for block, digest in group.digests.items()
-                    if block in group.blocks or held.digests.get(block) == digest
+                    if block in group.blocks or old.digests.get(block) == digest
                 }
-                group = CodesGroup(number, group.digests, blocks)
+                group = CodesGroup(number, group.digests, merged)
             if group.digest != manifest.groups[number] or group.blocks.keys() != group.digests.keys():
                 return False
             # Before anything of the copy is replaced: a digest does not show that bytes are valid.
@@ -292,23 +272,23 @@ class _Download:
             await asyncio.to_thread(self.copy.write_group, group)
             return True
 
-    async def _read_held(self, number: int) -> CodesGroup:
+    async def _load_stored(self, number: int) -> CodesGroup:
         return await asyncio.to_thread(self.copy.read_group, number) or CodesGroup(number, {})
 
     async def _unpack(self, number: int, content: bytes) -> CodesGroup:
         group = await asyncio.to_thread(CodesGroup.from_bytes, content)
         if group.number != number:
-            raise ReplyError("the server sent another group than was asked for")
+            raise ReplyError("The server sent another group than the requested one")
         self.unpacked += group.size
         if self.unpacked > self.most:
-            raise QuestionError("most", f"the gallery's codes and texts are more than {self.most:,} bytes, unpacked")
+            raise QuestionError("most", f"the gallery's codes and texts have more than {self.most:,} bytes, unpacked")
         return group
 
     async def _request(self, number: int, blocks: tuple[int, ...] | None) -> bytes | None:
         limit = HEADER_BYTES + DEFAULT_LIMITS.codes_group
         request = Request("group", self.info.name, number=number, blocks=blocks, most=limit)
-        response = await self.session.send(request, self.tally)
-        if self.tally.received > self.most + HEADER_BYTES + DEFAULT_LIMITS.public_part:
+        response = await self.session.send(request, self.traffic)
+        if self.traffic.received > self.most + HEADER_BYTES + DEFAULT_LIMITS.public_part:
             raise QuestionError("most", f"the server sent more than {self.most:,} bytes of codes")
         if response.status == 404:  # the gallery has changed
             return None

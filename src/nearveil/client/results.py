@@ -1,30 +1,30 @@
-"""What a client gives back."""
+"""The results of a client."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nearveil.gallery.answers import Answer
 from nearveil.privacy import Guarantee
-from nearveil.wire.client import Found
 
 
 @dataclass(frozen=True)
 class Match:
-    """One of the nearest.
+    """An item near the query.
 
     Attributes
     ----------
     id : int
     name : str
-        Empty where the gallery tells none.
+        Empty if the gallery offers no names.
     similarity : float
         The cosine of the features, less the public mean; as precise as the gallery's codes.
     image : bytes or None
-        Its thumbnail or original, if they were asked for; empty where the gallery has none.
+        The requested thumbnail or original; empty if the gallery has none.
     external_id : str or None
-        The owner's own id, where the gallery offers metadata and the item has one; whichever way it was asked.
+        The owner's id, if the gallery offers metadata and the item has one.
     metadata : mapping
-        As the owner gave it, where the gallery offers it; empty of a sealed question.
+        The owner's, if the gallery offers it; empty for a sealed question.
     """
 
     id: int
@@ -37,39 +37,39 @@ class Match:
 
 @dataclass(frozen=True)
 class Nearest:
-    """The nearest images, and what asking for them told.
+    """The nearest items, and what the question revealed.
 
     Attributes
     ----------
     matches : tuple of Match
         Best first.
     guarantee : Guarantee
-        Of the message that was sent; not sound where its noise came from a seed.
+        Of the message; not sound if its noise came from a seed.
     key : str
-        The same image with the same key asks the same again, for nothing.
+        The same image with the same key repeats the question at no cost.
     repeated : bool
         Whether the key was paid before.
     n_candidates : int
-        How many images the choice was made from: of an answer, of a copy, or of the cells that a sealed question looked
-        into, which depends on the image.
+        The number of compared items: of an answer, of a copy, or of the cells of a sealed question, which depends on
+        the image.
     set : int or None
         The set that the message named; None for other ways to ask.
     n_sets : int
-        How many sets the map has.
+        The number of sets of the map.
     bytes_sent, bytes_received : int
-        Bytes of the bodies of this call.
-    found : Found
-        All candidates, with codes and images.
+        Sizes of the bodies of this call.
+    answer : Answer or None
+        All candidates with codes and images, which is what the server knows; None for other ways to ask.
     names : mapping of int to str
-        Names of all candidates, by their ids; empty where the gallery tells none.
+        Names of all candidates by id; empty if the gallery offers none.
     sealed : tuple of bytes
-        The sealed questions, as the server saw them: noise to anybody without the key. Empty for other ways to ask.
+        The sealed questions, as the server saw them: noise to anyone without the key. Empty for other ways to ask.
     named_best_set : bool
         Whether the message named the set that suits the image. Private: it depends on the image. Never ask again
         because it is false: the retry itself leaks information (``docs/theory/service.md``).
     expected_share : float or None
-        The share of what lies nearest to the image that the candidates hold, by the public map. Private as well. None
-        for a sealed question, which uses no map.
+        The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
+        sealed question, which uses no map.
     """
 
     matches: tuple[Match, ...]
@@ -81,7 +81,7 @@ class Nearest:
     n_sets: int
     bytes_sent: int
     bytes_received: int
-    found: Found = field(repr=False)
+    answer: Answer | None = field(default=None, repr=False)
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     sealed: tuple[bytes, ...] = field(default=(), repr=False)
     named_best_set: bool = True
@@ -94,7 +94,7 @@ class Nearest:
             return f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted."
         if self.set is None or self.expected_share is None:
             return f"All {self.n_candidates:,} items of the copy on this machine were compared with your query."
-        share = f"about {self.expected_share:.0%} of what lies nearest to your query"
+        share = f"about {self.expected_share:.0%} of the items nearest to your query"
         if self.named_best_set:
             return f"This answer comes from the set that suits your query, and holds {share}."
         return (
@@ -105,20 +105,20 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Classified:
-    """What the model of a protected gallery says of an image, and both guarantees.
+    """The class of an image by the model of a protected gallery, with both guarantees.
 
     Attributes
     ----------
     label : str
         The most probable class.
     probabilities : mapping of str to float
-        Of all classes, by the model. They add up to 1.
+        Of all classes, by the model. Their sum is 1.
     query_guarantee : Guarantee
-        To the image: its epsilon is 0. Nothing was sent that depends on it, and nothing was paid.
+        To the image: its epsilon is 0. Nothing that depends on it was sent, and nothing was paid.
     gallery_guarantee : Guarantee
         To the records, as the gallery states it.
     caution : str
-        Says so where the model has much noise for the records of a class, by the model's own figures; else empty.
+        A warning if the model has much noise for the records of a class, by its own figures; else empty.
     """
 
     label: str
@@ -128,5 +128,5 @@ class Classified:
     caution: str = ""
 
     def __str__(self) -> str:
-        said = (self.label, self.caution, str(self.query_guarantee), str(self.gallery_guarantee))
-        return "\n".join(filter(None, said))
+        lines = (self.label, self.caution, str(self.query_guarantee), str(self.gallery_guarantee))
+        return "\n".join(filter(None, lines))

@@ -1,4 +1,4 @@
-"""Sealed questions over a transport: two requests of fixed length, which tell nothing of the image."""
+"""Sealed questions over a transport: two requests of fixed length that are independent of the image."""
 
 import asyncio
 import secrets
@@ -10,21 +10,15 @@ from numpy.typing import NDArray
 
 from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.home import NO_COPY
-from nearveil.client.questions import NearestQuestion, Session, count_matches
-from nearveil.client.results import Match, Nearest
-from nearveil.client.transport import (
-    LONGEST_WORDS,
-    Request,
-    Tally,
-    make_printable,
-    make_refusal,
-    read_etag,
-    read_frame,
-)
-from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, Answer, ItemDetails
-from nearveil.wire.client import Found, PublicPart, scoring_period
+from nearveil.client.questions import NearestQuestion, limit_count, make_matches
+from nearveil.client.results import Nearest
+from nearveil.client.session import Session, Traffic
+from nearveil.client.timing import scoring_period
+from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, make_refusal, read_etag, read_frame
+from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, ItemDetails
+from nearveil.wire.client import center_rows
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
-from nearveil.wire.home import center_rows
+from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import GalleryInfo
 
 if TYPE_CHECKING:
@@ -32,75 +26,78 @@ if TYPE_CHECKING:
     from nearveil.sealed.client import SealedQuestion
     from nearveil.sealed.layout import Layout
 
-_LEAST = 0.015  # seconds of private work
+_BASE = 0.015  # seconds of any private step
 _NUMBER = 8e-8  # seconds for each number that is sent or read: it takes 13 to 35e-9
 _SLOT = 1.5e-7  # seconds for each score that is read
-_LOOK = 3e-9  # seconds for each score, for each of the best that is chosen
+_SELECT = 3e-9  # seconds for each score and each record that is selected
 _PROJECTED = 5e-8  # seconds for each number of the projection and the centroids: it takes 5 to 15e-9
 _RECORD = 5e-5  # seconds for each record, besides its bytes
 _UTF8 = 4  # bytes of a character, at most
 _MOST_TEXT = _UTF8 * (LONGEST_NAME + LONGEST_ID) + 1  # bytes of a name, a zero and the owner's id
-_KEPT = 4  # galleries whose hints are kept
+_MAX_CACHED = 4  # galleries with hints in memory
 
 
 @dataclass
-class KeptSeal:
-    """The sealed client of a gallery, the tag of the layout that it has, and what prepares its next question."""
+class CachedSeal:
+    """The sealed client of a gallery, the ETag of its layout, and the task that prepares the next question."""
 
     etag: str
     client: "SealedClient"
     preparing: asyncio.Task[None] | None = None
 
     async def prepare(self, count: int = 1) -> None:
-        """Wait until so many questions are ready. No image plays a part: this may take as long as it takes."""
+        """Wait until `count` questions are ready. No image plays a part, so the time is not padded."""
         await self.finish()
         await asyncio.to_thread(self.client.prepare, count)
 
     async def finish(self) -> None:
-        """Wait for what is being prepared."""
+        """Wait for the running preparation."""
         if self.preparing is not None and not self.preparing.done():
             await asyncio.wait([self.preparing])
 
     def prepare_next(self) -> None:
-        """Begin to prepare a question, in a thread."""
+        """Start to prepare a question in a thread."""
         if self.preparing is None or self.preparing.done():
             self.preparing = asyncio.create_task(asyncio.to_thread(self.client.prepare))
 
 
-async def prepare_sealed(session: Session, count: int, gallery: str | None, kept: dict[str, KeptSeal]) -> None:
-    """Fetch what sealed questions of a gallery need, and prepare some."""
+async def prepare_sealed(session: Session, count: int, gallery: str | None, cache: dict[str, CachedSeal]) -> None:
+    """Fetch the layout and hints of a gallery, and prepare questions."""
     info = await session.find_gallery(gallery, "open")
     _check_offered(info, "gallery")
-    await (await _fetch_seal(session, info, kept, Tally())).prepare(count)
+    await (await _fetch_seal(session, info, cache, Traffic())).prepare(count)
 
 
-async def ask_sealed(session: Session, question: NearestQuestion, kept: dict[str, KeptSeal]) -> Nearest:
-    """Find the nearest items by encrypted questions: one for scores, one for records. Nothing is paid."""
+async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[str, CachedSeal]) -> Nearest:
+    """Find the nearest items by two encrypted questions: prepare, ask for scores, ask for records, rank.
+
+    Nothing is paid. The lengths of both questions are fixed, and each private step ends at a public deadline.
+    """
     _check_question(question)
-    tally = Tally(heard=session.clock.now())
+    traffic = Traffic(last_reply_at=session.clock.now())
     info, (feature,) = await session.prepare_features([question.image], question.gallery)
     if "sealed" not in info.offers and question.by == "auto":
-        neither = f"{info.name} hands out no codes and answers no sealed questions: ask it at an epsilon above 0"
+        neither = f"{info.name} offers neither a copy of its codes nor sealed questions: ask with an epsilon above 0"
         raise QuestionError("epsilon", NO_COPY if "codes" in info.offers else neither)
     _check_offered(info, "by")
-    public = await session.fetch_map(info, None, tally)
-    seal = await _fetch_seal(session, info, kept, tally)
+    public = await session.fetch_map(info, None, traffic)
+    seal = await _fetch_seal(session, info, cache, traffic)
     await seal.prepare()
-    client = await asyncio.to_thread(seal.client.reserve)  # before the private step: others may ask at the same time
+    client = await asyncio.to_thread(seal.client.reserve)  # before the private step: it is shared
     records = client.layout.records
     if records is None or client.layout.projection.shape[0] != info.dimension:
-        raise ReplyError("the gallery's layout is of other features than the gallery's")
-    count = count_matches(question.k, min(records.n_fetched, int(client.layout.counts.sum())))
+        raise ReplyError("The gallery's layout has other features than the gallery")
+    count = limit_count(question.k, min(records.n_fetched, int(client.layout.counts.sum())))
     periods = sealed_periods(client.layout, public)
     async with session.private_step(session.clock.now(), periods.question) as step:
-        row = await step.run(_center_row, public, feature)
+        row = (await step.run(center_rows, public, feature))[0]
         scores = await step.run(client.ask, row)
-    answer = await _send(session, info, scores.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
-    async with session.private_step(tally.heard, periods.choice) as step:
+    answer = await _send(session, info, scores.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, traffic)
+    async with session.private_step(traffic.last_reply_at, periods.choice) as step:
         fetch = await step.run(_choose_records, client, scores, answer)
-    answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, tally)
-    async with session.private_step(tally.heard, periods.ranking) as step:
-        result = await step.run(_rank, client, public, row, (scores, fetch), answer, count, tally)
+    answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, traffic)
+    async with session.private_step(traffic.last_reply_at, periods.ranking) as step:
+        result = await step.run(_rank, client, public, row, (scores, fetch), answer, count, traffic)
     seal.prepare_next()
     return result
 
@@ -125,15 +122,15 @@ class SealedPeriods(NamedTuple):
 
 
 def sealed_periods(layout: "Layout", public: PublicPart) -> SealedPeriods:
-    """Return the seconds of each private step, by public sizes alone."""
+    """Return the seconds of each private step, from public sizes."""
     records = layout.records
     assert records is not None
     n_features, fetched, slots = len(public.mean), records.n_fetched, layout.n_colours * layout.n_slots
     projecting = layout.dimension * (n_features + len(layout.centroids))
     return SealedPeriods(
-        question=_LEAST + _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
-        choice=_LEAST + slots * (_SLOT + _LOOK * fetched) + _NUMBER * fetched * records.n_columns,
-        ranking=_LEAST
+        question=_BASE + _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
+        choice=_BASE + slots * (_SLOT + _SELECT * fetched) + _NUMBER * fetched * records.n_columns,
+        ranking=_BASE
         + fetched * (_RECORD + _NUMBER * (records.n_rows + public.table.width))
         + scoring_period(public.table, n_features, fetched),
     )
@@ -141,19 +138,21 @@ def sealed_periods(layout: "Layout", public: PublicPart) -> SealedPeriods:
 
 def _check_offered(info: GalleryInfo, argument: str) -> None:
     if "sealed" not in info.offers:
-        raise QuestionError(argument, f"{info.name} answers no sealed questions: ask it by messages, or at home")
+        raise QuestionError(argument, f"{info.name} offers no sealed questions: ask by messages or in a local copy")
 
 
-async def _fetch_seal(session: Session, info: GalleryInfo, kept: dict[str, KeptSeal], tally: Tally) -> KeptSeal:
+async def _fetch_seal(
+    session: Session, info: GalleryInfo, cache: dict[str, CachedSeal], traffic: Traffic
+) -> CachedSeal:
     """Return what reads answers of a gallery as it is now. What is held already is not sent again."""
     try:
         from nearveil.sealed import SealedClient, SealedError
     except ImportError:
         raise QuestionError("by", "sealed questions need cryptography: pip install nearveil[sealed]") from None
-    held = kept.get(info.name)
+    held = cache.get(info.name)
     most = HEADER_BYTES + DEFAULT_LIMITS.sealed_public
     response = await session.send(
-        Request("layout", info.name, etag="" if held is None else held.etag, most=most), tally
+        Request("layout", info.name, etag="" if held is None else held.etag, most=most), traffic
     )
     if response.status == 304 and held is not None:
         return held
@@ -165,42 +164,38 @@ async def _fetch_seal(session: Session, info: GalleryInfo, kept: dict[str, KeptS
         since = 0 if known is None else known.layout.version
         for part in range(2):
             most = HEADER_BYTES + DEFAULT_LIMITS.sealed_hint
-            reply = await session.send(Request("hint", info.name, number=part, since=since, most=most), tally)
+            reply = await session.send(Request("hint", info.name, number=part, since=since, most=most), traffic)
             if reply.status != 200:
                 raise make_refusal(reply)
             hints.append(read_frame(reply))
         client = await asyncio.to_thread(SealedClient if known is None else known.update, layout, hints)
     except (SealedError, WireError) as error:
         raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
-    while len(kept) >= _KEPT:
-        kept.pop(next(iter(kept)))
-    kept[info.name] = seal = KeptSeal(read_etag(response), client)
+    while len(cache) >= _MAX_CACHED:
+        cache.pop(next(iter(cache)))
+    cache[info.name] = seal = CachedSeal(read_etag(response), client)
     return seal
 
 
-async def _send(session: Session, info: GalleryInfo, body: bytes, most: int, tally: Tally) -> bytes:
-    response = await session.send(Request("sealed", info.name, body, secrets.token_hex(16), most=most), tally)
+async def _send(session: Session, info: GalleryInfo, body: bytes, most: int, traffic: Traffic) -> bytes:
+    response = await session.send(Request("sealed", info.name, body, secrets.token_hex(16), most=most), traffic)
     if response.status != 200:
         raise make_refusal(response)
     return read_frame(response)
 
 
-def _read(read: Any, *given: Any) -> Any:
-    """Read an answer; what is wrong with it is the server's."""
+def _read(decode: Any, *arguments: Any) -> Any:
+    """Decode an answer; report errors as the server's."""
     from nearveil.sealed import SealedError
 
     try:
-        return read(*given)
+        return decode(*arguments)
     except (SealedError, WireError) as error:
-        raise ReplyError(f"the server's answer cannot be read: {error}") from None
-
-
-def _center_row(public: PublicPart, feature: NDArray[Any]) -> NDArray[np.float64]:
-    return np.asarray(center_rows(public, feature)[0], np.float64)
+        raise ReplyError(f"The server's answer cannot be read: {error}") from None
 
 
 def _choose_records(client: "SealedClient", scores: "SealedQuestion", answer: bytes) -> "SealedQuestion":
-    """Read the scores, and return the question for the records of the best: always as many."""
+    """Decode the scores, and return the question for the best records: always the same number."""
     assert client.layout.records is not None
     matches = _read(client.read_scores, scores, answer, client.layout.records.n_fetched)
     return client.ask_records([match.position for match in matches])
@@ -213,12 +208,12 @@ def _rank(
     questions: tuple["SealedQuestion", "SealedQuestion"],
     reply: bytes,
     count: int,
-    tally: Tally,
+    traffic: Traffic,
 ) -> Nearest:
-    """Read the records and rank them by their codes. The work does not depend on what the records hold.
+    """Decode the records and rank them by their codes. The work does not depend on their content.
 
     A hostile server chooses records: all of them are scored, also repeated ids and the padding of a short fetch, and a
-    record that is too short is read as if zeros followed. An error, or less work, would show what was asked for.
+    record that is too short is padded with zeros. An error, or less work, would reveal the question.
     """
     layout, (scores, fetch) = client.layout, questions
     assert layout.records is not None
@@ -230,38 +225,33 @@ def _rank(
     with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
         values = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
     start = ID_BYTES + width
-    details = [_read_text(record[start : start + _MOST_TEXT]) for record in padded]
+    details = [_decode_text(record[start : start + _MOST_TEXT]) for record in padded]
     ids = np.array([int.from_bytes(record[:ID_BYTES], "little") for record in padded], np.int64)
     n_records = len(fetch.positions)  # the rest is padding
     _, first = np.unique(ids[: max(n_records, 1)], return_index=True)
     best = first[np.argsort(-values[first], kind="stable")[: min(count, n_records)]]
-    chosen = Found(ids[best], codes[best], (), Answer(ids[first].astype(np.uint32), codes[first]), values[best])
     return Nearest(
-        matches=tuple(
-            Match(
-                int(ids[place]), details[place].name, min(float(values[place]), 1.0), None, details[place].external_id
-            )
-            for place in best.tolist()
-        ),
+        matches=tuple(make_matches(ids[best], values[best], [details[position] for position in best.tolist()])),
         guarantee=client.guarantee,
         key="",
         repeated=False,
         n_candidates=int(layout.counts[np.array(scores.positions) // layout.n_slots].sum()),
         set=None,
         n_sets=0,
-        bytes_sent=tally.sent,
-        bytes_received=tally.received,
-        found=chosen,
-        names={int(ids[place]): details[place].name for place in first.tolist()},
+        bytes_sent=traffic.sent,
+        bytes_received=traffic.received,
+        names={int(ids[position]): details[position].name for position in first.tolist()},
         sealed=(scores.data, fetch.data),
     )
 
 
-def _read_text(text: bytes) -> ItemDetails:
-    """Return name and owner's id of a record, whatever it holds.
+def _decode_text(text: bytes) -> ItemDetails:
+    """Decode the name and the owner's id of any record.
 
     At most some kilobytes are decoded: no other thread runs meanwhile, so a long text would delay other questions.
     """
-    name, _, own = text.partition(b"\0")
-    shown = make_printable(name[: _UTF8 * LONGEST_WORDS].decode(errors="replace"))
-    return ItemDetails(shown, own[: _UTF8 * LONGEST_ID].decode(errors="replace")[:LONGEST_ID] or None)
+    name, _, external_id = text.partition(b"\0")
+    return ItemDetails(
+        make_printable(name[: _UTF8 * LONGEST_WORDS].decode(errors="replace")),
+        external_id[: _UTF8 * LONGEST_ID].decode(errors="replace")[:LONGEST_ID] or None,
+    )

@@ -1,10 +1,10 @@
-"""Private steps: work on private values in a thread, with an end that public sizes fix.
+"""Private steps: work on private values in a thread that ends at a public deadline.
 
-Somebody who watches the network sees when a client sends, and when it hangs up. So work on private values begins with a
-public event, such as a reply, and ends at a multiple of a period after it, on success and on error. The period follows
-from public sizes and is far longer than the work, so a step usually takes one period. On an overloaded machine it takes
-two or more: an observer sees how many (``docs/theory/service.md``, attacked by ``tests/service/test_client_clock.py``
-and ``nearveil audit "covers: clock"``; ``bench/private_steps.py`` compares work and periods at the largest sizes).
+An observer of the network sees when a client sends and when it disconnects. So private work starts at a public event,
+such as a reply, and ends at a multiple of a period after it, on success and on error. The period follows from public
+sizes and is far longer than the work, so a step usually takes one period. On an overloaded machine it takes two or
+more, and an observer sees how many (``docs/theory/service.md``, tested by ``tests/service/test_client_clock.py`` and
+``nearveil audit "covers: clock"``; ``bench/private_steps.py`` compares work and periods at the largest sizes).
 """
 
 import asyncio
@@ -13,9 +13,14 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Self, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, Self, TypeVar, TypeVarTuple
 
 import numpy as np
+
+from nearveil.gallery.answers import Codes, count_columns
+
+if TYPE_CHECKING:
+    from nearveil.wire.messages import PublicPart
 
 T = TypeVar("T")
 Arguments = TypeVarTuple("Arguments")
@@ -70,6 +75,48 @@ def needs_extraction(image: Any) -> bool:
 def extraction_period(images: Iterable[Any]) -> float:
     """Return the seconds for making features of images, by their number and types."""
     return sum(EXTRACTION_PERIOD if needs_extraction(image) else VECTOR_PERIOD for image in images)
+
+
+_BASE = 0.1  # seconds: a debit, and all that does not grow
+_MESSAGE = 5e-3  # seconds, besides its operations
+_BYTE = 2e-8  # seconds to read one
+_OPERATION = 5e-9  # seconds
+_NETWORK = 256  # operations for each prototype, besides its products
+_CANDIDATE = 256  # operations for each candidate, besides its score
+_NUMBER = 6e-8  # seconds for each number of decoded codes: decoding and its product take 3 to 12e-9 on an idle core
+FILTERING = 5e-5  # seconds for each item that a filter reads
+TEXT = 5e-5  # seconds for the texts of an item, besides their bytes: they take 1 to 15e-6
+_TEXT_BYTE = 3e-7  # seconds for each byte of texts of an answer: hostile JSON takes 85e-9, read twice
+
+
+def question_period(public: "PublicPart") -> float:
+    """Return the seconds for reading a public part, paying and making a message."""
+    table = public.map
+    features, dimensions = table.components.shape
+    work = features * dimensions + len(table.prototypes) * (dimensions + _NETWORK + table.n_sets)
+    size = table.components.nbytes + table.prototypes.nbytes + table.coverage.nbytes + public.table.nbytes
+    return float(_BASE + _MESSAGE + _BYTE * size + _OPERATION * work)
+
+
+def choice_period(
+    public: "PublicPart", answers: int, size: int, *, text_bytes: int = 0, filtered: bool = False
+) -> float:
+    """Return the seconds for reading answers and ranking their candidates, with a filter if `filtered`.
+
+    `size`: Bytes of all answers. `text_bytes`: Bytes of those with names or metadata.
+    """
+    count, features = public.map.set_size, len(public.mean)
+    choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
+    reading = _BYTE * (size + public.table.nbytes) + _OPERATION * _CANDIDATE * answers * count
+    scoring = scoring_period(public.table, features, count)
+    texts = _TEXT_BYTE * text_bytes + TEXT * count * (text_bytes > 0)
+    return float(_BASE / 2 + choice + reading + texts + scoring + filtered * FILTERING * count)
+
+
+def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
+    """Return the seconds for scoring codes against a row of `n_features` numbers."""
+    columns = count_columns(table)
+    return _NUMBER * columns * n_codes + _OPERATION * columns * n_features
 
 
 class PrivateStep:

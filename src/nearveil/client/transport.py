@@ -1,4 +1,4 @@
-"""Requests of a client, replies to them, and what carries them: HTTP, or a gallery in this process."""
+"""Requests of a client, their replies, and the two transports: HTTP, and a gallery in this process."""
 
 import asyncio
 import hashlib
@@ -25,53 +25,53 @@ if TYPE_CHECKING:
     from nearveil.gallery import Index
     from nearveil.server.galleries import Gallery
 
-What = Literal["galleries", "map", "query", "model", "original", "codes", "group", "layout", "hint", "sealed"]
+Endpoint = Literal["galleries", "map", "query", "model", "original", "codes", "group", "layout", "hint", "sealed"]
 JSON, BYTES = "application/json", "application/octet-stream"
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request. It is made of messages and of public things alone (``docs/theory/service.md``)."""
+    """A request. It is a function of messages and public facts alone (``docs/theory/service.md``)."""
 
-    what: What
+    endpoint: Endpoint
     gallery: str = ""
     body: bytes = field(default=b"", repr=False)  # the frame of a query
-    key: str = ""  # names a query; a retry has the same
+    key: str = ""  # idempotency key of a query
     candidates: float | None = None  # of a map
-    etag: str = ""  # of the map that the client holds
+    etag: str = ""  # of the cached map
     number: int = 0  # of an item, of a group of codes, or of a part of hints
     blocks: tuple[int, ...] | None = None  # of a group; None for all
-    since: int = 0  # the version of a layout that the client holds; 0 for none
-    most: int = 1 << 20  # bytes of a reply that are read
+    since: int = 0  # the version of the cached layout; 0 for none
+    most: int = 1 << 20  # bytes of the reply
 
 
 @dataclass(frozen=True)
 class Response:
-    """One reply. Nothing in it is trusted."""
+    """A reply. Nothing in it is trusted."""
 
     status: int  # as of HTTP
-    kind: str  # the media type
+    media_type: str
     body: bytes = field(repr=False)
     etag: str = ""
     retry_after: float | None = None  # seconds
 
 
 class Transport(Protocol):
-    """Carries requests. `UnreachableError` where no reply came."""
+    """Send requests. UnreachableError if no reply comes."""
 
     async def send(self, request: Request) -> Response:
         """Send one request and return its reply."""
         ...
 
     async def close(self) -> None:
-        """Close what it holds open."""
+        """Close connections and files."""
         ...
 
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 _HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
 _SECONDS = re.compile(r"[0-9]{1,9}")
-_ACCEPTS = {"galleries": JSON, "model": BYTES, "original": BYTES}  # all else is a frame
+_MEDIA_TYPES = {"galleries": JSON, "model": BYTES, "original": BYTES}  # all else is a frame
 _PATHS = {
     "map": "/map",
     "query": "/query",
@@ -87,17 +87,18 @@ _PATHS = {
 
 @dataclass(frozen=True)
 class ServerAddress:
-    """Where the server is, and how it is talked to. The token is in no representation of it.
+    """The URL of a server, with connection options. Its representation hides the token.
 
-    `insecure` allows plain HTTP beyond this machine: everybody on the way then sees token and messages. `certificate`
-    is the client's own: one file with certificate and key, or two. `transport` replaces the network in tests.
+    `insecure` allows plain HTTP to other machines: anyone on the network path can then read token and messages.
+    `certificate` is the client's own: one file with certificate and key, or two. `transport` replaces the network in
+    tests.
     """
 
-    url: str  # ``https://host:port``, perhaps with a path before ``/v1``
+    url: str  # ``https://host:port``, with an optional path before ``/v1``
     token: str = field(repr=False)
     insecure: bool = False
-    timeout: float = 60.0  # seconds that one request and its reply may take in all
-    ca: str | Path | None = None  # A file of certificates to trust, in place of the usual ones
+    timeout: float = 60.0  # seconds for one request with its reply
+    ca: str | Path | None = None  # certificates to trust in place of the system's
     certificate: str | Path | tuple[str | Path, str | Path] | None = None
     proxies: bool = False  # whether the proxies of the environment are used
     transport: "httpx.AsyncBaseTransport | None" = field(default=None, repr=False)
@@ -107,10 +108,10 @@ class ServerAddress:
             raise QuestionError("token", "it must be the text that `nearveil token create` printed, without spaces")
         if not self.timeout > 0:
             raise QuestionError("timeout", "it must be a positive number of seconds")
-        object.__setattr__(self, "url", _checked_url(self.url, insecure=self.insecure))
+        object.__setattr__(self, "url", _check_url(self.url, insecure=self.insecure))
 
     def make_context(self) -> ssl.SSLContext | bool:
-        """Return what TLS trusts."""
+        """Return the TLS context; True for the default."""
         if self.ca is None and self.certificate is None:
             return True
         try:
@@ -132,23 +133,23 @@ class ServerAddress:
         return context
 
 
-def _checked_url(url: str, *, insecure: bool) -> str:
-    """Return the beginning of all addresses, or say what is wrong. A password in it is never shown."""
+def _check_url(url: str, *, insecure: bool) -> str:
+    """Return the base URL, or raise an error that shows no password."""
     import httpx
 
     try:
-        found = httpx.URL(url)
+        parsed = httpx.URL(url)
     except (httpx.InvalidURL, TypeError):
         raise QuestionError("url", "it must look like https://host:8321") from None
-    if found.scheme not in ("http", "https") or not _HOST.fullmatch(found.raw_host):
+    if parsed.scheme not in ("http", "https") or not _HOST.fullmatch(parsed.raw_host):
         raise QuestionError("url", "it must look like https://host:8321")
-    if found.userinfo or found.query or found.fragment:
-        raise QuestionError("url", "it must have no user, password, query or fragment: the token is given apart")
-    if found.scheme == "http" and not (insecure or _is_loopback(found.host)):
+    if parsed.userinfo or parsed.query or parsed.fragment:
+        raise QuestionError("url", "it must have no user, password, query or fragment; pass the token as token=")
+    if parsed.scheme == "http" and not (insecure or _is_loopback(parsed.host)):
         raise QuestionError(
-            "url", "it must begin with https: plain HTTP shows the token to all on the way, unless `insecure` allows it"
+            "url", "it must begin with https: plain HTTP shows the token to the network, unless `insecure` allows it"
         )
-    return str(found).rstrip("/")
+    return str(parsed).rstrip("/")
 
 
 def _is_loopback(host: str) -> bool:
@@ -160,7 +161,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class HttpTransport:
-    """Carries requests to a server, on an event loop."""
+    """Send requests to a server, on an event loop."""
 
     def __init__(self, address: ServerAddress) -> None:
         import httpx
@@ -170,11 +171,11 @@ class HttpTransport:
         self._address = address
         self._client = httpx.AsyncClient(
             headers={
-                "Accept-Encoding": "identity",  # nothing is unpacked, so nothing can grow
+                "Accept-Encoding": "identity",  # a compressed reply could grow
                 "Authorization": f"Bearer {address.token}",
                 "User-Agent": f"nearveil/{nearveil.__version__}",
             },
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is taken, none is sent
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is accepted or sent
             verify=address.make_context(),
             follow_redirects=False,
             timeout=httpx.Timeout(address.timeout),
@@ -183,27 +184,31 @@ class HttpTransport:
         )
 
     async def send(self, request: Request) -> Response:
-        """Send one request and return its reply, both within the time that there is."""
+        """Send a request and return its reply, within the timeout."""
         import httpx
 
+        url = self._address.url
         try:
             async with asyncio.timeout(self._address.timeout):
                 return await self._exchange(request)
         except (TimeoutError, httpx.TimeoutException):
-            words, again = f"no whole reply came within {self._address.timeout:g} s from {self._address.url}", True
+            words, again = (
+                f"Timeout: no complete reply from {url} within {self._address.timeout:g} s",
+                True,
+            )
         except httpx.InvalidURL:
-            words, again = f"{self._address.url} is no address that can be asked", False
+            words, again = f"{url} is not a valid URL", False
         except (httpx.HTTPError, OSError) as error:
             trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
             words, again = (
-                f"{self._address.url} cannot be reached, or broke off: {make_printable(str(error))}{self._hint(error)}",
+                f"Cannot reach {url}, or it disconnected: {make_printable(str(error))}{self._hint(error)}",
                 trusted,
             )
-        # Raised here, with no other error behind it: those of httpx hold the request, and that the token.
+        # Raised here, without a cause: errors of httpx hold the request, and it holds the token.
         raise UnreachableError(words, again=again)
 
     def _hint(self, error: Exception) -> str:
-        """Return what to look at where the other side seems to speak TLS, or not to speak it, against expectation."""
+        """Return a hint if one side seems to use TLS and the other does not."""
         import httpx
 
         if self._address.url.startswith("https"):
@@ -218,15 +223,15 @@ class HttpTransport:
         async with self._client.stream(**self._to_http(request)) as reply:
             headers = reply.headers
             if headers.get("content-encoding", "identity") != "identity":
-                raise ReplyError("the reply is packed, which was not asked for")
+                raise ReplyError("The reply is compressed, but the request did not allow that")
             declared = headers.get("content-length", "")
             if _SECONDS.fullmatch(declared) and int(declared) > request.most:
-                raise ReplyError(f"the reply is larger than {request.most} bytes")
+                raise ReplyError(f"The reply is larger than {request.most} bytes")
             parts, size = [], 0
             async for part in reply.aiter_raw():
                 size += len(part)
                 if size > request.most:
-                    raise ReplyError(f"the reply is larger than {request.most} bytes")
+                    raise ReplyError(f"The reply is larger than {request.most} bytes")
                 parts.append(part)
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
             pause = headers.get("retry-after", "")
@@ -239,11 +244,15 @@ class HttpTransport:
             )
 
     def _to_http(self, request: Request) -> dict[str, Any]:
-        """Return the method, the address, the headers and the body of a request."""
-        headers, params, path = {"Accept": _ACCEPTS.get(request.what, FRAME)}, {}, f"{self._address.url}/v1/galleries"
-        if request.what != "galleries":
-            path += f"/{quote(request.gallery, safe='')}{_PATHS[request.what].format(request.number)}"
-        if request.what in ("query", "sealed"):
+        """Return method, URL, headers and body of a request."""
+        headers, params, path = (
+            {"Accept": _MEDIA_TYPES.get(request.endpoint, FRAME)},
+            {},
+            f"{self._address.url}/v1/galleries",
+        )
+        if request.endpoint != "galleries":
+            path += f"/{quote(request.gallery, safe='')}{_PATHS[request.endpoint].format(request.number)}"
+        if request.endpoint in ("query", "sealed"):
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
             return {"method": "POST", "url": path, "headers": headers, "content": request.body}
         if request.etag:
@@ -258,164 +267,134 @@ class HttpTransport:
 
 
 def write_blocks(blocks: tuple[int, ...]) -> str:
-    """Return which blocks of a group are asked for, as an address says it."""
+    """Return the blocks of a group as the parameter of a URL."""
     return ",".join(map(str, blocks)) or "none"
 
 
 M = TypeVar("M", bound=Model)
 
-AGAIN = (429, 502, 503, 504)
-_MAKING = 600.0  # seconds that a gallery here may take to make the index for sealed questions
+_SEALED_BUILD = 600.0  # seconds to build the index for sealed questions of a local gallery
 LONGEST_WORDS = 500  # characters of a server's words
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{1,200}"')
 
 
-@dataclass(frozen=True)
-class Patience:
-    """How often a request is sent again, and when. Nothing private plays a part."""
-
-    retries: int
-    first: float = 0.5  # seconds before the first retry; twice as long before each further one
-    longest: float = 20.0  # seconds, also where the server asks for more
-
-    def pause(self, attempt: int, retry_after: float | None) -> float:
-        """Return the seconds to wait after an attempt, counted from 0."""
-        wanted = self.first * 2**attempt if retry_after is None else retry_after
-        return min(max(wanted, 0.0), self.longest)
-
-
-@dataclass
-class Tally:
-    """Bytes of bodies, and when the last reply came."""
-
-    sent: int = 0
-    received: int = 0
-    heard: float = 0.0
-
-
 def read_frame(response: Response) -> bytes:
-    """Return the frame that a reply holds, of whatever status: it says by itself what it is."""
-    if response.kind != FRAME or 300 <= response.status < 400:
+    """Return the frame of a reply, of any status: its kind tells replies apart."""
+    if response.media_type != FRAME or 300 <= response.status < 400:
         raise make_refusal(response)
     return response.body
 
 
 def read_json(response: Response, form: type[M]) -> M:
-    """Return the JSON of a reply, checked."""
-    if response.status != 200 or response.kind != JSON:
+    """Return the validated JSON of a reply."""
+    if response.status != 200 or response.media_type != JSON:
         raise make_refusal(response)
     try:
-        found = form.model_validate_json(response.body)
+        model = form.model_validate_json(response.body)
     except ValidationError:
-        raise ReplyError("the server's reply is not what a nearveil server sends") from None
-    _check_text(found.model_dump())
-    return found
+        raise ReplyError("The server's reply is not that of a nearveil server") from None
+    _check_text(model.model_dump())
+    return model
 
 
 def read_bytes(response: Response) -> bytes:
     """Return the bytes of a reply."""
-    if response.status != 200 or response.kind != BYTES:
+    if response.status != 200 or response.media_type != BYTES:
         raise make_refusal(response)
     return response.body
 
 
 def read_etag(response: Response) -> str:
-    """Return the tag of a reply if it can stand in a header, else nothing."""
+    """Return the ETag of a reply if it is valid in a header, else nothing."""
     return response.etag if _ETAG.fullmatch(response.etag) else ""
 
 
 def make_refusal(response: Response) -> ReplyError:
-    """Return why a reply is of no use, in words that print."""
-    if response.status >= 400 and response.kind == JSON:
+    """Return the error of an unusable reply, in printable text."""
+    status = response.status
+    if status >= 400 and response.media_type == JSON:
         try:
-            said = Problem.model_validate_json(response.body)
+            problem = Problem.model_validate_json(response.body)
         except ValidationError:
-            return ReplyError(
-                f"the server declined ({response.status}), and does not say why as a nearveil server does"
-            )
-        return DeclinedError(response.status, make_printable(said.code), make_printable(said.message).rstrip("."))
-    if 300 <= response.status < 400:
-        return ReplyError(f"the server sends the client elsewhere ({response.status}), where it does not go")
-    return ReplyError(f"the reply ({response.status}) is not what a nearveil server sends: is this the right address?")
+            return ReplyError(f"The server declined ({status}) without the reason that a nearveil server sends")
+        return DeclinedError(status, make_printable(problem.code), make_printable(problem.message).rstrip("."))
+    if 300 <= status < 400:
+        return ReplyError(f"The server redirects ({status}); redirects are not followed")
+    return ReplyError(f"The reply ({status}) is not that of a nearveil server: is the URL correct?")
 
 
 def make_printable(text: str) -> str:
-    """Return text of the other side without what would steer a terminal."""
+    """Replace characters that control a terminal in text of a server."""
     return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST_WORDS])
 
 
-def _check_text(found: Any) -> None:
-    """Refuse text that does not print, however deep it lies."""
-    if isinstance(found, str):
-        if not found.isprintable():
-            raise ReplyError("the server's reply holds text that does not print")
-    elif isinstance(found, dict):
-        for key, value in found.items():
-            _check_text(key)
-            _check_text(value)
-    elif isinstance(found, (list, tuple)):
-        for value in found:
-            _check_text(value)
+def _check_text(value: Any) -> None:
+    """Refuse unprintable text at any depth."""
+    if isinstance(value, str):
+        if not value.isprintable():
+            raise ReplyError("The server's reply holds unprintable text")
+    elif isinstance(value, dict):
+        for item in value.items():
+            _check_text(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_text(item)
 
 
 class LocalTransport:
-    """Carries requests to a gallery in this process, in threads. Closing closes the gallery if it is `owned`."""
+    """Send requests to a gallery in this process, in threads. Close the gallery if it is `owned`."""
 
     def __init__(self, gallery: "Gallery", *, owned: bool) -> None:
         self._gallery, self._owned = gallery, owned
 
     @classmethod
-    def open(cls, where: "str | os.PathLike[str] | Index | Gallery") -> "LocalTransport":
-        """Open an index by its folder or URL; an index or a gallery that is open stays its owner's."""
+    def open(cls, source: "str | os.PathLike[str] | Index | Gallery") -> "LocalTransport":
+        """Open an index by its folder or URL; the caller keeps an open index or gallery."""
         from nearveil.gallery import Index
         from nearveil.server.galleries import OFFERS, OpenGallery
 
-        owned = isinstance(where, (str, os.PathLike))
-        if isinstance(where, (str, os.PathLike)):
-            where = Index.open(os.fspath(where))
-        if isinstance(where, Index):
-            where = OpenGallery(where, "local", offers=OFFERS)  # all of them: its owner asks
-        return cls(where, owned=owned)
+        owned = isinstance(source, (str, os.PathLike))
+        if isinstance(source, (str, os.PathLike)):
+            source = Index.open(os.fspath(source))
+        if isinstance(source, Index):
+            source = OpenGallery(source, "local", offers=OFFERS)  # all of them: its owner asks
+        return cls(source, owned=owned)
 
     async def send(self, request: Request) -> Response:
-        """Ask the gallery, and return what a server would."""
+        """Ask the gallery, and return the reply that a server would send."""
         return await asyncio.to_thread(self._reply, request)
 
     async def close(self) -> None:
-        """Close the gallery if it is the transport's own."""
+        """Close the gallery if it is owned."""
         if self._owned:
             await asyncio.to_thread(self._gallery.close)
 
     def _reply(self, request: Request) -> Response:
         from nearveil.server.errors import ServiceError
-
-        try:
-            return self._answer(request)
-        except ServiceError as error:
-            said = Problem(code=error.code, message=str(error))
-            return Response(error.status, JSON, said.model_dump_json().encode(), retry_after=error.retry_after)
-
-    def _answer(self, request: Request) -> Response:
         from nearveil.server.galleries import OpenGallery, frame_status
 
-        if request.what == "layout" and isinstance(self._gallery, OpenGallery):
-            self._gallery.prepare(_MAKING)  # nobody else is kept waiting
-        if request.what == "galleries":
-            return Response(200, JSON, Galleries(galleries=(self._gallery.info(),)).model_dump_json().encode())
-        if request.what in ("map", "layout"):
-            data = self._gallery.map(request.candidates) if request.what == "map" else self._gallery.sealed()
-            etag = f'"{hashlib.sha256(data).hexdigest()}"'
-            return Response(304, FRAME, b"", etag) if etag == request.etag else Response(200, FRAME, data, etag)
-        if request.what == "query":
-            data = self._gallery.query(request.body)
-            return Response(frame_status(data), FRAME, data)
         gallery, number = self._gallery, request.number
-        made: dict[str, Callable[[], bytes]] = {
+        if request.endpoint == "layout" and isinstance(gallery, OpenGallery):
+            gallery.prepare(_SEALED_BUILD)  # no other client waits
+        calls: dict[Endpoint, Callable[[], bytes]] = {
+            "galleries": lambda: Galleries(galleries=(gallery.info(),)).model_dump_json().encode(),
+            "map": lambda: gallery.map(request.candidates),
+            "query": lambda: gallery.query(request.body),
             "model": gallery.model,
             "original": lambda: gallery.original(number),
             "codes": gallery.codes,
             "group": lambda: gallery.codes_group(number, request.blocks),
+            "layout": gallery.sealed,
             "hint": lambda: gallery.sealed(number, request.since),
             "sealed": lambda: gallery.ask_sealed(request.body),
         }
-        return Response(200, _ACCEPTS.get(request.what, FRAME), made[request.what]())
+        try:
+            data = calls[request.endpoint]()
+        except ServiceError as error:
+            problem = Problem(code=error.code, message=str(error))
+            return Response(error.status, JSON, problem.model_dump_json().encode(), retry_after=error.retry_after)
+        status = frame_status(data) if request.endpoint == "query" else 200
+        etag = f'"{hashlib.sha256(data).hexdigest()}"' if request.endpoint in ("map", "layout") else ""
+        if etag and etag == request.etag:
+            return Response(304, FRAME, b"", etag)
+        return Response(status, _MEDIA_TYPES.get(request.endpoint, FRAME), data, etag)

@@ -14,7 +14,7 @@ from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field, field_validator
 
 from nearveil.client.errors import UnansweredError
-from nearveil.client.questions import Way
+from nearveil.client.questions import Method
 from nearveil.ledger import KeyConflictError, KeySpentError, new_key
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class NearveilRetriever(BaseRetriever):
     client: Any
     embed: Any
     k: int = 4
-    by: Way = "auto"
+    by: Method = "auto"
     epsilon: float | None = None
     gallery: str | None = None
     where: Any = Field(default=None, repr=False)  # private: chains and tracers show `repr` of their parts

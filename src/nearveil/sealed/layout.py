@@ -11,7 +11,7 @@ from nearveil.errors import NearveilError
 from nearveil.sealed.lwe import SEED_BYTES, Bytes
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
-from nearveil.wire.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, Writer, frame, unframe
+from nearveil.wire.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, frame, unframe, write_fields
 
 Singles = NDArray[np.float32]
 
@@ -81,17 +81,21 @@ class Layout:
 
     def to_bytes(self) -> bytes:
         """Return the layout as a frame."""
-        body = Writer()
         records = self.records or RecordLayout(0, 0, 0, 0)
-        for number in (self.version, *self.projection.shape, len(self.centroids), self.n_colours, self.n_slots):
-            body.write_int(number)
-        for number in (self.reach, records.width, records.per_column, records.n_columns, records.n_fetched):
-            body.write_int(number)
-        body.write_bytes(self.seed)
-        body.write_bytes(self.projection.astype("<f4").tobytes())
-        body.write_bytes(self.centroids.astype("<f4").tobytes())
-        body.write_bytes(self.counts.astype("<u2").tobytes())
-        return frame(Kind.SEALED_PUBLIC, body.to_bytes())
+        body = write_fields(
+            self.version,
+            *self.projection.shape,
+            len(self.centroids),
+            self.n_colours,
+            self.n_slots,
+            self.reach,
+            *(records.width, records.per_column, records.n_columns, records.n_fetched),
+            self.seed,
+            self.projection.astype("<f4").tobytes(),
+            self.centroids.astype("<f4").tobytes(),
+            self.counts.astype("<u2").tobytes(),
+        )
+        return frame(Kind.SEALED_PUBLIC, body)
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:

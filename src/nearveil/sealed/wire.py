@@ -10,7 +10,17 @@ from nearveil.sealed.layout import Layout, SealedError, open_frame
 from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, Kind, Limits, Reader, WireError, Writer, frame, unframe
+from nearveil.wire.frames import (
+    DEFAULT_LIMITS,
+    HEADER_BYTES,
+    Kind,
+    Limits,
+    Reader,
+    WireError,
+    frame,
+    unframe,
+    write_fields,
+)
 
 _PARTS = ("scores", "records")  # as flags of a frame
 _SETS = {"scores": SCORES, "records": FETCH}
@@ -27,11 +37,9 @@ class Hint:
 
     def to_bytes(self) -> bytes:
         """Return the rows as a frame."""
-        body = Writer()
-        body.write_int(self.version)
-        body.write_bytes(self.rows.astype("<u4").tobytes())
-        body.write_bytes(pack(self.values, HINT_BYTES[self.part]))
-        return frame(Kind.SEALED_HINT, body.to_bytes(), _PARTS.index(self.part))
+        rows = self.rows.astype("<u4").tobytes()
+        body = write_fields(self.version, rows, pack(self.values, HINT_BYTES[self.part]))
+        return frame(Kind.SEALED_HINT, body, _PARTS.index(self.part))
 
     @classmethod
     def from_bytes(cls, data: bytes, part: str, n_rows: int, limits: Limits = DEFAULT_LIMITS) -> Self:
@@ -55,10 +63,8 @@ def get_parameters(part: str) -> LweParameters:
 
 def write_question(part: str, version: int, ciphertexts: Words) -> bytes:
     """Return a question as a frame; its length depends on the layout alone."""
-    body = Writer()
-    body.write_int(version)
     packed = pack_question(ciphertexts.ravel(), get_parameters(part).question_bits)
-    return frame(Kind.SEALED_QUESTION, body.to_bytes() + packed, _PARTS.index(part))
+    return frame(Kind.SEALED_QUESTION, write_fields(version) + packed, _PARTS.index(part))
 
 
 def measure_questions(layout: Layout) -> dict[str, int]:
@@ -80,9 +86,7 @@ def read_question(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, in
 
 def write_answer(part: str, version: int, values: Words) -> bytes:
     """Return an answer as a frame."""
-    body = Writer()
-    body.write_int(version)
-    return frame(Kind.SEALED_ANSWER, body.to_bytes() + pack(values.ravel(), ANSWER_BYTES), _PARTS.index(part))
+    return frame(Kind.SEALED_ANSWER, write_fields(version) + pack(values.ravel(), ANSWER_BYTES), _PARTS.index(part))
 
 
 def read_answer(data: bytes, part: str, version: int, count: int, limits: Limits = DEFAULT_LIMITS) -> Words:

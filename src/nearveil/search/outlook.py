@@ -13,7 +13,8 @@ from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.maps import DECAY
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
-from nearveil.wire.client import FULL, K, PublicPart, find_prototypes
+from nearveil.wire.client import FULL, K, find_prototypes
+from nearveil.wire.messages import PublicPart
 
 EPSILONS = tuple(round(0.25 * step, 2) for step in range(1, 49))  # up to 12
 _MOST_ROWS = 2048  # prototypes to use as queries if they represent many items

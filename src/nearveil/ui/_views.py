@@ -159,7 +159,8 @@ _MAX_PIXELS, _MAX_BYTES = 512, 1 << 17  # side and size of a thumbnail
 
 def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, images: bool) -> dict[str, Any]:
     """Return the message, the candidates, the matches and the cost; with thumbnails if `images`."""
-    answer = nearest.found.answer
+    answer = nearest.answer
+    assert answer is not None
     pictures = answer.images if images else [b""] * len(answer.ids)
     # Ordered by id, the same for every image.
     shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MAX_CANDIDATES]

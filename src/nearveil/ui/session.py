@@ -15,6 +15,7 @@ from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Led
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import make_refusal
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.search.outlook import EPSILONS, Outlook, make_outlook
@@ -28,7 +29,8 @@ from nearveil.ui._views import (
     view_free,
     view_nearest,
 )
-from nearveil.wire.client import ClientProtocol, K, PublicPart
+from nearveil.wire.client import K
+from nearveil.wire.messages import PublicPart
 
 
 class RecordingPayer:
@@ -184,7 +186,7 @@ class PageSession:
                 "words": "",
                 "promise": _FREE_PROMISE,
             }
-        guarantee = ClientProtocol(check_channel_epsilon(epsilon)).guarantee
+        guarantee = set_guarantee(epsilon)
         return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
     def ask(
@@ -268,7 +270,10 @@ class PageSession:
             rng=self._rng,
         )
         # The gallery may have published a new map in between; then the share of this one means nothing.
-        same_map = (nearest.n_sets, nearest.found.codes.shape[1]) == (public.map.n_sets, public.table.width)
+        same_map = nearest.answer is not None and (nearest.n_sets, nearest.answer.codes.shape[1]) == (
+            public.map.n_sets,
+            public.table.width,
+        )
         share = round(nearest.expected_share or 0.0, 4) if same_map else None
         debit = self.payer.debit
         message = b"" if debit is None or debit.message is None else debit.message  # as stored in the ledger
@@ -297,7 +302,7 @@ class PageSession:
 
     def _check_cost(self, epsilon: float) -> str:
         """Return the cost, or refuse a query before anything is sent; the debit checks again."""
-        preview = self.payer.account.preview(ClientProtocol(epsilon).guarantee)
+        preview = self.payer.account.preview(set_guarantee(epsilon))
         if not preview.allowed:
             raise make_refusal(preview)
         return format_up(preview.cost)

@@ -1,17 +1,18 @@
-"""The frame of all that goes over the wire, and how its fields are written and read. Both halves use it.
+"""The frame of every message on the wire, and its fields. Both halves of the protocol use this one codec.
 
-A frame is a header of 14 bytes and a body: magic, version, kind, flags, length of the body, CRC-32 of all
-but itself. Every kind has a largest size. What is not known is refused: other versions, kinds and flags,
-bytes that are missing or left over, numbers that are not finite, text that does not print. Reading costs
-memory in proportion to what was given, never to what a header claims.
+A frame is a header of 14 bytes and a body: magic, version, kind, flags, length of the body, CRC-32 of all other bytes.
+Every kind has a size limit. Unknown versions, kinds and flags, missing or additional bytes, numbers that are not finite
+and unprintable text are refused. Reading uses memory in proportion to the input, never to the sizes that a header
+claims.
 """
 
 import math
 import struct
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import Any
 
 from nearveil.errors import NearveilError
 
@@ -25,21 +26,21 @@ _UTF8 = 4  # bytes of a character, at most
 
 
 class WireError(NearveilError, ValueError):
-    """Bytes are not what the protocol sends."""
+    """Bytes are not a valid message of the protocol."""
 
 
 class WireVersionError(WireError):
-    """Bytes are of another version of the wire format."""
+    """Bytes have another version of the wire format."""
 
 
 class WireSizeError(WireError):
-    """Bytes are more than the limit of their kind."""
+    """A message is larger than the limit of its kind."""
 
 
 class Kind(IntEnum):
-    """What a frame holds."""
+    """Kind of a message."""
 
-    PUBLIC_REQUEST = 1
+    PUBLIC_REQUEST = 1  # of version 0.2; no program sends it, and servers refuse it
     PUBLIC_PART = 2
     QUERY = 3
     ANSWER = 4
@@ -56,9 +57,6 @@ class Kind(IntEnum):
 @dataclass(frozen=True)
 class Limits:
     """The largest body of each kind, in bytes.
-
-    `public_request, public_part, query, answer, map_changed, refusal, codes_manifest, codes_group, sealed_public,
-    sealed_hint, sealed_question, sealed_answer`: From 0 to 2^32 - 1.
 
     Examples
     --------
@@ -80,10 +78,9 @@ class Limits:
     sealed_answer: int = 32 << 20
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
+        for name, value in vars(self).items():
             if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
-                raise ValueError(f"{each.name} must be a number of bytes from 0 to 2^32 - 1")
+                raise ValueError(f"{name} must be a number of bytes from 0 to 2^32 - 1")
 
     def get(self, kind: Kind) -> int:
         """Return the limit of a kind."""
@@ -91,12 +88,12 @@ class Limits:
 
 
 DEFAULT_LIMITS = Limits()
-MOST_KEYS, LONGEST_KEY = 64, 200  # of metadata, and their characters, that a list of galleries tells
-MOST_FEATURES = 16_000  # dimensions of a feature that travels: what a column of pgvector holds
+MOST_KEYS, LONGEST_KEY = 64, 200  # metadata keys of a gallery in a list of galleries, and characters of a key
+MOST_FEATURES = 16_000  # dimensions of a feature: the limit of a pgvector column
 
 
 def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
-    """Return a body with its header.
+    """Return a frame: a header and the body.
 
     Examples
     --------
@@ -110,25 +107,15 @@ def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
     return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
 
 
-def read_frame_size(head: bytes, limits: Limits = DEFAULT_LIMITS) -> int:
-    """Return how long the frame is that begins so, for a transport that must know how much to read.
-
-    `head`: The first `HEADER_BYTES` of a frame, or more.
-    Returns: Header included; never above the limit of its kind.
-    """
-    _, _, length = _header(head, limits)
-    return HEADER_BYTES + length
-
-
 def unframe(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[Kind, int, bytes]:
-    """Return kind, flags and body of one frame, with nothing after it. Nothing in it is trusted."""
+    """Return kind, flags and body of one whole frame. Nothing in it is trusted."""
     kind, flags, length = _header(data, limits)
     if len(data) != HEADER_BYTES + length:
         raise WireError("data is truncated, or has bytes after its end")
     body = data[HEADER_BYTES:]
     (claimed,) = struct.unpack_from("<I", data, _UNCHECKED)
     if zlib.crc32(body, zlib.crc32(data[:_UNCHECKED])) != claimed:
-        raise WireError("data was damaged on its way: its checksum is wrong")
+        raise WireError("data was corrupted in transit: wrong checksum")
     return kind, flags, body
 
 
@@ -143,71 +130,78 @@ def _header(data: bytes, limits: Limits) -> tuple[Kind, int, int]:
     try:
         kind = Kind(number)
     except ValueError:
-        raise WireError(f"data is of kind {number}, which is not known") from None
+        raise WireError(f"data has the unknown kind {number}") from None
     if length > limits.get(kind):
         raise WireSizeError(f"data must be at most {limits.get(kind)} bytes for its kind; it is {length}")
     return kind, flags, length
 
 
-class Writer:
-    """Puts fields one after the other."""
+def open_frame(data: bytes, kind: Kind, flags: int = 0, limits: Limits = DEFAULT_LIMITS) -> bytes:
+    """Return the body of a frame that must be of a kind and have these flags."""
+    actual_kind, actual_flags, body = unframe(data, limits)
+    if actual_kind is not kind or actual_flags != flags:
+        raise WireError(f"data must be a frame of kind {kind.name} with flags {flags}")
+    return body
 
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
 
-    def write_int(self, value: int) -> None:
-        """Write a whole number from 0 to 2^64 - 1."""
-        self._parts.append(struct.pack("<Q", value))
+def write_fields(*values: float | str | bytes) -> bytes:
+    """Write fields one after the other: numbers in 8 bytes, text (as UTF-8) and bytes after their length in 4.
 
-    def write_float(self, value: float) -> None:
-        """Write a float."""
-        self._parts.append(struct.pack("<d", value))
+    Examples
+    --------
+    >>> write_fields(258, "ab").hex(" ", -8)
+    '0201000000000000 020000006162'
+    """
+    parts: list[bytes] = []
+    for value in values:
+        if isinstance(value, (str, bytes)):
+            content = value.encode() if isinstance(value, str) else value
+            parts += [struct.pack("<I", len(content)), content]
+        else:
+            parts.append(struct.pack("<d" if isinstance(value, float) else "<Q", value))
+    return b"".join(parts)
 
-    def write_bytes(self, value: bytes) -> None:
-        """Write bytes after their length."""
-        self._parts += [struct.pack("<I", len(value)), value]
 
-    def write_text(self, value: str) -> None:
-        """Write text in UTF-8 after its length."""
-        self.write_bytes(value.encode())
-
-    def to_bytes(self) -> bytes:
-        """Return all that was written."""
-        return b"".join(self._parts)
+def read_fields(body: bytes, *types: type) -> tuple[Any, ...]:
+    """Read fields of the given types, with nothing after them. Nothing in them is trusted."""
+    reader = Reader(body)
+    fields = tuple(_READERS[kind](reader) for kind in types)
+    reader.check_end()
+    return fields
 
 
 class Reader:
-    """Takes fields one after the other, and trusts none of them."""
+    """Read fields one after the other; nothing in them is trusted."""
 
     def __init__(self, body: bytes) -> None:
-        self._body, self._at = body, 0
+        self._body, self._offset = body, 0
 
     def take(self, count: int) -> bytes:
         """Return the next `count` bytes."""
-        end = self._at + count
+        end = self._offset + count
         if end > len(self._body):
-            raise WireError("data is truncated: a field is longer than what is there")
-        found = self._body[self._at : end]
-        self._at = end
-        return found
+            raise WireError("data is truncated: a field is longer than the rest of the body")
+        content = self._body[self._offset : end]
+        self._offset = end
+        return content
 
     def read_int(self) -> int:
-        """Return a whole number from 0 to 2^64 - 1."""
+        """Read a whole number from 0 to 2^64 - 1."""
         return int.from_bytes(self.take(8), "little")
 
     def read_float(self) -> float:
-        """Return a finite float."""
+        """Read a finite float."""
         (value,) = struct.unpack("<d", self.take(8))
         if not math.isfinite(value):
             raise WireError("data holds a number that is not finite")
         return float(value)
 
     def read_bytes(self) -> bytes:
-        """Return bytes that stand after their length."""
+        """Read bytes after their length."""
         return self.take(int.from_bytes(self.take(4), "little"))
 
     def read_text(self) -> str:
-        """Return text."""
+        """Read text after its length."""
         length = int.from_bytes(self.take(4), "little")
         if length > _UTF8 * LONGEST_TEXT:
             raise WireError(f"data holds text of more than {LONGEST_TEXT} characters")
@@ -217,27 +211,35 @@ class Reader:
             raise WireError("data holds text that is not UTF-8") from None
 
     def check_end(self) -> None:
-        """Check that nothing is left."""
-        if self._at != len(self._body):
+        """Refuse bytes after the last field."""
+        if self._offset != len(self._body):
             raise WireError("data has bytes after its end")
 
 
+_READERS: dict[type, Callable[[Reader], Any]] = {
+    int: Reader.read_int,
+    float: Reader.read_float,
+    bytes: Reader.read_bytes,
+    str: Reader.read_text,
+}
+
+
 def check_text(value: object, name: str, *, least: int = 1) -> str:
-    """Return short, printable text of at least `least` characters, or raise: a terminal obeys what it is shown."""
+    """Return short, printable text of at least `least` characters, or raise: other characters control terminals."""
     if not isinstance(value, str) or not least <= len(value) <= LONGEST_TEXT or not value.isprintable():
-        raise WireError(f"{name} must be {least} to {LONGEST_TEXT} characters of text that prints, without line breaks")
+        raise WireError(f"{name} must be {least} to {LONGEST_TEXT} printable characters, without line breaks")
     return value
 
 
 def check_whole(value: object, name: str, below: int = 1 << 64) -> int:
-    """Return a whole number from 0 up, or say that it is none."""
+    """Return a whole number from 0 to `below` - 1, or raise."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
         raise WireError(f"{name} must be a whole number from 0 to {below - 1}")
     return value
 
 
-def read_flag(flags: int, known: Sequence[str]) -> str:
-    """Return the word that flags stand for, or refuse them."""
-    if flags >= len(known):
-        raise WireError(f"data has flags {flags}, which are not known")
-    return known[flags]
+def read_flag(flags: int, words: Sequence[str]) -> str:
+    """Return the word that flags stand for, or raise."""
+    if flags >= len(words):
+        raise WireError(f"data has unknown flags {flags}")
+    return words[flags]

@@ -26,21 +26,23 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import LARGEST_DETAILS, Bytes, ItemDetails, Rows, Singles, encode_name, read_details
-from nearveil.mechanisms import Covers
 from nearveil.privacy.checks import is_integer
 from nearveil.storage import flush_folder, make_private_folder
-from nearveil.wire.client import OUT_OF_RANGE, PublicPart, avoid_zero_vector, decode_frame, is_in_range
+from nearveil.wire.client import center_rows
 from nearveil.wire.frames import (
     DEFAULT_LIMITS,
     Kind,
     Reader,
     WireError,
-    Writer,
     check_text,
     check_whole,
     frame,
+    open_frame,
+    read_fields,
     unframe,
+    write_fields,
 )
+from nearveil.wire.messages import PublicPart, decode_frame
 
 GROUP_BITS, BLOCK_BITS = 14, 8  # ids of a group, which is one file and one request; of a block, which is fetched alone
 _BLOCKS = 1 << (GROUP_BITS - BLOCK_BITS)  # of a group
@@ -120,25 +122,25 @@ class CodesManifest:
 
     def to_bytes(self) -> bytes:
         """Return the manifest as bytes."""
-        out = Writer()
-        out.write_text(self.gallery)
-        out.write_int(self.revision)
-        out.write_text(self.public_digest)
-        out.write_int(self.width)
-        out.write_text(" ".join(self.columns))
-        out.write_int(self.items)
-        out.write_bytes(np.array(list(self.groups), "<u4").tobytes())
-        out.write_bytes(b"".join(self.groups.values()))
-        return frame(self.kind, out.to_bytes())
+        body = write_fields(
+            self.gallery,
+            self.revision,
+            self.public_digest,
+            self.width,
+            " ".join(self.columns),
+            self.items,
+            np.array(list(self.groups), "<u4").tobytes(),
+            b"".join(self.groups.values()),
+        )
+        return frame(self.kind, body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Read a manifest. Nothing in it is trusted."""
-        taken = Reader(_unframe(data, cls.kind))
-        gallery, revision, digest = taken.read_text(), taken.read_int(), taken.read_text()
-        width, columns, items = taken.read_int(), tuple(taken.read_text().split()), taken.read_int()
-        listed, digests = taken.read_bytes(), taken.read_bytes()
-        taken.check_end()
+        gallery, revision, digest, width, words, items, listed, digests = read_fields(
+            open_frame(data, cls.kind), str, int, str, int, str, int, bytes, bytes
+        )
+        columns = tuple(words.split())
         if len(listed) % 4:
             raise WireError("groups must be numbers of 32 bits")
         numbers = np.frombuffer(listed, "<u4")
@@ -190,18 +192,10 @@ class CodesGroup:
         """Return the group as bytes, packed where that is worth it; as it was read, if it was."""
         if self.read_from:
             return self.read_from
-        held = Writer()
-        for content in self.blocks.values():
-            held.write_bytes(content)
-        plain = held.to_bytes()
+        plain = write_fields(*self.blocks.values())
         packed = zlib.compress(plain, 1) if _packs(plain) else plain
-        out = Writer()
-        out.write_int(self.number)
-        out.write_bytes(_join_digests(self.digests))
-        out.write_bytes(bytes(self.blocks))
-        out.write_int(len(plain))
-        out.write_bytes(packed)
-        return frame(self.kind, out.to_bytes(), int(packed is not plain))
+        body = write_fields(self.number, _join_digests(self.digests), bytes(self.blocks), len(plain), packed)
+        return frame(self.kind, body, int(packed is not plain))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -209,10 +203,7 @@ class CodesGroup:
         kind, flags, body = unframe(data, DEFAULT_LIMITS)
         if kind != cls.kind or flags > 1:
             raise WireError("data is no group of codes")
-        taken = Reader(body)
-        number, joined, which = taken.read_int(), taken.read_bytes(), taken.read_bytes()
-        size, packed = taken.read_int(), taken.read_bytes()
-        taken.check_end()
+        number, joined, which, size, packed = read_fields(body, int, bytes, bytes, int, bytes)
         digests, size = _cut_digests(joined), size if flags else len(packed)
         blocks = dict(zip(which, _cut_blocks(_unpack(packed, size) if flags else packed, len(which)), strict=True))
         if list(blocks) != sorted(set(which)) or not digests.keys() >= blocks.keys():
@@ -592,19 +583,6 @@ def _make_half(dimension: int) -> Any:
     return faiss.IndexScalarQuantizer(dimension, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT)
 
 
-def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
-    """Return features as the gallery compares them."""
-    given = np.atleast_2d(np.asarray(rows, np.float64))
-    if given.ndim != 2 or given.shape[1] != len(public.mean) or not len(given):
-        raise ValueError(f"rows must be of shape (q, {len(public.mean)})")
-    if not is_in_range(given):
-        raise ValueError(f"rows {OUT_OF_RANGE}")
-    with np.errstate(all="ignore"):  # were numpy told to raise, a number that underflows would be silence
-        given = np.stack([avoid_zero_vector(row, public.mean) for row in given])
-        release = Covers(1.0, public.candidates).fit_mean(public.mean, public.public_digest)
-        return np.asarray(release.features(given, "rows"), np.float64)
-
-
 def _join_digests(digests: Mapping[int, bytes]) -> bytes:
     return b"".join(bytes([number]) + digest for number, digest in digests.items())
 
@@ -620,10 +598,7 @@ def _cut_digests(joined: bytes) -> dict[int, bytes]:
 
 
 def _cut_blocks(plain: bytes, count: int) -> list[bytes]:
-    taken = Reader(plain)
-    found = [taken.read_bytes() for _ in range(count)]
-    taken.check_end()
-    return found
+    return list(read_fields(plain, *[bytes] * count))
 
 
 def _packs(plain: bytes) -> bool:
@@ -644,13 +619,6 @@ def _unpack(packed: bytes, size: int) -> bytes:
     if len(plain) != size or not unpacker.eof or unpacker.unused_data:
         raise WireError("a group is not as long as it says")
     return plain
-
-
-def _unframe(data: bytes, kind: Kind) -> bytes:
-    found, flags, body = unframe(data, DEFAULT_LIMITS)
-    if found != kind or flags:
-        raise WireError(f"data is no {kind.name.lower().replace('_', ' ')}")
-    return body
 
 
 def _write_file(path: Path, content: bytes) -> None:

@@ -1,15 +1,16 @@
-"""The server's half of the protocol: bytes of any request in, bytes of a reply out, and never an exception."""
+"""The server's half of the protocol: decode a query, encode the reply, never raise."""
 
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.errors import NearveilError
 from nearveil.gallery.answers import (
     IMAGE_HEADER_BYTES,
     LARGEST_ORIGINAL,
@@ -18,37 +19,43 @@ from nearveil.gallery.answers import (
     Extras,
 )
 from nearveil.gallery.errors import NotPublishedError
-from nearveil.gallery.items import StoredItem
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import MessageError
-from nearveil.wire.client import MapChanged, PublicPart, PublicRequest, Query, Refusal, RefusalCode, decode_frame
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError, WireSizeError, WireVersionError
 from nearveil.wire.home import CodesGroup, CodesSource, Text
+from nearveil.wire.messages import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 
 if TYPE_CHECKING:
     from nearveil.gallery.index import Index
 
 _LOG = logging.getLogger(__name__)
-_LONGEST = 500  # characters of what went wrong
-_CODES: dict[type[WireError], RefusalCode] = {
+_LONGEST = 500  # characters of a reason
+
+
+class ExtrasError(NearveilError):
+    """A query asks for extras that the gallery does not offer."""
+
+
+_CODES: dict[type[Exception], RefusalCode] = {
     WireVersionError: RefusalCode.VERSION,
     WireSizeError: RefusalCode.TOO_LARGE,
+    ExtrasError: RefusalCode.NOT_OFFERED,
 }
 
 
 @dataclass(frozen=True, eq=False)
 class ServedMap:
-    """One published map of a gallery with the index behind it: what a server answers from."""
+    """A published map of a gallery, with its index."""
 
     index: "Index"
     published: Published = field(repr=False)
     name: str  # of the gallery
-    extractor: str = ""  # the name of what makes the features
+    extractor: str = ""  # its name
     offers: tuple[Extras, ...] = ("thumbnails",)
-    alive: NDArray[np.bool_] | None = field(default=None, repr=False)  # items at one moment; None: read for each answer
+    alive: NDArray[np.bool_] | None = field(default=None, repr=False)  # live items; None: read for each answer
 
     def make_public_part(self) -> PublicPart:
-        """Return what clients of the map must know."""
+        """Return the public part of the map."""
         release = self.published.release
         return PublicPart(
             gallery=self.name,
@@ -66,7 +73,7 @@ class ServedMap:
         )
 
     def make_codes_source(self, known: dict[bytes, CodesGroup]) -> CodesSource:
-        """Return all codes that are still there, for search at home; `known` holds groups that were hashed before."""
+        """Return the codes of all live items, for local search; `known` caches groups by digest."""
         columns: tuple[Extras, ...] = ("names", "metadata")
         texts: dict[str, Text] = {
             column: partial(self.read_extras, kind=column, most=0) for column in columns if column in self.offers
@@ -74,111 +81,89 @@ class ServedMap:
         return CodesSource(self.make_public_part(), *self.read_alive(), texts, known)
 
     def read_alive(self) -> tuple[NDArray[np.uint32], Bytes]:
-        """Return ids, rising, and codes of all items that are still there."""
-        alive = self.index.alive(self.published) if self.alive is None else self.alive
+        """Return the sorted ids and the codes of all live items."""
+        alive = self._find_alive()
         return self.published.ids[alive], self.published.codes[alive]
 
+    def _find_alive(self) -> NDArray[np.bool_]:
+        return self.index.alive(self.published) if self.alive is None else self.alive
+
     def answer(self, query: Query, most: int) -> Answer:
-        """Return an answer, its body of at most `most` bytes; images that would be more are not read."""
-        alive = self.index.alive(self.published) if self.alive is None else self.alive
-        found = self.published.answer(query.message, alive)
-        left = most - (found.nbytes - HEADER_BYTES)
+        """Return an answer with a body of at most `most` bytes; do not read images that would exceed it."""
+        if query.extras not in ("none", *self.offers):
+            raise ExtrasError(f"this gallery does not offer {query.extras}")
+        answer = self.published.answer(query.message, self._find_alive())
+        left = most - (answer.nbytes - HEADER_BYTES)
         if query.extras != "none":
-            left -= IMAGE_HEADER_BYTES * len(found.ids)
+            left -= IMAGE_HEADER_BYTES * len(answer.ids)
         if left < 0:
-            raise WireSizeError("the answer is too large")
+            raise WireSizeError("the answer is larger than the limit: ask for fewer extras")
         if query.extras == "none":
-            return found
-        images = tuple(self.read_extras(found.ids, query.extras, left))
+            return answer
+        images = tuple(self.read_extras(answer.ids, query.extras, left))
         if sum(map(len, images)) > left:
-            raise WireSizeError("the answer is too large")
-        return Answer(found.ids, found.codes, query.extras, images)
+            raise WireSizeError("the answer is larger than the limit: ask for fewer extras")
+        return Answer(answer.ids, answer.codes, query.extras, images)
 
     def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:
-        """Return a thumbnail, an original or a name for each id; empty where there is none, or none any more.
+        """Return a thumbnail, an original or a text for each id; empty if there is none.
 
-        WireSizeError, before anything is read, where images are more than `most` bytes.
+        WireSizeError, before anything is read, if images have more than `most` bytes.
         """
         if kind in ("names", "metadata"):
             return self.index.texts(ids, kind)
         whole = kind == "originals"
-        held = self.index.stored_bytes(ids, "original" if whole else "thumbnail")
-        if held > most:
-            raise WireSizeError("the images are too large")
-        found = {item.id: item for item in self.index.items(ids, lenient=True, originals=whole)}
-        items = [found.get(number) for number in ids.tolist()]
+        left = most - self.index.stored_bytes(ids, "original" if whole else "thumbnail")
+        if left < 0:
+            raise WireSizeError("the images are larger than the limit: ask for fewer extras")
+        items = {item.id: item for item in self.index.items(ids, lenient=True, originals=whole)}
+        ordered = [items.get(number) for number in ids.tolist()]
         if not whole:
-            return [b"" if item is None else item.thumbnail for item in items]
-        return _contents(items, most - held)
-
-
-def _contents(items: Sequence[StoredItem | None], most: int) -> list[bytes]:
-    """Return originals; files among them may have `most` bytes together."""
-    sizes = [_size(item.original) for item in items if item is not None and isinstance(item.original, Path)]
-    if sum(sizes) > most or max(sizes, default=0) > LARGEST_ORIGINAL:
-        raise WireSizeError("the images are too large")
-    return [b"" if item is None else item.read_original() or b"" for item in items]
-
-
-def _size(path: Path) -> int:
-    return path.lstat().st_size if path.is_file() else 0
+            return [b"" if item is None else item.thumbnail for item in ordered]
+        paths = [item.original for item in ordered if item is not None and isinstance(item.original, Path)]
+        sizes = [path.lstat().st_size for path in paths if path.is_file()]
+        if sum(sizes) > left or max(sizes, default=0) > LARGEST_ORIGINAL:
+            raise WireSizeError("the images are larger than the limit: ask for fewer extras")
+        return [b"" if item is None else item.read_original() or b"" for item in ordered]
 
 
 def serve_maps(
     index: "Index", name: str, *, extractor: str = "", offers: tuple[Extras, ...] = ("thumbnails",)
 ) -> tuple[ServedMap, ...]:
-    """Return the maps that an index keeps, newest first, ready for ``ServerProtocol(*serve_maps(index, name))``.
+    """Return the maps of an index, newest first, for ``ServerProtocol(*serve_maps(index, name))``.
 
     `name`: Of the gallery.
-    `extractor`: The name of what makes the features.
-    `offers`: Of "thumbnails", "originals" and "names".
+    `extractor`: The name of the extractor of its features.
+    `offers`: Of "thumbnails", "originals", "names" and "metadata".
     """
     maps = index.maps()
     if not maps:
-        raise NotPublishedError(f"{name}: nothing was published yet: call publish(epsilon)")
+        raise NotPublishedError(f"{name}: no map is published. Call publish(epsilon)")
     return tuple(ServedMap(index, published, name, extractor, offers) for published in maps)
 
 
 class ServerProtocol:
-    """Replies to requests. It keeps nothing of them.
+    """Replies to queries, without state.
 
-    Every answer to a query on one map has the same number of candidates, in the order of their ids; deleted items
-    are replaced by others.
+    Every answer to a query on one map has the same number of candidates, in the order of their ids; other items replace
+    deleted ones.
 
     Parameters
     ----------
     current : ServedMap
-        What is published now.
+        Published now.
     *earlier : ServedMap
         Published before and still answered, each with its own sets, for clients that fetched its map.
     limits : Limits, optional
-        The largest requests that are read, and the largest answers that are made.
+        The largest requests to read, and the largest answers to make.
     """
 
     def __init__(self, current: ServedMap, *earlier: ServedMap, limits: Limits = DEFAULT_LIMITS) -> None:
         self._current, self._limits = current, limits
         self._maps = {served.published.public_id: served for served in (*earlier, current)}
-        self._public = current.make_public_part().to_bytes()
-
-    def reply(self, data: bytes) -> bytes:
-        """Reply to a request, whatever it holds.
-
-        Parameters
-        ----------
-        data : bytes
-
-        Returns
-        -------
-        bytes
-            A public part, an answer, word that the map has changed, or a refusal.
-        """
-        request = self._read(data, PublicRequest, Query)
-        if isinstance(request, bytes):
-            return request
-        return self._public if isinstance(request, PublicRequest) else self._reply_to(request)
 
     def answer(self, data: bytes) -> bytes:
-        """Reply to a query, and refuse everything else.
+        """Reply to any bytes; never raise.
 
         Parameters
         ----------
@@ -187,37 +172,25 @@ class ServerProtocol:
         Returns
         -------
         bytes
-            An answer, word that the map has changed, or a refusal.
+            The frame of an answer, of a changed map, or of a refusal.
         """
-        request = self._read(data, Query)
-        return request if isinstance(request, bytes) else self._reply_to(request)
-
-    def _read(self, data: bytes, *expected: type[PublicRequest | Query]) -> Any:
-        """Return what was asked, or the bytes of a refusal."""
         try:
-            return decode_frame(data, *expected, limits=self._limits)
+            query: Query = decode_frame(data, Query, limits=self._limits)
         except WireError as error:
-            return _refusal(_CODES.get(type(error), RefusalCode.MALFORMED), error)
-
-    def _reply_to(self, query: Query) -> bytes:
+            return _refuse(error)
         served = self._maps.get(query.message.public_id)
         if served is None:
             return MapChanged(self._current.name, self._current.published.revision).to_bytes()
-        if query.extras != "none" and query.extras not in served.offers:
-            return _refusal(RefusalCode.NOT_OFFERED, f"this gallery does not offer {query.extras}")
         try:
             return served.answer(query, self._limits.answer).to_bytes()
-        except WireSizeError:
-            return _refusal(RefusalCode.TOO_LARGE, "the answer is larger than this server sends: ask for fewer extras")
-        except MessageError as error:
-            return _refusal(RefusalCode.MALFORMED, error)
-        except Exception:
-            # A disk, a database, an item that cannot be shown: the server's own affair, told to its log alone.
+        except (WireSizeError, ExtrasError, MessageError) as error:
+            return _refuse(error)
+        except Exception:  # for example of a disk or a database: the details are for the server's log alone
             _LOG.exception("no answer could be made")
-            return _refusal(RefusalCode.FAILED, "the server could not make an answer")
+            return Refusal(RefusalCode.FAILED, "the server could not make an answer").to_bytes()
 
 
-def _refusal(code: RefusalCode, reason: object) -> bytes:
-    # An error may quote what was sent; what does not print is not sent back.
-    words = "".join(letter if letter.isprintable() else "?" for letter in str(reason)[:_LONGEST])
-    return Refusal(code, words).to_bytes()
+def _refuse(error: Exception) -> bytes:
+    # An error may quote the request; unprintable characters are not sent back.
+    words = "".join(letter if letter.isprintable() else "?" for letter in str(error)[:_LONGEST])
+    return Refusal(_CODES.get(type(error), RefusalCode.MALFORMED), words).to_bytes()

@@ -21,10 +21,10 @@ from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import fit_release, make_release_experiment
 from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
+from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
-from nearveil.wire import ClientProtocol
-from nearveil.wire.client import PublicPart
+from nearveil.wire.messages import PublicPart
 
 QuestionTimer = Callable[[Floats], float]
 Observer = Callable[[PublicPart], AbstractContextManager[QuestionTimer]]
@@ -95,7 +95,7 @@ def make_clock_experiment(
     ends[:, 0], ends[:, 1] = (1.0, -1.0), 0.1
     return Experiment(
         name=name,
-        guarantee=ClientProtocol(EPSILON).guarantee,
+        guarantee=set_guarantee(EPSILON),
         pairs=tuple(
             Pair(family, TimedQuestion(public, ends[0], ends[0]), TimedQuestion(public, ends[1], ends[0]))
             for family, public in make_hostile_parts().items()

@@ -13,7 +13,7 @@ from nearveil.audit.attacks._wire import FreeDebit
 from nearveil.client import GalleryInfo, UnansweredError
 from nearveil.client.clients import Client
 from nearveil.privacy import Guarantee
-from nearveil.wire.client import PublicPart
+from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import FRAME, Galleries
 
 ETAG = '"map"'

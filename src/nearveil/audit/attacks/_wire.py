@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
 from nearveil.gallery import Index, Item
+from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.wire import ClientProtocol, ServerProtocol
-from nearveil.wire.client import Found, PublicPart
+from nearveil.wire.client import center_rows, rank_answer
+from nearveil.wire.messages import PublicPart, write_query
 from nearveil.wire.server import serve_maps
 
 Send = Callable[[bytes], bytes]
@@ -42,10 +44,22 @@ class FreeDebit:
         pass
 
 
-def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source) -> Found:
-    """Ask one question and choose from the answer; `send` sends bytes and returns the reply."""
-    client = ClientProtocol(_EPSILON, public=public)
-    return client.take_answer(send(client.ask(feature, spend=lambda _: FreeDebit(), rng=source)), 3)
+class FreeAccount:
+    """An account that debits nothing."""
+
+    def spend(self, guarantee: Guarantee, key: str, /) -> FreeDebit:  # noqa: ARG002
+        """Return a debit."""
+        return FreeDebit()
+
+
+def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source) -> NDArray[np.int64]:
+    """Ask one question and return the nearest ids; `send` sends bytes and returns the reply."""
+    client = ClientProtocol(public, _EPSILON)
+    debit = client.pay(feature, FreeAccount(), "key", source)
+    assert debit.message is not None
+    answer = client.read_answer(send(write_query(debit.message)))
+    ids: NDArray[np.int64] = rank_answer(public.table, center_rows(public, feature), answer, 3)[0][0]
+    return ids
 
 
 def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on the wire") -> Experiment:
@@ -62,7 +76,7 @@ def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on t
 
             def send(data: bytes, sent: list[bytes] = sent) -> bytes:
                 sent.append(data)
-                return server.reply(data)
+                return server.answer(data)
 
             talk(public, feature, send, source)
             conversations.append(sent)
@@ -70,7 +84,7 @@ def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on t
 
     return Experiment(
         name=name,
-        guarantee=ClientProtocol(_EPSILON, public=public).guarantee,
+        guarantee=ClientProtocol(public, _EPSILON).guarantee,
         pairs=_find_pairs(public),
         run=run,
         numbers=lambda conversations: np.array([_flatten(sent) for sent in conversations]),
@@ -111,5 +125,4 @@ def _serve_default_gallery() -> tuple[PublicPart, ServerProtocol]:
         newest = serve_maps(index, "audit", offers=())[0]
         # The list of live items is loaded, so the index can be closed.
         server = ServerProtocol(replace(newest, alive=index.alive(newest.published)))
-    client = ClientProtocol(_EPSILON)
-    return client.take_public(server.reply(client.public_request())), server
+        return newest.make_public_part(), server

@@ -1,0 +1,260 @@
+"""Messages of the protocol, besides answers: the public part of a gallery, queries, and other replies."""
+
+import re
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.gallery.answers import (
+    EXTRAS,
+    Answer,
+    Codes,
+    Extras,
+    code_dimension,
+    codes_from_bytes,
+    codes_to_bytes,
+)
+from nearveil.mechanisms import Message, PublicMap
+from nearveil.mechanisms.base import candidate_count
+from nearveil.wire.frames import (
+    DEFAULT_LIMITS,
+    MOST_FEATURES,
+    Kind,
+    Limits,
+    WireError,
+    check_text,
+    check_whole,
+    frame,
+    read_fields,
+    read_flag,
+    unframe,
+    write_fields,
+)
+
+_DIGEST = re.compile(r"[0-9a-f]{32}")
+LARGEST_FEATURE = 1e6  # of a number in a feature or a mean: differences are then finite, and not lost in rounding
+OUT_OF_RANGE = f"must be finite, with no number beyond {LARGEST_FEATURE:g}"
+
+
+def is_in_range(row: NDArray[Any]) -> bool:
+    """Return whether features or a mean are finite and small enough to compare."""
+    with np.errstate(all="ignore"):  # in 64 bits: the limit itself is infinite in 16
+        return bool((np.abs(row.astype(np.float64)) <= LARGEST_FEATURE).all())
+
+
+@dataclass(frozen=True, eq=False)
+class PublicPart:
+    """The public map of a gallery, with all else that a client needs to ask. Nothing in it is private or trusted.
+
+    `extractor` and `fingerprint` are empty if the extractor of the features is unknown.
+    """
+
+    kind: ClassVar[Kind] = Kind.PUBLIC_PART
+
+    gallery: str
+    revision: int  # grows whenever the gallery changes
+    mechanism: str  # the name of the release
+    epsilon: float  # the map was learned for it: advice. The client chooses the epsilon of a message
+    candidates: float  # the fraction of the gallery in an answer
+    public_digest: str  # the fingerprint of the public rows
+    mean: NDArray[np.float64] = field(repr=False)  # the public mean
+    map: PublicMap = field(repr=False)
+    table: Codes = field(repr=False)  # decodes the codes of items
+    extractor: str
+    fingerprint: str
+    offers: tuple[Extras, ...] = ()  # extras that a query may ask for
+
+    def __post_init__(self) -> None:
+        for name, least in (("gallery", 1), ("mechanism", 1), ("extractor", 0), ("fingerprint", 0)):
+            check_text(getattr(self, name), name, least=least)
+        check_whole(self.revision, "revision")
+        if not 0 < self.epsilon < np.inf:
+            raise WireError("epsilon must be a positive number")
+        if not _DIGEST.fullmatch(self.public_digest):
+            raise WireError("public_digest must be 32 hexadecimal digits")
+        mean = np.array(self.mean, dtype=np.float64)
+        if mean.ndim != 1 or not len(mean) or not is_in_range(mean):
+            raise WireError(f"mean must be a row of finite numbers, none beyond {LARGEST_FEATURE:g}")
+        mean.setflags(write=False)
+        object.__setattr__(self, "mean", mean)
+        if tuple(self.offers) != tuple(word for word in EXTRAS[1:] if word in self.offers):
+            raise WireError(f"offers must be of {', '.join(EXTRAS[1:])}, in this order")
+        if not len(mean) == len(self.map.components) == code_dimension(self.table):
+            raise WireError("mean, map and table must be for features of one dimension")
+        try:
+            size = candidate_count(self.candidates, self.map.n_items)
+        except ValueError as error:
+            raise WireError(str(error)) from None
+        if self.map.set_size != size:
+            raise WireError("map must have sets of as many items as candidates says")
+
+    def to_bytes(self) -> bytes:
+        """Encode the public part as a frame."""
+        body = write_fields(
+            self.gallery,
+            self.revision,
+            self.mechanism,
+            float(self.epsilon),
+            float(self.candidates),
+            self.public_digest,
+            self.extractor,
+            self.fingerprint,
+            self.mean.astype("<f8").tobytes(),
+            self.map.to_bytes(),
+            codes_to_bytes(self.table),
+        )
+        return frame(self.kind, body, sum(1 << EXTRAS.index(word) >> 1 for word in self.offers))
+
+    @classmethod
+    def from_body(cls, flags: int, body: bytes) -> Self:
+        """Decode the body of a frame."""
+        if flags >> len(EXTRAS) - 1:
+            raise WireError(f"data has unknown flags {flags}")
+        gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, public_map, table = (
+            read_fields(body, str, int, str, float, float, str, str, str, bytes, bytes, bytes)
+        )
+        if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
+            raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
+        return cls(
+            gallery=gallery,
+            revision=revision,
+            mechanism=mechanism,
+            epsilon=epsilon,
+            candidates=candidates,
+            public_digest=digest,
+            mean=np.frombuffer(mean, "<f8"),
+            map=_decode_part(PublicMap, public_map, "the map"),
+            table=codes_from_bytes(table),
+            extractor=extractor,
+            fingerprint=fingerprint,
+            offers=tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1),
+        )
+
+
+class _Serial(Protocol):
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Any: ...
+
+    def to_bytes(self) -> bytes: ...
+
+
+_Part = TypeVar("_Part", bound=_Serial)
+
+
+def _decode_part(form: type[_Part], data: bytes, name: str) -> _Part:
+    """Decode a part of a message that has its own format, and require the one canonical encoding."""
+    try:
+        part = cast("_Part", form.from_bytes(data))
+    except ValueError as error:
+        raise WireError(f"{name} cannot be read: {error}") from None
+    if part.to_bytes() != data:
+        raise WireError(f"{name} is not encoded canonically")
+    return part
+
+
+def write_query(message: bytes, extras: Extras = "none") -> bytes:
+    """Encode a message as a query frame. Never choose `extras` by a private record: all candidates have them alike.
+
+    `message`: From ``debit.message`` or :meth:`Message.to_bytes`.
+    """
+    return frame(Kind.QUERY, message, EXTRAS.index(extras))
+
+
+@dataclass(frozen=True)
+class Query:
+    """The only message that is made from a private record, and what the answer adds for all candidates."""
+
+    kind: ClassVar[Kind] = Kind.QUERY
+
+    message: Message
+    extras: Extras = "none"
+
+    def to_bytes(self) -> bytes:
+        """Encode the query as a frame."""
+        return write_query(self.message.to_bytes(), self.extras)
+
+    @classmethod
+    def from_body(cls, flags: int, body: bytes) -> Self:
+        """Decode the body of a frame."""
+        return cls(_decode_part(Message, body, "the message"), cast("Extras", read_flag(flags, EXTRAS)))
+
+
+@dataclass(frozen=True)
+class MapChanged:
+    """The server no longer has the map of a message: fetch the public part. Another question is another debit."""
+
+    kind: ClassVar[Kind] = Kind.MAP_CHANGED
+
+    gallery: str
+    revision: int  # of the current map
+
+    def __post_init__(self) -> None:
+        check_text(self.gallery, "gallery")
+        check_whole(self.revision, "revision")
+
+    def to_bytes(self) -> bytes:
+        """Encode it as a frame."""
+        return frame(self.kind, write_fields(self.gallery, self.revision))
+
+    @classmethod
+    def from_body(cls, flags: int, body: bytes) -> Self:
+        """Decode the body of a frame."""
+        read_flag(flags, ("",))
+        return cls(*read_fields(body, str, int))
+
+
+class RefusalCode(IntEnum):
+    """Why a server refuses a query."""
+
+    MALFORMED = 1
+    VERSION = 2
+    TOO_LARGE = 3
+    NOT_OFFERED = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The server refuses a query, with the reason."""
+
+    kind: ClassVar[Kind] = Kind.REFUSAL
+
+    code: RefusalCode
+    words: str
+
+    def __post_init__(self) -> None:
+        check_text(self.words, "words", least=0)
+
+    def to_bytes(self) -> bytes:
+        """Encode it as a frame."""
+        return frame(self.kind, write_fields(int(self.code), self.words))
+
+    @classmethod
+    def from_body(cls, flags: int, body: bytes) -> Self:
+        """Decode the body of a frame."""
+        read_flag(flags, ("",))
+        code, words = read_fields(body, int, str)
+        if code not in RefusalCode.__members__.values():
+            raise WireError(f"data has the unknown refusal code {code}")
+        return cls(RefusalCode(code), words)
+
+
+WireMessage = PublicPart | Query | Answer | MapChanged | Refusal
+
+
+def decode_frame(data: bytes, *expected: type[WireMessage], limits: Limits = DEFAULT_LIMITS) -> Any:
+    """Decode one frame of an expected type; refuse any other without reading its body. Nothing in it is trusted.
+
+    Examples
+    --------
+    >>> decode_frame(MapChanged("birds", 7).to_bytes(), MapChanged, Refusal)
+    MapChanged(gallery='birds', revision=7)
+    """
+    kind, flags, body = unframe(data, limits)
+    for form in expected:
+        if form.kind is kind:
+            return form.from_body(flags, body)
+    raise WireError(f"data is of kind {kind.name}, which is not expected here")
