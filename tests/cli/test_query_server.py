@@ -23,7 +23,7 @@ from nearveil.client.timing import EXTRACTION_PERIOD
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.server import OpenGallery, Settings, TokenStore, create_app
-from nearveil.server.errors import UnavailableError
+from nearveil.server.errors import ServiceError
 from tests.cli.galleries import colour, fine, gallery, picture, refused, run, told
 from tests.clocks import Watched, hurry, watched
 
@@ -177,7 +177,7 @@ def test_what_was_paid_for_can_be_asked_again(
     monkeypatch.setattr(RetryPolicy, "pause", lambda *_: 0.0)
 
     def gone(self: OpenGallery, data: bytes) -> bytes:
-        raise UnavailableError("the gallery cannot be read now")
+        raise ServiceError("unavailable", "the gallery cannot be read now")
 
     with monkeypatch.context() as patch:
         patch.setattr(OpenGallery, "query", gone)

@@ -36,7 +36,7 @@ from nearveil.mechanisms import Message
 from nearveil.sealed import SealedClient
 from nearveil.sealed.layout import Layout, RecordLayout
 from nearveil.server import limits, requests
-from nearveil.server.errors import BuildingError, UnavailableError
+from nearveil.server.errors import ServiceError
 from nearveil.server.limits import TokenBuckets
 from nearveil.wire import sealed
 from nearveil.wire.frames import HEADER_BYTES, Kind, WireError, frame, unframe
@@ -311,10 +311,10 @@ def await_builds(begun: list[ServedMap], count: int) -> None:
 def test_nobody_waits_for_an_index_that_is_being_built(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with slow_builds(monkeypatch) as (begun, go_on), opened(made, offers=OFFERS) as gallery:
         for _ in range(3):
-            with pytest.raises(BuildingError, match=r"is being built.*`nearveil index --sealed` builds it in advance"):
+            with pytest.raises(ServiceError, match=r"is being built.*`nearveil index --sealed` builds it in advance"):
                 gallery.sealed()
         for refused in (gallery.sealed_lengths, lambda: gallery.ask_sealed(b""), lambda: gallery.prepare(0.01)):
-            with pytest.raises(BuildingError) as error:
+            with pytest.raises(ServiceError, match="is being built") as error:
                 refused()
             assert (error.value.status, error.value.retry_after) == (503, 5)
         go_on()
@@ -327,7 +327,7 @@ def test_requests_during_a_build_take_no_threads_from_messages(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with slow_builds(monkeypatch) as (begun, _), scene(made, tmp_path, offers=OFFERS) as here:
-        with pytest.raises(BuildingError):
+        with pytest.raises(ServiceError, match="is being built"):
             here.gallery.sealed()
         await_builds(begun, 1)
         assert {post_sealed(here, bytes(100)).status_code for _ in range(16)} == {503}
@@ -343,7 +343,7 @@ def test_one_builder_takes_the_newest_map(tmp_path: Path, monkeypatch: pytest.Mo
         Index.open(place) as index,
     ):
         for number in range(4):
-            with pytest.raises(BuildingError):
+            with pytest.raises(ServiceError, match="is being built"):
                 gallery.sealed()
             await_builds(begun, 1)
             index.delete([number])
@@ -375,9 +375,9 @@ def test_the_previous_index_answers_until_the_next_is_built_unless_an_item_was_d
         await_builds(begun, 2)
         assert gallery.sealed() == layout
         index.delete([5])
-        with pytest.raises(BuildingError):
+        with pytest.raises(ServiceError, match="is being built"):
             gallery.sealed()
-        with pytest.raises(BuildingError):
+        with pytest.raises(ServiceError, match="is being built"):
             gallery.ask_sealed(b"")
         for _ in range(2):
             go_on()
@@ -395,9 +395,9 @@ def test_a_build_that_fails_is_tried_again(
 
     with opened(made, offers=OFFERS) as gallery:
         monkeypatch.setattr(sealed, "open_sealed_index", fail)
-        with pytest.raises(UnavailableError):
+        with pytest.raises(ServiceError, match="Try again later"):
             gallery.prepare()
-        with pytest.raises(BuildingError):
+        with pytest.raises(ServiceError, match="is being built"):
             gallery.sealed_lengths()
         assert "cannot be built: IndexStoreError" in caplog.text
         assert "private" not in caplog.text

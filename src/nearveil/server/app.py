@@ -10,19 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 import nearveil
-from nearveil.server.errors import FieldError, ServiceError, UnknownError
+from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
 from nearveil.server.middleware import GuardMiddleware, make_problem
-from nearveil.server.openapi import (
-    BYTES,
-    NO_SECURITY,
-    QUESTION,
-    QUESTION_ERRORS,
-    TOKEN_SECURITY,
-    describe_bytes,
-    describe_errors,
-    finish_schema,
-)
+from nearveil.server.openapi import describe_bytes, describe_json, describe_question, finish_schema
 from nearveil.server.requests import MESSAGE, SEALED, AppState, get_context
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
@@ -39,7 +30,15 @@ needs a token."""
 
 Name = Annotated[str, Path(pattern=GALLERY_NAME, description="Name of the gallery.")]
 Number = Annotated[int, Path(ge=0, lt=1 << 32)]
-ETag = Annotated[str | None, Header(alias="If-None-Match", description="The ETag of the content that the client has.")]
+Candidates = Annotated[
+    float | None,
+    Query(gt=0, le=1, allow_inf_nan=False, description="The fraction of the gallery that an answer holds."),
+]
+Blocks = Annotated[
+    str | None, Query(pattern=BLOCKS, max_length=300, description="Which blocks, such as 0,3; or none. Default: all.")
+]
+Part = Annotated[int, Path(ge=0, lt=2)]
+Since = Annotated[int, Query(ge=0, lt=1 << 49, description="The version of the layout that the client has.")]
 Key = Annotated[
     str,
     Header(
@@ -48,12 +47,6 @@ Key = Annotated[
         description="Idempotency key, random, made by the client. The same bytes may be sent again under it.",
     ),
 ]
-
-
-class MethodError(ServiceError):
-    """Method not allowed."""
-
-    status, code = 405, "method"
 
 
 def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> FastAPI:
@@ -99,20 +92,12 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
 def _add_question_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of private questions."""
 
-    @app.post(
-        f"{_GALLERY}/query",
-        **QUESTION,
-        responses=describe_bytes("The frame of an answer: all candidates.", *QUESTION_ERRORS, framed=True),
-    )
+    @app.post(f"{_GALLERY}/query", **describe_question("The frame of an answer: all candidates.", framed=True))
     async def query(request: Request, gallery: Name, key: Key) -> Response:
         """Return all items of the set that a private query of an open gallery names."""
         return await state.answer_question(request, gallery, key, MESSAGE)
 
-    @app.post(
-        f"{_GALLERY}/sealed",
-        **QUESTION,
-        responses=describe_bytes("The frame of an answer: encrypted scores, or records.", *QUESTION_ERRORS),
-    )
+    @app.post(f"{_GALLERY}/sealed", **describe_question("The frame of an answer: encrypted scores, or records."))
     async def ask_sealed(request: Request, gallery: Name, key: Key) -> Response:
         """Answer a sealed question, which reveals nothing, by one pass over all codes or all records."""
         return await state.answer_question(request, gallery, key, SEALED)
@@ -121,47 +106,29 @@ def _add_question_routes(app: FastAPI, state: AppState) -> None:
 def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of public contents of galleries."""
 
-    @app.get(
-        "/v1/galleries",
-        tags=["galleries"],
-        openapi_extra=TOKEN_SECURITY,
-        response_model_exclude_none=True,  # clients of 0.2 refuse unknown fields
-        responses=describe_errors(400, 401, 403, 405, 429, 500, 503),
-    )
+    # Clients of 0.2 refuse unknown fields.
+    @app.get("/v1/galleries", tags=["galleries"], response_model_exclude_none=True, **describe_json())
     async def galleries(request: Request) -> Galleries:
         """List the galleries that the token may use."""
         return Galleries(galleries=tuple(await state.load_infos(get_context(request))))
 
-    @app.get(f"{_GALLERY}/map", **BYTES, responses=describe_bytes("The frame of a public part.", 403, 422, etag=True))
-    async def public_map(
-        request: Request,
-        gallery: Name,
-        candidates: Annotated[
-            float | None,
-            Query(gt=0, le=1, allow_inf_nan=False, description="The fraction of the gallery that an answer holds."),
-        ] = None,
-        if_none_match: ETag = None,
-    ) -> Response:
+    @app.get(f"{_GALLERY}/map", **describe_bytes("The frame of a public part.", cacheable=True))
+    async def public_map(request: Request, gallery: Name, candidates: Candidates = None) -> Response:
         """Return the newest map, or the newest for a fraction. Clients need it to make messages."""
-        return await state.send_cacheable(request, gallery, lambda source: source.map(candidates), if_none_match)
+        return await state.send(request, gallery, lambda source: source.map(candidates), pool="answers", cacheable=True)
 
     @app.get(
         f"{_GALLERY}/model",
-        **BYTES,
-        responses=describe_bytes(
-            "The model, as PublicDiscriminant.to_bytes writes it.", 403, 422, media_type=_OCTETS, etag=True
-        ),
+        **describe_bytes("The model, as PublicDiscriminant.to_bytes writes it.", media_type=_OCTETS, cacheable=True),
     )
-    async def model(request: Request, gallery: Name, if_none_match: ETag = None) -> Response:
+    async def model(request: Request, gallery: Name) -> Response:
         """Return the model that a protected gallery has published: the same bytes for all clients."""
-        return await state.send_cacheable(
-            request, gallery, lambda source: source.model(), if_none_match, media_type=_OCTETS
+        return await state.send(
+            request, gallery, lambda source: source.model(), media_type=_OCTETS, pool="answers", cacheable=True
         )
 
     @app.get(
-        f"{_GALLERY}/items/{{number}}/original",
-        **BYTES,
-        responses=describe_bytes("The file, as it was added.", 403, 422, media_type=_OCTETS),
+        f"{_GALLERY}/items/{{number}}/original", **describe_bytes("The file, as it was added.", media_type=_OCTETS)
     )
     async def original(request: Request, gallery: Name, number: Number) -> Response:
         """Return one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
@@ -173,29 +140,13 @@ def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
 def _add_codes_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of codes for local copies: the same for all clients."""
 
-    @app.get(
-        f"{_GALLERY}/codes",
-        **BYTES,
-        responses=describe_bytes("The frame of a manifest: the digests of all groups of codes.", 403, 422),
-    )
+    @app.get(f"{_GALLERY}/codes", **describe_bytes("The frame of a manifest: the digests of all groups of codes."))
     async def codes(request: Request, gallery: Name) -> Response:
         """List all codes of an open gallery that offers them, for a local copy."""
         return await state.send(request, gallery, lambda source: source.codes())
 
-    @app.get(
-        f"{_GALLERY}/codes/{{number}}",
-        **BYTES,
-        responses=describe_bytes("The frame of a group: ids, codes and names.", 403, 422),
-    )
-    async def codes_group(
-        request: Request,
-        gallery: Name,
-        number: Number,
-        blocks: Annotated[
-            str | None,
-            Query(pattern=BLOCKS, max_length=300, description="Which blocks, such as 0,3; or none. Default: all."),
-        ] = None,
-    ) -> Response:
+    @app.get(f"{_GALLERY}/codes/{{number}}", **describe_bytes("The frame of a group: ids, codes and names."))
+    async def codes_group(request: Request, gallery: Name, number: Number, blocks: Blocks = None) -> Response:
         """Return a group of codes, or some blocks of it."""
         numbers = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
         return await state.send(request, gallery, lambda source: source.codes_group(number, numbers))
@@ -204,30 +155,13 @@ def _add_codes_routes(app: FastAPI, state: AppState) -> None:
 def _add_sealed_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of layouts and hints for sealed questions: the same for all clients."""
 
-    @app.get(
-        f"{_GALLERY}/sealed",
-        **BYTES,
-        responses=describe_bytes("The frame of a layout: cells and sizes.", 403, 422, etag=True),
-    )
-    async def sealed(request: Request, gallery: Name, if_none_match: ETag = None) -> Response:
+    @app.get(f"{_GALLERY}/sealed", **describe_bytes("The frame of a layout: cells and sizes.", cacheable=True))
+    async def sealed(request: Request, gallery: Name) -> Response:
         """Return the layout of an open gallery that answers sealed questions."""
-        return await state.send_cacheable(
-            request, gallery, lambda source: source.sealed(), if_none_match, pool="sealed"
-        )
+        return await state.send(request, gallery, lambda source: source.sealed(), pool="sealed", cacheable=True)
 
-    @app.get(
-        f"{_GALLERY}/sealed/{{part}}",
-        **BYTES,
-        responses=describe_bytes("The frame of a hint: of scores (0), or of records (1).", 403, 422),
-    )
-    async def sealed_hint(
-        request: Request,
-        gallery: Name,
-        part: Annotated[int, Path(ge=0, lt=2)],
-        since: Annotated[
-            int, Query(ge=0, lt=1 << 49, description="The version of the layout that the client has.")
-        ] = 0,
-    ) -> Response:
+    @app.get(f"{_GALLERY}/sealed/{{part}}", **describe_bytes("The frame of a hint: of scores (0), or of records (1)."))
+    async def sealed_hint(request: Request, gallery: Name, part: Part, since: Since = 0) -> Response:
         """Return hints, which clients need to decrypt answers to sealed questions: all, or the changes."""
         return await state.send(request, gallery, lambda source: source.sealed(part, since), pool="sealed")
 
@@ -235,43 +169,25 @@ def _add_sealed_routes(app: FastAPI, state: AppState) -> None:
 def _add_server_routes(app: FastAPI, state: AppState) -> None:
     """Add the routes of health checks and metrics."""
 
-    @app.get(
-        "/health",
-        tags=["server"],
-        openapi_extra=NO_SECURITY,
-        responses={**describe_errors(400, 405, 429), 503: {"description": "Unavailable.", "model": Health}},
-    )
+    @app.get("/health", tags=["server"], **describe_json(is_open=True, model_503=Health))
     async def health(response: Response) -> Health:
         """Report whether the process can work. If it cannot, restart it."""
         return _report_health(response, state.is_alive())
 
-    @app.get(
-        "/ready",
-        tags=["server"],
-        openapi_extra=NO_SECURITY,
-        responses={**describe_errors(400, 405, 429), 503: {"description": "Not ready.", "model": Health}},
-    )
+    @app.get("/ready", tags=["server"], **describe_json(is_open=True, model_503=Health))
     async def ready(response: Response) -> Health:
         """Report whether tokens and galleries can be read, and every gallery has a map or a model."""
         return _report_health(response, await state.is_ready())
 
-    @app.get(
-        "/metrics",
-        tags=["server"],
-        openapi_extra=TOKEN_SECURITY,
-        response_class=Response,
-        responses={
-            200: {"description": "For Prometheus.", "content": {"text/plain": {"schema": {"type": "string"}}}},
-            **describe_errors(400, 401, 403, 405, 429, 500, 503),
-        },
-    )
+    @app.get("/metrics", **describe_bytes("For Prometheus.", media_type="text/plain", tag="server"))
     async def metrics(request: Request) -> Response:
         """Return metrics of the server and of the token's galleries for Prometheus. Needs the scope "metrics"."""
         context = get_context(request)
         token = context.require("metrics")
-        visible = [gallery for name, gallery in state.galleries.items() if token.may_use(name)]
-        gallery_metrics = await asyncio.gather(*(state.load_metrics(gallery) for gallery in visible))
-        return state.respond(context, state.metrics.exposition(gallery_metrics, state.log.dropped), _PROMETHEUS)
+        visible = {name: gallery for name, gallery in state.galleries.items() if token.may_use(name)}
+        values = await asyncio.gather(*map(state.load_metrics, visible.values()))
+        metrics = state.metrics.exposition(dict(zip(visible, values, strict=True)), state.log.dropped)
+        return state.respond(context, metrics, _PROMETHEUS)
 
 
 def _report_health(response: Response, is_healthy: bool) -> Health:
@@ -310,13 +226,13 @@ async def _send_heartbeats(state: AppState) -> None:
 async def _handle_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 405:
-        response = make_problem(MethodError("Method not allowed."))
+        response = make_problem(ServiceError("method", "Method not allowed."))
         response.headers["allow"] = (error.headers or {}).get("Allow", "")
         return response
-    raise UnknownError("Not found.") from None
+    raise ServiceError("unknown", "Not found.") from None
 
 
 async def _handle_field_error(_: Request, error: Exception) -> Response:
     """Name the invalid fields without their values."""
     assert isinstance(error, RequestValidationError)
-    raise FieldError("; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())) from None
+    raise ServiceError("invalid", "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())) from None

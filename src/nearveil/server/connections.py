@@ -12,9 +12,8 @@ import h11
 from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
-from nearveil.server.errors import RateError
-from nearveil.server.limits import UNAUTHENTICATED, UNAUTHENTICATED_DELAY
-from nearveil.server.middleware import get_network, make_address_buckets
+from nearveil.server.limits import UNAUTHENTICATED, UNAUTHENTICATED_DELAY, TokenBuckets
+from nearveil.server.middleware import get_network
 from nearveil.server.requests import DISCONNECTED, MANAGEMENT, SET_OWNER
 from nearveil.wire.schema import Problem
 
@@ -45,7 +44,7 @@ class Slots:
         self._max_per_owner = {False: max(1, min(_MAX_PER_OWNER, unauthenticated // 2)), True: _MAX_PER_OWNER}
         self._owners: dict[Connection, tuple[bool, str]] = {}  # least recently used first
         self._counts: Counter[tuple[bool, str] | bool] = Counter()
-        self._refusals = make_address_buckets(UNAUTHENTICATED)
+        self._refusals = TokenBuckets(*UNAUTHENTICATED)
 
     def put(self, connection: "Connection", token: str | None) -> None:
         """Set the owner of a connection, which is now the most recently used: a token, or its address."""
@@ -69,11 +68,7 @@ class Slots:
 
     def may_refuse_at_once(self, connection: "Connection") -> bool:
         """Count a malformed request; return whether its address has sent few of them recently."""
-        try:
-            self._refusals.take(get_network(connection.client))
-        except RateError:
-            return False
-        return True
+        return not self._refusals.take(get_network(connection.client))
 
 
 class Connection(H11Protocol):

@@ -1,8 +1,27 @@
-"""Errors of the service: an HTTP status, a code for programs and a message for people."""
-
-from typing import ClassVar
+"""Errors of the service: a code for programs, its HTTP status, and a message for people."""
 
 from nearveil.errors import NearveilError
+
+STATUSES = {
+    "frame": 400,  # malformed frame
+    "host": 400,  # the Host header names another machine
+    "unauthorized": 401,  # missing, invalid or revoked token
+    "not_offered": 403,  # not offered by the gallery, or not allowed for the token
+    "unknown": 404,  # not found, or not visible for the token
+    "method": 405,
+    "timeout": 408,  # the body did not arrive in time
+    "conflict": 409,  # the request does not fit the current state
+    "replayed": 409,  # the key was already used for another request, or by another token
+    "length_required": 411,
+    "too_large": 413,
+    "media_type": 415,
+    "invalid": 422,  # missing or invalid field
+    "rate_limited": 429,
+    "failed": 500,  # unexpected error
+    "busy": 503,  # too many requests in flight, or something takes too long
+    "unavailable": 503,  # an index or a database does not answer
+}
+_RETRY_AFTER = {"busy": 1, "unavailable": 2}  # seconds
 
 
 class ServiceError(NearveilError, ValueError):
@@ -10,120 +29,27 @@ class ServiceError(NearveilError, ValueError):
 
     Parameters
     ----------
+    code : str
+        For programs; a key of `STATUSES`.
     message : str
+    retry_after : int, optional
+        Seconds after which to try again; by default those of the code, if trying again may help.
 
     Attributes
     ----------
+    code : str
     status : int
         HTTP status.
-    code : str
-        For programs.
     retry_after : int or None
-        Seconds after which to try again, if that may help.
 
     Examples
     --------
-    >>> error = UnknownError("No such gallery.")
+    >>> error = ServiceError("unknown", "No such gallery.")
     >>> error.status, error.code, str(error)
     (404, 'unknown', 'No such gallery.')
     """
 
-    status: ClassVar[int] = 400
-    code: ClassVar[str] = "refused"
-    retry_after: int | None = None
-
-
-class FrameError(ServiceError):
-    """Malformed frame."""
-
-    code = "frame"
-
-
-class UnauthorizedError(ServiceError):
-    """Missing, invalid or revoked token."""
-
-    status, code = 401, "unauthorized"
-
-
-class NotOfferedError(ServiceError):
-    """Not offered by the gallery, or not allowed for the token."""
-
-    status, code = 403, "not_offered"
-
-
-class UnknownError(ServiceError):
-    """Not found, or not visible for the token."""
-
-    status, code = 404, "unknown"
-
-
-class ConflictError(ServiceError):
-    """The request does not fit the current state."""
-
-    status, code = 409, "conflict"
-
-
-class ReplayedError(ConflictError):
-    """The key was already used for another request, or by another token."""
-
-    code = "replayed"
-
-
-class LengthError(ServiceError):
-    """Missing Content-Length."""
-
-    status, code = 411, "length_required"
-
-
-class TooLargeError(ServiceError):
-    """The body is too large."""
-
-    status, code = 413, "too_large"
-
-
-class MediaError(ServiceError):
-    """Unsupported media type."""
-
-    status, code = 415, "media_type"
-
-
-class FieldError(ServiceError):
-    """Missing or invalid field."""
-
-    status, code = 422, "invalid"
-
-
-class SlowError(ServiceError):
-    """The body did not arrive in time."""
-
-    status, code = 408, "timeout"
-
-
-class RateError(ServiceError):
-    """Too many requests."""
-
-    status, code = 429, "rate_limited"
-
-    def __init__(self, message: str, retry_after: int) -> None:
+    def __init__(self, code: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
-        self.retry_after = retry_after
-
-
-class BusyError(ServiceError):
-    """Too many requests in flight, or a resource does not answer; try again later."""
-
-    status, code = 503, "busy"
-    retry_after = 1
-
-
-class UnavailableError(BusyError):
-    """An index or a database does not answer."""
-
-    code = "unavailable"
-    retry_after = 2
-
-
-class BuildingError(BusyError):
-    """The sealed index of the newest map is not built yet."""
-
-    retry_after = 5
+        self.code, self.status = code, STATUSES[code]
+        self.retry_after = _RETRY_AFTER.get(code) if retry_after is None else retry_after

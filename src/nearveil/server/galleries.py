@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, ClassVar, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import numpy as np
 
@@ -17,8 +17,8 @@ from nearveil.features.backbones import name_extractor
 from nearveil.gallery.answers import EXTRAS, Extras
 from nearveil.gallery.errors import IndexStoreError, UnknownItemError
 from nearveil.gallery.index import Index
-from nearveil.gallery.publishing import IndexState, Published
-from nearveil.server.errors import ConflictError, FrameError, NotOfferedError, UnavailableError, UnknownError
+from nearveil.gallery.publishing import IndexState
+from nearveil.server.errors import ServiceError
 from nearveil.server.sealed_builds import SealedAnswers, SealedBuilder
 from nearveil.wire.frames import Kind, WireError
 from nearveil.wire.home import CodesGroup, CodesSource
@@ -42,8 +42,6 @@ _STATUSES = {
 _ENTRY_OVERHEAD = 250  # bytes of memory that a cache entry takes besides key and value
 _MAX_CACHED_QUERY = 4096  # bytes; queries of our client have a few hundred
 _CACHE_BYTES = 256 << 20
-_MAP_TIMEOUT = 25.0  # seconds that a query waits for the map that it names
-_MAP_GRACE = 2.0  # seconds that all requests wait for a new map; then the old maps answer until it is loaded
 _TOLERANCE = 1e-9  # of fractions
 _ORIGINALS = EXTRAS.index("originals")
 
@@ -156,44 +154,11 @@ class Gallery:
         """Return the public information about the gallery."""
         raise NotImplementedError
 
-    def map(self, candidates: float | None = None) -> bytes:  # noqa: ARG002
-        """Return the frame of a public part: of the newest map, or of the newest for a fraction."""
-        raise NotOfferedError(self._refusal)
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise ServiceError("not_offered", self._refusal)
 
-    def query(self, data: bytes) -> bytes:  # noqa: ARG002
-        """Answer the frame of a query with the frame of an answer, of a changed map, or of a refusal."""
-        raise NotOfferedError(self._refusal)
-
-    def model(self) -> bytes:
-        """Return the published model, as `PublicDiscriminant.to_bytes` writes it."""
-        raise NotOfferedError(self._refusal)
-
-    def original(self, number: int) -> bytes:  # noqa: ARG002
-        """Return the original of the item with an id. Not private: the request names the item."""
-        raise NotOfferedError(self._refusal)
-
-    def codes(self) -> bytes:
-        """Return the manifest of all codes, for local copies."""
-        raise NotOfferedError(self._refusal)
-
-    def codes_group(self, number: int, blocks: tuple[int, ...] | None = None) -> bytes:  # noqa: ARG002
-        """Return a group of codes: these blocks of it, or all."""
-        raise NotOfferedError(self._refusal)
-
-    def sealed(self, part: int | None = None, since: int = 0) -> bytes:  # noqa: ARG002
-        """Return the layout for sealed questions, or a part of its hints (0 of scores, 1 of records).
-
-        Hints that did not change since version `since` of the layout are left out if that version is still available.
-        """
-        raise NotOfferedError(self._refusal)
-
-    def sealed_lengths(self) -> frozenset[int]:
-        """Return the lengths of sealed questions, in bytes. Never blocks."""
-        raise NotOfferedError(self._refusal)
-
-    def ask_sealed(self, data: bytes) -> bytes:  # noqa: ARG002
-        """Answer a sealed question; questions of threads that wait meanwhile share one pass."""
-        raise NotOfferedError(self._refusal)
+    # Requests for a map, a model, an original, codes, and sealed questions.
+    map = query = model = original = codes = codes_group = sealed = sealed_lengths = ask_sealed = _refuse
 
     def refresh(self) -> None:
         """Load new publications."""
@@ -263,7 +228,6 @@ class OpenGallery(Gallery):
         self._cache_bytes = cache
         self._lock = threading.Lock()
         self._snapshot = GallerySnapshot(IndexState((), -1, ()), (), None, ByteCache(0))
-        self._map_loader = threading.Thread()  # loads new maps; this first one never starts
         self._codes_lock = threading.Lock()
         self._code_groups: dict[bytes, CodesGroup] = {}  # by their contents; they outlive a map
         self._codes: tuple[ServedMap, CodesSource] | None = None
@@ -305,7 +269,7 @@ class OpenGallery(Gallery):
         if position is None:
             _require_maps(snapshot)
             fractions = ", ".join(f"{fraction:g}" for fraction in self.info().candidates)
-            raise UnknownError(f"candidates must be a fraction that this gallery has a map for: {fractions}")
+            raise ServiceError("unknown", f"candidates must be a fraction that this gallery has a map for: {fractions}")
         key = b"map %d" % position
         frame = snapshot.answers.get(key)
         if frame is None:
@@ -314,28 +278,33 @@ class OpenGallery(Gallery):
         return frame
 
     def query(self, data: bytes) -> bytes:
-        """Answer the frame of a query; malformed ones are answered with a refusal."""
-        reply = self._answer(data)
-        if reply[KIND] == Kind.MAP_CHANGED and self._map_loader.is_alive():  # another server may have the new map
-            self._map_loader.join(_MAP_TIMEOUT)
-            if self._map_loader.is_alive():
-                raise UnavailableError("A new map is being loaded. Try again later.")
-            reply = self._answer(data)
+        """Answer the frame of a query with that of an answer, of a changed map, or of a refusal."""
+        snapshot = self._load_snapshot()
+        reply = snapshot.answers.get(data)
+        if reply is not None:
+            return reply
+        if snapshot.protocol is None:
+            return MapChanged(self.name, 0).to_bytes()
+        reply = snapshot.protocol.answer(data)
+        self.on_cache_miss()
+        # Originals may be files, which change without notice.
+        if reply[KIND] == Kind.ANSWER and reply[FLAGS] != _ORIGINALS and len(data) <= _MAX_CACHED_QUERY:
+            snapshot.answers.put(data, reply)
         return reply
 
     def original(self, number: int) -> bytes:
         """Return the original of the item with an id. Not private: the request names the item."""
         if "originals" not in self._offers:
-            raise NotOfferedError("This gallery does not offer originals.")
+            raise ServiceError("not_offered", "This gallery does not offer originals.")
         with _translate_errors():
             self.index.assert_open()
             try:
                 (item,) = self.index.items([number])
             except UnknownItemError:
-                raise UnknownError("No such item.") from None
+                raise ServiceError("unknown", "No such item.") from None
         content = item.read_original()
         if content is None:
-            raise UnknownError("This item has no original.")
+            raise ServiceError("unknown", "This item has no original.")
         return content
 
     def codes(self) -> bytes:
@@ -351,7 +320,7 @@ class OpenGallery(Gallery):
             return content
         group = source.group(number, blocks)
         if group is None:
-            raise UnknownError("No such group of codes. Fetch the manifest again: it may have changed.")
+            raise ServiceError("unknown", "No such group of codes. Fetch the manifest again: it may have changed.")
         content = group.to_bytes()
         if blocks is None:
             answers.put(key, content)
@@ -392,9 +361,9 @@ class OpenGallery(Gallery):
         try:
             return self._get_sealed().index.answer(data)
         except SealedError as error:
-            raise ConflictError(str(error)) from None
+            raise ServiceError("conflict", str(error)) from None
         except WireError as error:
-            raise FrameError(str(error)) from None
+            raise ServiceError("frame", str(error)) from None
 
     def refresh(self) -> None:
         """Load new maps; start to build the sealed index of the newest if one was ever requested."""
@@ -406,24 +375,10 @@ class OpenGallery(Gallery):
         """Close the index."""
         self.index.close()
 
-    def _answer(self, data: bytes) -> bytes:
-        snapshot = self._load_snapshot()
-        reply = snapshot.answers.get(data)
-        if reply is not None:
-            return reply
-        if snapshot.protocol is None:
-            return MapChanged(self.name, 0).to_bytes()
-        reply = snapshot.protocol.answer(data)
-        self.on_cache_miss()
-        # Originals may be files, which change without notice.
-        if reply[KIND] == Kind.ANSWER and reply[FLAGS] != _ORIGINALS and len(data) <= _MAX_CACHED_QUERY:
-            snapshot.answers.put(data, reply)
-        return reply
-
     def _load_codes(self) -> CodesSource:
         """Return the codes of the newest map, without deleted items."""
         if "codes" not in self._offers:
-            raise NotOfferedError("This gallery does not offer its codes. Query it by messages.")
+            raise ServiceError("not_offered", "This gallery does not offer its codes. Query it by messages.")
         newest = _require_maps(self._load_snapshot())
         with self._codes_lock, _translate_errors():  # one thread reads every name, the others wait for it
             if self._codes is None or self._codes[0] is not newest:
@@ -431,17 +386,18 @@ class OpenGallery(Gallery):
             source = self._codes[1]
             source.manifest  # noqa: B018 (computed once, here)
             if source.is_too_large:
-                raise NotOfferedError(
+                raise ServiceError(
+                    "not_offered",
                     "Names and metadata of this gallery are too long for a local copy, at most about 16 kB an item. "
-                    "Query it by messages, or ask its operator to offer codes without metadata."
+                    "Query it by messages, or ask its operator to offer codes without metadata.",
                 )
             return source
 
     def _check_sealed(self) -> None:
         if "sealed" not in self._offers:
-            raise NotOfferedError("This gallery does not answer sealed questions. Query it by messages.")
+            raise ServiceError("not_offered", "This gallery does not answer sealed questions. Query it by messages.")
         if find_spec("cryptography") is None:
-            raise NotOfferedError("The server cannot answer sealed questions: it lacks nearveil[sealed].")
+            raise ServiceError("not_offered", "The server cannot answer sealed questions: it lacks nearveil[sealed].")
 
     def _request_sealed(self) -> None:
         """Start to build the sealed index of the newest map, if there is none."""
@@ -466,10 +422,9 @@ class OpenGallery(Gallery):
 
     def _build_snapshot(self, old: GallerySnapshot, state: IndexState) -> GallerySnapshot:
         """Return the next snapshot; it keeps the answers if its maps have the same items."""
-        state, maps = self._load_maps(old, state)
         served = tuple(
             ServedMap(self.index, published, self.name, self._extractor, self._extras, self.index.alive(published))
-            for published in maps
+            for published in self.index.maps()
         )
         pairs = list(zip(served, old.maps, strict=False))
         same_maps = len(served) == len(old.maps) and all(new.published is last.published for new, last in pairs)
@@ -478,31 +433,11 @@ class OpenGallery(Gallery):
         protocol = ServerProtocol(*served) if served else None
         return GallerySnapshot(state, served, protocol, ByteCache(self._cache_bytes))
 
-    def _load_maps(self, old: GallerySnapshot, state: IndexState) -> tuple[IndexState, list[Published]]:
-        """Return all maps; while new ones take long to load, those in memory, with a state that is out of date."""
-        if old.maps and not set(state.maps) <= set(old.state.maps):
-            if not self._map_loader.is_alive():
-                self._map_loader = threading.Thread(target=self._load_new_maps, daemon=True)
-                self._map_loader.start()
-                self._map_loader.join(_MAP_GRACE)
-            if self._map_loader.is_alive():
-                loaded = self.index.maps(read=False)
-                if loaded:
-                    return state._replace(maps=()), loaded
-                self._map_loader.join()
-        return state, self.index.maps()
-
-    def _load_new_maps(self) -> None:
-        try:
-            self.index.maps()
-        except IndexStoreError as error:  # the next request raises it
-            _LOG.warning("cannot load a new map: %s", type(error).__name__)
-
 
 def _require_maps(snapshot: GallerySnapshot) -> ServedMap:
-    """Return the newest map; raise UnknownError if there is none."""
+    """Return the newest map; raise ServiceError if there is none."""
     if not snapshot.maps:
-        raise UnknownError("This gallery has not published a map yet.")
+        raise ServiceError("unknown", "This gallery has not published a map yet.")
     return snapshot.maps[0]
 
 
@@ -513,4 +448,4 @@ def _translate_errors() -> Iterator[None]:
         yield
     except IndexStoreError as error:
         _LOG.warning("cannot read an index: %s", type(error).__name__)
-        raise UnavailableError("The gallery cannot be read now. Try again later.") from None
+        raise ServiceError("unavailable", "The gallery cannot be read now. Try again later.") from None

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 
-from nearveil.server.errors import ReplayedError, UnavailableError
+from nearveil.server.errors import ServiceError
 from nearveil.server.tokens import TokenStoreError, create_file, open_store, parse_store_url
 from nearveil.server.workers import OutageLog, name_error
 from nearveil.storage import create_tables, describe_url, is_of_database
@@ -67,7 +67,7 @@ class IdempotencyStore:
     >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"message"))
     >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"another"))
     Traceback (most recent call last):
-    nearveil.server.errors.ReplayedError: This key was already used for another request. Use a new key.
+    nearveil.server.errors.ServiceError: This key was already used for another request. Use a new key.
     >>> store.close(); folder.cleanup()
     """
 
@@ -93,9 +93,9 @@ class IdempotencyStore:
         self._outages = OutageLog("table of idempotency keys")
 
     def check(self, record: IdempotencyRecord) -> None:
-        """Store a new key; raise ReplayedError if the key was used for another request.
+        """Store a new key; raise ServiceError if the key was used for another request.
 
-        A key that cannot be stored, as on a full disk, raises UnavailableError: nothing is answered under it.
+        A key that cannot be stored, as on a full disk, raises ServiceError: nothing is answered under it.
         """
         now = int(time.time())
         try:
@@ -107,10 +107,10 @@ class IdempotencyStore:
             if not is_of_database(error):
                 raise
             self._outages.record(error)
-            raise UnavailableError("Keys cannot be stored now. Try again later.") from None
+            raise ServiceError("unavailable", "Keys cannot be stored now. Try again later.") from None
         self._outages.record(None)
         if bytes(first) != record.request_hash:
-            raise ReplayedError("This key was already used for another request. Use a new key.")
+            raise ServiceError("replayed", "This key was already used for another request. Use a new key.")
 
     def close(self) -> None:
         """Close all connections."""

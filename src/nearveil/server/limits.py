@@ -1,13 +1,13 @@
-"""Limits on clients: request rates, requests in flight, bytes in memory, and the size and duration of bodies."""
+"""Limits on clients: request rates, bytes in memory, and the size and duration of bodies."""
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NamedTuple
 
-from nearveil.server.errors import BusyError, LengthError, RateError, SlowError, TooLargeError
+from nearveil.server.errors import ServiceError
 
 # A pass over 16 MiB of codes takes 2.3 ms of a processor, and a list of galleries 0.5 ms.
 BYTES_PER_REQUEST = 16 << 20  # bytes of a pass, a body or an answer that count as one more request
@@ -35,36 +35,34 @@ class TokenBuckets:
     --------
     >>> now = [0.0]
     >>> buckets = TokenBuckets(60, 2, clock=lambda: now[0])
-    >>> buckets.take("ann"); buckets.take("ann")
-    >>> buckets.take("ann")
-    Traceback (most recent call last):
-    nearveil.server.errors.RateError: Too many requests with this token. Try again later.
+    >>> [buckets.take("ann") for _ in range(3)]
+    [0, 0, 1]
     >>> now[0] = 1.0
     >>> buckets.take("ann")
+    0
     """
 
     def __init__(
         self,
         rate: float | None,
         burst: int,
-        *,
         max_buckets: int | None = None,
-        message: str = "Too many requests with this token. Try again later.",
+        *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._per_second, self._burst, self._clock = None if rate is None else rate / 60, float(burst), clock
-        self._max_buckets, self._message = max_buckets, message
+        self._max_buckets = max_buckets
         self._buckets: dict[str, tuple[float, float]] = {}  # level and time; least recently used first if bounded
 
-    def take(self, name: str) -> None:
-        """Take one request from a bucket, or raise RateError."""
+    def take(self, name: str) -> int:
+        """Take one request from a bucket and return 0, or take nothing and return the seconds to wait."""
         if self._per_second is None:
-            return
-        level, now = self._fill(name)
+            return 0
+        level = self._drain(name, 0.0)
         if level < 1:
-            self._buckets[name] = level, now
-            raise RateError(self._message, max(1, math.ceil((1 - level) / self._per_second)))
-        self._buckets[name] = level - 1, now
+            return max(1, math.ceil((1 - level) / self._per_second))
+        self._drain(name, 1.0)
+        return 0
 
     def charge(self, name: str, n_bytes: int) -> None:
         """Take the cost of a large request, below zero if necessary: later requests wait until the bucket refills.
@@ -72,49 +70,18 @@ class TokenBuckets:
         An admitted request is never refused for its cost: the client may have paid for its message.
         """
         if self._per_second is not None:
-            level, now = self._fill(name)
-            self._buckets[name] = level - n_bytes / BYTES_PER_REQUEST, now
+            self._drain(name, n_bytes / BYTES_PER_REQUEST)
 
-    def _fill(self, name: str) -> tuple[float, float]:
-        """Return the level of a bucket and the time, and mark the bucket as used."""
+    def _drain(self, name: str, cost: float) -> float:
+        """Fill a bucket by the time that has passed, take `cost` requests, and return its level."""
         assert self._per_second is not None
         now = self._clock()
-        level, filled_at = self._buckets.get(name, (self._burst, now))
-        if self._max_buckets is not None:
-            self._buckets.pop(name, None)
-            if len(self._buckets) >= self._max_buckets:
-                del self._buckets[next(iter(self._buckets))]
-        return min(self._burst, level + (now - filled_at) * self._per_second), now
-
-
-class InFlightLimit:
-    """Limit the requests in flight of each token.
-
-    Examples
-    --------
-    >>> limit = InFlightLimit(1)
-    >>> with limit.hold("ann"), limit.hold("bob"):
-    ...     with limit.hold("bob"): pass
-    Traceback (most recent call last):
-    nearveil.server.errors.RateError: Too many requests in flight with this token. Wait for an answer.
-    """
-
-    def __init__(self, maximum: int) -> None:
-        self._maximum = maximum
-        self._counts: dict[str, int] = {}
-
-    @contextmanager
-    def hold(self, token: str) -> Iterator[None]:
-        """Count a request while the context is open, or raise RateError."""
-        if self._counts.get(token, 0) >= self._maximum:
-            raise RateError("Too many requests in flight with this token. Wait for an answer.", 1)
-        self._counts[token] = self._counts.get(token, 0) + 1
-        try:
-            yield
-        finally:
-            self._counts[token] -= 1
-            if not self._counts[token]:
-                del self._counts[token]
+        level, filled_at = self._buckets.pop(name, (self._burst, now))
+        if self._max_buckets is not None and len(self._buckets) >= self._max_buckets:
+            del self._buckets[next(iter(self._buckets))]
+        level = min(self._burst, level + (now - filled_at) * self._per_second) - cost
+        self._buckets[name] = level, now
+        return level
 
 
 class ByteBudget:
@@ -130,17 +97,12 @@ class ByteBudget:
     >>> first.resize(70); second.resize(40); first.resize(0)
     >>> third.resize(20)
     Traceback (most recent call last):
-    nearveil.server.errors.BusyError: Too many bytes in flight.
+    nearveil.server.errors.ServiceError: Too many bytes in flight.
     """
 
     def __init__(self, limit: int, message: str) -> None:
         self.limit, self.message = limit, message
-        self.bytes_by_token: dict[str, int] = {}
-
-    @property
-    def used(self) -> int:
-        """Bytes that are in use."""
-        return sum(self.bytes_by_token.values())
+        self.bytes_by_token: Counter[str] = Counter()
 
 
 class Reservation:
@@ -150,14 +112,14 @@ class Reservation:
         self._budget, self._token, self._size = budget, token, 0
 
     def resize(self, size: int) -> None:
-        """Hold `size` bytes from now on; BusyError if that is too much."""
+        """Hold `size` bytes from now on; ServiceError if that is too much."""
         budget, sizes = self._budget, self._budget.bytes_by_token
-        rest = sizes.get(self._token, 0) - self._size  # of the token's other requests
+        rest = sizes[self._token] - self._size  # of the token's other requests
         if size > self._size:
-            total, n_others = budget.used - self._size + size, len(sizes.keys() - {self._token})
+            total, n_others = sizes.total() - self._size + size, len(sizes.keys() - {self._token})
             exceeds = total > budget.limit and (rest > 0 or n_others > 1)
             if exceeds or (rest and rest + size > budget.limit // 2):
-                raise BusyError(budget.message)
+                raise ServiceError("busy", budget.message)
         self._size, sizes[self._token] = size, rest + size
         if not sizes[self._token]:
             del sizes[self._token]
@@ -166,30 +128,30 @@ class Reservation:
 def check_length(length: bytes | None, lengths: range | frozenset[int]) -> int:
     """Return the length of a body, from its header; `lengths` are those that are accepted."""
     if length is None:
-        raise LengthError("Missing header Content-Length.")
+        raise ServiceError("length_required", "Missing header Content-Length.")
     if len(length) > 18 or not length.isdigit() or int(length) not in lengths:
         if isinstance(lengths, range):
-            raise TooLargeError(f"The body must be at most {lengths[-1]} bytes.")
+            raise ServiceError("too_large", f"The body must be at most {lengths[-1]} bytes.")
         choices = " or ".join(map(str, sorted(lengths)))
-        raise TooLargeError(
-            f"A sealed question must have {choices} bytes. Fetch the layout again: it may have changed."
+        raise ServiceError(
+            "too_large", f"A sealed question must have {choices} bytes. Fetch the layout again: it may have changed."
         )
     return int(length)
 
 
-async def read_body(receive: Receive, limit: int, timeout: float) -> bytearray:
-    """Read a body of at most `limit` bytes within `timeout` seconds."""
+async def read_body(receive: Receive, length: int, timeout: float) -> bytearray:
+    """Read a body of at most `length` bytes within `timeout` seconds."""
     body, more = bytearray(), True  # not a list of parts: parts of two bytes would take twenty times as much
     try:
         async with asyncio.timeout(timeout):
             while more:
                 message = await receive()
                 if message["type"] != "http.request":
-                    raise SlowError("The client disconnected before its request was complete.")
+                    raise ServiceError("timeout", "The client disconnected before its request was complete.")
                 body += message.get("body", b"")
                 more = message.get("more_body", False)
-                if len(body) > limit:
-                    raise TooLargeError(f"The body must be at most {limit} bytes.")
+                if len(body) > length:
+                    raise ServiceError("too_large", f"The body must be at most {length} bytes.")
     except TimeoutError:
-        raise SlowError("The body did not arrive in time.") from None
+        raise ServiceError("timeout", "The body did not arrive in time.") from None
     return body

@@ -15,7 +15,6 @@ from logging.handlers import QueueHandler, QueueListener, WatchedFileHandler
 from pathlib import Path
 from typing import Any
 
-from nearveil.server.errors import RateError
 from nearveil.server.limits import TokenBuckets
 from nearveil.storage import open_private
 
@@ -93,11 +92,10 @@ class JsonLog(QueueHandler):
 
     def write_unauthenticated(self, fields: Mapping[str, Any]) -> None:
         """Queue a line about an unauthenticated client; beyond a rate, only count it."""
-        try:
-            self._unauthenticated.take("")
-            self.write(fields)
-        except RateError:
+        if self._unauthenticated.take(""):
             self._suppressed += 1
+        else:
+            self.write(fields)
         now = time.monotonic()
         if self._suppressed and now - self._summarized_at >= _SUMMARY_INTERVAL:
             self.write({"event": "unauthenticated", "count": self._suppressed})

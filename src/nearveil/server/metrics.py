@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -44,7 +44,7 @@ class Metrics:
         self.in_flight = Gauge(
             "nearveil_in_flight", "Requests in flight.", registry=registry, multiprocess_mode="livesum"
         )
-        self._refused = Counter("nearveil_refused", "Refused requests by error code.", ["code"], registry=registry)
+        self.refused = Counter("nearveil_refused", "Refused requests by error code.", ["code"], registry=registry)
         self._bytes = Counter("nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"], registry=registry)
         self.answers_made = Counter(
             "nearveil_answers_made", "Answers that were not in the cache of a gallery.", registry=registry
@@ -59,12 +59,8 @@ class Metrics:
         self._seconds.labels(route).observe(seconds)
         self._bytes.labels(route).inc(sent)
 
-    def count_refusal(self, code: str) -> None:
-        """Count a refusal by its code."""
-        self._refused.labels(code).inc()
-
-    def exposition(self, galleries: Sequence["GalleryMetrics"], log_lines_dropped: int) -> bytes:
-        """Return the metrics of the server and of some galleries in the format of Prometheus."""
+    def exposition(self, galleries: Mapping[str, Mapping[str, float]], log_lines_dropped: int) -> bytes:
+        """Return the metrics of the server and of some galleries, by their names, in the format of Prometheus."""
         self._log_lines_dropped.set(log_lines_dropped)
         registry = self.registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # sum over all processes
@@ -80,40 +76,27 @@ def drop_process(pid: int | None) -> None:
     multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True)
-class GalleryMetrics:
-    """Metrics of one gallery; None if not applicable or not readable."""
-
-    name: str
-    up: bool = False
-    revision: int | None = None
-    stale: bool | None = None
-    left: float | None = None
-
-    @classmethod
-    def of(cls, gallery: Gallery) -> "GalleryMetrics":
-        """Read the metrics of a gallery. This may wait for a disk or a database."""
-        return cls(
-            gallery.name,
-            True,
-            gallery.info().revision,
-            gallery.stale if isinstance(gallery, OpenGallery) else None,
-            gallery.account.balance().left if gallery.account else None,
-        )
+def read_gallery_metrics(gallery: Gallery) -> dict[str, float]:
+    """Read the metrics of a gallery by name. This may wait for a disk or a database."""
+    metrics: dict[str, float] = {"revision": gallery.info().revision, "up": 1.0}
+    if isinstance(gallery, OpenGallery):
+        metrics["stale"] = gallery.stale
+    if gallery.account is not None:
+        metrics["left"] = gallery.account.balance().left
+    return metrics
 
 
 @dataclass(frozen=True, eq=False)
 class _GalleryCollector:
     """Metrics of the galleries of one token, for one response."""
 
-    galleries: Sequence[GalleryMetrics]
+    galleries: Mapping[str, Mapping[str, float]]
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield the metrics as Prometheus families."""
-        for field, (name, text) in _GALLERY_METRICS.items():
+        for metric, (name, text) in _GALLERY_METRICS.items():
             family = GaugeMetricFamily(name, text, labels=["gallery"])
-            for gallery in self.galleries:
-                value = getattr(gallery, field)
-                if value is not None:
-                    family.add_metric([gallery.name], float(value))
+            for gallery, values in self.galleries.items():
+                if metric in values:
+                    family.add_metric([gallery], float(values[metric]))
             yield family

@@ -11,19 +11,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
-from nearveil.server.errors import RateError, ServiceError, UnavailableError, UnknownError
+from nearveil.server.errors import ServiceError
 from nearveil.server.limits import UNAUTHENTICATED, UNAUTHENTICATED_DELAY, AddressLimit, TokenBuckets
 from nearveil.server.logs import describe_error
-from nearveil.server.requests import (
-    CONTEXT,
-    DISCONNECTED,
-    MANAGEMENT,
-    SET_OWNER,
-    AppState,
-    RequestContext,
-    raise_unauthorized,
-)
-from nearveil.server.tokens import Token, TokenStoreError
+from nearveil.server.requests import CONTEXT, MANAGEMENT, SET_OWNER, AppState, RequestContext, raise_unauthorized
+from nearveil.server.tokens import TokenStoreError
 from nearveil.wire.schema import Problem
 
 UNMATCHED = "unmatched"
@@ -33,7 +25,6 @@ _HEALTH = "/health"
 _PROBES = AddressLimit(600.0, 600)  # requests without a token for open paths
 _MAX_DISCARDED = 1 << 16  # bytes of an unused body that are read
 _DISCARD_TIMEOUT = 2.0  # seconds for that
-_SINGLE_HEADERS = (b"host", b"authorization")
 _GUARDED = ("/v1", "/metrics")
 _OPEN = (_HEALTH, "/ready", "/openapi.json")
 _MANAGED = frozenset((_HEALTH, "/ready", "/metrics"))  # on the management port alone, if there is one
@@ -45,122 +36,88 @@ _SECURITY_HEADERS = [
 ]
 
 
-class HostError(ServiceError):
-    """The Host header names another machine."""
-
-    code = "host"
-
-
-class FailedError(ServiceError):
-    """Unexpected server error."""
-
-    status, code = 500, "failed"
-
-
 class GuardMiddleware:
     """Admit requests by host, token and rate; turn errors into responses, and log every request."""
 
     def __init__(self, app: ASGIApp, *, state: AppState) -> None:
         self._app, self._state = app, state
         self._hosts = None if "*" in state.settings.hosts else state.settings.hosts
-        self._refusals = make_address_buckets(UNAUTHENTICATED, "Too many requests without a valid token.")
-        self._probes = make_address_buckets(_PROBES, "Too many requests from this address.")
+        self._refusals, self._probes = TokenBuckets(*UNAUTHENTICATED), TokenBuckets(*_PROBES)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Handle a request."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        context, started = RequestContext(scope.get(DISCONNECTED, lambda: False)), perf_counter()
-        scope[CONTEXT] = context
-        send = _with_headers(context, send, self._state)
-        self._state.metrics.in_flight.inc()
-        try:
-            bearer = self._read_headers(context, scope)
-            await self._admit(context, scope, bearer)
-            if context.token is not None:
-                context.resources.enter_context(self._state.in_flight.hold(context.token.id))
-            await self._app(scope, receive, send)
-        except Exception as error:
-            await self._send_problem(context, self._limit_refusals(context, error, scope), scope, receive, send)
-        finally:
-            context.resources.close()
-            self._state.metrics.in_flight.dec()
-            self._record(context, scope, perf_counter() - started)
-
-    def _read_headers(self, context: RequestContext, scope: AsgiScope) -> bytes:
-        """Check the host and return the Authorization header."""
-        hosts, bearers = ([value for name, value in scope["headers"] if name == key] for key in _SINGLE_HEADERS)
-        headers = dict(scope["headers"])
-        context.content_type = headers.get(b"content-type", b"")
-        context.length = None if b"transfer-encoding" in headers else headers.get(b"content-length")
-        is_trusted = self._hosts is None or (len(hosts) == 1 and _strip_port(hosts[0]) in self._hosts)
-        # Probes use addresses, not names.
-        if not is_trusted and scope["path"] != _HEALTH and not scope.get(MANAGEMENT, False):
-            raise HostError("The Host header is not one of trusted_hosts.")
-        return bearers[0] if len(bearers) == 1 else b""
-
-    async def _admit(self, context: RequestContext, scope: AsgiScope, bearer: bytes) -> None:
-        """Check the token, or the rate of the address on open paths.
+        """Check the host, the token, its rate and its requests in flight; then call the route.
 
         The management port has no rate: no client can use up the rate of the health checks of a proxy.
         """
-        is_management = scope.get(MANAGEMENT, False)
-        if self._state.settings.management_port is not None and (scope["path"] in _MANAGED) != is_management:
-            raise UnknownError("Not found.")
-        if scope["path"].startswith(_GUARDED):
-            context.token = await self._check_token(bearer)
-            self._set_owner(scope, context.token.id)
-            self._state.rate.take(context.token.id)
-        elif scope["path"] in _OPEN:
-            if not is_management:
-                self._probes.take(get_network(scope.get("client")))
-        else:
-            raise UnknownError("Not found.")
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        state, path, started = self._state, scope["path"], perf_counter()
+        context = scope[CONTEXT] = RequestContext(scope)
+        send = _with_headers(context, send, state)
+        with state.metrics.in_flight.track_inprogress(), context.resources:
+            try:
+                self._check_address(scope)
+                if path.startswith(_GUARDED):
+                    await self._authenticate(context, scope)
+                    state.admit(context)
+                elif path not in _OPEN:
+                    raise ServiceError("unknown", "Not found.")
+                elif not scope.get(MANAGEMENT, False) and (wait := self._probes.take(get_network(scope["client"]))):
+                    raise ServiceError("rate_limited", "Too many requests from this address.", wait)
+                await self._app(scope, receive, send)
+            except Exception as error:
+                await self._send_problem(context, error, scope, receive, send)
+            finally:
+                self._record(context, scope, perf_counter() - started)
 
-    async def _check_token(self, bearer: bytes) -> Token:
-        scheme, _, text = bearer.partition(b" ")
+    def _check_address(self, scope: AsgiScope) -> None:
+        """Check the Host header and the port; probes use addresses, not names."""
+        is_management = scope.get(MANAGEMENT, False)
+        is_trusted = self._hosts is None or _strip_port(_get_single(scope, b"host")) in self._hosts
+        if not is_trusted and scope["path"] != _HEALTH and not is_management:
+            raise ServiceError("host", "The Host header is not one of trusted_hosts.")
+        if self._state.settings.management_port is not None and (scope["path"] in _MANAGED) != is_management:
+            raise ServiceError("unknown", "Not found.")
+
+    async def _authenticate(self, context: RequestContext, scope: AsgiScope) -> None:
+        """Set the token of a request, which is from now on the owner of its connection."""
+        scheme, _, text = _get_single(scope, b"authorization").partition(b" ")
         if scheme.lower() != b"bearer":
             raise_unauthorized()
         try:
             await self._state.token_poller.wait()
         except TokenStoreError:
-            raise UnavailableError("Tokens cannot be checked now. Try again later.") from None
-        token = self._state.tokens.verify_cached(text.decode("latin-1"))
-        if token is None:
+            raise ServiceError("unavailable", "Tokens cannot be checked now. Try again later.") from None
+        context.token = self._state.tokens.verify_cached(text.decode("latin-1"))
+        if context.token is None:
             raise_unauthorized()
-        return token
-
-    def _limit_refusals(self, context: RequestContext, error: Exception, scope: AsgiScope) -> Exception:
-        """Return the error to send: RateError if the address had too many refusals without a valid token.
-
-        While the token store is down no token can be checked, and connections keep their owner.
-        """
-        if context.token is None and isinstance(error, ServiceError):
-            if error.status < 500:
-                self._set_owner(scope, None)
-            try:
-                self._refusals.take(get_network(scope.get("client")))
-            except RateError as rate_error:
-                return rate_error
-        return error
-
-    def _set_owner(self, scope: AsgiScope, token_id: str | None) -> None:
         if SET_OWNER in scope:
-            scope[SET_OWNER](token_id)
+            scope[SET_OWNER](context.token.id)
 
     async def _send_problem(
         self, context: RequestContext, error: Exception, scope: AsgiScope, receive: Receive, send: Send
     ) -> None:
+        """Send an error; without a valid token, at most so many of them to one address.
+
+        While the token store is down no token can be checked, and connections keep their owner.
+        """
+        must_delay = False
         if not isinstance(error, ServiceError):
             context.error = describe_error(error)
             if context.status:  # an answer has started: the connection is closed before it is complete
                 return
-            error = FailedError("Unexpected server error.")
-        self._state.metrics.count_refusal(error.code)
+            error = ServiceError("failed", "Unexpected server error.")
+        elif context.token is None:
+            if error.status < 500 and SET_OWNER in scope:
+                scope[SET_OWNER](None)
+            wait = self._refusals.take(get_network(scope["client"]))
+            must_delay = wait > 0 or error.code == "rate_limited"
+            if wait:
+                error = ServiceError("rate_limited", "Too many requests without a valid token.", wait)
+        self._state.metrics.refused.labels(error.code).inc()
         if error.status not in _CLOSING and context.has_small_unread_body(_MAX_DISCARDED):
             await _discard_body(receive)  # otherwise the connection is closed, and the client may miss the response
-        must_delay = context.token is None and isinstance(error, RateError)
         if must_delay:
             await _delay_until_disconnect(receive, UNAUTHENTICATED_DELAY)
         await make_problem(error, close=must_delay)(scope, receive, send)
@@ -200,11 +157,6 @@ def make_problem(error: ServiceError, *, close: bool = False) -> Response:
     return Response(body, error.status, headers, "application/json")
 
 
-def make_address_buckets(limit: AddressLimit, message: str = "") -> TokenBuckets:
-    """Return token buckets for clients by address."""
-    return TokenBuckets(limit.per_minute, limit.burst, max_buckets=limit.max_addresses, message=message)
-
-
 def get_network(client: Sequence[Any] | None) -> str:
     """Return the address that limits count by; of IPv6 the network, because one machine has all its addresses.
 
@@ -238,6 +190,12 @@ def _with_headers(
         await send(message)
 
     return send_with_headers
+
+
+def _get_single(scope: AsgiScope, name: bytes) -> bytes:
+    """Return a header that must not be repeated; empty if it is missing or repeated."""
+    values = [value for header, value in scope["headers"] if header == name]
+    return values[0] if len(values) == 1 else b""
 
 
 def _strip_port(host: bytes) -> str:

@@ -13,7 +13,7 @@ from nearveil.gallery import Index
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError, OverBudgetError
 from nearveil.private_knn import PrivateDiscriminant
 from nearveil.private_knn.discriminant import Forecast
-from nearveil.server.errors import UnavailableError, UnknownError
+from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
 from nearveil.server.publications import (
     Publication,
@@ -175,7 +175,7 @@ class ProtectedGallery(Gallery):
         """Return the newest model, for ``PublicDiscriminant.from_bytes``: the same bytes for all clients."""
         newest = self._newest
         if newest is None:
-            raise UnknownError("This gallery has published no model yet.")
+            raise ServiceError("unknown", "This gallery has published no model yet.")
         return newest.model
 
     def forecast(self) -> Forecast:
@@ -229,7 +229,9 @@ class ProtectedGallery(Gallery):
             with self._lock:
                 self._refresh()
         except LedgerError:
-            raise UnavailableError("The ledger of the gallery cannot be read now. Try again later.") from None
+            raise ServiceError(
+                "unavailable", "The ledger of the gallery cannot be read now. Try again later."
+            ) from None
 
     def close(self) -> None:
         """Close both indexes, and the ledger if it was opened here."""

@@ -4,7 +4,8 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import NoReturn, TypeVar
 
@@ -15,12 +16,12 @@ from starlette.types import Scope as AsgiScope
 
 from nearveil.gallery.answers import EXTRAS
 from nearveil.ledger import LedgerError
-from nearveil.server.errors import MediaError, NotOfferedError, ServiceError, UnauthorizedError, UnknownError
+from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import FLAGS, Gallery, OpenGallery, frame_status
 from nearveil.server.keys import IdempotencyRecord, IdempotencyStore
-from nearveil.server.limits import ByteBudget, InFlightLimit, Reservation, TokenBuckets, check_length, read_body
+from nearveil.server.limits import ByteBudget, Reservation, TokenBuckets, check_length, read_body
 from nearveil.server.logs import JsonLog
-from nearveil.server.metrics import GalleryMetrics, Metrics, send_heartbeat
+from nearveil.server.metrics import Metrics, read_gallery_metrics, send_heartbeat
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import Scope, Token, TokenError, TokenStore
 from nearveil.server.workers import Poller, Workers
@@ -42,13 +43,14 @@ _ORIGINALS = bytes([EXTRAS.index("originals")])
 class RequestContext:
     """The state of one request, for its handler and its log line."""
 
-    def __init__(self, disconnected: Callable[[], bool]) -> None:
+    def __init__(self, scope: AsgiScope) -> None:
         self.id = secrets.token_hex(8)
-        self.disconnected = disconnected
+        self.disconnected: Callable[[], bool] = scope.get(DISCONNECTED, lambda: False)
+        headers = dict(scope["headers"])
+        self.content_type: bytes = headers.get(b"content-type", b"")
+        self.length: bytes | None = None if b"transfer-encoding" in headers else headers.get(b"content-length")
         self.token: Token | None = None
         self.gallery: str | None = None
-        self.length: bytes | None = None
-        self.content_type = b""
         self.has_read_body = False
         self.status, self.sent = 0, 0
         self.error: dict[str, str] | None = None
@@ -56,22 +58,17 @@ class RequestContext:
         self.body: Reservation | None = None  # bytes of the body in memory
         self.answer: Reservation | None = None  # bytes of a large answer that the client has not read
 
-    @property
-    def token_id(self) -> str:
-        """The id of the token; empty without one."""
-        return "" if self.token is None else self.token.id
-
     def require(self, scope: Scope) -> Token:
         """Return the token of the client, if it has a scope."""
         if self.token is None:
             raise_unauthorized()
-        if not self.token.may(scope):
-            raise NotOfferedError(f"This token lacks the scope {scope}.")
+        if scope not in self.token.scopes:
+            raise ServiceError("not_offered", f"This token lacks the scope {scope}.")
         return self.token
 
     def reserve(self, budget: ByteBudget) -> Reservation:
         """Return a reservation of no bytes yet, which is released when the request ends."""
-        reservation = Reservation(budget, self.token_id)
+        reservation = Reservation(budget, "" if self.token is None else self.token.id)
         self.resources.callback(reservation.resize, 0)
         return reservation
 
@@ -83,7 +80,9 @@ class RequestContext:
 
 def raise_unauthorized() -> NoReturn:
     """Refuse a request without a valid token."""
-    raise UnauthorizedError("Invalid or revoked token. The operator of the server makes one: `nearveil token create`")
+    raise ServiceError(
+        "unauthorized", "Invalid or revoked token. The operator of the server makes one: `nearveil token create`"
+    )
 
 
 def get_context(request: Request) -> RequestContext:
@@ -119,13 +118,12 @@ class AppState:
         self.log = JsonLog(settings.log_file)
         self.keys = IdempotencyStore(settings.tokens, settings.database_timeout)
         self.rate = TokenBuckets(settings.rate, settings.burst)
-        self.in_flight = InFlightLimit(settings.per_token)
+        self.in_flight: Counter[str] = Counter()  # requests of each token
         self.sending = ByteBudget(settings.sending, "Too many answers wait to be read by clients. Try again later.")
         self.receiving = {  # neither kind of question keeps the other out
             kind: ByteBudget(settings.receiving, "The server is receiving too many bytes. Try again later.")
             for kind in (MESSAGE, SEALED)
         }
-        self.workers = Workers(_SHARED_THREADS, settings.queue, timeout)
         self.key_workers = Workers(_SHARED_THREADS, settings.queue, timeout)
         # No gallery waits for the database of another, and no message for files or sealed questions.
         threads = {"answers": settings.concurrency, "files": max(1, settings.concurrency // 4)}
@@ -144,12 +142,25 @@ class AppState:
             if isinstance(gallery, OpenGallery):
                 gallery.on_cache_miss = self.metrics.answers_made.inc
 
+    def admit(self, context: RequestContext) -> None:
+        """Take a request from the rate of its token, and count it as in flight until it ends."""
+        token = context.token
+        assert token is not None
+        if wait := self.rate.take(token.id):
+            raise ServiceError("rate_limited", "Too many requests with this token. Try again later.", wait)
+        if self.in_flight[token.id] >= self.settings.per_token:
+            raise ServiceError(
+                "rate_limited", "Too many requests in flight with this token. Wait for an answer.", retry_after=1
+            )
+        self.in_flight[token.id] += 1
+        context.resources.callback(self.in_flight.subtract, [token.id])
+
     def get_gallery(self, context: RequestContext, name: str) -> Gallery:
         """Return a gallery that the token of a request may use; others do not exist for it."""
         token = context.require("query")
         gallery = self.galleries.get(name)
         if gallery is None or not token.may_use(name):
-            raise UnknownError("No such gallery, or this token may not use it.")
+            raise ServiceError("unknown", "No such gallery, or this token may not use it.")
         context.gallery = name
         return gallery
 
@@ -162,7 +173,7 @@ class AppState:
         context = get_context(request)
         token, gallery = context.require("query"), self.get_gallery(context, name)
         if context.content_type.partition(b";")[0].strip().lower() != FRAME.encode():
-            raise MediaError(f"The body must have the media type {FRAME}.")
+            raise ServiceError("media_type", f"The body must have the media type {FRAME}.")
 
         lengths = gallery.sealed_lengths() if kind == SEALED else range(self.settings.max_body + 1)
         length = check_length(context.length, lengths)
@@ -224,32 +235,23 @@ class AppState:
         *,
         media_type: str = FRAME,
         pool: str = "files",
+        cacheable: bool = False,
     ) -> Response:
-        """Return a response with bytes that a thread reads from a gallery."""
-        context = get_context(request)
-        gallery = self.get_gallery(context, name)
-        return self.respond(context, await self.run(context, gallery, lambda: read(gallery), pool), media_type)
+        """Return a response with bytes that a thread reads from a gallery.
 
-    async def send_cacheable(
-        self,
-        request: Request,
-        name: str,
-        read: Callable[[Gallery], bytes],
-        if_none_match: str | None,
-        *,
-        media_type: str = FRAME,
-        pool: str = "answers",
-    ) -> Response:
-        """Return a response with bytes of a gallery and their ETag, or 304 if If-None-Match names it."""
+        If they are cacheable, they have an ETag, and a client whose If-None-Match names it gets 304.
+        """
         context = get_context(request)
         gallery = self.get_gallery(context, name)
 
         def read_and_hash() -> tuple[bytes, str]:
             content = read(gallery)
-            return content, f'"{hashlib.sha256(content).hexdigest()}"'
+            return content, f'"{hashlib.sha256(content).hexdigest()}"' if cacheable else ""
 
         content, etag = await self.run(context, gallery, read_and_hash, pool)
-        tags = [] if if_none_match is None else [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+        if not cacheable:
+            return self.respond(context, content, media_type)
+        tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
         if etag in tags or "*" in tags:
             return Response(status_code=304, headers={"etag": etag})
         return self.respond(context, content, media_type, headers={"etag": etag})
@@ -260,27 +262,27 @@ class AppState:
         names = [name for name in self.galleries if token.may_use(name)]
         calls = (self.pools[name]["answers"].run(self.galleries[name].info, timeout=_POLL_TIMEOUT) for name in names)
         replies = await asyncio.gather(*calls, return_exceptions=True)
-        for reply in replies:
-            if isinstance(reply, BaseException) and not isinstance(reply, ServiceError):
-                raise reply
         infos = [reply for reply in replies if isinstance(reply, GalleryInfo)]
-        if names and not infos:
-            error = replies[0]
-            assert isinstance(error, ServiceError)
-            raise error
+        errors = [reply for reply in replies if isinstance(reply, BaseException)]
+        unexpected = [error for error in errors if not isinstance(error, ServiceError)]
+        if unexpected or (errors and not infos):
+            raise (unexpected or errors)[0]
         return infos
 
-    async def load_metrics(self, gallery: Gallery) -> GalleryMetrics:
-        """Return the metrics of a gallery."""
+    async def load_metrics(self, gallery: Gallery) -> dict[str, float]:
+        """Return the metrics of a gallery by name."""
         try:
             workers = self.pools[gallery.name]["answers"]
-            return await workers.run(lambda: GalleryMetrics.of(gallery), timeout=_POLL_TIMEOUT)
+            return await workers.run(lambda: read_gallery_metrics(gallery), timeout=_POLL_TIMEOUT)
         except (ServiceError, LedgerError):
-            return GalleryMetrics(gallery.name)
+            return {"up": 0.0}
 
     def is_alive(self) -> bool:
         """Return whether every pool still has a thread that can start work."""
-        return not any(workers.is_stuck() for workers in self._all_workers())
+        pollers = (self.token_poller, *self._pollers.values())
+        shared = (self.key_workers, *(poller.workers for poller in pollers))
+        of_galleries = (workers for pools in self.pools.values() for workers in pools.values())
+        return not any(workers.is_stuck() for workers in (*shared, *of_galleries))
 
     def stop(self) -> None:
         """Report that the server is not ready, and close connections after their next answer."""
@@ -305,13 +307,6 @@ class AppState:
         self.keys.close()
         self.log.close()
 
-    def _all_workers(self) -> Iterator[Workers]:
-        yield self.workers
-        yield self.key_workers
-        yield from (poller.workers for poller in (self.token_poller, *self._pollers.values()))
-        for pools in self.pools.values():
-            yield from pools.values()
-
     async def _check_ready(self) -> bool:
         """Check with threads that do nothing else: those of requests may all be busy."""
         open_galleries = (gallery for gallery in self.galleries.values() if isinstance(gallery, OpenGallery))
@@ -320,8 +315,6 @@ class AppState:
             async with asyncio.timeout(_POLL_TIMEOUT):
                 await self.token_poller.wait()
                 await asyncio.gather(*(poller.wait() for poller in open_pollers))
-                if self.log.failing or not await self.workers.run(self.tokens.has_room):
-                    return False
         except (ServiceError, TokenError, TimeoutError):
             return False
-        return all(gallery.is_published for gallery in self.galleries.values())
+        return not self.log.failing and all(gallery.is_published for gallery in self.galleries.values())

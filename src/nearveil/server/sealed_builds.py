@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
-from nearveil.server.errors import BuildingError, UnknownError
+from nearveil.server.errors import ServiceError
 from nearveil.wire.server import ServedMap
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class SealedAnswers:
         """Return a part of the hints: whole, or what changed since a version."""
         hints = self.index.get_hints(since) if since else self.hints
         if part >= len(hints):
-            raise UnknownError("there is no such part of the hints")
+            raise ServiceError("unknown", "there is no such part of the hints")
         return hints[part]
 
     def is_within(self, served: ServedMap) -> bool:
@@ -79,11 +79,13 @@ class SealedBuilder:
         return 0 if answers is None else answers.index.nbytes
 
     def get(self) -> SealedAnswers:
-        """Return an index that may answer, without waiting; BuildingError where there is none."""
+        """Return an index that may answer, without waiting; ServiceError where there is none."""
         answers = self._current
         if answers is None:
-            raise BuildingError(
-                "The sealed index is being built. Try again later; `nearveil index --sealed` builds it in advance."
+            raise ServiceError(
+                "busy",
+                "The sealed index is being built. Try again later; `nearveil index --sealed` builds it in advance.",
+                5,
             )
         return answers
 

@@ -26,11 +26,9 @@ from nearveil.storage import (
     create_tables,
     data_folder,
     describe_url,
-    find_error,
-    is_transient,
+    find_error_code,
     make_private_file,
     make_private_folder,
-    open_private,
     parse_url,
     prepare_durable,
 )
@@ -39,7 +37,6 @@ from nearveil.wire.schema import GALLERY_NAME
 Scope = Literal["query", "originals", "metrics"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
 EVERY = "*"
-_RESERVE = 256 << 10  # bytes: a write-ahead log of a few pages, and its index
 _MAX_LABEL = 200  # characters
 _MAX_DAYS = 36_500
 _DAY = 86_400  # seconds
@@ -57,10 +54,7 @@ class TokenStoreError(TokenError):
     """The token store does not answer."""
 
 
-_FULL: dict[int | str, tuple[type[TokenStoreError], str]] = dict.fromkeys(
-    (sqlite3.SQLITE_FULL, "53100"),
-    (TokenStoreError, "the disk is full. Nothing was changed; free some space and retry"),
-)
+_FULL = (sqlite3.SQLITE_FULL, "53100")  # error codes of both databases
 
 
 def default_location() -> Path:
@@ -105,29 +99,6 @@ def open_store(
         raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
 
 
-class DiskReserve:
-    """A file that reserves disk space, so that a token can be revoked when the disk is full."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path.with_name(path.name + ".reserve")
-
-    def create(self) -> bool:
-        """Reserve the space; return whether it is reserved."""
-        with suppress(OSError):
-            if not self._path.exists() or self._path.stat().st_size != _RESERVE:
-                with open(self._path, "wb", opener=open_private) as file:
-                    file.write(bytes(_RESERVE))
-            return True
-        return False
-
-    def release(self) -> bool:
-        """Free the space; return whether some was reserved."""
-        with suppress(OSError):
-            self._path.unlink()
-            return True
-        return False
-
-
 @dataclass(frozen=True)
 class Token:
     """A token without its secret. Times are seconds since 1970.
@@ -143,10 +114,6 @@ class Token:
     expires: int | None = None
     revoked: int | None = None
     digest: bytes = field(default=b"", repr=False, compare=False)
-
-    def may(self, scope: Scope) -> bool:
-        """Return whether it has a scope."""
-        return scope in self.scopes
 
     def may_use(self, gallery: str) -> bool:
         """Return whether it may use a gallery."""
@@ -235,15 +202,13 @@ class TokenStore:
         self._lock = threading.Lock()
         self._tokens: dict[str, Token] = {}
         self._mark: Mark | None = None
-        self._next_expiry = math.inf
         self._latest = -math.inf  # the latest time that the clock has shown
-        self._reserve: DiskReserve | None = None
+        self._next_expiry = math.inf
         self._watch: FileWatch | None = None
         if self._url.get_backend_name() == "sqlite":
             path = Path(str(self._url.database))
             create_file(path)
-            self._reserve, self._watch = DiskReserve(path), FileWatch(path)
-            self._reserve.create()
+            self._watch = FileWatch(path)
         self._database = open_store(self._url, timeout)
         try:
             with self._translate_errors(), self._database.begin_write() as connection:
@@ -304,19 +269,12 @@ class TokenStore:
         if not isinstance(number, str) or not _ID.fullmatch(number):
             raise TokenError("id must be 16 hexadecimal digits: the part of a token between nv_ and the second _")
         change = sa.update(_tokens).where(_tokens.c.id == number, _tokens.c.revoked.is_(None))
-        with self._translate_errors():
-            self._write(change.values(revoked=int(self._clock())))
+        with self._translate_errors(), self._database.begin_write() as connection:
+            connection.execute(change.values(revoked=int(self._clock())))
         self.refresh()
         if number not in self._tokens:
             raise TokenError("id: no such token")
         return self._tokens[number]
-
-    def has_room(self) -> bool:
-        """Return whether the disk has space for new tokens and revocations; always true for PostgreSQL.
-
-        Space that was used is reserved again when the disk has some, without a restart.
-        """
-        return self._reserve is None or self._reserve.create()
 
     def verify(self, text: str) -> Token | None:
         """Return the token that a client sent, or None if it is not valid."""
@@ -361,35 +319,24 @@ class TokenStore:
     def __repr__(self) -> str:
         return f"TokenStore({describe_url(self._url)!r})"
 
-    def _write(self, change: sa.Update, *, wait: bool = True) -> None:
-        """Write a change; if the disk is full, into the reserved space."""
-        try:
-            with self._database.begin_write(times=float(wait)) as connection:
-                connection.execute(change)
-        except sa.exc.OperationalError as error:
-            if is_transient(error) or self._reserve is None or not self._reserve.release():
-                raise
-            with self._database.begin_write() as connection:
-                connection.execute(change)
-
     def _load(self, mark: Mark | None) -> None:
         if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
             self._database.close()  # the file may have been replaced: open connections would read the old one
         with self._database.begin_read() as connection:
             rows = connection.execute(sa.select(_tokens)).all()
         self._tokens = {row.id: _make_token(row) for row in rows}
-        expiries = (token.expires for token in self._tokens.values() if token.revoked is None)
-        self._next_expiry = min((time for time in expiries if time is not None), default=math.inf)
+        expiries = [token.expires for token in self._tokens.values() if token.revoked is None and token.expires]
+        self._next_expiry = min(expiries, default=math.inf)
         self._mark = mark
 
     def _revoke_expired(self) -> None:
         """Revoke expired tokens, so that a clock that is set back does not make them valid again."""
         now = int(self._clock())
         if self._next_expiry <= now:
-            ids = [token.id for token in self._tokens.values() if token.revoked is None and not token.is_valid(now)]
+            expired = _tokens.c.revoked.is_(None) & (_tokens.c.expires <= now)
             # Do not wait for other writers: the next refresh tries again, and until then `_latest` protects.
-            with suppress(sa.exc.SQLAlchemyError):
-                self._write(sa.update(_tokens).where(_tokens.c.id.in_(ids)).values(revoked=now), wait=False)
+            with suppress(sa.exc.SQLAlchemyError), self._database.begin_write(times=0.0) as connection:
+                connection.execute(sa.update(_tokens).where(expired).values(revoked=now))
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -398,9 +345,10 @@ class TokenStore:
         except (sa.exc.SQLAlchemyError, OSError) as error:
             # Not `from error`: a driver may quote values.
             location, kind = describe_url(self._url), type(getattr(error, "orig", None) or error).__name__
-            full = find_error(error, _FULL)
-            if full is not None:
-                raise full[0](f"tokens {location}: {full[1]}") from None
+            if find_error_code(error) in _FULL:
+                raise TokenStoreError(
+                    f"tokens {location}: the disk is full. Nothing was changed; free some space and retry"
+                ) from None
             raise TokenStoreError(
                 f"tokens {location}: the database does not answer ({kind}): check that it exists, is a token store, "
                 "and that this user may write to it"

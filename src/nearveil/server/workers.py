@@ -7,11 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
-from anyio import CapacityLimiter
-
-from nearveil.server.errors import BusyError, SlowError
+from nearveil.server.errors import ServiceError
 
 T = TypeVar("T")
 _LOG = logging.getLogger(__name__)
@@ -26,14 +25,9 @@ class Workers:
 
     def __init__(self, threads: int, queue: int, timeout: float) -> None:
         self._threads, self._max_pending, self._timeout = threads, threads + queue, timeout
-        self._limiter = CapacityLimiter(threads)
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._started_at: dict[asyncio.Task[Any], float] = {}
-
-    @property
-    def pending(self) -> int:
-        """The number of calls that run or wait."""
-        return len(self._tasks)
+        self._free = asyncio.Semaphore(threads)
+        self._started_at: dict[asyncio.Future[Any], float] = {}
+        self.pending = 0  # calls that run or wait
 
     def is_stuck(self) -> bool:
         """Return whether every thread has been busy with one call for longer than the timeout."""
@@ -45,63 +39,50 @@ class Workers:
     ) -> T:
         """Run `work` in a thread and return its result.
 
-        Raise BusyError if too many calls wait or the timeout expires, and SlowError if `may_start` returns False when
-        a thread is free.
+        Raise ServiceError if too many calls wait, if the timeout expires, or if `may_start` returns False when a
+        thread is free.
         """
-        if len(self._tasks) >= self._max_pending:
-            raise BusyError("The server is busy. Try again later.")
-        task: asyncio.Task[T] = asyncio.create_task(self._run(work, may_start))
-        self._tasks.add(task)
-        task.add_done_callback(self._finish)
+        if self.pending >= self._max_pending:
+            raise ServiceError("busy", "The server is busy. Try again later.")
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+        self.pending += 1
         try:
             async with asyncio.timeout(self._timeout if timeout is None else timeout):
-                return await asyncio.shield(task)
+                await self._free.acquire()
+                self._started_at[future] = time.monotonic()
+                if may_start is not None and not may_start():
+                    self._end(future)
+                    raise ServiceError("timeout", "The client disconnected before its request was processed.")
+                call = partial(self._call, work, future, loop)
+                threading.Thread(target=call, name="nearveil-work", daemon=True).start()
+                return await future
         except TimeoutError:
-            raise BusyError("The request took too long. Try again later.") from None
+            raise ServiceError("busy", "The request took too long. Try again later.") from None
         finally:
-            if task not in self._started_at:
-                task.cancel()
+            if future not in self._started_at and not future.done():  # no thread was free
+                self.pending -= 1
 
-    async def _run(self, work: Callable[[], T], may_start: Callable[[], bool] | None) -> T:
-        task = asyncio.current_task()
-        assert task is not None
-        async with self._limiter:
-            if may_start is not None and not may_start():
-                raise SlowError("The client disconnected before its request was processed.")
-            self._started_at[task] = time.monotonic()
-            return await run_in_daemon_thread(work)
-
-    def _finish(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        self._started_at.pop(task, None)
-        if not task.cancelled():
-            task.exception()  # retrieved here: the request may have timed out
-
-
-async def run_in_daemon_thread(work: Callable[[], T]) -> T:
-    """Run `work` in a new daemon thread and return its result."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def deliver(result: Any, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-
-    def call() -> None:
+    def _call(self, work: Callable[[], Any], future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
         result, error = None, None
         try:
             result = work()
         except BaseException as caught:
             error = caught
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(deliver, result, error)
+            loop.call_soon_threadsafe(self._end, future, result, error)
 
-    threading.Thread(target=call, name="nearveil-work", daemon=True).start()
-    return await future
+    def _end(self, future: asyncio.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+        """Free the thread of a call, and deliver its result unless it timed out."""
+        del self._started_at[future]
+        self._free.release()
+        self.pending -= 1
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 class OutageLog:

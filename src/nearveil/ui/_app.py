@@ -14,7 +14,7 @@ from starlette.concurrency import run_in_threadpool
 
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
-from nearveil.server.connections import Connection, Slots
+from nearveil.server.connections import MAX_HEADER_BYTES, Connection, Slots
 from nearveil.server.listener import Server
 from nearveil.ui._views import (
     ERRORS,
@@ -171,7 +171,6 @@ class _Limited(Connection):
     """Limit headers and connections: every program on this machine can connect."""
 
     body_timeout = 300.0  # long enough for a slow tunnel
-    max_body = MOST_BYTES + (1 << 16)  # above MOST_BYTES the page returns an explanation
 
 
 class PortError(NearveilError, ValueError):
@@ -222,6 +221,7 @@ def make_config(session: PageSession, entry: PageEntry, port: int) -> uvicorn.Co
     return uvicorn.Config(
         create_app(session, entry, port),
         http=type("LimitedConnection", (_Limited,), {"slots": Slots(_MAX_CONNECTIONS)}),
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="off",
         log_config=None,
