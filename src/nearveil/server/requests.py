@@ -217,7 +217,7 @@ class AppState:
         status: int = 200,
         headers: Mapping[str, str] | None = None,
     ) -> Response:
-        """Return a response; BusyError if it is large and too many bytes wait for clients to read them."""
+        """Return a response; ServiceError if it is large and too many bytes wait for clients to read them."""
         if context.body is not None:
             context.body.resize(0)
         is_large = len(body) > _SMALL
