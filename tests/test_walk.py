@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.walk import Cost, walks
 
 MAX_COSTS = {
-    "served": Cost(functions=340, file_changes=320, depth=17),
-    "local": Cost(functions=265, file_changes=280, depth=17),
+    "served": Cost(functions=270, file_changes=236, depth=14),
+    "local": Cost(functions=215, file_changes=183, depth=14),
 }
 
 
