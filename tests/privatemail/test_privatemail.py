@@ -14,7 +14,7 @@ from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import choose_gaussian_grid, unsafe_seeded
-from nearveil.privatemail.engines import bound_sensitivities, compute_averages, take_exact_steps
+from nearveil.privatemail.engines import bound_sensitivities, compute_averages, take_private_steps
 from nearveil.privatemail.mechanism import PrivateMail
 from nearveil.privatemail.sensitivity import target_only
 from tests.mechanisms.conformance import Contract, Floats, sample_messages
@@ -24,7 +24,7 @@ from tests.reference import dense_label_weights, dense_step, dense_weights
 def exact(mail: PrivateMail, rows: Floats) -> Floats:
     """Where the private steps put rows without noise."""
     engine: Any = mail._engine
-    return take_exact_steps(engine.public, compute_averages(engine.public, mail.features(rows)))
+    return take_private_steps(engine.public, compute_averages(engine.public, mail.features(rows)))
 
 
 def quiet(mail: PrivateMail) -> PrivateMail:

@@ -125,7 +125,7 @@ def test_the_client_does_what_the_publication_does(version):  # type: ignore[no-
     features, labels = np.vstack([mail.features(x[None]), mail.features(X)]), np.append(label, y)
     start = np.random.default_rng([0, 0]).normal(scale=1e-3, size=(41, 2))
     start = np.vstack([start[-1:], start[:-1]])
-    noise, source = mail._engine.recipe.noise(start), unsafe_seeded(5)  # type: ignore[union-attr]
+    noise, source = mail._engine.noise(start), unsafe_seeded(5)  # type: ignore[union-attr]
     setting: Any = {"bandwidth": 3.0, "label_weight": 0.6, "n_classes": 4}
     if version == "2021":
         beta = Decimal(10) ** -math.ceil(4 * 2 * 41 / math.log(10))

@@ -14,7 +14,6 @@ from scipy.spatial.distance import pdist
 
 from nearveil.privatemail.graph import gaussian_graph
 from nearveil.privatemail.sensitivity import (
-    Entries,
     bound_random_start,
     bounds,
     published_2021,
@@ -766,17 +765,17 @@ def test_what_the_bound_of_2021_cannot_take_is_named(wrong: dict[str, Any], mess
 
 
 def test_the_corollary_of_2021_has_no_value_where_its_constants_cross() -> None:
-    crossed = Entries(off_least=-2.0, off_most=0.1, diagonal_least=0.0, diagonal_most=0.0)
+    crossed = (-2.0, 0.1, 0.0, 0.0)
     with pytest.raises(ValueError, match="root of a negative number"):
         bound_random_start(crossed, 10, 2, 1.0, -80.0)
-    nothing = Entries(off_least=0.0, off_most=0.1, diagonal_least=0.0, diagonal_most=0.0)
+    nothing = (0.0, 0.1, 0.0, 0.0)
     with pytest.raises(ValueError, match="phi_min is 0"):
         bound_random_start(nothing, 10, 2, 1.0, -80.0)
 
 
 def test_the_theorem_of_2021_promises_a_change_of_zero() -> None:
     """It takes the root of a squared equation that does not solve the equation itself."""
-    same = Entries(off_least=0.3, off_most=0.3, diagonal_least=0.1, diagonal_most=0.1)
+    same = (0.3, 0.3, 0.1, 0.1)
     assert bound_random_start(same, 20, 2, 1.0, -4.0 * 2 * 20) == pytest.approx(0, abs=1e-6)
 
     # Theorem 1 itself, for one pair of data sets and many starts: exceeded far more often than beta.

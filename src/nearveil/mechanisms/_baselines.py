@@ -24,21 +24,12 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.mechanisms._gaussian import LINK, bound_computed_norm
 from nearveil.mechanisms.base import (
-    COMPONENTS,
-    DELTA,
-    EPSILON,
-    SEED,
-    WEIGHT,
     Floats,
     Message,
-    Parameters,
     Release,
     VectorRelease,
-    allow_integers,
-    allow_reals,
     check_source,
     make_guarantee,
-    parameter,
     read_vector,
     scale_to_unit,
 )
@@ -52,6 +43,17 @@ from nearveil.privacy.noise import (
     calibrate_gaussian,
     gaussian_integers,
     secure_source,
+)
+from nearveil.privacy.parameters import (
+    COMPONENTS,
+    DELTA,
+    EPSILON,
+    SEED,
+    WEIGHT,
+    Parameters,
+    allow_integers,
+    allow_reals,
+    parameter,
 )
 from nearveil.privatemail.engines import calibrate_steps, choose_anchors
 from nearveil.privatemail.manifold import SupervisedManifold

@@ -7,18 +7,7 @@ from dataclasses import KW_ONLY, MISSING, dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.mechanisms.base import (
-    COMPONENTS,
-    DELTA,
-    EPSILON,
-    SEED,
-    Floats,
-    Message,
-    TractableRelease,
-    VectorRelease,
-    make_guarantee,
-    parameter,
-)
+from nearveil.mechanisms.base import Floats, Message, TractableRelease, VectorRelease, make_guarantee
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
@@ -28,6 +17,7 @@ from nearveil.privacy.noise import (
     calibrate_gaussian,
     choose_gaussian_grid,
 )
+from nearveil.privacy.parameters import COMPONENTS, DELTA, EPSILON, SEED, parameter
 
 LINK = "docs/theory/baselines.md"
 REASON = (

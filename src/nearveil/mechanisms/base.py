@@ -8,7 +8,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from numbers import Integral, Real
+from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
@@ -16,14 +16,13 @@ import numpy as np
 import scipy.sparse
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator
 from sklearn.exceptions import NotFittedError
-from sklearn.utils._param_validation import Interval
 
 from nearveil.errors import NearveilError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers, check_rows
-from nearveil.privacy.noise import LARGEST_EPSILON, Source, secure_source
+from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.parameters import Parameters
 
 _MAGIC = b"NVM"
 _HEADER = struct.Struct("<3sBI")  # magic, version, length of the JSON header
@@ -191,37 +190,6 @@ Floats = NDArray[np.float64]
 
 CODE_BYTES = 128  # size of a candidate in an answer with compact codes, including its id
 _ROUNDING = 1e-9  # 0.29 of 100 items is 29, although the product of the floats is smaller
-
-
-def allow_integers(least: int, most: int | None = None) -> Interval:
-    """Return the constraint of an integer parameter."""
-    return Interval(Integral, least, most, closed="left" if most is None else "both")
-
-
-def allow_reals(least: float, most: float | None = None) -> Interval:
-    """Return the constraint of a real parameter; without `most`, finite and above `least`."""
-    return Interval(Real, least, most, closed="neither" if most is None else "both")
-
-
-EPSILON = allow_reals(1e-6, LARGEST_EPSILON)
-DELTA = allow_reals(1e-18, 0.999)
-SEED = allow_integers(0, (1 << 32) - 1)
-COMPONENTS = allow_integers(1, 4096)
-WEIGHT = Interval(Real, 0, None, closed="left")
-
-
-def parameter(default: Any, *constraints: Any) -> Any:
-    """Return a dataclass field for a parameter, with scikit-learn's constraints on its values; MISSING: no default."""
-    return field(default=default, metadata={"constraints": list(constraints)})
-
-
-class Parameters(BaseEstimator):  # type: ignore[misc]
-    """An estimator with parameters that are fields of :func:`parameter`; `_validate_params` checks them."""
-
-    @property
-    def _parameter_constraints(self) -> dict[str, list[Any]]:
-        described = getattr(self, "__dataclass_fields__", {})
-        return {name: item.metadata["constraints"] for name, item in described.items() if item.metadata}
 
 
 class Release(Parameters, ABC):

@@ -100,7 +100,7 @@ def check_integer(value: Any, name: str, least: int = 0, most: float = math.inf)
 def check_choice(value: str, name: str, choices: Any) -> None:
     """Raise unless `value` is one of the strings of a Literal."""
     *most, last = (f'"{choice}"' for choice in get_args(choices))
-    if value not in get_args(choices):
+    if not isinstance(value, str) or value not in get_args(choices):
         raise ValueError(f"{name} must be {', '.join(most)} or {last}")
 
 

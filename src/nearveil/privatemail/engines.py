@@ -90,14 +90,6 @@ def read_rows(message: Message, name: str, columns: int, least: int) -> Floats:
     return rows
 
 
-def read_steps(message: Message) -> int:
-    """Return the number of public steps of a message, or raise."""
-    steps = message["steps"]
-    if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= steps <= MAX_STEPS:
-        raise MessageError(f"steps must be one whole number from 0 to {MAX_STEPS}")
-    return int(steps)
-
-
 Noise = GaussianNoise | LaplaceNoise
 Kind = Literal["gaussian", "laplace"]
 
@@ -109,7 +101,7 @@ class PublicState:
     """The anchors and parameters that client and server share."""
 
     anchors: Floats  # unit rows
-    labels: NDArray[np.int64] | None
+    labels: Labels | None
     start: Floats  # the start of every target, q_0 of the theorems
     embeddings: Floats  # of the anchors before each private step and after the last; targets do not affect them
     bandwidth: float
@@ -125,15 +117,9 @@ class PublicState:
 
 
 def prepare_anchors(
-    anchors: Floats,
-    labels: NDArray[np.int64] | None,
-    start: Floats,
-    *,
-    bandwidth: float,
-    label_weight: float,
-    label_encoding: Encoding,
-    steps: int,
-) -> PublicState:
+    anchors: Floats, labels: Labels | None, start: Floats, *, bandwidth: float, label_weight: float,
+    label_encoding: Encoding, steps: int,
+) -> PublicState:  # fmt: skip
     """Move the anchors through all private steps. Row 0 of `start` is for targets, the others are for the anchors."""
     public = PublicState(anchors, labels, start[0], start[None, 1:], bandwidth, label_weight, label_encoding)
     graph = gaussian_graph(anchors, bandwidth, method="exact")
@@ -144,26 +130,19 @@ def prepare_anchors(
 
 
 def bound_sensitivities(public: PublicState, kind: Kind) -> list[float]:
-    """Bound the effect of a target on its row in each private step, by Theorems A and A'.
+    """Bound the effect of a target on its row in each private step, by Theorems A and A', with its rounding.
 
     The bound does not depend on the start of the target's row, so it also holds for steps that start from a noisy row
-    (``docs/theory/privatemail.md``, Theorem 2). It includes the rounding of a difference.
+    (``docs/theory/privatemail.md``, Theorem 2).
     """
     norm: Norm = "l2" if kind == "gaussian" else "l1"
-    return [
-        target_only(
-            public.anchors,
-            public.labels,
-            np.vstack([public.start, embedding]),
-            bandwidth=public.bandwidth,
-            label_weight=public.label_weight,
-            label_encoding=public.label_encoding,
-            released="target",
-            norm=norm,
-        )
-        + 2 * _bound_rounding(public, embedding, norm)
-        for embedding in public.embeddings[:-1]
-    ]
+    setting: Any = {name: getattr(public, name) for name in ("bandwidth", "label_weight", "label_encoding")}
+    bounds = []
+    for embedding in public.embeddings[:-1]:
+        start = np.vstack([public.start, embedding])
+        bound = target_only(public.anchors, public.labels, start, released="target", norm=norm, **setting)
+        bounds.append(bound + 2 * _bound_rounding(public, embedding, norm))
+    return bounds
 
 
 def _bound_rounding(public: PublicState, embedding: Floats, norm: Norm) -> float:
@@ -219,22 +198,18 @@ def compute_averages(public: PublicState, features: Floats) -> Floats:
     return np.concatenate(parts).reshape(len(features), len(public.embeddings) - 1, -1)
 
 
-def take_private_steps(public: PublicState, averages: Floats, noises: Sequence[Noise], source: Source) -> Floats:
-    """Take all private steps of targets with these kernel averages, each with its noise (Algorithm 1)."""
+def take_private_steps(
+    public: PublicState, averages: Floats, noises: Sequence[Noise] = (), source: Source | None = None
+) -> Floats:
+    """Take all private steps of targets with these kernel averages (Algorithm 1), for the server without noise."""
     rows = np.broadcast_to(public.start, (*averages.shape[:-2], len(public.start)))
-    for step, noise in enumerate(noises):
+    for step in range(averages.shape[-2]):
         pull = averages[..., step, :] / 2
-        # Add noise to the private summand alone: the sum would be rounded depending on the row.
-        # The calibration is for one row, and a batch has many.
-        rows = rows / 2 + add_noise(pull, replace(noise, size=pull.size), source=source)
-    return rows
-
-
-def take_exact_steps(public: PublicState, averages: Floats) -> Floats:
-    """Take the same steps without noise, for the server's rows."""
-    rows = np.broadcast_to(public.start, (len(averages), len(public.start)))
-    for step in range(averages.shape[1]):
-        rows = (rows + averages[:, step]) / 2
+        if source is not None:
+            # Add noise to the private summand alone: the sum would be rounded depending on the row.
+            # The calibration is for one row, and a batch has many.
+            pull = add_noise(pull, replace(noises[step], size=pull.size), source=source)
+        rows = rows / 2 + pull
     return rows
 
 
@@ -315,8 +290,7 @@ class SoundEngine:
     ) -> tuple[list[Arrays], NDArray[np.intp]]:
         """Return the arrays of a message for each row, and the position of its target (for the client alone).
 
-        Algorithm 1 of the 2022 paper: average the anchors, mix in the dummies, take the private steps with noise, then
-        public steps on the released rows alone.
+        Algorithm 1 of the 2022 paper; public steps start from the released rows alone.
         """
         if labels is not None:
             raise ValueError("labels must not be given: the target's label enters nothing unless as_published is set")
@@ -328,11 +302,15 @@ class SoundEngine:
         order = draw_secret_order(n, averages.shape[1], source)
         averages = np.take_along_axis(averages, order[:, :, None, None], axis=1)
         released = take_private_steps(self.public, averages, self.noises, source)
-        moved = self._move_targets(released.reshape(-1, released.shape[-1])).reshape(released.shape)
+        path = move_anchors(self.public, self.n_public_steps)
+        flat = released.reshape(-1, released.shape[-1])
+        size = max(1, _BLOCK // len(self.public.anchors))
+        blocks = [flat[start : start + size] for start in range(0, len(flat), size)]
+        moved = np.concatenate([take_public_steps(self.public, rows, rows, path) for rows in blocks])
         steps = np.array(self.n_public_steps, dtype=np.int32)
         messages = [
             {"released": rows, "embedding": embedding, "steps": steps}
-            for rows, embedding in zip(released, moved, strict=True)
+            for rows, embedding in zip(released, moved.reshape(released.shape), strict=True)
         ]
         return messages, np.argmin(order, axis=1)
 
@@ -352,16 +330,9 @@ class SoundEngine:
         """Embed the server's rows like targets, without noise."""
         if labels is not None:
             raise ValueError("gallery_labels must not be given: targets have none, so they would not be comparable")
-        rows = take_exact_steps(self.public, compute_averages(self.public, features))
+        rows = take_private_steps(self.public, compute_averages(self.public, features))
         path = move_anchors(self.public, steps)
         return GalleryEmbedding(take_public_steps(self.public, rows, rows, path), path.anchors[-1], steps)
-
-    def _move_targets(self, released: Floats) -> Floats:
-        """Take the public steps of all targets of all messages, a block at a time."""
-        path = move_anchors(self.public, self.n_public_steps)
-        block = max(1, _BLOCK // len(self.public.anchors))
-        parts = (released[i : i + block] for i in range(0, len(released), block))
-        return np.concatenate([take_public_steps(self.public, rows, rows, path) for rows in parts])
 
     def _state(self, message: Message) -> tuple[Floats, Floats, int]:
         """Return the released rows, their current embedding and its number of steps, or raise."""
@@ -369,4 +340,7 @@ class SoundEngine:
         released, rows = read_rows(message, "released", k, 1), read_rows(message, "embedding", k, 1)
         if released.shape != rows.shape:
             raise MessageError("embedding must have a row for each row released")
-        return released, rows, read_steps(message)
+        steps = message["steps"]
+        if steps.shape != () or steps.dtype.kind not in "iu" or not 0 <= steps <= MAX_STEPS:
+            raise MessageError(f"steps must be one whole number from 0 to {MAX_STEPS}")
+        return released, rows, int(steps)

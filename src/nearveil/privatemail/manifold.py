@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, cg, eigsh
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
 from sklearn.utils import check_random_state
@@ -18,8 +18,8 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.cluster import is_dask_array
-from nearveil.mechanisms.base import WEIGHT, Floats, Parameters, allow_integers, allow_reals, parameter
 from nearveil.privacy.checks import check_numbers, check_rows
+from nearveil.privacy.parameters import WEIGHT, Parameters, allow_integers, allow_reals, parameter
 from nearveil.privatemail.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
 from nearveil.privatemail.graph.gaussian import Method
 from nearveil.privatemail.graph.labels import Encoding
@@ -71,11 +71,10 @@ def smlq_step(
     Parameters
     ----------
     Z : array of shape (n, k)
-        The embedding.
     graph : GaussianGraph
         Weights w of the attraction.
     labels : LabelGraph, optional
-        Weights v of the repulsion. None means no labels.
+        Weights v of the repulsion.
     label_weight : float, default=1.0
         The alpha of the paper, at least 0.
 
@@ -231,21 +230,17 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     The query of Vepakomma, Balla and Raskar: rows attract each other with Gaussian weights of their features and repel
     each other with Gaussian weights of their labels, which are largest within a class. It lowers
     ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` without inverse or step size, in linear time if the bandwidth allows
-    the series.
-
-    This estimator is not private: :class:`nearveil.privatemail.PrivateMail` protects its query.
+    the series. It is not private: :class:`nearveil.privatemail.PrivateMail` protects its query.
 
     In a pipeline, the next step is fitted on `fit_transform`, which uses labels, but predicts from `transform`, which
-    does not. Fitted rows are therefore better separated than new ones, and training scores mean little. To treat both
-    alike, fit the next step on ``manifold.transform(X)``.
+    does not, so training scores mean little. To treat both alike, fit the next step on ``manifold.transform(X)``.
 
     Parameters
     ----------
     n_components : int, default=2
-        Columns of the embedding.
     bandwidth : float, default=0.4
-        The s of ``exp(-|x_i - x_j|^2 / (2 s^2))``. Rows are scaled to norm one first, so distances are from 0 to 2.
-        The papers use 5 or 6, where all rows attract each other about equally and the features hardly matter.
+        The s of ``exp(-|x_i - x_j|^2 / (2 s^2))``, for rows of norm one. The papers use 5 or 6, where all rows attract
+        each other about equally and the features hardly matter.
     label_weight : float, default=0.6
         The alpha, the strength of the repulsion between labels. 0 ignores them.
     n_iter : int, default=20
@@ -255,19 +250,16 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
         The start. "random" draws from the standard normal distribution and subtracts the degree-weighted mean. Such a
         start depends on the rows, so the sensitivity bounds do not cover it: for privacy, pass a public array.
     rescale : bool, default=True
-        Scale the embedding to Frobenius norm sqrt(n) after each step. Otherwise the rows collapse to a point or
-        diverge.
+        Scale the embedding to Frobenius norm sqrt(n) after each step, or the rows collapse to a point or diverge.
     graph : {"auto", "exact", "series", "neighbors"}, default="auto"
-        The graph of the features; see :func:`nearveil.privatemail.graph.gaussian_graph`.
+        With `tolerance` and `n_neighbors`, as in :func:`nearveil.privatemail.graph.gaussian_graph`.
     tolerance : float, default=1e-6
-        Largest relative error of such a weight.
     random_state : int, RandomState instance or None, default=None
         Seed of the random start. Not a source of privacy.
     solver : {"majorize", "cccp", "spectral"}, default="majorize"
         "majorize" is the query, eq. 4 of the 2022 paper. "cccp" is the first pass of the 2021 paper
         (its eq. 6), "spectral" the eigenvectors of ``L_X - alpha L_Y`` (its eq. 3), for comparison.
     n_neighbors : int, default=15
-        For ``graph="neighbors"``.
     label_encoding : {"integer", "one-hot"}, default="integer"
         See :func:`nearveil.privatemail.graph.label_graph`. The papers use "integer"; "one-hot" suits
         unordered classes and names.
@@ -277,33 +269,23 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     Attributes
     ----------
     embedding_ : array of shape (n, n_components)
-        The embedding of the fitted rows.
     objective_ : float
         v of the embedding.
     objective_history_ : list of float
         v of the start and of each iterate. It never rises if ``rescale=False`` and the solver is "majorize".
     graph_ : GaussianGraph
-        The graph of the features.
     n_iter_ : int
-        Steps taken.
     n_features_in_ : int
     feature_names_in_ : ndarray of shape (d,)
         Only if the features had names.
 
-    See Also
-    --------
-    nearveil.privatemail.manifold.smlq_step : One step, on your own graphs.
-
     Examples
     --------
     >>> from sklearn.datasets import load_digits
-    >>> from nearveil import SupervisedManifold
     >>> X, y = load_digits(return_X_y=True)
     >>> manifold = SupervisedManifold(random_state=0).fit(X[:1000], y[:1000])
-    >>> manifold.embedding_.shape
-    (1000, 2)
-    >>> manifold.transform(X[1000:]).shape
-    (797, 2)
+    >>> manifold.embedding_.shape, manifold.transform(X[1000:]).shape
+    ((1000, 2), (797, 2))
     """
 
     n_components: int = parameter(2, allow_integers(1))
@@ -332,32 +314,19 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
             graph by "series" or "exact"; the embedding is a NumPy array.
         y : array-like of shape (n,), optional
             Labels; -1 marks an unlabelled row. None means no labels.
-
-        Returns
-        -------
-        SupervisedManifold
-            The fitted estimator.
         """
         X = self._check_input(X, ensure_min_samples=2)
         n = X.shape[0]
         if self.n_components > n:
             raise ValueError(f"n_components={self.n_components} must be at most the number of rows, {n}")
         labels = self._label_graph(y, n)
-        graph = gaussian_graph(
-            _normalise_rows(X),
-            self.bandwidth,
-            method=self.graph,
-            tolerance=self.tolerance,
-            n_neighbors=self.n_neighbors,
-        )
+        graph = gaussian_graph(_normalise_rows(X), self.bandwidth, self.graph, self.tolerance, self.n_neighbors)
         query = ManifoldQuery(graph, labels, self.label_weight)
         start = self._start(n, np.empty(0, X.dtype) if is_dask_array(X) else X, query)
         with np.errstate(over="ignore", invalid="ignore"):  # the solvers check for it
             embedding, history = SOLVERS[self.solver](query, start, self.n_iter, self.rescale)
-        self.graph_ = graph
-        self.embedding_ = embedding
-        self.objective_history_ = history
-        self.objective_ = history[-1]
+        self.graph_, self.embedding_ = graph, embedding
+        self.objective_history_, self.objective_ = history, history[-1]
         self.n_iter_ = max(len(history) - 1, 1)
         return self
 
@@ -435,19 +404,14 @@ def _normalise_rows(X: Array) -> Array:
     return X / ((X * X).sum(axis=1) ** 0.5)[:, None]
 
 
+Floats = NDArray[np.float64]
+
 _FLAT = 1e-14  # smaller singular values of unit clouds are rounding error
 
 
 @dataclass(frozen=True, eq=False)
 class SimilarityTransform:
     """The map ``x -> scale * rotation @ x + translation``.
-
-    Attributes
-    ----------
-    scale : float
-    rotation : ndarray of shape (d, d)
-        Orthogonal; its determinant is 1 unless a reflection was allowed and fits better.
-    translation : ndarray of shape (d,)
 
     Examples
     --------
@@ -456,8 +420,8 @@ class SimilarityTransform:
     """
 
     scale: float
-    rotation: Floats
-    translation: Floats
+    rotation: Floats  # orthogonal, shape (d, d); its determinant is 1 unless a reflection was allowed and fits better
+    translation: Floats  # shape (d,)
 
     def __post_init__(self) -> None:
         for name in ("rotation", "translation"):
@@ -484,9 +448,7 @@ def umeyama(
 
     Parameters
     ----------
-    source : array-like of shape (n, d)
-    target : array-like of shape (n, d)
-        Row i is the target of row i of `source`.
+    source, target : array-like of shape (n, d)
     scale : bool, default=True
         Whether the transform may scale; False preserves lengths (Kabsch).
     reflection : bool, default=False
@@ -495,8 +457,7 @@ def umeyama(
     Raises
     ------
     ValueError
-        If the points do not determine a rotation: too few points, all equal, or all in a subspace that leaves a
-        rotation free.
+        If the points do not determine a rotation.
 
     Examples
     --------

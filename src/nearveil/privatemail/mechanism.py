@@ -4,26 +4,14 @@ from dataclasses import KW_ONLY, MISSING, dataclass
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from sklearn.utils._param_validation import StrOptions
 
-from nearveil.mechanisms.base import (
-    COMPONENTS,
-    DELTA,
-    EPSILON,
-    Floats,
-    Message,
-    MessageError,
-    Release,
-    allow_integers,
-    allow_reals,
-    check_labels,
-    check_source,
-    parameter,
-)
+from nearveil.mechanisms.base import Floats, Message, MessageError, Release, check_labels, check_source
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers
 from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.parameters import COMPONENTS, DELTA, EPSILON, allow_integers, allow_reals, parameter
 from nearveil.privatemail.engines import (
     MAX_STEPS,
     Dummies,
@@ -38,7 +26,7 @@ from nearveil.privatemail.engines import (
     prepare_anchors,
 )
 from nearveil.privatemail.graph.labels import Encoding
-from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Recipe, Version
+from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Version
 
 
 @dataclass(eq=False, repr=False)
@@ -184,7 +172,9 @@ class PrivateMail(Release):
         single = rows.ndim == 1
         features = self.features(rows[None] if single else rows)
         target_labels = None if labels is None else check_labels(np.atleast_1d(labels), len(features), "labels")
-        messages, positions = self._make(features, target_labels, source)
+        contents, positions = self._engine.release(features, target_labels, self._dummies, source)
+        public_id, seeded = self.public_id, not source.sound
+        messages = [Message(self.name, public_id, arrays, seeded) for arrays in contents]
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
     def continue_embedding(self, message: Message, steps: int) -> Message:
@@ -274,18 +264,20 @@ class PrivateMail(Release):
         if labels is None or (labels < 0).any():
             raise ValueError("public_y must label every row, from 0, if as_published is set")
         assert self.as_published is not None
-        recipe = Recipe(
+        return PublishedEngine(
             self.as_published,
             epsilon=self.epsilon,
             delta=self.delta,
             sigma=self.bandwidth,
             label_weight=self.label_weight,
             start_scale=self.start_scale,
-            n_classes=int(labels.max()) + 1,
             private_steps=self.n_private_steps,
             public_steps=self.n_public_steps,
+            n_components=self.n_components,
+            public_seed=self.public_seed,
+            anchors=anchors,
+            labels=labels,
         )
-        return PublishedEngine(recipe, anchors, labels, self.n_components, self.public_seed)
 
     def _public_parts(self) -> tuple[object, ...]:
         # The server depends neither on the noise nor, unless as published, on the client's public steps.
@@ -296,13 +288,8 @@ class PrivateMail(Release):
             self.as_published and (self.as_published, int(self.n_public_steps)),
         )
 
-    def _make(self, features: Floats, labels: NDArray[np.int64] | None, source: Source) -> tuple[list[Message], Any]:
-        contents, positions = self._engine.release(features, labels, self._dummies, source)
-        public_id, seeded = self.public_id, not source.sound
-        return [Message(self.name, public_id, arrays, seeded) for arrays in contents], positions
-
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._make(features, None, source)[0]
+        raise NotImplementedError  # `release` also takes labels and returns positions
 
     def _prepare(self, features: Floats) -> tuple[Floats, GalleryEmbedding]:
         return features, self._engine.embed_gallery(features, None, self.n_public_steps)

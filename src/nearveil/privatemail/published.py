@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,9 +78,21 @@ def find_code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
     return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """A published algorithm, with its own parameters; epsilon and delta are its claims for the whole."""
+def compose_strongly(epsilon: float, steps: int, delta: float) -> float:
+    """Return the 2021 paper's total epsilon of `steps`; delta' is all of delta, because Laplace noise has none."""
+    return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
+
+
+def step_epsilon(total: float, steps: int, delta: float) -> float:
+    """Return the epsilon of one iteration for which `compose_strongly` states `total`."""
+    return float(brentq(lambda epsilon: compose_strongly(epsilon, steps, delta) - total, 0, total + 1, xtol=1e-15))
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedEngine:
+    """A published mechanism on its anchors; epsilon and delta are its claims for the whole."""
+
+    noises: ClassVar[tuple[()]] = ()
 
     version: Version
     epsilon: float
@@ -88,24 +100,17 @@ class Recipe:
     sigma: float  # its bandwidth
     label_weight: float
     start_scale: float
-    n_classes: int  # labels are 0 to ``n_classes - 1``
     private_steps: int  # for "2021"; the others take one
     public_steps: int
+    n_components: int
+    public_seed: int  # of both starts
+    anchors: Floats
+    labels: Labels  # from 0
 
     @property
     def bandwidth(self) -> float:
         """The s of ``exp(-d^2 / (2 s^2))``; the program has ``exp(-d^2 / sigma^2)``."""
         return self.sigma / math.sqrt(2) if self.version == "2022-code" else self.sigma
-
-    @property
-    def rescales(self) -> bool:
-        """Whether each step without noise rescales the embedding to Frobenius norm sqrt(rows)."""
-        return self.version == "2022-code"
-
-    @property
-    def server_steps(self) -> int:
-        """Steps of the server, from its own start: as many as the client's in 2021, T in 2022 (Algorithm 1)."""
-        return self.public_steps + (self.private_steps if self.version == "2021" else 0)
 
     def make_label_graph(self, labels: Labels) -> LabelGraph | CentredDistances:
         """Return the graph of labels: integers in 2022, one-hot in 2021 (Corollary 1.1)."""
@@ -117,7 +122,11 @@ class Recipe:
         """Return the noise of one private step."""
         if self.version == "2021":
             return self._laplace(start)
-        setting: Any = {"bandwidth": self.sigma, "label_weight": self.label_weight, "n_classes": self.n_classes}
+        setting: Any = {
+            "bandwidth": self.sigma,
+            "label_weight": self.label_weight,
+            "n_classes": int(self.labels.max()) + 1,
+        }
         if self.version == "2022":
             change = published_2022(start, **setting)
             scale = compute_classical_scale(change, self.epsilon, self.delta)
@@ -135,7 +144,7 @@ class Recipe:
             self.start_scale,
             bandwidth=self.sigma,
             label_weight=self.label_weight,
-            n_classes=self.n_classes,
+            n_classes=int(self.labels.max()) + 1,
             beta=Decimal(10) ** -math.ceil(4 * k * n / math.log(10)),  # the largest power of ten that it allows
         )
         scale = change / step_epsilon(self.epsilon, self.private_steps, self.delta)
@@ -143,82 +152,15 @@ class Recipe:
             sensitivity=change, scale=scale, size=start.size, grid=choose_laplace_grid(change, start.size)
         )
 
-
-def compose_strongly(epsilon: float, steps: int, delta: float) -> float:
-    """Return the 2021 paper's total epsilon of `steps`; delta' is all of delta, because Laplace noise has none."""
-    return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
-
-
-def step_epsilon(total: float, steps: int, delta: float) -> float:
-    """Return the epsilon of one iteration for which `compose_strongly` states `total`."""
-    return float(brentq(lambda epsilon: compose_strongly(epsilon, steps, delta) - total, 0, total + 1, xtol=1e-15))
-
-
-def embed_client(
-    recipe: Recipe, anchor_weights: Floats, target_weights: Floats, labels: Labels, start: Floats, source: Source
-) -> Floats:
-    """Embed the client's rows, targets before anchors, with the targets' true `labels`, which leak, and add noise.
-
-    `anchor_weights` are between anchors, `target_weights` from the targets to all rows, both with a zero diagonal.
-    """
-    t = len(target_weights)
-    weights = np.empty((len(start), len(start)))
-    weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T
-    label_graph, noise, Z = recipe.make_label_graph(labels), recipe.noise(start), start
-    degree = weights.sum(axis=1)
-    for _ in range(recipe.private_steps if recipe.version == "2021" else 1):
-        Z = add_noise(_step(recipe, weights, degree, label_graph, Z), noise, source=source)
-    rebuilt = compute_kernel(Z, Z, recipe.bandwidth)
-    np.fill_diagonal(rebuilt, 0)
-    degree = rebuilt.sum(axis=1)
-    for _ in range(recipe.public_steps):
-        Z = _rescale(recipe, _step(recipe, rebuilt, degree, label_graph, Z))
-    return Z
-
-
-def embed_server(recipe: Recipe, rows: Floats, labels: Labels, start: Floats) -> Floats:
-    """Embed the server's rows, gallery before anchors, with all their labels and no noise."""
-    # Single precision, like the program: an error of 1e-7 of a weight, in half the time.
-    graph = gaussian_graph(rows.astype(np.float32), recipe.bandwidth)
-    label_graph, Z = recipe.make_label_graph(labels), start
-    for _ in range(recipe.server_steps):
-        pull = recipe.label_weight * label_graph.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
-        Z = _rescale(recipe, Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
-    return Z
-
-
-def _step(
-    recipe: Recipe, weights: Floats, degree: Floats, label_graph: LabelGraph | CentredDistances, Z: Floats
-) -> Floats:
-    pull = recipe.label_weight * label_graph.laplacian_matmul(Z) - (degree[:, None] * Z - weights @ Z)
-    moved: Floats = Z + pull / (2 * (degree[:, None] + _NO_DIVISION_BY_ZERO))
-    return moved
-
-
-def _rescale(recipe: Recipe, Z: Floats) -> Floats:
-    return Z * (math.sqrt(len(Z)) / np.linalg.norm(Z)) if recipe.rescales else Z
-
-
-@dataclass(frozen=True, eq=False)
-class PublishedEngine:
-    """A published mechanism: its recipe, the anchors, and the seed of both starts."""
-
-    recipe: Recipe
-    anchors: Floats
-    labels: Labels
-    n_components: int
-    public_seed: int
-    noises: tuple[()] = ()
-
     def guarantee(self) -> Guarantee:
         """Return the published figures, marked as unsound."""
         return replace(
             make_guarantee(
-                self.recipe.epsilon,
-                self.recipe.delta,
-                f"as published ({self.recipe.version})",
+                self.epsilon,
+                self.delta,
+                f"as published ({self.version})",
                 "docs/theory/privatemail.md",
-                reason=REASONS[self.recipe.version],
+                reason=REASONS[self.version],
             ),
             unit="image",
         )
@@ -231,9 +173,9 @@ class PublishedEngine:
             raise ValueError("labels must be given: as published, the target's own label is used after the noise")
         if (labels < 0).any():
             raise ValueError("labels must be numbered from 0")
-        if dummies is not None and self.recipe.version != "2022":
-            raise ValueError(f'dummies are no part of as_published="{self.recipe.version}"')
-        weights = compute_kernel(self.anchors, self.anchors, self.recipe.bandwidth)
+        if dummies is not None and self.version != "2022":
+            raise ValueError(f'dummies are no part of as_published="{self.version}"')
+        weights = compute_kernel(self.anchors, self.anchors, self.bandwidth)
         np.fill_diagonal(weights, 0)
         messages = [
             self._make_message(weights, row, label, dummies, source)
@@ -245,7 +187,7 @@ class PublishedEngine:
         """Return targets, anchors and steps."""
         m = len(self.anchors)
         rows = read_rows(message, "embedding", self.n_components, m + 1)
-        return rows[:-m], rows[-m:], self.recipe.public_steps
+        return rows[:-m], rows[-m:], self.public_steps
 
     def take_steps(self, message: Message, steps: int) -> Arrays:
         """Raise: the published steps are not post-processing."""
@@ -263,11 +205,9 @@ class PublishedEngine:
         if not np.any(features, axis=1).all():
             raise ValueError("gallery must not hold a row that equals the public mean: centred, it is zero")
         generator = np.random.default_rng([self.public_seed, 1])
-        start = generator.normal(
-            scale=self.recipe.start_scale, size=(len(features) + len(self.anchors), self.n_components)
-        )
+        start = generator.normal(scale=self.start_scale, size=(len(features) + len(self.anchors), self.n_components))
         rows = np.vstack([features, self.anchors])
-        Z = embed_server(self.recipe, rows, np.concatenate([labels, self.labels]), start)
+        Z = self._embed_server(rows, np.concatenate([labels, self.labels]), start)
         return GalleryEmbedding(Z[: len(features)], Z[len(features) :], steps)
 
     def _make_message(
@@ -284,11 +224,50 @@ class PublishedEngine:
             targets = np.vstack([targets, candidates.features[drawn]])[order]
             labels, position = np.concatenate([labels, candidates.labels[drawn]])[order], int(np.argmin(order))
         t, m = len(targets), len(self.anchors)
-        target_weights = compute_kernel(targets, np.vstack([targets, self.anchors]), self.recipe.bandwidth)
+        target_weights = compute_kernel(targets, np.vstack([targets, self.anchors]), self.bandwidth)
         np.fill_diagonal(target_weights, 0)
         generator = np.random.default_rng([self.public_seed, 0])
         # Draw the anchors' start first, so that it does not depend on the number of targets.
-        start = np.roll(generator.normal(scale=self.recipe.start_scale, size=(m + t, self.n_components)), t, axis=0)
+        start = np.roll(generator.normal(scale=self.start_scale, size=(m + t, self.n_components)), t, axis=0)
         all_labels = np.concatenate([labels, self.labels])
-        embedding = embed_client(self.recipe, anchor_weights, target_weights, all_labels, start, source)
+        embedding = self._embed_client(anchor_weights, target_weights, all_labels, start, source)
         return {"embedding": embedding}, position
+
+    def _embed_client(
+        self, anchor_weights: Floats, target_weights: Floats, labels: Labels, start: Floats, source: Source
+    ) -> Floats:
+        """Embed the client's rows, targets before anchors, with the targets' true `labels`, which leak, and add noise.
+
+        `anchor_weights` are between anchors, `target_weights` from the targets to all rows, both with a zero diagonal.
+        """
+        t = len(target_weights)
+        weights = np.empty((len(start), len(start)))
+        weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T
+        label_graph, noise, Z = self.make_label_graph(labels), self.noise(start), start
+        for _ in range(self.private_steps if self.version == "2021" else 1):
+            Z = add_noise(self._step(Z, weights, label_graph), noise, source=source)
+        rebuilt = compute_kernel(Z, Z, self.bandwidth)
+        np.fill_diagonal(rebuilt, 0)
+        for _ in range(self.public_steps):
+            Z = self._rescale(self._step(Z, rebuilt, label_graph))
+        return Z
+
+    def _embed_server(self, rows: Floats, labels: Labels, start: Floats) -> Floats:
+        """Embed the server's rows, gallery before anchors, with all their labels and no noise, from its own start."""
+        # Single precision, like the program: an error of 1e-7 of a weight, in half the time.
+        graph = gaussian_graph(rows.astype(np.float32), self.bandwidth)
+        label_graph, Z = self.make_label_graph(labels), start
+        # As many steps as the client in 2021, T in 2022 (Algorithm 1).
+        for _ in range(self.public_steps + (self.private_steps if self.version == "2021" else 0)):
+            pull = self.label_weight * label_graph.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
+            Z = self._rescale(Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
+        return Z
+
+    def _step(self, Z: Floats, weights: Floats, label_graph: LabelGraph | CentredDistances) -> Floats:
+        degree = weights.sum(axis=1)[:, None]
+        pull = self.label_weight * label_graph.laplacian_matmul(Z) - (degree * Z - weights @ Z)
+        return np.asarray(Z + pull / (2 * (degree + _NO_DIVISION_BY_ZERO)))
+
+    def _rescale(self, Z: Floats) -> Floats:
+        """Scale the embedding to Frobenius norm sqrt(rows), as the program does after each step without noise."""
+        return Z * (math.sqrt(len(Z)) / np.linalg.norm(Z)) if self.version == "2022-code" else Z

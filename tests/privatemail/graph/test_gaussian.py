@@ -342,8 +342,8 @@ def bad_rows(value: float) -> Any:
         (bad_rows(1e-3), {}, r"rows of norm 1 \(row 2 has not\)"),
         (unit_rows(5, 3) * (1 + 1e-3), {}, "rows of norm 1"),
         (unit_rows(5, 3), {"bandwidth": unit_rows(5, 3)}, "bandwidth must be from 1e-100 to 1e[+]100$"),
-        (unit_rows(5, 3), {"method": unit_rows(5, 3)}, "method must be one of"),
-        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": True}, "n_neighbors must be a whole number"),
+        (unit_rows(5, 3), {"method": unit_rows(5, 3)}, 'method must be "auto"'),
+        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": True}, "n_neighbors must be an integer"),
         (np.eye(3, dtype=np.float16), {"method": "neighbors", "n_neighbors": 1}, "float16.*convert it to float32"),
         (unit_rows(5, 3), {"bandwidth": 1e-9}, "bandwidth 1e-09 is too small: the rounding"),
         (bad_rows(0.0), {}, r"X holds a row of zeros \(row 2\), which has no direction"),
@@ -362,9 +362,9 @@ def bad_rows(value: float) -> Any:
         (unit_rows(5, 3), {"bandwidth": "wide"}, "bandwidth must be from 1e-100"),
         (unit_rows(5, 3), {"bandwidth": 1e-200}, "bandwidth must be from 1e-100"),
         (unit_rows(5, 3), {"tolerance": 0.0}, "tolerance must be a positive finite number"),
-        (unit_rows(5, 3), {"method": "magic"}, "method must be one of auto, exact, series, neighbors"),
-        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 5}, "n_neighbors must be a whole number from 1 to 4"),
-        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 0}, "n_neighbors must be a whole number from 1 to 4"),
+        (unit_rows(5, 3), {"method": "magic"}, 'method must be "auto", "exact", "series" or "neighbors"'),
+        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 5}, "n_neighbors must be an integer from 1 to 4"),
+        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 0}, "n_neighbors must be an integer from 1 to 4"),
     ],
 )
 def test_bad_input_is_named(X: Any, parameters: dict[str, Any], message: str) -> None:

@@ -53,28 +53,14 @@ def move_to_library(values: Array, model: Array) -> Array:
     return find_namespace(model).asarray(values, device=device(model))
 
 
-def find_epsilon(array: Array) -> float:
-    """Return the distance from 1 to the next number in the dtype of `array`."""
-    return float(find_namespace(array).finfo(array.dtype).eps)
-
-
-def find_tiny(array: Array) -> float:
-    """Return the least positive normal number in the dtype of `array`."""
-    return float(find_namespace(array).finfo(array.dtype).smallest_normal)
+def find_limits(array: Array) -> Any:
+    """Return the limits of the floating-point dtype of `array`."""
+    return find_namespace(array).finfo(array.dtype)
 
 
 def make_ones(model: Array) -> Array:
     """Return ones of shape (n, 1) with the dtype and device of `model`, an (n, k) array."""
     return find_namespace(model).ones_like(model[:, :1])
-
-
-def sum_segments(values: Array, codes: Array, n_segments: int) -> Array:
-    """Sum the rows of `values` that share a code from 0 to ``n_segments - 1``."""
-    if isinstance(values, np.ndarray):
-        sums = [np.bincount(codes, weights=column, minlength=n_segments) for column in values.T]
-        return np.stack(sums, axis=1).astype(values.dtype, copy=False)
-    doubles = values.double()
-    return doubles.new_zeros((n_segments, values.shape[1])).index_add_(0, codes, doubles).to(values.dtype)
 
 
 def check_unit_rows(X: Array, least: int = 2) -> Array:
@@ -103,7 +89,7 @@ def check_unit_rows(X: Array, least: int = 2) -> Array:
         row = int(xp.argmin(norms))
         raise ValueError(f"X holds a row of zeros (row {row}), which has no direction: remove it")
     off = xp.abs(norms - 1)
-    if float(xp.max(off)) > max(1e-4, 8 * find_epsilon(X)):
+    if float(xp.max(off)) > max(1e-4, 8 * float(find_limits(X).eps)):
         row = int(xp.argmax(off))
         raise ValueError(
             f"X must have rows of norm 1 (row {row} has not): divide each row by its norm, "
@@ -117,13 +103,10 @@ def check_columns(Z: Array, n: int, model: Array | None = None) -> Array:
     Z = as_array(Z)
     if model is not None:
         check_same_library(Z, model, "Z")
-    xp = find_namespace(Z)
     if Z.ndim != 2 or Z.shape[0] != n:
         raise ValueError(f"Z must have shape ({n}, k), a row for each row of the graph; got {tuple(Z.shape)}")
-    Z = check_real(Z, "Z")
-    if model is not None:
-        Z = xp.astype(Z, model.dtype, copy=False)
-    if not bool(xp.all(xp.isfinite(Z))):
+    Z = check_real(Z, "Z") if model is None else find_namespace(Z).astype(check_real(Z, "Z"), model.dtype, copy=False)
+    if not bool(find_namespace(Z).isfinite(Z).all()):
         raise ValueError("Z holds NaN or infinity")
     return Z
 
@@ -265,7 +248,8 @@ class GaussianGraph(Graph):
 
     def _check_degree(self, degree: Array) -> Array:
         xp = find_namespace(degree)
-        lost = degree < find_tiny(degree) / find_epsilon(degree)
+        limits = find_limits(degree)
+        lost = degree < float(limits.smallest_normal) / float(limits.eps)
         if bool(xp.any(lost)):
             raise ValueError(
                 f"the degree of {int(xp.sum(xp.astype(lost, xp.int64)))} row(s) underflows: at bandwidth "

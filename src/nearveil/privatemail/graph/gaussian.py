@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import sys
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
-from nearveil.privacy.checks import check_positive, is_integer
+from nearveil.privacy.checks import check_choice, check_integer, check_positive
 from nearveil.privatemail.graph._base import (
     Array,
     GaussianGraph,
@@ -21,8 +22,8 @@ from nearveil.privatemail.graph._base import (
     as_array,
     check_bandwidth,
     check_unit_rows,
+    find_limits,
     find_namespace,
-    find_tiny,
     is_host,
     move_to_library,
     to_numpy,
@@ -54,26 +55,22 @@ class ExactGraph(GaussianGraph):
     method = "exact"
 
     def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
-        if find_namespace(X).finfo(X.dtype).bits < 32 and not _has_fused_kernel(X):
+        if find_limits(X).bits < 32 and not _has_fused_kernel(X):
             raise ValueError(f"X has dtype {X.dtype}, too coarse for this device and width: convert it to float32")
         super().__init__(X, bandwidth, model)
-        if 2 * self._sharpness > -np.log(find_tiny(self._model)) / 2:
+        if 2 * self._sharpness > -np.log(float(find_limits(self._model).smallest_normal)) / 2:
             _ = self.degree  # raise now, not at the first product, if weights underflow
 
     def _product(self, Z: Array) -> Array:
         if _has_fused_kernel(self._X):
-            from nearveil.privatemail.graph import _fused
-
-            return _fused.product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
+            return _import_fused().product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
         if is_host(self._X):
             return move_to_library(_multiply_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
         return _multiply_symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         if _has_fused_kernel(self._X):
-            from nearveil.privatemail.graph import _fused
-
-            return _fused.product(X, self._X, Z, self._sharpness, skip_diagonal=False)
+            return _import_fused().product(X, self._X, Z, self._sharpness, skip_diagonal=False)
         tile = HOST_TILE if is_host(self._X) else DEVICE_TILE
         return _multiply_rectangular(X, self._X, Z, self._sharpness, tile)
 
@@ -81,7 +78,12 @@ class ExactGraph(GaussianGraph):
 def _has_fused_kernel(X: Array) -> bool:
     """Return whether the Triton kernel supports the rows of `X`."""
     on_gpu = getattr(X, "is_cuda", False) and importlib.util.find_spec("triton") is not None
-    return on_gpu and find_namespace(X).finfo(X.dtype).bits <= 32 and X.shape[1] <= FUSED_FEATURES
+    return on_gpu and find_limits(X).bits <= 32 and X.shape[1] <= FUSED_FEATURES
+
+
+def _import_fused() -> Any:
+    """Import the Triton kernel, which needs a GPU and PyTorch."""
+    return importlib.import_module("nearveil.privatemail.graph._fused")
 
 
 def _weights(A: Array, B: Array, sharpness: float) -> Array:
@@ -93,17 +95,11 @@ def _weights(A: Array, B: Array, sharpness: float) -> Array:
     return xp.exp(exponents)
 
 
-def _make_accumulator(Z: Array) -> Array:
-    """Return zeros like `Z` in double precision: sums of a million tiles need the digits."""
-    xp = find_namespace(Z)
-    return xp.zeros_like(Z, dtype=xp.float64)
-
-
 def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: int = 0, stride: int = 1) -> Array:
     """Multiply the weights by `Z`, for the tiles of every `stride`-th strip of rows, in double precision."""
     xp = find_namespace(X)
     n = X.shape[0]
-    total = _make_accumulator(Z)
+    total = xp.zeros_like(Z, dtype=xp.float64)  # sums of a million tiles need the digits
     for i in range(first * tile, n, stride * tile):
         rows, here = X[i : i + tile], Z[i : i + tile]
         weights = _weights(rows, rows, sharpness)
@@ -201,12 +197,10 @@ class NeighborsGraph(GaussianGraph):
 
 def _find_nearest(queries: Any, rows: Any, k: int) -> Any:
     """Return the positions of the k nearest `rows` of each query, nearest first."""
-    search = NearestNeighbors(n_neighbors=k, algorithm="brute").fit(rows)
-    return search.kneighbors(queries, return_distance=False)
+    return NearestNeighbors(n_neighbors=k, algorithm="brute").fit(rows).kneighbors(queries, return_distance=False)
 
 
 Method = Literal["auto", "exact", "series", "neighbors"]
-METHODS = ("auto", "exact", "series", "neighbors")
 
 _EXPONENTIAL = 16  # cost of an exponential in multiplications, measured on the host
 _COLUMNS = 2  # columns of Z that "auto" assumes
@@ -257,28 +251,24 @@ def gaussian_graph(
     """
     bandwidth = check_bandwidth(bandwidth)
     tolerance = check_positive(tolerance, "tolerance")
-    if not (isinstance(method, str) and method in METHODS):
-        raise ValueError(f"method must be one of {', '.join(METHODS)}")
+    check_choice(method, "method", Method)
     if is_dask_array(X):
         return _make_spread_graph(SpreadRows.of(X), bandwidth, method, tolerance)
     rows = check_unit_rows(_cast_precisely(X, bandwidth, tolerance))
-    model = _make_model_column(as_array(X))
+    model = as_array(X)
+    model = find_namespace(model).astype(model[:, :1], _result_dtype(model), copy=True)
+    if method in ("neighbors", "series") and find_limits(rows).bits < 32:
+        raise ValueError(f"X has dtype {rows.dtype}, too coarse for this method: convert it to float32")
     if method == "neighbors":
-        return NeighborsGraph(
-            _cast_at_least_single(rows), bandwidth, model, _check_neighbors(n_neighbors, rows.shape[0])
-        )
-    if sys.float_info.epsilon * bandwidth**-2 > tolerance:
-        raise ValueError(
-            f"bandwidth {bandwidth:g} is too small: the rounding of inner products would move weights by more than "
-            f'tolerance {tolerance:g}. Use a larger bandwidth or tolerance, or method="neighbors"'
-        )
-    polynomial = None if method == "exact" else find_least_polynomial(bandwidth**-2, tolerance)
-    if method == "series":
-        return SeriesGraph(
-            _cast_at_least_single(rows), bandwidth, model, _check_polynomial(polynomial, rows, bandwidth, tolerance)
-        )
-    if method == "auto" and polynomial is not None and _is_series_faster(polynomial, rows):
+        n_neighbors = check_integer(n_neighbors, "n_neighbors", 1, rows.shape[0] - 1)
+        return NeighborsGraph(rows, bandwidth, model, n_neighbors)
+    polynomial = _choose_polynomial(rows, bandwidth, method, tolerance)
+    if method == "series" and polynomial is not None:
         return SeriesGraph(rows, bandwidth, model, polynomial)
+    if method == "auto" and polynomial is not None and find_limits(rows).bits >= 32:
+        n, d = rows.shape
+        if 2 * count_moments(polynomial.degree, d) * _COLUMNS < n * (d + _EXPONENTIAL) / 2:
+            return SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
 
 
@@ -288,13 +278,33 @@ def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, toler
         raise ValueError('method "neighbors" does not work on Dask arrays: use "series" or "exact"')
     if rows.dtype not in (np.float32, np.float64):
         raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
+    return SpreadGraph(rows, bandwidth, _choose_polynomial(rows, bandwidth, method, tolerance))
+
+
+def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: float) -> KernelPolynomial | None:
+    """Return the polynomial of a series; None if no series should, or can, be used."""
     if sys.float_info.epsilon * bandwidth**-2 > tolerance:
-        raise ValueError(f"bandwidth {bandwidth:g} is too small for tolerance {tolerance:g}: use a larger one")
-    polynomial = None if method == "exact" else find_least_polynomial(bandwidth**-2, tolerance)
-    model = np.empty((0, rows.shape[1]), np.float64)
-    if method == "series" or (polynomial is not None and _do_moments_fit(polynomial, model)):
-        return SpreadSeries(rows, bandwidth, _check_polynomial(polynomial, model, bandwidth, tolerance))
-    return SpreadExact(rows, bandwidth)
+        raise ValueError(
+            f"bandwidth {bandwidth:g} is too small: the rounding of inner products would move weights by more than "
+            f'tolerance {tolerance:g}. Use a larger bandwidth or tolerance, or method="neighbors"'
+        )
+    if method == "exact":
+        return None
+    polynomial = find_least_polynomial(bandwidth**-2, tolerance)
+    if polynomial is not None and count_moments(polynomial.degree, X.shape[1]) <= MOMENTS_LIMIT:
+        return polynomial
+    if method == "auto":
+        return None
+    if polynomial is None:
+        least_error = find_best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
+        raise ValueError(
+            f"no polynomial of degree {MAX_DEGREE} or less meets tolerance {tolerance:g} at bandwidth {bandwidth:g} "
+            f'(the best has error {least_error:.1e}): use method="exact", a larger tolerance or a larger bandwidth'
+        )
+    raise ValueError(
+        f"a series of degree {polynomial.degree} in {X.shape[1]} features needs too many moments: use "
+        'method="exact", or a tolerance that a lower degree meets'
+    )
 
 
 def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
@@ -307,139 +317,79 @@ def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
     return X
 
 
-def _make_model_column(X: Array) -> Array:
-    """Return a column in the dtype of the results: that of the rows, at least float32."""
-    xp = find_namespace(X)
-    return xp.astype(X[:, :1], X.dtype if xp.finfo(X.dtype).bits >= 32 else xp.float32, copy=True)
-
-
-def _cast_at_least_single(X: Array) -> Array:
-    if find_namespace(X).finfo(X.dtype).bits < 32:
-        raise ValueError(f"X has dtype {X.dtype}, too coarse for this method: convert it to float32")
-    return X
-
-
-def _check_neighbors(n_neighbors: Any, n: int) -> int:
-    if not is_integer(n_neighbors, 1, n - 1):
-        raise ValueError(f"n_neighbors must be a whole number from 1 to {n - 1}, one less than the rows")
-    return int(n_neighbors)
-
-
-def _check_polynomial(
-    polynomial: KernelPolynomial | None, X: Array, bandwidth: float, tolerance: float
-) -> KernelPolynomial:
-    if polynomial is None:
-        least_error = find_best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
-        raise ValueError(
-            f"no polynomial of degree {MAX_DEGREE} or less meets tolerance {tolerance:g} at bandwidth {bandwidth:g} "
-            f'(the best has error {least_error:.1e}): use method="exact", a larger tolerance or a larger bandwidth'
-        )
-    if not _do_moments_fit(polynomial, X):
-        raise ValueError(
-            f"a series of degree {polynomial.degree} in {X.shape[1]} features needs too many moments: use "
-            'method="exact", or a tolerance that a lower degree meets'
-        )
-    return polynomial
-
-
-def _do_moments_fit(polynomial: KernelPolynomial, X: Array) -> bool:
-    return count_moments(polynomial.degree, X.shape[1]) <= MOMENTS_LIMIT
-
-
-def _is_series_faster(polynomial: KernelPolynomial, X: Array) -> bool:
-    """Return whether the series takes fewer operations than the exact graph."""
-    n, d = X.shape
-    series = 2 * count_moments(polynomial.degree, d) * _COLUMNS
-    exact = n * (d + _EXPONENTIAL) / 2
-    return _do_moments_fit(polynomial, X) and find_namespace(X).finfo(X.dtype).bits >= 32 and series < exact
+def _result_dtype(X: Array) -> Any:
+    """Return the dtype of results: that of the rows, at least float32."""
+    return X.dtype if find_limits(X).bits >= 32 else find_namespace(X).float32
 
 
 class SpreadGraph(GaussianGraph):
     """A graph of the rows of a Dask array, in double precision: workers multiply their blocks, `Z` stays here.
 
-    Sums follow the order of the blocks, so chunk sizes change results by rounding only.
+    With a polynomial, one pass over the blocks collects sums and another applies them; without, there is a task for
+    each pair of blocks. Sums follow the order of the blocks, so chunk sizes change results by rounding only.
     """
 
-    def __init__(self, rows: SpreadRows, bandwidth: float) -> None:
+    def __init__(self, rows: SpreadRows, bandwidth: float, polynomial: KernelPolynomial | None) -> None:
         if rows.shape[0] < 2:
             raise ValueError(f"X has {rows.shape[0]} row(s); it needs at least 2")
         Graph.__init__(self, np.empty((rows.shape[0], 1), rows.dtype), rows.shape[0], np.dtype(np.float64))
         self._rows = rows
         self._X = np.empty((0, rows.shape[1]))  # dtype and features of new rows
         self.bandwidth = bandwidth
+        self.polynomial = polynomial
+        self.method = "exact" if polynomial is None else "series"
+        self.error_bound = 0.0 if polynomial is None else polynomial.error_bound
+
+    def _map(self, stage: str, function: Callable[..., Any], tasks: list[Any], *shared: Any) -> Iterator[Any]:
+        return self._rows.cluster.map(function, tasks, *shared, stage=stage)
 
     def _pair_blocks(self, Z: Array) -> list[tuple[Any, Array]]:
         """Return every block with its rows of `Z`."""
         return [(part, Z[rows]) for part, rows in zip(self._rows.parts, self._rows.cuts, strict=True)]
 
-
-class SpreadSeries(SpreadGraph):
-    """Weights by a polynomial: one pass over the blocks collects sums, another applies them."""
-
-    method = "series"
-
-    def __init__(self, rows: SpreadRows, bandwidth: float, polynomial: KernelPolynomial) -> None:
-        super().__init__(rows, bandwidth)
-        self.polynomial, self.error_bound = polynomial, polynomial.error_bound
-
     def _collect(self, Z: Array) -> list[Array]:
-        blocks = self._rows.cluster.map(
-            _collect_block, self._pair_blocks(Z), self.bandwidth, self.polynomial, stage="collecting moments"
-        )
-        total = next(blocks)
-        for sums in blocks:  # one block at a time: moments may be large
+        """Return the sums of a series over all blocks, one block at a time: moments may be large."""
+        blocks = self._map("collecting moments", _collect_block, self._pair_blocks(Z), self.bandwidth, self.polynomial)
+        total: list[Array] = next(blocks)
+        for sums in blocks:
             total = [first + second for first, second in zip(total, sums, strict=True)]
         return total
 
     def _product(self, Z: Array) -> Array:
-        shared = (self._collect(Z), self.bandwidth, self.polynomial)
-        blocks = self._rows.cluster.map(_apply_block, self._pair_blocks(Z), *shared, stage="applying moments")
-        return np.concatenate(list(blocks))
+        blocks = self._pair_blocks(Z)
+        if self.polynomial is not None:
+            sums = self._collect(Z)
+            return np.concatenate(
+                list(self._map("applying moments", _apply_block, blocks, sums, self.bandwidth, self.polynomial))
+            )
+        tasks = [(rows, columns, values, rows is columns) for rows, _ in blocks for columns, values in blocks]
+        product = np.zeros(Z.shape, np.float64)
+        for number, term in enumerate(self._map("multiplying weights", _multiply_blocks, tasks, self._sharpness)):
+            product[self._rows.cuts[number // len(blocks)]] += term
+        return product
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
-        return SeriesGraph(X, self.bandwidth, X[:, :1], self.polynomial).apply_sums(X, self._collect(Z), Z.dtype)
+        if self.polynomial is not None:
+            return SeriesGraph(X, self.bandwidth, X[:, :1], self.polynomial).apply_sums(X, self._collect(Z), Z.dtype)
+        terms = self._map("multiplying weights", _multiply_new_rows, self._pair_blocks(Z), X, self._sharpness)
+        return sum(terms, np.zeros((len(X), Z.shape[1]), np.float64))
 
 
 def _check_block(rows: NDArray[Any]) -> Array:
     return check_unit_rows(rows.astype(np.float64, copy=False), least=0)
 
 
-def _make_series(rows: NDArray[Any], bandwidth: float, polynomial: KernelPolynomial) -> SeriesGraph:
-    unit = _check_block(rows)
-    return SeriesGraph(unit, bandwidth, unit[:, :1], polynomial)
-
-
 def _collect_block(block: tuple[NDArray[Any], Array], bandwidth: float, polynomial: KernelPolynomial) -> list[Array]:
-    rows, Z = block
-    return _make_series(rows, bandwidth, polynomial).collect_sums(Z)
+    unit = _check_block(block[0])
+    return SeriesGraph(unit, bandwidth, unit[:, :1], polynomial).collect_sums(block[1])
 
 
 def _apply_block(
     block: tuple[NDArray[Any], Array], sums: list[Array], bandwidth: float, polynomial: KernelPolynomial
 ) -> Array:
-    rows, Z = block
-    graph = _make_series(rows, bandwidth, polynomial)
-    return graph.apply_sums(graph._X, sums, Z.dtype) - graph.compute_self_weights()[:, None] * Z
-
-
-class SpreadExact(SpreadGraph):
-    """All weights, with a task for each pair of blocks."""
-
-    method = "exact"
-
-    def _product(self, Z: Array) -> Array:
-        blocks = self._pair_blocks(Z)
-        tasks = [(rows, columns, values, rows is columns) for rows, _ in blocks for columns, values in blocks]
-        terms = self._rows.cluster.map(_multiply_blocks, tasks, self._sharpness, stage="multiplying weights")
-        product = np.zeros(Z.shape, np.float64)
-        for number, term in enumerate(terms):
-            product[self._rows.cuts[number // len(blocks)]] += term
-        return product
-
-    def _cross_product(self, X: Array, Z: Array) -> Array:
-        blocks = self._pair_blocks(Z)
-        terms = self._rows.cluster.map(_multiply_new_rows, blocks, X, self._sharpness, stage="multiplying weights")
-        return sum(terms, np.zeros((len(X), Z.shape[1]), np.float64))
+    unit, Z = _check_block(block[0]), block[1]
+    graph = SeriesGraph(unit, bandwidth, unit[:, :1], polynomial)
+    return graph.apply_sums(unit, sums, Z.dtype) - graph.compute_self_weights()[:, None] * Z
 
 
 def _multiply_blocks(task: tuple[NDArray[Any], NDArray[Any], Array, bool], sharpness: float) -> Array:
@@ -449,5 +399,4 @@ def _multiply_blocks(task: tuple[NDArray[Any], NDArray[Any], Array, bool], sharp
 
 
 def _multiply_new_rows(block: tuple[NDArray[Any], Array], X: Array, sharpness: float) -> Array:
-    rows, Z = block
-    return _multiply_rectangular(X, _check_block(rows), Z, sharpness)
+    return _multiply_rectangular(X, _check_block(block[0]), block[1], sharpness)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.privacy.checks import check_choice
 from nearveil.privatemail.graph._base import (
     Array,
     Graph,
@@ -14,7 +15,6 @@ from nearveil.privatemail.graph._base import (
     check_columns,
     find_namespace,
     move_to_library,
-    sum_segments,
     to_numpy,
 )
 
@@ -68,7 +68,7 @@ class LabelGraph(Graph):
             return Z
         n_classes = len(self.classes)
         codes = move_to_library(self._codes, Z)
-        sums = sum_segments(Z, codes, n_classes + 1)[:n_classes, :]
+        sums = _sum_classes(Z, codes, n_classes)
         unlabelled = xp.zeros_like(Z[:1, :])
         same_class = xp.take(xp.concat([sums, unlabelled]), codes, axis=0)
         other_classes = xp.take(xp.concat([self._kernel_times(sums), unlabelled]), codes, axis=0)
@@ -86,6 +86,15 @@ class LabelGraph(Graph):
             kernel = np.exp(-0.5 * (distances / self.bandwidth) ** 2) * (distances != 0)
             parts.append(xp.matmul(xp.astype(move_to_library(kernel, sums), sums.dtype), sums))
         return xp.concat(parts) if parts else sums
+
+
+def _sum_classes(Z: Array, codes: Array, n_classes: int) -> Array:
+    """Sum the rows of each class, in double precision."""
+    if isinstance(Z, np.ndarray):
+        sums = [np.bincount(codes, weights=column, minlength=n_classes + 1) for column in Z.T]
+        return np.stack(sums, axis=1)[:n_classes].astype(Z.dtype, copy=False)
+    doubles = Z.double()
+    return doubles.new_zeros((n_classes + 1, Z.shape[1])).index_add_(0, codes, doubles).to(Z.dtype)[:n_classes]
 
 
 def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer") -> LabelGraph:
@@ -115,8 +124,7 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
            [0.   , 0.   , 0.   , 0.   ]])
     """
     bandwidth = check_bandwidth(bandwidth)
-    if encoding not in ("integer", "one-hot"):
-        raise ValueError(f'encoding must be "integer" or "one-hot"; got {encoding!r}')
+    check_choice(encoding, "encoding", Encoding)
     y = as_array(y)
     host = _check_labels(to_numpy(y), encoding)
     labelled = host != (UNLABELLED if host.dtype.kind in "iub" else np.array(str(UNLABELLED)).astype(host.dtype.kind))

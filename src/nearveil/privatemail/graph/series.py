@@ -45,7 +45,7 @@ def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
         *coefficients, _level = np.linalg.solve(np.hstack([powers, signs]), np.ones(degree + 2))
         polynomial = Polynomial(coefficients)
         extrema = _find_extrema(polynomial, sharpness, end)
-        error = float(np.max(np.abs(_compute_relative_error(polynomial, sharpness, extrema))))
+        error = float(np.max(np.abs(polynomial(extrema) * np.exp(-sharpness * (extrema - 1)) - 1)))
         if best is not None and error >= best[0] * (1 - 1e-9):
             break
         best = (error, polynomial)
@@ -55,11 +55,6 @@ def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
     assert best is not None
     rounding = 8 * np.finfo(float).eps * np.exp(2 * sharpness)
     return KernelPolynomial(tuple(float(c) for c in best[1].coef), float(best[0] * (1 + 1e-6) + rounding))
-
-
-def _compute_relative_error(polynomial: Polynomial, sharpness: float, t: NDArray[np.float64]) -> NDArray[np.float64]:
-    values: NDArray[np.float64] = polynomial(t) * np.exp(-sharpness * (t - 1)) - 1
-    return values
 
 
 def _find_extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArray[np.float64]:
@@ -72,11 +67,8 @@ def _find_extrema(polynomial: Polynomial, sharpness: float, end: float) -> NDArr
 
 def find_least_polynomial(sharpness: float, tolerance: float) -> KernelPolynomial | None:
     """Return the polynomial of least degree, up to 3, with a certified error of at most `tolerance`, or None."""
-    for degree in range(MAX_DEGREE + 1):
-        polynomial = find_best_polynomial(sharpness, degree)
-        if polynomial.error_bound <= tolerance:
-            return polynomial
-    return None
+    polynomials = (find_best_polynomial(sharpness, degree) for degree in range(MAX_DEGREE + 1))
+    return next((polynomial for polynomial in polynomials if polynomial.error_bound <= tolerance), None)
 
 
 HOST_BLOCK = 1 << 19  # numbers in a block of rows: 4 MiB of doubles, so that a block stays in cache

@@ -220,8 +220,7 @@ def published_2021(
         The n and k of the paper.
     start_scale : float
         The standard deviation of the start, the paper's sigma_q.
-    bandwidth : float
-    label_weight : float
+    bandwidth, label_weight : float
     n_classes : int
         Labels are 0 to ``n_classes - 1``; not used for one-hot labels.
     beta : float or Decimal
@@ -324,24 +323,16 @@ def bound_step(
     return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * float(np.linalg.norm(start))
 
 
-@dataclass(frozen=True)
-class Entries:
-    """Bounds on the summands z_ij of the 2021 paper, squared entries of the difference of two steps."""
-
-    off_least: float
-    off_most: float
-    diagonal_least: float
-    diagonal_most: float
-
-    def phi(self, n: int) -> tuple[float, float]:
-        """Return phi_min and phi_max, ``n z_ij + z_ii``."""
-        return n * self.off_least + self.diagonal_least, n * self.off_most + self.diagonal_most
+Entries = tuple[float, float, float, float]  # least and most off-diagonal z_ij, and the same on the diagonal
 
 
 def bound_entries(
     n: int, bandwidth: float, label_weight: float, n_classes: int, encoding: Encoding, variant: Variant
 ) -> Entries:
-    """Return the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived")."""
+    """Bound the summands z_ij of the 2021 paper, squared entries of the difference of two steps.
+
+    By the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived").
+    """
     at = bound_degrees(n, bandwidth)
     s2, alpha = bandwidth**2, label_weight
     printed = variant == "printed"
@@ -356,7 +347,7 @@ def bound_entries(
     one_hot_least = alpha**2 * ((low_one / at.high) ** 2 + (added_one / n) ** 2 - 2 * n * at.high / (slip * added_one))
     if encoding == "one-hot":
         off = _bound_off_diagonal(at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
-        return Entries(*off, one_hot_least, one_hot_most)
+        return (*off, one_hot_least, one_hot_most)
 
     # Integer labels: eqs. 35, 36, 39 and 40. Appendix E prints the diagonal eqs. 35 and 36 for the off-diagonal
     # entries, and repeats the diagonal of one-hot labels.
@@ -365,10 +356,10 @@ def bound_entries(
     diagonal_most = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * label**2 / (n * at.high))
     diagonal_least = alpha**2 * ((label / at.high) ** 2 + (label / n) ** 2 - 2 * n**2 / (at.low * added_one))
     if printed:
-        return Entries(diagonal_least, diagonal_most, one_hot_least, one_hot_most)
+        return diagonal_least, diagonal_most, one_hot_least, one_hot_most
     mixed = math.exp(-(c2 + 4) / (2 * s2))
     off = _bound_off_diagonal(at, alpha, math.exp(-c2 / s2), mixed, math.exp(-(c2 + 4) / s2), s2, at.low)
-    return Entries(*off, diagonal_least, diagonal_most)
+    return (*off, diagonal_least, diagonal_most)
 
 
 def _bound_off_diagonal(
@@ -419,7 +410,8 @@ def check_beta(beta: float | Decimal, n: int, columns: int) -> float:
 
 def bound_random_start(entries: Entries, n: int, columns: int, start_scale: float, logarithm: float) -> float:
     """Return the bound of Corollary 1.1 of the 2021 paper."""
-    phi_least, phi_most = entries.phi(n)
+    off_least, off_most, diagonal_least, diagonal_most = entries
+    phi_least, phi_most = n * off_least + diagonal_least, n * off_most + diagonal_most
     if phi_least == 0:
         raise ValueError("phi_min is 0: Corollary 1.1 divides by it. Change bandwidth, label_weight or the rows")
     inside = -logarithm * phi_most**4 / phi_least**2 - 2 * math.sqrt(-columns * n * logarithm * phi_least**4)
