@@ -140,6 +140,11 @@ class VoteReader(ABC):
         """Return, for each query, whether its label follows from the released numbers."""
         return np.ones(len(read.answered), dtype=np.bool_)
 
+    def is_within_plan(self, read: AnswerRows) -> bool:
+        """Return whether the answers of one run keep the caps, and their labels follow from their votes."""
+        screened = self.plan.screening is None or len(read.answered) <= self.plan.max_screened
+        return bool(screened and read.answered.sum() <= self.plan.max_answered and self.are_consistent(read).all())
+
     def _make_pairs(self) -> tuple[Pair, ...]:
         """Return records with and without the target at the query; it displaces the farthest opposing voter."""
         k, rate = self.plan.n_neighbors, self.plan.sampling_rate

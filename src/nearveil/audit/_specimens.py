@@ -401,13 +401,12 @@ def make_hasty_question() -> Experiment:
 @contextmanager
 def open_hasty_client(public: PublicPart) -> Iterator[QuestionTimer]:
     """Open a client that never waits and has cached the map of a hostile server."""
-    from nearveil.audit.attacks._hostile_server import ETAG, HostileServer, ask, make_hostile_client
+    from nearveil.audit.attacks._hostile_server import ETAG, open_hostile_client
 
-    server = HostileServer(public)
-    with make_hostile_client(server) as client:
+    with open_hostile_client(public) as (client, ask):
         client._client._session.pad_timing = False
         client._client._session._maps["hostile", None] = (ETAG, public)
-        yield lambda feature: ask(client, server, feature)
+        yield ask
 
 
 def _remove_cap(public: PublicPart) -> PublicPart:

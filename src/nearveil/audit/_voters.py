@@ -72,23 +72,24 @@ _FIT_TRIALS = 400  # if every run is a fit
 class PlanRuns:
     """Answers of many runs of the whole plan."""
 
-    passed: Bools  # whether a query would be answered without a cap
-    sent: Bools  # whether a query is sent: none is after the cap on answers
-    values: Floats  # released numbers
-    labels: NDArray[Any]
+    rows: AnswerRows  # of all queries of all runs, without a cap
+    sent: Bools  # whether a query is sent, shape (runs, queries): none is after the cap on answers
 
     @property
-    def answered(self) -> NDArray[np.bool_]:
-        """Whether a query was answered."""
-        return self.passed & self.sent
+    def answered(self) -> Bools:
+        """Whether each query of all runs was answered."""
+        return self.rows.answered & self.sent.ravel()
+
+    @property
+    def released(self) -> Floats:
+        """The released numbers of all queries that pass their screening."""
+        return self.rows.values[self.rows.answered]
 
     @property
     def numbers(self) -> Floats:
-        """Number of answers, sums of released numbers, and sums of labels."""
-        mask = self.answered
-        labels = np.where(mask.reshape(*mask.shape, *[1] * (self.labels.ndim - 2)), self.labels, 0)
-        label_sums = labels.sum(axis=1).reshape(len(mask), -1)
-        return np.column_stack([mask.sum(axis=1), np.where(mask[:, :, None], self.values, 0.0).sum(axis=1), label_sums])
+        """Number of answers, sums of released numbers, and sums of labels, by run."""
+        columns = np.column_stack([self.answered, self.rows.values, self.rows.labels])
+        return np.asarray(np.where(self.answered[:, None], columns, 0.0).reshape(*self.sent.shape, -1).sum(axis=1))
 
 
 def make_membership_experiment(voter: Any) -> Experiment:
@@ -117,48 +118,40 @@ def make_membership_experiment(voter: Any) -> Experiment:
 
 def _split_runs(reader: VoteReader, answers: Any, queries: int) -> PlanRuns:
     """Split answers into runs of the plan, each of which stops at the cap."""
-    read = reader.read(answers)
-    passed = read.answered.reshape(-1, queries)
-    sent = np.asarray(np.cumsum(passed, axis=1) - passed < reader.plan.max_answered)
-    values, labels = (array.reshape(*passed.shape, *array.shape[1:]) for array in (read.values, read.labels))
-    return PlanRuns(passed, sent, values, labels)
+    rows = reader.read(answers)
+    passed = rows.answered.reshape(-1, queries)
+    return PlanRuns(rows, np.asarray(np.cumsum(passed, axis=1) - passed < reader.plan.max_answered))
 
 
 def _state_law(reader: VoteReader) -> Law:
     """Return the law of screenings and votes. It ignores caps, because queries are independent."""
 
-    def released(runs: PlanRuns) -> Floats:
-        return runs.values[runs.passed]
+    def list_coins(runs: PlanRuns, records: VotingRecords) -> list[Coin]:
+        screenings = [(runs.rows.answered, reader.compute_passing(records))] if reader.plan.screening else []
+        return [*screenings, *reader.list_coins(runs.released, records)]
 
-    def coins(runs: PlanRuns, records: VotingRecords) -> list[Coin]:
-        unscreened = reader.plan.screening is None
-        screened = [] if unscreened else [(runs.passed.ravel(), reader.compute_passing(records))]
-        return [*screened, *reader.list_coins(released(runs), records)]
-
-    def consistent(runs: PlanRuns) -> NDArray[np.bool_]:
-        count = runs.passed.size
-        values, labels = (array.reshape(count, *array.shape[2:]) for array in (runs.values, runs.labels))
-        return reader.are_consistent(AnswerRows(runs.passed.ravel(), values, labels))
+    def list_uniforms(runs: PlanRuns, records: VotingRecords) -> list[Floats]:
+        return reader.compute_uniforms(runs.released, records)
 
     records = reader.pairs[0].second
     return Law(
-        uniforms=(lambda runs, at: reader.compute_uniforms(released(runs), at)) if reader.has_exact_law else None,
-        coins=coins if reader.has_exact_law else None,
-        values=released if reader.compute_uniforms(records.sums[None], records) else None,
+        uniforms=list_uniforms if reader.has_exact_law else None,
+        coins=list_coins if reader.has_exact_law else None,
+        values=(lambda runs: runs.released) if reader.compute_uniforms(records.sums[None], records) else None,
         largest_value=LARGEST_VALUE,
         largest_row=LARGEST_VALUE ** len(records.sums),
-        consistent=consistent if reader.labelled else None,
+        consistent=(lambda runs: reader.are_consistent(runs.rows)) if reader.labelled else None,
     )
 
 
 def _compute_losses(reader: VoteReader, runs: PlanRuns, pair: Pair) -> Floats:
     """Return the exact log-likelihood ratio; the target is in each independent sample with the sampling rate."""
-    total = np.where(runs.answered, reader.compute_losses(runs.values, pair), 0.0)
+    total = np.where(runs.answered, reader.compute_losses(runs.rows.values, pair), 0.0)
     if reader.plan.screening is not None:
         first, second = (reader.compute_passing(records) for records in (pair.first, pair.second))
         passed, declined = np.log(first / second), np.log1p(-first) - np.log1p(-second)
-        total = total + np.where(runs.sent, np.where(runs.passed, passed, declined), 0.0)
-    return np.asarray(total.sum(axis=1))
+        total += np.where(runs.sent.ravel(), np.where(runs.rows.answered, passed, declined), 0.0)
+    return np.asarray(total.reshape(runs.sent.shape).sum(axis=1))
 
 
 def _make_run_once(reader: VoteReader) -> Any:
@@ -226,10 +219,6 @@ def make_student_experiment(student: Student) -> Experiment:
     def compute_losses(runs: StudentRuns, pair: Pair) -> Floats:
         return np.array([reader.compute_losses(read.values[read.answered], pair).sum() for read in runs.answers])
 
-    def is_within_plan(read: AnswerRows) -> bool:
-        fits = plan.screening is None or len(read.answered) <= plan.max_screened
-        return bool(fits and read.answered.sum() <= plan.max_answered and reader.are_consistent(read).all())
-
     def find_unpaid() -> str | None:
         with open_ledger() as ledger:
             fitted = fit(pair.first, ledger=ledger, account=ACCOUNT)
@@ -255,7 +244,7 @@ def make_student_experiment(student: Student) -> Experiment:
             values=lambda runs: runs.released,
             largest_value=LARGEST_VALUE,
             largest_row=LARGEST_VALUE**2,
-            consistent=lambda runs: np.array([is_within_plan(read) for read in runs.answers]),
+            consistent=lambda runs: np.array([reader.is_within_plan(read) for read in runs.answers]),
         ),
         checks=(
             make_check("the account", lambda *_: find_unpaid()),
@@ -286,8 +275,7 @@ class DiscriminantRuns:
 def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experiment:
     """Return the experiment of a discriminant: one record more, near the others or far outside.
 
-    Runs are fitted without public rows, which take most of the time of a fit. An export that was fitted with public
-    rows is checked number by number.
+    Runs are fitted without public rows, which take most of the time of a fit; the check of the export uses them.
     """
     template = clone(discriminant).set_params(classes=_CLASSES, ledger=None, account=None, source=None)
     y = np.repeat(_CLASSES, _PER_CLASS)

@@ -6,9 +6,9 @@ the difference.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
@@ -48,11 +48,13 @@ class TimedQuestion:
     reference: Floats = field(repr=False)  # public
 
 
-def ask_through_client(public: PublicPart) -> AbstractContextManager[QuestionTimer]:
+@contextmanager
+def ask_through_client(public: PublicPart) -> Iterator[QuestionTimer]:
     """Open a client of a hostile server in this process."""
-    from nearveil.audit.attacks._hostile_server import open_asking_client
+    from nearveil.audit.attacks._hostile_server import open_hostile_client
 
-    return open_asking_client(public)
+    with open_hostile_client(public) as (_, ask):
+        yield ask
 
 
 def time_choice(public: PublicPart) -> AbstractContextManager[QuestionTimer]:

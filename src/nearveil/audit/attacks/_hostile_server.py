@@ -3,16 +3,14 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
-from typing import Any
 
 import httpx
 
 from nearveil.audit._experiment import Floats
 from nearveil.audit.attacks._clock import DIMENSION, EPSILON, QuestionTimer
-from nearveil.audit.attacks._wire import FreeDebit
+from nearveil.audit.attacks._wire import FreeAccount
 from nearveil.client import GalleryInfo, UnansweredError
 from nearveil.client.clients import Client
-from nearveil.privacy import Guarantee
 from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import FRAME, Galleries
 
@@ -60,30 +58,15 @@ def _make_reply(status: int, kind: str, body: bytes) -> httpx.Response:
     return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=httpx.ByteStream(body))
 
 
-class _FreeAccount:
-    """Pays every charge."""
-
-    def spend(self, guarantee: Guarantee, key: str, /) -> Any:
-        """Return a debit."""
-        del guarantee, key
-        return FreeDebit()
-
-
-def make_hostile_client(server: HostileServer) -> Client:
-    """Return a client of a hostile server."""
-    return Client(_URL, "token", account=_FreeAccount(), retries=0, transport=server)
-
-
-def ask(client: Client, server: HostileServer, feature: Floats) -> float:
-    """Ask about a feature, and return the seconds that the server measured between its map and the question."""
-    with suppress(UnansweredError):
-        client.nearest(feature, epsilon=EPSILON)
-    return server.gap
-
-
 @contextmanager
-def open_asking_client(public: PublicPart) -> Iterator[QuestionTimer]:
-    """Open a client of a server that publishes `public`."""
+def open_hostile_client(public: PublicPart) -> Iterator[tuple[Client, QuestionTimer]]:
+    """Open a client of a server that publishes `public`, and a function that asks it and returns the server's time."""
     server = HostileServer(public)
-    with make_hostile_client(server) as client:
-        yield lambda feature: ask(client, server, feature)
+    with Client(_URL, "token", account=FreeAccount(), retries=0, transport=server) as client:
+
+        def ask(feature: Floats) -> float:
+            with suppress(UnansweredError):
+                client.nearest(feature, epsilon=EPSILON)
+            return server.gap
+
+        yield client, ask
