@@ -115,8 +115,8 @@ def load_rows() -> tuple[Floats, str]:
     return hog(images, n_jobs=-1), "MNIST, HOG"
 
 
-def split(found: Any, n: int, count: int) -> tuple[Floats, Floats]:
+def split(results: Any, n: int, count: int) -> tuple[Floats, Floats]:
     """Return n private rows, and queries from behind all private ones."""
-    private = min(PRIVATE, len(found) - 1)
-    queries = np.resize(found[private:], (count, found.shape[1]))
-    return np.array(found[: min(n, private)], dtype=np.float32), np.ascontiguousarray(queries, dtype=np.float32)
+    private = min(PRIVATE, len(results) - 1)
+    queries = np.resize(results[private:], (count, results.shape[1]))
+    return np.array(results[: min(n, private)], dtype=np.float32), np.ascontiguousarray(queries, dtype=np.float32)

@@ -101,9 +101,9 @@ _OTHERS = tuple(
 )
 
 
-def look(name: str, place: int = 0) -> Look:
+def look(name: str, index: int = 0) -> Look:
     """Return how a method is drawn; one that has no look of its own takes that of its place among the others."""
-    return LOOKS.get(name, _OTHERS[place % len(_OTHERS)])
+    return LOOKS.get(name, _OTHERS[index % len(_OTHERS)])
 
 
 def make_panels(lines: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, Any]:
@@ -127,15 +127,15 @@ def make_grid(
 
 
 def curve(
-    axes: Axes, name: str, found: pd.DataFrame, *, sound: bool = True, place: int = 0, label: str | None = None
+    axes: Axes, name: str, results: pd.DataFrame, *, sound: bool = True, index: int = 0, label: str | None = None
 ) -> None:
     """Draw means over the index of a summary, with their intervals where they are known."""
-    style = look(name, place)
-    spread = [found["value"] - found["low"], found["high"] - found["value"]]
+    style = look(name, index)
+    spread = [results["value"] - results["low"], results["high"] - results["value"]]
     shown = label if label is not None else name
     axes.errorbar(
-        found.index.to_numpy(),
-        found["value"].to_numpy(),
+        results.index.to_numpy(),
+        results["value"].to_numpy(),
         yerr=[side.fillna(0).to_numpy() for side in spread],
         color=style.colour,
         marker=style.marker,
@@ -157,7 +157,7 @@ def curves(
     only: Iterable[Any] | None = None,
     labels: Mapping[Any, str] | None = None,
     unsound: Sequence[Any] = (),
-    place: int = 0,
+    index: int = 0,
 ) -> None:
     """Draw the means of a column over another: a curve for each value of a third that was measured."""
     groups = dict(iter(frame.groupby(by, sort=False)))
@@ -165,7 +165,7 @@ def curves(
         if name in groups:
             results = summarise(groups[name], column, over).sort_index()
             label = (labels or {}).get(name, str(name))
-            curve(axes, str(name), results, sound=name not in unsound, place=place + number, label=label)
+            curve(axes, str(name), results, sound=name not in unsound, index=index + number, label=label)
 
 
 def without_interval(values: pd.Series) -> pd.DataFrame:
@@ -173,20 +173,23 @@ def without_interval(values: pd.Series) -> pd.DataFrame:
     return pd.DataFrame({"value": values, "low": values, "high": values})
 
 
-def level(found: Mean, ends: Sequence[float]) -> pd.DataFrame:
+def level(results: Mean, ends: Sequence[float]) -> pd.DataFrame:
     """Return a mean that is the same over all of an axis."""
-    return pd.DataFrame([found, found], index=[ends[0], ends[-1]])
+    return pd.DataFrame([results, results], index=[ends[0], ends[-1]])
 
 
-def dots(axes: Axes, found: pd.DataFrame, *, colour: str, marker: str, label: str, shift: float = 0.0) -> None:
+def dots(axes: Axes, results: pd.DataFrame, *, colour: str, marker: str, label: str, shift: float = 0.0) -> None:
     """Draw means from left to right, a line for each of their names."""
-    spread = [(found["value"] - found["low"]).clip(upper=0.99 * found["value"]), found["high"] - found["value"]]
-    heights = [at + shift for at in range(len(found))]
+    spread = [
+        (results["value"] - results["low"]).clip(upper=0.99 * results["value"]),
+        results["high"] - results["value"],
+    ]
+    heights = [at + shift for at in range(len(results))]
     axes.errorbar(
-        found["value"], heights, xerr=spread, color=colour, marker=marker, linestyle="", capsize=2, label=label
+        results["value"], heights, xerr=spread, color=colour, marker=marker, linestyle="", capsize=2, label=label
     )
-    axes.set_ylim(len(found) - 0.5, -0.5)
-    axes.set_yticks(range(len(found)), list(found.index))
+    axes.set_ylim(len(results) - 0.5, -0.5)
+    axes.set_yticks(range(len(results)), list(results.index))
 
 
 def ceiling(axes: Axes, x: Sequence[float], y: Sequence[float], *, top: float = 1.0) -> None:

@@ -29,19 +29,7 @@ class PageError(ValueError):
 
 
 def write(study: Study, measured: Measured, folder: Path) -> Path:
-    """Draw the figures of a study and write all of its files.
-
-    Parameters
-    ----------
-    study : Study
-    measured : Measured
-    folder : Path
-
-    Returns
-    -------
-    Path
-        Of its page.
-    """
+    """Draw the figures of a study, write all of its files, and return the path of its page."""
     folder.mkdir(parents=True, exist_ok=True)
     frame = as_frame(measured.rows)
     names = _draw(study, frame, folder)
@@ -78,11 +66,11 @@ def fill_template(text: str, facts: Mapping[str, Any]) -> str:
     return pages.from_string(text).render(facts, table=table).strip()
 
 
-def interval(found: Any, spec: str = ".2f", least: float = -math.inf, most: float = math.inf) -> str:
+def interval(results: Any, spec: str = ".2f", least: float = -math.inf, most: float = math.inf) -> str:
     """Return a mean and its interval in print, within what is possible; of one seed, the mean alone."""
-    if math.isnan(found.low):
-        return format(found.value, spec)
-    return f"{found.value:{spec}} ({max(found.low, least):{spec}} to {min(found.high, most):{spec}})"
+    if math.isnan(results.low):
+        return format(results.value, spec)
+    return f"{results.value:{spec}} ({max(results.low, least):{spec}} to {min(results.high, most):{spec}})"
 
 
 def round_up(value: float) -> str:
@@ -116,14 +104,6 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def table(frame: pd.DataFrame) -> str:
     """Return a data frame as a table in Markdown, without its index.
-
-    Parameters
-    ----------
-    frame : DataFrame
-
-    Returns
-    -------
-    str
 
     Examples
     --------

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -108,15 +109,6 @@ class Mean(NamedTuple):
 def mean(values: Iterable[float]) -> Mean:
     """Return a mean over seeds and its interval.
 
-    Parameters
-    ----------
-    values : iterable of float
-        One a seed.
-
-    Returns
-    -------
-    Mean
-
     Examples
     --------
     >>> mean([0.5, 0.5, 0.8])
@@ -131,17 +123,7 @@ def mean(values: Iterable[float]) -> Mean:
 def summarise(frame: pd.DataFrame, column: str, *by: str) -> pd.DataFrame:
     """Return the mean of a column with its 95% interval over seeds, for all values of other columns.
 
-    Parameters
-    ----------
-    frame : DataFrame
-    column : str
-    *by : str
-        The columns to group by.
-
-    Returns
-    -------
-    DataFrame
-        With the columns ``value``, ``low`` and ``high``; the groups are in the order in which they come first.
+    The result has the columns ``value``, ``low`` and ``high``; groups are in the order in which they come first.
 
     Examples
     --------
@@ -155,14 +137,25 @@ def summarise(frame: pd.DataFrame, column: str, *by: str) -> pd.DataFrame:
     return pd.DataFrame({"value": value, "low": value - half, "high": value + half})
 
 
+def list_cases(**values: Iterable[Any]) -> list[Case]:
+    """Return a case for every combination of values; the last varies first.
+
+    Examples
+    --------
+    >>> list_cases(f=(0.1, 0.2), seed=(0, 1))[:2]
+    [{'f': 0.1, 'seed': 0}, {'f': 0.1, 'seed': 1}]
+    """
+    return [dict(zip(values, combination, strict=True)) for combination in product(*values.values())]
+
+
 def as_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """Return rows as a data frame."""
     return _infer_types(pd.DataFrame(rows, dtype=object))
 
 
-def select(frame: pd.DataFrame, /, **wanted: Any) -> pd.DataFrame:
+def select(frame: pd.DataFrame, /, **values: Any) -> pd.DataFrame:
     """Return the rows that have these values, without the columns that none of them has."""
-    for name, value in wanted.items():
+    for name, value in values.items():
         frame = frame[frame[name] == value]
     return _infer_types(frame.dropna(axis=1, how="all"))
 
@@ -241,19 +234,14 @@ def _measure_each(
     if cluster is not None:
         with connect(cluster) as workers:
             yield from workers.map(_call, calls, measure, stage=name, names=[f"case {call[1]}" for call in calls])
-        return
-    yield from _measure_here(measure, calls, jobs)
+    elif jobs == 1 or len(calls) <= 1:
+        yield from (measure(*call) for call in calls)
+    else:
+        yield from Parallel(n_jobs=jobs, return_as="generator_unordered")(delayed(measure)(*call) for call in calls)
 
 
 def _call(call: tuple[Any, ...], measure: Callable[..., Any]) -> Any:
     return measure(*call)
-
-
-def _measure_here(measure: Callable[..., Any], calls: Sequence[tuple[Any, ...]], jobs: int) -> Iterator[Any]:
-    if jobs == 1 or len(calls) <= 1:
-        return (measure(*call) for call in calls)
-    pool = Parallel(n_jobs=jobs, return_as="generator_unordered")
-    return iter(pool(delayed(measure)(*call) for call in calls))
 
 
 def _measure_case(

@@ -52,10 +52,10 @@ def _choose_best(scores: Floats) -> NDArray[np.intp]:
     return np.argsort(-scores, axis=1)[:, :K]
 
 
-def judge(found: NDArray[np.intp], truth: NDArray[np.intp], labels: NDArray[np.intp]) -> Found:
+def judge(results: NDArray[np.intp], truth: NDArray[np.intp], labels: NDArray[np.intp]) -> Found:
     """Compare what was found with labels and with the gallery's own search."""
-    same = labels[found] == labels[:, None]
-    agree = (found[:, :, None] == truth[:, None, :]).any(axis=2)
+    same = labels[results] == labels[:, None]
+    agree = (results[:, :, None] == truth[:, None, :]).any(axis=2)
     return Found(float(same.any(axis=1).mean()), float(same.mean()), float(agree.mean()))
 
 
@@ -78,9 +78,9 @@ def compare(asking: Floats, holding: Floats, labels: NDArray[np.intp], seed: int
 
 
 def _compare_half(
-    asking: Floats, holding: Floats, labels: NDArray[np.intp], known: NDArray[np.bool_], seed: int
+    asking: Floats, holding: Floats, labels: NDArray[np.intp], anchors: NDArray[np.bool_], seed: int
 ) -> dict[str, Found]:
-    source, target, queries, gallery = asking[known], holding[known], asking[~known], holding[~known]
+    source, target, queries, gallery = asking[anchors], holding[anchors], asking[~anchors], holding[~anchors]
     here, there = source.mean(axis=0), target.mean(axis=0)
     centred_gallery = centre(gallery, there)
     truth = search(centred_gallery, centred_gallery)
@@ -94,7 +94,7 @@ def _compare_half(
         "ridge regression": search(centre(carry_by_regression(source, target, queries), there), centred_gallery),
         "bridge": search(centre(fit_bridge(source, target).apply(queries), there), centred_gallery),
     }
-    return {way: judge(results, truth, labels[~known]) for way, results in ways.items()}
+    return {way: judge(results, truth, labels[~anchors]) for way, results in ways.items()}
 
 
 def extract_features(extractors: Sequence[Extractor], most: int | None = None) -> tuple[list[Floats], NDArray[np.intp]]:

@@ -13,7 +13,7 @@ from nearveil.mechanisms.covers import learning
 from nearveil.search.ceiling import answer_ceiling, neighbor_ceiling
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from studies import _figures as draw
-from studies._study import Case, Row, Study, summarise
+from studies._study import Case, Row, Study, list_cases, summarise
 
 SHAPES = ((24, 3), (30, 3))  # items, and items of an answer
 EPSILONS = (1.0, 2.0, 3.0)
@@ -62,10 +62,9 @@ def find_covers(lists: NDArray[np.intp], items: int, size: int, epsilon: float) 
 def cases() -> list[Case]:
     """Return every shape, epsilon and seed."""
     return [
-        {"items": items, "size": size, "epsilon": epsilon, "seed": seed}
+        {"items": items, "size": size, **case}
         for items, size in SHAPES
-        for epsilon in EPSILONS
-        for seed in SEEDS
+        for case in list_cases(epsilon=EPSILONS, seed=SEEDS)
     ]
 
 
@@ -87,7 +86,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         epsilons = sorted(part["epsilon"].unique())
         draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
         for position, (column, name) in enumerate(COLUMNS.items()):
-            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), place=position + 3)
+            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), index=position + 3)
         draw.epsilon_axis(axes, epsilons)
         axes.set_title(f"{size} of {items} items")
         axes.set_ylim(0.7, 1.03)

@@ -129,7 +129,7 @@ def _draw_embeddings(rows: pd.DataFrame) -> Figure:
     shown = rows[(rows["dtype"] == "float32") | (rows["way"] == DENSE)]
     for axes, column in zip(panels, ("seconds", "peak_gib"), strict=True):
         for position, ((way, dtype), group) in enumerate(shown.groupby(["way", "dtype"], sort=False)):
-            draw.curve(axes, way, summarise(group, column, "rows"), place=position, label=f"{way}, {dtype}")
+            draw.curve(axes, way, summarise(group, column, "rows"), index=position, label=f"{way}, {dtype}")
         axes.set(xscale="log", yscale="log", xlabel="rows")
         draw.set_ticks(axes, [1_000, 10_000, 100_000], ["1,000", "10,000", "100,000"])
     panels[0].set_ylabel("seconds for one embedding")
@@ -258,11 +258,11 @@ def _compare_votes(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _show(found: pd.DataFrame) -> pd.Series:
+def _show(results: pd.DataFrame) -> pd.Series:
     """Return means with their intervals; no time is below zero, whatever the interval of three repeats says."""
-    low = found["low"].clip(lower=0).map(plain)
-    text = found["value"].map(plain) + " (" + low + " to " + found["high"].map(plain) + ")"
-    return text.where(found["value"].notna(), "")
+    low = results["low"].clip(lower=0).map(plain)
+    text = results["value"].map(plain) + " (" + low + " to " + results["high"].map(plain) + ")"
+    return text.where(results["value"].notna(), "")
 
 
 PARAMETERS = {

@@ -119,7 +119,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
         axes.axhline(NEAR, color="0.45", linewidth=1.0, linestyle="--", label="within 10% of the ceiling")
         for position, (column, name) in enumerate(COLUMNS.items()):
-            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), place=position + 3)
+            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), index=position + 3)
         draw.epsilon_axis(axes, epsilons)
         axes.set_title(f"{NAMES.get(data, data)}, answers of {fraction:.0%}")
         axes.set_ylim(0.5, 1.03)

@@ -43,16 +43,7 @@ def data_folder() -> Path:
 
 
 def find(name: str) -> Path:
-    """Return the path of one file or folder of real data.
-
-    Parameters
-    ----------
-    name : str
-        Relative to the data folder.
-
-    Returns
-    -------
-    Path
+    """Return the path of a file or folder of real data; `name` is relative to the data folder.
 
     Raises
     ------
@@ -66,17 +57,7 @@ def find(name: str) -> Path:
 
 
 def load_features(name: str) -> FeatureSet:
-    """Load a set of image features such as ``cub200_cropped_lite0`` or ``cars196_cropped_lite0``.
-
-    Parameters
-    ----------
-    name : str
-        The folder of the set.
-
-    Returns
-    -------
-    FeatureSet
-    """
+    """Load the image features of a folder such as ``cub200_cropped_lite0`` or ``cars196_cropped_lite0``."""
     with np.load(find(f"{name}/{name}.npz")) as arrays:
         return FeatureSet(name, arrays["features"].astype(np.float32), arrays["labels"].astype(np.int64))
 

@@ -119,8 +119,8 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
     coverage = sum(memberships[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K
     number, hit = covers.map_.n_sets, covers._channel(covers.map_).hit
 
-    def expect(own: Singles) -> float:
-        return float(np.mean(hit * own + (1 - hit) * (coverage.sum(axis=1) - own) / (number - 1)))
+    def expect(rows: Singles) -> float:
+        return float(np.mean(hit * rows + (1 - hit) * (coverage.sum(axis=1) - rows) / (number - 1)))
 
     recall = expect(coverage[np.arange(len(rows)), covers.map_.choose(rows)])
     return {
@@ -147,7 +147,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         label = "the ceiling lies between its two estimates" if position == 0 else None
         axes.fill_between(sizes.index, sizes["share"], sizes["recall"] / sizes["lower"], alpha=0.2, color="0.4",
                           label=label)  # fmt: skip
-        draw.curve(axes, str(data), draw.without_interval(sizes["share"]), place=position, label=f"covers, {data}")
+        draw.curve(axes, str(data), draw.without_interval(sizes["share"]), index=position, label=f"covers, {data}")
         axes.plot(sizes.index, sizes["reach"], color="0.5", linestyle="--", marker="s",
                   label="items in any set" if position == 0 else None)  # fmt: skip
     axes.set_xscale("log")

@@ -60,8 +60,8 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         weights = list(group["label_weight"].unique())
         axes.axhline(group["raw"].iloc[0], color="black", linestyle="-.", linewidth=1.4, label="raw features")
         labels = {bandwidth: f"bandwidth {bandwidth:g}" for bandwidth in group["bandwidth"].unique()}
-        places = group.assign(place=group["label_weight"].map(weights.index))
-        draw.curves(axes, places, "accuracy", "place", by="bandwidth", labels=labels)
+        places = group.assign(position=group["label_weight"].map(weights.index))
+        draw.curves(axes, places, "accuracy", "position", by="bandwidth", labels=labels)
         draw.floor(axes, group["floor"].iloc[0], label="floor: the commonest class")
         axes.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
         axes.set(title=TITLES[data], xlabel="label weight alpha", ylim=(0, 1.03))
@@ -78,7 +78,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
 def _describe_set(title: str, rows: pd.DataFrame) -> dict[str, Any]:
     results = summarise(rows, "accuracy", "bandwidth", "label_weight")
     best = results["value"].unstack("label_weight", sort=False).idxmax(axis=1)
-    cells = results.apply(lambda one: f"{one.value:.3f} ({one.low:.2f} to {one.high:.2f})", axis=1)
+    cells = results.apply(lambda row: f"{row.value:.3f} ({row.low:.2f} to {row.high:.2f})", axis=1)
     return {
         "title": title,
         "floor": rows["floor"].iloc[0],

@@ -126,7 +126,7 @@ def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], siz
             sound = column in ("exact", "at_delta") or bool((here[column] >= here["exact"]).all())
             points = here.loc[here[column] > 0, column]
             if len(points):
-                draw.curve(axes, words, draw.without_interval(points), sound=sound, place=position)
+                draw.curve(axes, words, draw.without_interval(points), sound=sound, index=position)
         lost = here.index[here["correction"] <= 0]
         if len(lost):
             marks = {"color": "black", "markerfacecolor": "white", "label": "correction is negative"}
@@ -175,14 +175,14 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _count_failures(name: str, some: pd.DataFrame) -> dict[str, Any]:
+def _count_failures(name: str, rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "name": name,
-        "bits": some["bits"].iloc[0],
-        "total": len(some),
-        "false": int((~some["claim_holds"].astype(bool)).sum()),
-        "below": int((some["correction"] < some["exact"]).sum()),
-        "negative": int((some["correction"] < 0).sum()),
+        "bits": rows["bits"].iloc[0],
+        "total": len(rows),
+        "false": int((~rows["claim_holds"].astype(bool)).sum()),
+        "below": int((rows["correction"] < rows["exact"]).sum()),
+        "negative": int((rows["correction"] < 0).sum()),
     }
 
 
@@ -200,12 +200,12 @@ def _list_budgets(budgets: pd.DataFrame) -> pd.DataFrame:
     return pd.concat([pd.DataFrame(names), numbers], axis=1)
 
 
-def _find_leaks(found: pd.DataFrame, claimed: pd.DataFrame) -> dict[str, Any]:
+def _find_leaks(results: pd.DataFrame, claimed: pd.DataFrame) -> dict[str, Any]:
     """Return the table of recalls, and where OME as claimed is above the ceiling, which is a leak."""
-    ceilings, bottom = find_limits(found)
-    both = pd.concat([found, claimed.assign(method="*OME at the epsilon it claims*")])
+    ceilings, bottom = find_limits(results)
+    both = pd.concat([results, claimed.assign(method="*OME at the epsilon it claims*")])
     means = summarise(both, "nn_recall", "method", "epsilon")
-    cells = means.apply(lambda one: f"{one.value:.3f} ± {one.high - one.value:.3f}", axis=1).unstack(sort=False)
+    cells = means.apply(lambda row: f"{row.value:.3f} ± {row.high - row.value:.3f}", axis=1).unstack(sort=False)
     cells = cells.sort_index(axis=1)
     cells.loc["*ceiling*"] = ceilings.map("{:.3f}".format)
     cells.loc["*floor*"] = f"{bottom:.3f}"

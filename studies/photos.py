@@ -189,9 +189,9 @@ def _make_thumbnails(pixels: NDArray[np.uint8]) -> list[bytes]:
         return [b""] * len(pixels)
 
 
-def build(data: Photos, place: Path) -> Index:
+def build(data: Photos, position: Path) -> Index:
     """Put the gallery into a new index."""
-    index = Index.create(place, dimension=data.gallery.shape[1], extractor=data.extractor)
+    index = Index.create(position, dimension=data.gallery.shape[1], extractor=data.extractor)
     index.add(Item(row, thumbnail=image) for row, image in zip(data.gallery, data.thumbnails, strict=True))
     return index
 
@@ -202,12 +202,12 @@ def ask(server: Loopback, feature: NDArray[np.float32], epsilon: float, account:
         return client.nearest(feature, K, epsilon, thumbnails=True)
 
 
-def measure(data: Photos, published: Published, asked: Sequence[Nearest], public_bytes: int) -> Figures:
+def measure(data: Photos, published: Published, answers: Sequence[Nearest], public_bytes: int) -> Figures:
     """Compare what was found with labels, true neighbours and ceilings, as :func:`nearveil.search.evaluate` does."""
     release = published.release
     gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
     truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
-    chosen = np.array([[match.id for match in entry.matches] for entry in asked])
+    chosen = np.array([[match.id for match in entry.matches] for entry in answers])
     hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
     fraction = published.map.set_size / len(gallery)
     counts = count_popularity(gallery, K)
@@ -219,8 +219,8 @@ def measure(data: Photos, published: Published, asked: Sequence[Nearest], public
         ceiling=neighbor_ceiling(release.epsilon, fraction, counts),
         n_sets=published.map.n_sets,
         public_bytes=public_bytes,
-        message_bytes=max(entry.bytes_sent for entry in asked),
-        answer_bytes=max(entry.bytes_received for entry in asked) - public_bytes,
+        message_bytes=max(entry.bytes_sent for entry in answers),
+        answer_bytes=max(entry.bytes_received for entry in answers) - public_bytes,
     )
 
 
@@ -231,7 +231,7 @@ class WayFigures:
     saw: str
     nn_recall: float
     epsilon: float
-    kept: int  # bytes that the client fetched once
+    fetched: int  # bytes that the client fetched once
     sent: float
     received: float
     seconds: float
@@ -260,12 +260,12 @@ def ask_in_three_ways(
         chosen = np.array([[match.id for match in entry.matches] for entry in answers])
         received = float(np.mean([entry.bytes_received for entry in answers]))
         copy = client.home()
-        remaining = copy.fetched if way == "home" and copy is not None else int(first.bytes_received - received)
+        fetched = copy.fetched if way == "home" and copy is not None else int(first.bytes_received - received)
         results[way] = WayFigures(
             saw=_describe_seen(first),
             nn_recall=float(Copies(gallery).recall(truth[1:], chosen).mean()),
             epsilon=epsilon,
-            kept=remaining,
+            fetched=fetched,
             sent=float(np.mean([entry.bytes_sent for entry in answers])),
             received=received,
             seconds=seconds,
@@ -273,25 +273,25 @@ def ask_in_three_ways(
     return results
 
 
-def make_way_table(found: dict[str, WayFigures]) -> Table:
+def make_way_table(results: dict[str, WayFigures]) -> Table:
     """Return the three ways side by side."""
     shown = Table(title=f"The same pictures in three ways: NN-recall@{K}; bytes and seconds of one question")
     for heading in ("way", "the server saw", "found", "epsilon", "kept", "up", "down", "s"):
         shown.add_column(heading, justify="left" if heading in ("way", "the server saw") else "right")
-    for way, entry in found.items():
-        sizes = (f"{size / 1000:,.0f} kB" for size in (entry.kept, entry.sent, entry.received))
+    for way, entry in results.items():
+        sizes = (f"{size / 1000:,.0f} kB" for size in (entry.fetched, entry.sent, entry.received))
         shown.add_row(way, entry.saw, f"{entry.nn_recall:.2f}", f"{entry.epsilon:g}", *sizes, f"{entry.seconds:.2f}")
     return shown
 
 
-def make_table(data: Photos, found: dict[float, Figures]) -> Table:
+def make_table(data: Photos, results: dict[float, Figures]) -> Table:
     """Return what was found at each epsilon."""
     shown = Table(
         title=f"{QUERIES} private {data.what} ask a gallery of {len(data.gallery):,}; in brackets 95% intervals"
     )
     for heading in ("epsilon", f"Recall@{K}", f"NN-recall@{K}", "floor", "ceiling", "f"):
         shown.add_column(heading, justify="right")
-    for epsilon, entry in found.items():
+    for epsilon, entry in results.items():
         shown.add_row(
             f"{epsilon:g}",
             *(f"{part.value:.2f} ({part.low:.2f}-{part.high:.2f})" for part in (entry.recall, entry.nn_recall)),
@@ -315,19 +315,19 @@ def _describe_seen(answer: Nearest) -> str:
     return "nothing" if answer.set is None else f"set {answer.set + 1} of {answer.n_sets}"
 
 
-def draw_sheet(data: Photos, asked: Nearest, number: int) -> bytes:
+def draw_sheet(data: Photos, answer: Nearest, number: int) -> bytes:
     """Draw the contact sheet of one question."""
-    assert asked.set is not None
-    assert asked.answer is not None
-    kinds = ("same" if data.gallery_y[match.id] == data.query_y[number] else "another" for match in asked.matches)
+    assert answer.set is not None
+    assert answer.answer is not None
+    kinds = ("same" if data.gallery_y[match.id] == data.query_y[number] else "another" for match in answer.matches)
     return ContactSheet(
         query=data.pictures[number],
-        named=asked.set,
-        n_sets=asked.n_sets,
-        candidates=asked.answer.images,
-        found=tuple(match.image or b"" for match in asked.matches),
-        captions=[f"{kind} kind\n{match.similarity:.3f}" for kind, match in zip(kinds, asked.matches, strict=True)],
-        epsilon=asked.guarantee.epsilon,
+        named=answer.set,
+        n_sets=answer.n_sets,
+        candidates=answer.answer.images,
+        found=tuple(match.image or b"" for match in answer.matches),
+        captions=[f"{kind} kind\n{match.similarity:.3f}" for kind, match in zip(kinds, answer.matches, strict=True)],
+        epsilon=answer.guarantee.epsilon,
     ).to_png()
 
 
@@ -434,7 +434,7 @@ def main(arguments: list[str] | None = None) -> None:
         f"for luck with {len(data.queries)} queries. A search that sees the images has Recall@{K} "
         f"{score_without_privacy(data):.3f}, and its NN-recall@{K} is 1."
     )
-    largest = max(results.values(), key=lambda one: one.answer_bytes)
+    largest = max(results.values(), key=lambda entry: entry.answer_bytes)
     console.print(
         f"Over the wire: {largest.public_bytes / 1000:,.0f} kB of public map once, then {largest.message_bytes} bytes "
         f"out and {largest.answer_bytes / 1000:,.0f} kB back for a question."

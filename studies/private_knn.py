@@ -83,7 +83,7 @@ def measure(case: Case) -> list[Row]:
     return [{**case, **_teach(digits, make, public, testing, seed, network=way == NETWORK)} for make in makers]
 
 
-def _teach(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray", seed: int, *, network: bool) -> Row:
+def _teach(digits: Digits, make: Make, public: "np.ndarray", testing: "np.ndarray", seed: int, *, network: bool) -> Row:
     student = Student(
         make(unsafe_seeded(seed)),
         NetworkStudent(digits.name, epochs=EPOCHS) if network else None,
@@ -96,7 +96,7 @@ def _teach(digits: Digits, make: Make, public: "np.ndarray", held: "np.ndarray",
     right = answers.answers.labels[answered] == digits.test_y[public][answers.rows[answered]]
     return {
         "epsilon": student.guarantee.epsilon,
-        "accuracy": float(student.score(digits.test[held], digits.test_y[held])),
+        "accuracy": float(student.score(digits.test[testing], digits.test_y[testing])),
         "answered": int(answered.sum()),
         "labels_right": float(np.mean(right)),
     }
@@ -123,9 +123,9 @@ def make_private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:
     )
 
 
-def make_pate(teachers: int, source: Source, **given: Any) -> PateClassifier:
+def make_pate(teachers: int, source: Source, **options: Any) -> PateClassifier:
     """Return PATE with linear teachers, as far as teachers and public images go round."""
-    return PateClassifier(teachers, **given, **_COMMON, source=source)
+    return PateClassifier(teachers, **options, **_COMMON, source=source)
 
 
 def list_ways(name: DigitSet) -> dict[str, list[Make]]:
@@ -155,7 +155,7 @@ def _list_figure_4() -> dict[str, list[Make]]:
     return curves
 
 
-def score_references(digits: Digits, public: NDArray[np.int64], held: NDArray[np.int64]) -> dict[str, float]:
+def score_references(digits: Digits, public: NDArray[np.int64], testing: NDArray[np.int64]) -> dict[str, float]:
     """Return the accuracy without votes, and without privacy."""
     components = min(max(len(public) // 40, 8), 64)  # as many as a student takes by default
     space = HalfWhitening(components).fit(digits.features(digits.test[public]).astype(np.float64))
@@ -164,10 +164,10 @@ def score_references(digits: Digits, public: NDArray[np.int64], held: NDArray[np
         for part, images in (
             ("private", digits.private),
             ("public", digits.test[public]),
-            ("held", digits.test[held]),
+            ("held", digits.test[testing]),
         )
     }
-    truth = digits.test_y[held]
+    truth = digits.test_y[testing]
     student = SVC().fit(rows["public"], digits.test_y[public])
     nearest = KNeighborsClassifier(NEIGHBOURS, algorithm="brute").fit(rows["private"], digits.private_y)
     commonest = np.bincount(digits.private_y).argmax()
@@ -187,9 +187,9 @@ def find_curve(rows: pd.DataFrame, name: str, way: str) -> pd.DataFrame:
     return results.join(groups[columns].mean()).assign(splits=groups.size()).sort_index()
 
 
-def find_cheapest(found: pd.DataFrame, accuracy: float) -> float | None:
+def find_cheapest(results: pd.DataFrame, accuracy: float) -> float | None:
     """Return the least epsilon of a curve whose mean accuracy reaches a value."""
-    reached = found.index[found["value"] >= accuracy]
+    reached = results.index[results["value"] >= accuracy]
     return float(reached.min()) if len(reached) else None
 
 
@@ -208,7 +208,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     for axes, (_, title, limits) in zip(pair, shown[:2], strict=True):
         for position, way in enumerate((*FIGURE_4, PATE, OURS)):
             label = f"{way}, queries varied" if way in FIGURE_4 else way
-            draw.curve(axes, way, find_curve(rows, "mnist", way), place=position + 1, label=label)
+            draw.curve(axes, way, find_curve(rows, "mnist", way), index=position + 1, label=label)
         _draw_references(axes, rows, "mnist")
         axes.set(title=title, ylim=limits)
     for figure, line in ((accuracy, panels), (trade_off, pair)):
@@ -222,7 +222,7 @@ def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: DigitSet) -> None:
     for way in (OURS, PATE, GIVEN, PATE_GIVEN, NETWORK):
         results = find_curve(rows, name, way)
         if len(results):
-            draw.curve(axes, way, results, place=7)
+            draw.curve(axes, way, results, index=7)
     claimed, published = PLANS[PLAN_OF[name]].claimed, find_curve(rows, name, GIVEN)
     ends = [claimed, published.index[0]]
     axes.plot(ends, [published["value"].iloc[0]] * 2, color=draw.COLOURS["red"], linestyle=":", linewidth=1.2)

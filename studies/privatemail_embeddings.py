@@ -244,12 +244,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-PARAMETERS = {
-    "gallery": GALLERY,
-    "anchors": ANCHORS,
-    "targets": TARGETS,
-    "others": "Table 2 of the 2022 paper",
-}
+PARAMETERS = {"gallery": GALLERY, "anchors": ANCHORS, "targets": TARGETS, "others": "Table 2 of the 2022 paper"}
 STUDY = Study(
     "privatemail-embeddings", cases, measure, figures, facts, list_files("cub200", "cars196"), PARAMETERS, SEEDS
 )

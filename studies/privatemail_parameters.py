@@ -136,9 +136,9 @@ def _draw_panel(axes: Axes, rows: pd.DataFrame, methods: Sequence[str]) -> None:
     edges = [-0.3, len(values) - 0.7]
     draw.ceiling(axes, edges, [rows["ceiling"].iloc[0]] * 2, top=1.03)
     draw.floor(axes, rows["floor"].iloc[0])
-    places = rows.assign(place=rows["value"].map(values.index))
+    places = rows.assign(position=rows["value"].map(values.index))
     for method in methods:
-        draw.curves(axes, places, "recall", "place", only=[method], labels=_LABELS, unsound=[PROGRAM], place=2)
+        draw.curves(axes, places, "recall", "position", only=[method], labels=_LABELS, unsound=[PROGRAM], index=2)
     axes.set_xticks(range(len(values)), [f"{value:g}" for value in values])
     axes.set(ylim=(0, 1.03), xlim=edges)
 

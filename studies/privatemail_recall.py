@@ -114,7 +114,7 @@ def _draw_first(rows: pd.DataFrame) -> Figure:
         _draw_limits(axes, subset["classes"].iloc[0], FIRST_EPSILONS)
         for position, (delta, group) in enumerate(subset.groupby("delta", sort=False)):
             label = f"{FIRST}, delta {delta:g}"
-            draw.curve(axes, label, summarise(group, "recall", "epsilon"), sound=False, place=position + 1)
+            draw.curve(axes, label, summarise(group, "recall", "epsilon"), sound=False, index=position + 1)
         raw = draw.level(mean(select(rows, data=data, method="no privacy")["recall"]), FIRST_EPSILONS)
         draw.curve(axes, "no privacy", raw, label="raw features, no privacy")
         axes.set_title(f"{SETS[data].title}: two noisy iterations, strong composition")
@@ -148,27 +148,27 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _rank_sound(data: Any, own: pd.DataFrame) -> dict[str, Any]:
+def _rank_sound(data: Any, rows: pd.DataFrame) -> dict[str, Any]:
     """Return how the sound methods do at one epsilon, the best first."""
-    here = own[(own["epsilon"] == _MIDDLE) & own["method"].isin(BELOW)]
+    here = rows[(rows["epsilon"] == _MIDDLE) & rows["method"].isin(BELOW)]
     means = here.groupby("method", sort=False)["recall"].mean().sort_values(ascending=False, kind="stable")
     return {
         "title": SETS[data].title,
         "best": ", ".join(f"{LABELS.get(name, name)} {value:.2f}" for name, value in means.items()),
-        "ceiling": compute_ceiling(_MIDDLE, own["classes"].iloc[0]),
-        "floor": own["floor"].iloc[0],
+        "ceiling": compute_ceiling(_MIDDLE, rows["classes"].iloc[0]),
+        "floor": rows["floor"].iloc[0],
     }
 
 
-def _list_recalls(data: Any, own: pd.DataFrame) -> pd.DataFrame:
+def _list_recalls(data: Any, rows: pd.DataFrame) -> pd.DataFrame:
     """Return the table of a set: methods that protect the query, those that do not, and the ceiling."""
-    order = [name for name in (*BELOW, *ABOVE, *PLAIN) if name in set(own["method"])]
-    means = own.groupby(["method", "epsilon"], dropna=False)["recall"].mean().unstack().loc[order]
+    order = [name for name in (*BELOW, *ABOVE, *PLAIN) if name in set(rows["method"])]
+    means = rows.groupby(["method", "epsilon"], dropna=False)["recall"].mean().unstack().loc[order]
     cells = means.reindex(columns=EPSILONS).map(lambda value: "" if np.isnan(value) else f"{value:.2f}")
     for method in set(PLAIN) & set(order):  # at no epsilon, and better than at any
         cells.loc[method, EPSILONS[-1]] = f"{means.loc[method].max():.2f} without"
     cells.insert(0, "protects the query", ["yes" if name in BELOW else "no" for name in order])
-    n_classes = own["classes"].iloc[0]
+    n_classes = rows["classes"].iloc[0]
     cells.loc["*ceiling*"] = ["", *(f"{compute_ceiling(epsilon, n_classes):.2f}" for epsilon in EPSILONS)]
     cells = cells.rename(index=LABELS, columns={epsilon: f"eps {epsilon:g}" for epsilon in EPSILONS})
     cells = cells.rename_axis("method").reset_index()

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ from studies._search import (
     split,
     split_classes,
 )
-from studies._study import Case, Row, Study, select, summarise
+from studies._study import Case, Row, Study, list_cases, select, summarise
 
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 FRACTIONS = (0.05, 0.1, 0.2)
@@ -101,29 +102,15 @@ def select_queries(seed: int, queries: int) -> Items:
 
 def cases() -> list[Case]:
     """Return every method on every set; of covers, every map; then classes and budgets."""
-    main = [
-        {"part": "recall", "data": data, "method": method, "epsilons": [epsilon], "fractions": [fraction]}
-        for data in SETS
-        for method in SETTINGS
-        if method == _SLOW
-        for fraction in FRACTIONS
-        for epsilon in EPSILONS
+    slow = [
+        {"part": "recall", "data": data, "method": _SLOW, "epsilons": [epsilon], "fractions": [fraction]}
+        for data, fraction, epsilon in product(SETS, FRACTIONS, EPSILONS)
     ]
-    main += [
-        {"part": "recall", "data": data, "method": method, "epsilons": list(EPSILONS), "fractions": list(FRACTIONS)}
-        for data in SETS
-        for method in SETTINGS
-        if method != _SLOW
-    ]
-    classes = [
-        {"part": "classes", "data": data, "method": method, "half": half, "lacks": lacks}
-        for data in SETS
-        for lacks in LACKS
-        for half in (0, 1)
-        for method in CLASS_METHODS
-    ]
-    budgets = [{"part": "budget", "method": method, "epsilon": epsilon} for method in PRICED for epsilon in EPSILONS]
-    return [*main, *classes, *budgets]
+    others = [method for method in SETTINGS if method != _SLOW]
+    whole = {"epsilons": list(EPSILONS), "fractions": list(FRACTIONS)}
+    main = [*slow, *({**case, **whole} for case in list_cases(part=["recall"], data=SETS, method=others))]
+    classes = list_cases(part=["classes"], data=SETS, lacks=LACKS, half=(0, 1), method=CLASS_METHODS)
+    return [*main, *classes, *list_cases(part=["budget"], method=PRICED, epsilon=EPSILONS)]
 
 
 def measure(case: Case) -> list[Row]:
@@ -232,10 +219,10 @@ def _measure_classes(case: Case) -> list[Row]:
     return rows
 
 
-def find_limits(found: pd.DataFrame) -> tuple[pd.Series, float]:
+def find_limits(results: pd.DataFrame) -> tuple[pd.Series, float]:
     """Return the ceiling of pure messages at every epsilon, and the floor."""
-    first = found[found["method"] == found["method"].iloc[0]]
-    return found.groupby("epsilon")["pure_ceiling"].last(), float(first["floor"].mean())
+    first = results[results["method"] == results["method"].iloc[0]]
+    return results.groupby("epsilon")["pure_ceiling"].last(), float(first["floor"].mean())
 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
@@ -250,11 +237,11 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     }
 
 
-def _draw_grid(found: pd.DataFrame, draw_panel: Callable[[Axes, pd.DataFrame], None], label: str) -> Figure:
+def _draw_grid(results: pd.DataFrame, draw_panel: Callable[[Axes, pd.DataFrame], None], label: str) -> Figure:
     """Draw a line of panels for each set, a column for each f."""
-    found = found.sort_values(["data", "f"], ascending=[False, True], kind="stable")
-    size = (10.5, 0.9 + 2.75 * found["data"].nunique())
-    figure, panels, cells = draw.make_grid(found, size, line="data", column="f", sharex=True, sharey=True)
+    results = results.sort_values(["data", "f"], ascending=[False, True], kind="stable")
+    size = (10.5, 0.9 + 2.75 * results["data"].nunique())
+    figure, panels, cells = draw.make_grid(results, size, line="data", column="f", sharex=True, sharey=True)
     for axes, (data, fraction), here in cells:
         draw_panel(axes, here)
         axes.set(title=f"{NAMES.get(data, data)}, answers of {fraction:.0%}", ylim=(0, 1.005))
@@ -304,7 +291,7 @@ def _draw_budget(rows: pd.DataFrame) -> Figure:
     paid = select(rows, part="budget").sort_values("epsilon")
     for position, (kind, way, name) in enumerate(_PAID):
         count = select(paid, method=kind).set_index("epsilon")[way]
-        draw.curve(left, name, draw.without_interval(count), place=position)
+        draw.curve(left, name, draw.without_interval(count), index=position)
     left.set(yscale="log", title=f"Queries that epsilon {BUDGET:g} pays for", ylabel="queries")
     left.legend(loc="upper right")
     draw.epsilon_axis(left, paid["epsilon"].unique())
@@ -372,14 +359,14 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def compare_with_floor(found: pd.DataFrame) -> dict[str, Any]:
+def compare_with_floor(results: pd.DataFrame) -> dict[str, Any]:
     """Return who is better than asking nothing, and from which epsilon on everywhere."""
-    passes = _mean_of(found.assign(gain=found["nn_recall"] - found["floor"]), "gain") > 0
+    passes = _mean_of(results.assign(gain=results["nn_recall"] - results["floor"]), "gain") > 0
     count = passes.groupby("method").sum()
     ordered = sorted(((int(good), name) for name, good in count.items()), reverse=True)
     everywhere = passes.groupby(["method", "epsilon"]).all()
     least = {}
-    for method in found["method"].unique():
+    for method in results["method"].unique():
         run = everywhere[method].sort_index(ascending=False).cummin()
         if run.any():
             least[method] = run[run].index.min()
@@ -391,29 +378,29 @@ def compare_with_floor(found: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _mean_of(found: pd.DataFrame, column: str) -> pd.Series:
-    return summarise(found, column, "method", "data", "f", "epsilon")["value"]
+def _mean_of(results: pd.DataFrame, column: str) -> pd.Series:
+    return summarise(results, column, "method", "data", "f", "epsilon")["value"]
 
 
-def find_above(found: pd.DataFrame) -> list[str]:
+def find_above(results: pd.DataFrame) -> list[str]:
     """Return which means are above the ceiling beyond their interval: sound releases must not be."""
     keys = ["data", "method", "f", "epsilon"]
-    tops = found.groupby(keys, sort=False)["ceiling"].first()
-    over = summarise(found, "nn_recall", *keys)["low"] > tops + _SLACK
+    tops = results.groupby(keys, sort=False)["ceiling"].first()
+    over = summarise(results, "nn_recall", *keys)["low"] > tops + _SLACK
     return [
         f"{method} ({NAMES.get(data, data)}, f {fraction:g}, epsilon {epsilon:g})"
         for data, method, fraction, epsilon in over.index[over]
     ]
 
 
-def _list_recalls(found: pd.DataFrame) -> pd.DataFrame:
+def _list_recalls(results: pd.DataFrame) -> pd.DataFrame:
     """Return NN-recall and its share of the ceiling, with ceiling and floor below, at one f."""
-    here = found[(found["f"] == BUDGET_FRACTION) & found["epsilon"].isin(_SHOWN)]
+    here = results[(results["f"] == BUDGET_FRACTION) & results["epsilon"].isin(_SHOWN)]
     parts = []
     for data, part in here.groupby("data", sort=False):
         groups = part.groupby(["method", "epsilon"], sort=False)
         both = groups.agg(value=("nn_recall", "mean"), ceiling=("ceiling", "first"))
-        cells = both.apply(lambda one: f"{one.value:.3f} ({one.value / one.ceiling:.2f})", axis=1).unstack(sort=False)
+        cells = both.apply(lambda row: f"{row.value:.3f} ({row.value / row.ceiling:.2f})", axis=1).unstack(sort=False)
         ceilings, bottom = find_limits(part)
         cells.loc["*ceiling, delta 0*"] = ceilings.map("{:.3f}".format)
         cells.loc["*floor*"] = f"{bottom:.3f}"
@@ -423,9 +410,9 @@ def _list_recalls(found: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts)
 
 
-def _compare_with_ceiling(found: pd.DataFrame) -> dict[str, Any]:
+def _compare_with_ceiling(results: pd.DataFrame) -> dict[str, Any]:
     """Return how near covers come to the ceiling."""
-    covers = select(found, method="covers")
+    covers = select(results, method="covers")
     covers = covers.assign(share=covers["nn_recall"] / covers["ceiling"], data=covers["data"].replace(NAMES))
     shares = summarise(covers, "share", "data", "f", "epsilon")["value"]
     cells = shares.map(lambda share: f"{share:.3f}" if share >= NEAR else f"*{share:.3f}*").unstack(sort=False)
@@ -438,12 +425,12 @@ def _compare_with_ceiling(found: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _compare_by_class(found: pd.DataFrame) -> dict[str, Any]:
+def _compare_by_class(results: pd.DataFrame) -> dict[str, Any]:
     """Return what popular items find by class, and where covers, which are learned for neighbours, find less."""
-    covers = select(found, method="covers")
+    covers = select(results, method="covers")
     covers = covers.assign(gain=covers["recall"] - covers["recall_floor"])
     below = summarise(covers, "gain", "data", "f", "epsilon")["high"] < 0
-    floors = found.groupby(["data", "f"], sort=False)["recall_floor"].mean()
+    floors = results.groupby(["data", "f"], sort=False)["recall_floor"].mean()
     return {
         "class_floors": ", ".join(f"{share:.2f} ({NAMES.get(d, d)}, f {f:g})" for (d, f), share in floors.items()),
         "below_class_floor": int(below.sum()),
@@ -451,17 +438,17 @@ def _compare_by_class(found: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _compare_classes(found: pd.DataFrame) -> dict[str, Any]:
+def _compare_classes(results: pd.DataFrame) -> dict[str, Any]:
     """Return what is found for classes that are known, and for those that are lacking."""
-    epsilon = 4.0 if (found["epsilon"] == 4.0).any() else found["epsilon"].iloc[0]
-    here = select(found, epsilon=epsilon)
+    epsilon = 4.0 if (results["epsilon"] == 4.0).any() else results["epsilon"].iloc[0]
+    here = select(results, epsilon=epsilon)
     groups = here.groupby(["data", "lacks", "method"], sort=False)
     sides = [f"{side}_{name}" for side in ("known", "lacking") for name in ("nn_recall", "ceiling", "floor")]
     gap = summarise(here, "difference", "data", "lacks", "method")
     lines = groups[sides].mean().map("{:.3f}".format).assign(difference=gap.apply(interval, axis=1, args=("+.3f",)))
     lines = lines.rename(index=NAMES, level="data").reset_index()
     head = ["data", "lacking in", "method", "known", "ceiling", "floor", "lacking", "ceiling", "floor", "difference"]
-    worst = summarise(found, "difference", "lacks", "method", "data", "epsilon")["value"]
+    worst = summarise(results, "difference", "lacks", "method", "data", "epsilon")["value"]
     worst = worst.groupby(["lacks", "method"], sort=False).min()
     return {
         "class_epsilon": epsilon,

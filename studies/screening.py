@@ -14,10 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from nearveil.privacy.accounting import screening_curve
-from nearveil.privacy.accounting.screening import (
-    compute_binary_rdp,
-    log_pairs,
-)
+from nearveil.privacy.accounting.screening import compute_binary_rdp, log_pairs
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw
 from studies._screening_bounds import compute_fixed_pair_epsilon
@@ -223,8 +220,8 @@ def _name_votes(votes: int) -> str:
     return f"t = {votes}{ {THRESHOLD: ' (T)', MOST: ' (k)', MOST // 10: ' (k/10)'}.get(votes, '') }"
 
 
-def _draw_line(axes: Axes, points: pd.Series, place: int, label: str, *, dotted: bool = False) -> None:
-    style = draw.look("", place)
+def _draw_line(axes: Axes, points: pd.Series, index: int, label: str, *, dotted: bool = False) -> None:
+    style = draw.look("", index)
     axes.plot(
         points.index,
         points,

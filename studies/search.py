@@ -92,19 +92,19 @@ def evaluate_epsilons(data: Digits) -> dict[float, Evaluation]:
     return results
 
 
-def make_table(found: dict[float, Evaluation]) -> Table:
+def make_table(results: dict[float, Evaluation]) -> Table:
     """Return what was found at each epsilon."""
     shown = Table(title=f"NN-recall@8 of {QUERIES} private digits; each answer holds {CANDIDATES:.0%} of the gallery")
     for heading in ("epsilon", "found", "ceiling", "floor", "share of the ceiling", "bytes out", "bytes back"):
         shown.add_column(heading, justify="right")
-    for epsilon, entry in found.items():
+    for epsilon, entry in results.items():
         shares = (entry.nn_recall.value, entry.ceiling.value, entry.floor.value, entry.share.value)
         sizes = (f"{entry.message_bytes:,}", f"{entry.answer_bytes:,}")
         shown.add_row(f"{epsilon:g}", *(f"{share:.3f}" for share in shares), *sizes)
     return shown
 
 
-def draw_picture(data: Digits, asked: list[Asked], found: dict[float, Evaluation], path: Path) -> None:
+def draw_picture(data: Digits, answers: list[Asked], results: dict[float, Evaluation], path: Path) -> None:
     """Draw the first queries with what they found, and the curve under the ceiling."""
     import matplotlib as mpl
 
@@ -113,13 +113,13 @@ def draw_picture(data: Digits, asked: list[Asked], found: dict[float, Evaluation
 
     figure = plt.figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1), squeeze=False)[0]
-    grid = left.subplots(min(SHOWN, len(asked)), 9, squeeze=False)
-    for panels, entry in zip(grid, asked, strict=False):
+    grid = left.subplots(min(SHOWN, len(answers)), 9, squeeze=False)
+    for panels, entry in zip(grid, answers, strict=False):
         _draw_digit(panels[0], entry.query, "black")
         for panel, item in zip(panels[1:], entry.found, strict=True):
             _draw_digit(panel, data.gallery[item], "tab:blue" if item in entry.true else "0.8")
     left.suptitle("private image, then the eight found at epsilon 4 (blue frame: one of the true eight)", fontsize=9)
-    _draw_curve(right.subplots(), found)
+    _draw_curve(right.subplots(), results)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
@@ -131,15 +131,15 @@ def _draw_digit(panel: Any, row: NDArray[np.float64], frame: str) -> None:
         side.set(color=frame, linewidth=2.5)
 
 
-def _draw_curve(panel: Any, found: dict[float, Evaluation]) -> None:
-    ceiling = [entry.ceiling.value for entry in found.values()]
-    recall = [entry.nn_recall for entry in found.values()]
-    panel.fill_between(list(found), ceiling, 1, color="0.85", label="impossible: above the ceiling")
+def _draw_curve(panel: Any, results: dict[float, Evaluation]) -> None:
+    ceiling = [entry.ceiling.value for entry in results.values()]
+    recall = [entry.nn_recall for entry in results.values()]
+    panel.fill_between(list(results), ceiling, 1, color="0.85", label="impossible: above the ceiling")
     spread = [[r.value - r.low for r in recall], [r.high - r.value for r in recall]]
-    panel.errorbar(list(found), [r.value for r in recall], yerr=spread, fmt="o-", capsize=2, label="found")
-    floor = next(iter(found.values())).floor.value
+    panel.errorbar(list(results), [r.value for r in recall], yerr=spread, fmt="o-", capsize=2, label="found")
+    floor = next(iter(results.values())).floor.value
     panel.axhline(floor, color="black", linewidth=1, linestyle=(0, (1, 3)), label="floor: asks nothing")
-    panel.set(xlabel="epsilon of one query", ylabel="NN-recall@8", ylim=(0, 1), xticks=list(found))
+    panel.set(xlabel="epsilon of one query", ylabel="NN-recall@8", ylim=(0, 1), xticks=list(results))
     panel.legend(loc="lower right", bbox_to_anchor=(1, 0.22), fontsize=8)
 
 

@@ -130,7 +130,7 @@ def climb(
     return best[0]
 
 
-def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats) -> float:
+def climb_target(anchors: Floats, values: Floats, bandwidth: float, ends: Floats) -> float:
     """Move two targets apart, from `ends` of shape (2, d): the row of the target alone, in O(m d) a step."""
     u = bandwidth**-2
     best = [0.0]
@@ -141,11 +141,11 @@ def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats
         exponents = u * (anchors @ x)
         p = np.exp(exponents - exponents.max())
         p /= p.sum()
-        return p, p @ others, x, size
+        return p, p @ values, x, size
 
     def rise(slope: Floats, at: tuple[Floats, Floats, Floats, float]) -> Floats:
         p, mean, x, size = at
-        gradient = u / 2 * (anchors.T @ (p * ((others - mean) @ slope)))
+        gradient = u / 2 * (anchors.T @ (p * ((values - mean) @ slope)))
         return np.asarray((gradient - x * (x @ gradient)) / size)
 
     def objective(flat: Floats) -> tuple[float, Floats]:
@@ -161,11 +161,11 @@ def climb_target(anchors: Floats, others: Floats, bandwidth: float, ends: Floats
 
 
 def search_target(
-    anchors: Floats, others: Floats, *, bandwidth: float, rng: np.random.Generator, starts: int = STARTS
+    anchors: Floats, values: Floats, *, bandwidth: float, rng: np.random.Generator, starts: int = STARTS
 ) -> float:
     """Search for the two targets whose rows are farthest apart."""
     d = anchors.shape[1]
-    together = np.linalg.svd((anchors - anchors.mean(axis=0)).T @ (others - others.mean(axis=0)), full_matrices=False)
+    together = np.linalg.svd((anchors - anchors.mean(axis=0)).T @ (values - values.mean(axis=0)), full_matrices=False)
     best = 0.0
     for number in range(starts):
         if number < min(starts // 2, together[0].shape[1]):
@@ -175,7 +175,7 @@ def search_target(
             ends = rng.normal(size=(2, d))
         else:
             ends = anchors[rng.choice(len(anchors), 2, replace=False)] + 0.01 * rng.normal(size=(2, d))
-        best = max(best, climb_target(anchors, others, bandwidth, normalise(ends)))
+        best = max(best, climb_target(anchors, values, bandwidth, normalise(ends)))
     return best
 
 
@@ -403,7 +403,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 def _draw_panel(axes: Axes, here: pd.DataFrame, over: str) -> None:
     for column, name, sound, position in _LINES:
         results = here.dropna(subset=[column]) if column in here else here[:0].assign(**{column: 0.0})
-        draw.curve(axes, name, summarise(results, column, over).sort_index(), sound=sound, place=position)
+        draw.curve(axes, name, summarise(results, column, over).sort_index(), sound=sound, index=position)
     results = here.dropna(subset=["found"]).astype({"found": float}).groupby(over)["found"].mean()
     axes.plot(results.index, results, "k+", markersize=7, label="found by a search")
     axes.set(xscale="log", yscale="log")
@@ -437,7 +437,7 @@ def _compare(rows: pd.DataFrame, searched: pd.DataFrame, bandwidth: float) -> pd
     means = here.groupby("released", sort=False)[[name for name in _VALUES if name in here]].mean()
     cells = means.map(lambda value: f"{value:,.0f}" if value >= 100 else f"{value:.3g}")
     spread = summarise(here, "found", "released")
-    cells["found"] += spread.apply(lambda one: f" ({one.low:.3g} to {one.high:.3g})", axis=1)
+    cells["found"] += spread.apply(lambda row: f" ({row.low:.3g} to {row.high:.3g})", axis=1)
     cells["ratio"] = searched.loc[here.index].groupby("released", sort=False)["ratio"].mean().map("{:.2f}".format)
     names = {"plain": "A or B", "sharp": "A' or B'", "found": "found (95% over seeds)"}
     return cells.rename(columns=names).reset_index()

@@ -61,13 +61,7 @@ def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDAr
 
 
 def train_teachers(
-    estimator: BaseEstimator,
-    X: NDArray[Any],
-    y: NDArray[np.int64],
-    *,
-    n_teachers: int,
-    n_classes: int,
-    source: Source,
+    estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int64], *, n_teachers: int, n_classes: int, source: Source
 ) -> Teachers:
     """Train a clone of the estimator on each of `n_teachers` disjoint parts; an empty one names class 0.
 

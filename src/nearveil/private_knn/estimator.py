@@ -404,13 +404,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def _settle(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> dict[str, Any]:
         """Open the account and the caps, the last step of a fit that may fail; return the common parts of a poll."""
         spending = open_spending(find_account(self.ledger, self.account, plan, guarantee), plan, guarantee)
-        return {
-            "columns": columns,
-            "plan": plan,
-            "guarantee": guarantee,
-            "source": self._source,
-            "spending": spending,
-        }
+        return {"columns": columns, "plan": plan, "guarantee": guarantee, "source": self._source, "spending": spending}
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> A:
         """Answer public queries, or decline, and show the noisy votes that decided.
