@@ -56,7 +56,7 @@ def build(n: int) -> dict[str, Any]:
     covers = Covers(EPSILON, CANDIDATES).fit(rows[:1000])
     ends: dict[str, float] = {}
     start, processor = time.perf_counter(), time.process_time()
-    covers = covers.index(gallery, progress=lambda stage, _done: ends.__setitem__(stage, time.perf_counter() - start))
+    covers = covers.index(gallery, report=lambda stage, _done: ends.__setitem__(stage, time.perf_counter() - start))
     seconds, processor, peak = time.perf_counter() - start, time.process_time() - processor, measure_peak_gib()
     recall, ceiling = expect_recall(covers, gallery, queries)
     return {

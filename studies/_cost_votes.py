@@ -110,9 +110,12 @@ def load_rows() -> tuple[Floats, str]:
         return np.random.default_rng(0).random((PRIVATE + 10_000, FEATURES), dtype=np.float32), (
             "random rows (MNIST is not here)"
         )
+    from joblib import Parallel, delayed
+
     from nearveil.features.extractor import hog
 
-    return hog(images, n_jobs=-1), "MNIST, HOG"
+    parts = np.array_split(images, max(1, len(images) // 512))
+    return np.concatenate(Parallel(n_jobs=-1)(delayed(hog)(part) for part in parts)), "MNIST, HOG"
 
 
 def split(results: Any, n: int, count: int) -> tuple[Floats, Floats]:

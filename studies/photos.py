@@ -144,7 +144,7 @@ def load_birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photo
     files = [path for part in each for path in part]
     with Progress(transient=True) as progress:
         task = progress.add_task("features", total=len(files))
-        made = gallery_features(files, extractor, cache=cache, progress=lambda count: progress.advance(task, count))
+        made = gallery_features(files, extractor, cache=cache, tick=lambda count: progress.advance(task, count))
     pictures = [load_image(path) for path in private]
     places = {path.name: number for number, path in enumerate(species)}
     return Photos(
@@ -325,7 +325,7 @@ def draw_sheet(data: Photos, answer: Nearest, number: int) -> bytes:
         named=answer.set,
         n_sets=answer.n_sets,
         candidates=answer.answer.images,
-        found=tuple(match.image or b"" for match in answer.matches),
+        matches=tuple(match.image or b"" for match in answer.matches),
         captions=[f"{kind} kind\n{match.similarity:.3f}" for kind, match in zip(kinds, answer.matches, strict=True)],
         epsilon=answer.guarantee.epsilon,
     ).to_png()

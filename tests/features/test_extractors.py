@@ -76,7 +76,7 @@ def extractor(request: pytest.FixtureRequest, tmp_path: Path) -> Extractor:
 
 def test_every_extractor_keeps_the_promises_of_the_interface(extractor: Extractor) -> None:
     steps: list[int] = []
-    rows = extractor.extract(PICTURES, progress=steps.append)
+    rows = extractor.extract(PICTURES, tick=steps.append)
     assert sum(steps) == len(PICTURES)
     assert rows.shape == (len(PICTURES), extractor.dimension)
     assert rows.dtype == np.float32

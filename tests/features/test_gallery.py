@@ -95,7 +95,7 @@ def test_rows_in_order_and_the_rest_with_reasons(folder: Path, tmp_path: Path) -
     paths = [*sorted(folder.iterdir()), folder / "5-missing.png"]
     for cache in (None, FeatureCache(tmp_path / "cache"), FeatureCache(tmp_path / "cache")):
         steps: list[int] = []
-        found = gallery_features(map(str, paths), Counting(), cache=cache, progress=steps.append)
+        found = gallery_features(map(str, paths), Counting(), cache=cache, tick=steps.append)
         assert sum(steps) == len(paths) == 11
         assert {path.name: reason for path, reason in found.skipped} == bad
         assert [path.name for path, _ in found.skipped] == sorted(bad)

@@ -47,12 +47,11 @@ def test_a_row_depends_on_its_image_alone() -> None:
         np.testing.assert_array_equal(hog(images[number : number + 1])[0], together[number])
     np.testing.assert_array_equal(hog(images[::-1])[::-1], together)
     np.testing.assert_array_equal(hog(np.asfortranarray(images)), together)
-    np.testing.assert_array_equal(hog(images, n_jobs=2), together)
 
 
 def test_progress_tells_of_every_image_once() -> None:
     steps: list[int] = []
-    hog(_images(1100, 8, 8), progress=steps.append)
+    hog(_images(1100, 8, 8), tick=steps.append)
     assert sum(steps) == 1100
     assert len(steps) > 1
 

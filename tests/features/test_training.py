@@ -104,7 +104,7 @@ def test_images_and_their_maps_train_the_same_head() -> None:
 def test_maps_are_those_of_the_module() -> None:
     images, _ = _photos(2)
     seen: list[int] = []
-    maps = compute_backbone_maps(images * 3, _backbone(), progress=seen.append)
+    maps = compute_backbone_maps(images * 3, _backbone(), tick=seen.append)
     scaled = torch.from_numpy((images[1].astype(np.float32) - 128) / 64).permute(2, 0, 1)[None]
     assert maps[1] == pytest.approx(_backbone()._module(scaled)[0].numpy(), rel=1e-3, abs=1e-3)
     assert sum(seen) == 36
@@ -129,7 +129,7 @@ def test_the_exponent_is_trained() -> None:
 
 def test_epochs_are_told() -> None:
     told: list[int] = []
-    _train(epochs=5, progress=told.append)
+    _train(epochs=5, tick=told.append)
     assert told == [1] * 5
 
 

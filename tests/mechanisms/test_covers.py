@@ -232,7 +232,7 @@ def test_the_number_of_sets_starts_from_a_rule() -> None:
 
 def test_progress_rises_to_the_end(digits: tuple[Floats, Floats, Floats]) -> None:
     told: list[tuple[str, float]] = []
-    Covers(2.0, 0.2).fit(digits[0]).index(digits[1], progress=lambda *step: told.append(step))
+    Covers(2.0, 0.2).fit(digits[0]).index(digits[1], report=lambda *step: told.append(step))
     parts = [part for _, part in told]
     assert parts == sorted(parts)
     assert parts[-1] == 1.0

@@ -29,7 +29,6 @@ from nearveil.gallery.answers import (
     ScalarCodes,
     _hash_arrays,
     codes_from_bytes,
-    count_columns,
 )
 from nearveil.gallery.errors import IndexStoreError
 from nearveil.mechanisms import Message
@@ -485,7 +484,7 @@ def test_periods_charge_columns_dimension_and_projection(here: Scene) -> None:
     usual = sealed_periods(layout, public)
     long: Any = SimpleNamespace(table=public.table, mean=np.zeros(10**6))
     assert sealed_periods(layout, long).question > usual.question + 0.04 * layout.dimension
-    table = SimpleNamespace(width=public.table.width, projection=np.zeros((8, 16_000)))
+    table = SimpleNamespace(width=public.table.width, columns=16_000)
     wide: Any = SimpleNamespace(table=table, mean=public.mean)
     assert sealed_periods(layout, wide).ranking > usual.ranking + 0.015
     assert layout.records is not None
@@ -507,7 +506,7 @@ def test_tables_of_many_columns_are_refused(form: Any) -> None:
             arrays |= {"weights": row, "mean": row, "centroids": np.zeros((columns // 4, 256, 4), np.float32)}
         return Message(form.form, _hash_arrays(arrays), arrays).to_bytes()
 
-    assert count_columns(codes_from_bytes(table(16))) == 16
+    assert codes_from_bytes(table(16)).columns == 16
     with pytest.raises(WireError, match="two columns"):
         codes_from_bytes(table(20))
 

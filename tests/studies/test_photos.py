@@ -139,9 +139,9 @@ def test_a_server_that_does_not_start(tmp_path: Path, capfd: pytest.CaptureFixtu
 def test_a_sheet_of_strange_names_and_pictures() -> None:
     grey = np.full((9, 30, 3), 128, dtype=np.uint8)
     strange = ContactSheet(
-        query=grey, named=0, n_sets=2, candidates=[b"", b"no image"] * 30, found=[b""] * 20,
+        query=grey, named=0, n_sets=2, candidates=[b"", b"no image"] * 30, matches=[b""] * 20,
         captions=["$x_1^", "鳥\x1b[31m", "a\nb"] + ["long " * 20] * 17, epsilon=0.5,
     )  # fmt: skip
     assert load_image(strange.to_png()).shape == (600, 1560, 3)
-    one = dataclasses.replace(strange, candidates=[b""], found=[b""], captions=["one"])
+    one = dataclasses.replace(strange, candidates=[b""], matches=[b""], captions=["one"])
     assert one.to_png().startswith(b"\x89PNG")

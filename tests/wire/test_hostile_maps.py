@@ -340,6 +340,12 @@ def test_images_that_differ_between_candidates_change_nothing(data: bytes, extra
     assert happens in done.pop()
 
 
+def _change(table: ScalarCodes | ProductCodes, **arrays: Any) -> Any:
+    changed = copy.copy(table)
+    vars(changed).update(arrays)
+    return changed
+
+
 def _tables() -> list[Any]:
     features = published().published.release.features(GALLERY).astype(np.float32)
     scalar, product = make_codes(features, 16), make_codes(features, 8)
@@ -347,11 +353,11 @@ def _tables() -> list[Any]:
     assert isinstance(product, ProductCodes)
     large = np.float32(3e38)
     return [
-        replace(scalar, steps=np.full_like(scalar.steps, large)),
-        replace(scalar, steps=np.full_like(scalar.steps, large), lowest=np.full_like(scalar.lowest, -large)),
-        replace(scalar, projection=np.full_like(scalar.projection, large)),
-        replace(product, weights=np.zeros_like(product.weights)),
-        replace(product, weights=np.full_like(product.weights, 1e-38), mean=np.full_like(product.mean, large)),
+        _change(scalar, steps=np.full_like(scalar.steps, large)),
+        _change(scalar, steps=np.full_like(scalar.steps, large), lowest=np.full_like(scalar.lowest, -large)),
+        _change(scalar, projection=np.full_like(scalar.projection, large)),
+        _change(product, weights=np.zeros_like(product.weights)),
+        _change(product, weights=np.full_like(product.weights, 1e-38), mean=np.full_like(product.mean, large)),
     ]
 
 

@@ -271,7 +271,7 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
         named=nearest.set,
         n_sets=nearest.n_sets,
         candidates=nearest.answer.images,
-        found=tuple(match.image or b"" for match in nearest.matches),
+        matches=tuple(match.image or b"" for match in nearest.matches),
         captions=[f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, _, name, similarity in answer.rows],
         epsilon=nearest.guarantee.epsilon,
     )

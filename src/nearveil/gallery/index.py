@@ -105,10 +105,6 @@ class Index(MapPublisher):
             The fingerprint of the extractor: only features of the same extractor are comparable.
         timeout : float, default=30.0
             Seconds to wait for other writers.
-
-        Returns
-        -------
-        Index
         """
         dimension = check_integer(dimension, "dimension", 1, MOST_FEATURES)
         header = Header(FORMAT, dimension, 0, 0, 0, check_extractor(extractor))
@@ -123,10 +119,6 @@ class Index(MapPublisher):
         where : str or Path
             As in :meth:`create`.
         timeout : float, default=30.0
-
-        Returns
-        -------
-        Index
         """
         return _choose_store(where)._open(str(where), timeout)
 
@@ -291,13 +283,7 @@ class Index(MapPublisher):
             return self._add(tables, replace, row_exact, tick)
 
     def delete(self, ids: ArrayLike) -> None:
-        """Delete items: all of them, or none if one does not exist. Later answers do not contain them.
-
-        Parameters
-        ----------
-        ids : sequence of int or str
-            Ids in the index, or external ids.
-        """
+        """Delete items by ids or external ids: all, or none if one does not exist. Later answers omit them."""
         id_list = check_ids(ids)
         if not len(id_list):
             return
@@ -330,10 +316,6 @@ class Index(MapPublisher):
             deleted.
         originals : bool, default=True
             Whether to read originals that the index itself stores. Paths are returned in any case.
-
-        Returns
-        -------
-        list of StoredItem
         """
         id_list = check_ids(ids)
         with self._database.begin_read() as connection:
@@ -345,18 +327,9 @@ class Index(MapPublisher):
         return [stored[number] for number in numbers.tolist() if number in stored]
 
     def texts(self, ids: ArrayLike, kind: Literal["names", "metadata"]) -> list[bytes]:
-        """Return names, or details as JSON, as answers contain them, in the order of the ids.
+        """Return names, or JSON of name, external id and metadata, as answers contain them, in the order of the ids.
 
-        Parameters
-        ----------
-        ids : array-like of int
-        kind : {"names", "metadata"}
-            "metadata" is name, external id and metadata.
-
-        Returns
-        -------
-        list of bytes
-            Empty for an item that does not exist.
+        The bytes are empty for an item that does not exist.
         """
         numbers = np.asarray(ids, np.int64)
         with self._database.begin_read() as connection:
@@ -370,10 +343,7 @@ class Index(MapPublisher):
     def metadata_keys(self) -> tuple[str, ...] | None:
         """Return the keys of the metadata of all items that were ever added, sorted: a filter may name them.
 
-        Returns
-        -------
-        tuple of str or None
-            None if there are more than 64, or one is too long or not printable.
+        None if there are more than 64, or one is too long or not printable.
         """
         with self._database.begin_read() as connection:
             keys = connection.execute(sa.select(metadata_keys.c.name)).scalars().all()
@@ -381,34 +351,14 @@ class Index(MapPublisher):
         return tuple(sorted(keys)) if fits else None
 
     def stored_bytes(self, ids: ArrayLike, kind: Literal["thumbnail", "original"]) -> int:
-        """Return the total bytes of thumbnails or originals that the index stores, without reading them.
-
-        Parameters
-        ----------
-        ids : array-like of int
-        kind : {"thumbnail", "original"}
-
-        Returns
-        -------
-        int
-        """
+        """Return the total bytes of the stored thumbnails or originals of items, without reading them."""
         total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(images.c[kind])), 0))
         with self._database.begin_read() as connection:
             numbers = np.unique(self._resolve(connection, check_ids(ids))).tolist()
             return int(connection.execute(total.where(is_among(connection, images.c.id, numbers))).scalar_one())
 
     def features(self, ids: ArrayLike) -> Singles:
-        """Return features, shape (n, d), in the order of the ids.
-
-        Parameters
-        ----------
-        ids : sequence of int or str
-            Ids in the index, or external ids.
-
-        Returns
-        -------
-        ndarray of shape (n, d), float32
-        """
+        """Return features, shape (n, d), float32, in the order of the ids or external ids."""
         id_list = check_ids(ids)
         with self._database.begin_read() as connection:
             numbers = self._resolve(connection, id_list)
@@ -446,21 +396,8 @@ class Index(MapPublisher):
     def bind(self, name: str) -> str:
         """Bind private rows to a name, permanently; the first call wins. A protected gallery binds them to its account.
 
-        The rows are private from then on, as after :meth:`protect`.
-
-        Parameters
-        ----------
-        name : str
-
-        Returns
-        -------
-        str
-            The name that they are bound to: `name`, or that of an earlier call.
-
-        Raises
-        ------
-        InexactRowsError
-            If a row is not row-exact: removing one record may change others, so no guarantee to records holds.
+        The rows are private from then on, as after :meth:`protect`. Return `name`, or that of an earlier call; raise
+        InexactRowsError if a row is not row-exact: then no guarantee to records holds.
         """
         return self._make_private(name, require_exact=True)
 
@@ -482,10 +419,7 @@ class Index(MapPublisher):
     def unprotect(self, *, rows_are_public: bool) -> None:
         """Allow the rows to be served, published and searched again. This ends the guarantees to the records.
 
-        Parameters
-        ----------
-        rows_are_public : bool
-            Must be True: your statement that everybody may see every row.
+        `rows_are_public` must be True: your statement that everybody may see every row.
         """
         if rows_are_public is not True:
             raise ValueError("rows_are_public must be True: only rows that everybody may see can be opened")

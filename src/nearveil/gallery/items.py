@@ -200,13 +200,16 @@ class ItemTable:
 def check_items(items: Iterable[Item], dimension: int) -> ItemTable:
     """Return items in columns, or raise an error that names the first invalid one."""
     item_list = list(items)
+    features = np.empty((len(item_list), dimension), np.float32)
     for position, item in enumerate(item_list):
         if not isinstance(item, Item):
             raise ValueError(f"items: number {position} must be an Item")
         _check_images(item, position)
-    features = np.empty((len(item_list), dimension), np.float32)
-    for position, item in enumerate(item_list):
-        features[position] = _check_feature(item.feature, dimension, position)
+        name = f"items: the feature of number {position}"
+        row = as_rows(item.feature, name)
+        if row.shape != (1, dimension):
+            raise ValueError(f"{name} must be one row of {dimension} dimensions, as this index has, not {row.shape}")
+        features[position] = row[0]
     metadata, keys = _encode_metadata([item.metadata for item in item_list], "items: the metadata")
     return ItemTable(
         normalize_rows(features, "items: the feature"),
@@ -256,18 +259,6 @@ def _load_images(item: Item) -> ItemImages:
         path = original.resolve()
         return ItemImages(thumbnail, hash_file(path), str(path))
     return ItemImages(thumbnail, None if original is None else bytes(original))
-
-
-def _check_feature(feature: Any, dimension: int, position: int) -> Singles:
-    rows = as_rows(feature, f"items: the feature of number {position}")
-    if len(rows) != 1:
-        raise ValueError(f"items: the feature of number {position} must be one row")
-    if rows.shape[1] != dimension:
-        raise ValueError(
-            f"items: the feature of number {position} has {rows.shape[1]} dimensions; this index has {dimension}"
-        )
-    row: Singles = rows[0]
-    return row
 
 
 def _check_images(item: Item, position: int) -> None:

@@ -140,10 +140,6 @@ class Published:
         cluster : str or dask.distributed.Client, optional
             The workers that search and encode; see :func:`nearveil.cluster.connect`. The map is the same to the last
             bit.
-
-        Returns
-        -------
-        Published
         """
         if len(snapshot) < 2:
             raise ValueError("the index must have at least two items before a map can be learned")
@@ -156,7 +152,7 @@ class Published:
             if snapshot.in_memory:
                 features = SpreadRows.cut(features.gather("centring rows"), workers)
             table = make_codes(features, terms.code_bytes)
-            release = release.fit_mean(mean, _hash_public(mean, table)).index_features(features, progress=report)
+            release = release.fit_mean(mean, _hash_public(mean, table)).index_features(features, report=report)
             codes = encode_rows(table, features)
         return cls(snapshot.revision, release, table, codes, snapshot.ids, terms.code_bytes)
 
@@ -165,14 +161,6 @@ class Published:
 
         The mean, the table of codes and the codes of remaining items do not change. See
         :meth:`nearveil.mechanisms.Covers.update`.
-
-        Parameters
-        ----------
-        snapshot : Snapshot
-
-        Returns
-        -------
-        Published
         """
         positions = self._find_positions(snapshot.ids)
         features = spread_features(self.release, snapshot.spread(LOCAL))
@@ -183,17 +171,7 @@ class Published:
         return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.code_bytes)
 
     def measure_drift(self, snapshot: Snapshot) -> float:
-        """Return the fraction of the gallery that has changed since the map was learned.
-
-        Parameters
-        ----------
-        snapshot : Snapshot
-
-        Returns
-        -------
-        float
-            Includes the changes of earlier updates.
-        """
+        """Return the fraction of the gallery that has changed since the map was learned, with earlier updates."""
         unchanged = int((self._find_positions(snapshot.ids) >= 0).sum())
         changed = len(snapshot) + len(self.ids) - 2 * unchanged
         return float(self.release.drift_ + changed / max(1, len(snapshot)))
@@ -237,19 +215,10 @@ class Published:
         return np.asarray(self.release.mean_, dtype=np.float32)
 
     def answer(self, message: Message, alive: NDArray[np.bool_] | None = None) -> Answer:
-        """Answer one message that was made for this map.
+        """Answer one message that was made for this map, without images.
 
-        Parameters
-        ----------
-        message : Message
-        alive : ndarray of shape (n,), bool, optional
-            Which items may still be returned; all by default. Other items replace deleted ones, so that all answers
-            have the same size.
-
-        Returns
-        -------
-        Answer
-            With the ids of the index and without images.
+        `alive`, shape (n,), are the items that may still be returned; all by default. Other items replace deleted ones,
+        so that all answers have the same size.
         """
         size, available = self.map.set_size, np.ones(len(self.ids), np.bool_) if alive is None else alive
         # `rank` would score the whole gallery; the sets of covers are fixed.
@@ -298,16 +267,7 @@ class Published:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Deserialize the bytes of :meth:`to_bytes`.
-
-        Parameters
-        ----------
-        data : bytes
-
-        Returns
-        -------
-        Published
-        """
+        """Deserialize the bytes of :meth:`to_bytes`."""
         return cls.read(io.BytesIO(data))
 
     @classmethod
@@ -393,12 +353,7 @@ class MapPublisher(ABC):
         """Return all ids and features of the current revision."""
 
     def state(self) -> IndexState:
-        """Return the current state, which changes with every change by any process.
-
-        Returns
-        -------
-        IndexState
-        """
+        """Return the current state, which changes with every change by any process."""
         file = self._identify_file()
         with self._database.begin_read() as connection:
             check_public(connection, self._location)
@@ -430,10 +385,6 @@ class MapPublisher(ABC):
             The number of maps that are answered from now on, including this one. The previous one serves clients that
             fetched it just before.
 
-        Returns
-        -------
-        Published
-
         Raises
         ------
         StaleMapError
@@ -460,11 +411,6 @@ class MapPublisher(ABC):
             As in :meth:`publish`.
         progress, cluster : optional
             As in :meth:`publish`.
-
-        Returns
-        -------
-        Published
-            The newest map, which is up to date.
         """
         newest, stale = self.current()
         if not stale:
@@ -491,13 +437,7 @@ class MapPublisher(ABC):
             check_public(connection, self._location)
 
     def current(self) -> Current:
-        """Return the newest map, and whether the gallery has changed since it was learned.
-
-        Returns
-        -------
-        Current
-            A tuple (published, stale).
-        """
+        """Return the newest map, and whether the gallery has changed since it was learned."""
         with self._database.begin_read() as connection:
             newest = self._load_map(connection, self._list_maps(connection)[0])
             return Current(newest, load_header(connection, self._location).revision != newest.revision)
@@ -509,10 +449,6 @@ class MapPublisher(ABC):
         ----------
         read : bool, default=True
             Whether to load maps that are not in memory; otherwise they are left out.
-
-        Returns
-        -------
-        list of Published
         """
         with self._database.begin_read() as connection:
             rows = self._list_maps(connection, required=False)
@@ -521,19 +457,7 @@ class MapPublisher(ABC):
     def answer(self, message: Message) -> Answer:
         """Answer a message from the map that it was made for, without deleted items.
 
-        Parameters
-        ----------
-        message : Message
-
-        Returns
-        -------
-        Answer
-            With the ids of the index.
-
-        Raises
-        ------
-        MapChangedError
-            If that map is no longer stored.
+        Raise MapChangedError if that map is no longer stored.
         """
         if not isinstance(message, Message):
             raise MessageError("message must be a Message; Message.from_bytes reads one")
@@ -547,17 +471,7 @@ class MapPublisher(ABC):
         return published_map.answer(message, ~np.isin(published_map.ids, gone))
 
     def alive(self, published: Published) -> NDArray[np.bool_]:
-        """Return which items of a map are still in the index.
-
-        Parameters
-        ----------
-        published : Published
-
-        Returns
-        -------
-        ndarray of shape (n,), bool
-            In the order of its ids; read-only.
-        """
+        """Return which items of a map are still in the index: bool, in the order of its ids, read-only."""
         with self._database.begin_read() as connection:
             alive = ~np.isin(published.ids, find_deleted_since(connection, published.revision))
         alive.setflags(write=False)

@@ -331,7 +331,7 @@ def _extract_folder(
         cache = FeatureCache(folder)
     except OSError as error:
         raise ValueError(f"index: nothing can be written at {describe_location(location)}: {error.strerror}") from None
-    images = gallery_features(files, extractor, row_exact=private, cache=cache, progress=tick, cluster=workers)
+    images = gallery_features(files, extractor, row_exact=private, cache=cache, tick=tick, cluster=workers)
     if not images.paths:
         with suppress(OSError):  # it has rows of an earlier run
             folder.rmdir()

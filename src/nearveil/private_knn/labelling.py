@@ -248,7 +248,7 @@ def _make_vectors(records: "_Records", features: ImageFeatures, role: Role, tick
         raise LabelInputError(f"features hog needs images, and {role} holds vectors; leave it out")
     if records.values.ndim > 2 and features != "none":
         try:
-            return hog(records.values, progress=tick)
+            return hog(records.values, tick=tick)
         except (ValueError, ModuleNotFoundError) as error:
             raise LabelInputError(f"{role}: {error}") from None
     rows = records.values.reshape(len(records.values), -1)

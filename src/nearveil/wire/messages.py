@@ -13,7 +13,6 @@ from nearveil.gallery.answers import (
     Answer,
     Codes,
     Extras,
-    code_dimension,
     codes_from_bytes,
     codes_to_bytes,
 )
@@ -82,7 +81,7 @@ class PublicPart:
         object.__setattr__(self, "mean", mean)
         if tuple(self.offers) != tuple(word for word in EXTRAS[1:] if word in self.offers):
             raise WireError(f"offers must be of {', '.join(EXTRAS[1:])}, in this order")
-        if not len(mean) == len(self.map.components) == code_dimension(self.table):
+        if not len(mean) == len(self.map.components) == self.table.dimension:
             raise WireError("mean, map and table must be for features of one dimension")
         try:
             size = candidate_count(self.candidates, self.map.n_items)

@@ -25,7 +25,7 @@ from nearveil.mechanisms.base import (
 from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, check_channel_epsilon
 from nearveil.mechanisms.covers.learning import (
     Learned,
-    Progress,
+    Report,
     Rows,
     centres,
     choose_rows,
@@ -110,20 +110,20 @@ class MappedRelease(TractableRelease):
         self._check_fitted()
         return str(self._public_digest)
 
-    def index(self, gallery: ArrayLike, *, progress: Progress | None = None, cluster: Any = None) -> Self:
+    def index(self, gallery: ArrayLike, *, report: Report | None = None, cluster: Any = None) -> Self:
         """Return a copy with the public map of a gallery, built once, on the server.
 
         Parameters
         ----------
         gallery : array-like of shape (n, d)
-        progress : callable, optional
+        report : callable, optional
             Called with the current stage and the completed fraction of the work, from 0 to 1.
         cluster : str or dask.distributed.Client, optional
             Workers to search with; see :func:`nearveil.cluster.connect`. The map is the same to the last bit.
         """
         features = self.gallery_features(gallery)
         with connect(cluster) as workers:
-            return self.index_features(SpreadRows.cut(features, workers), progress=progress)
+            return self.index_features(SpreadRows.cut(features, workers), report=report)
 
     def gallery_features(self, gallery: ArrayLike) -> Rows:
         """Return the features of public rows in 32 bits, computed by blocks to save memory."""
@@ -133,10 +133,10 @@ class MappedRelease(TractableRelease):
             raise ValueError("gallery must contain at least two items")
         return _make_features(rows, self)
 
-    def index_features(self, features: SpreadRows, *, progress: Progress | None) -> Self:
+    def index_features(self, features: SpreadRows, *, report: Report | None) -> Self:
         """Build the map from features in partitions; see :meth:`index`."""
         size = candidate_count(self.candidates, len(features))
-        report = progress or (lambda _stage, _done: None)
+        report = report or (lambda _stage, _done: None)
         with use_one_thread():
             grouping = self._group(features, size, report)
             public_map, digest = _make_map(len(features), grouping, size), _hash_rows(features)
@@ -238,7 +238,7 @@ class MappedRelease(TractableRelease):
         """Return the channel for a map."""
 
     @abstractmethod
-    def _group(self, features: SpreadRows, set_size: int, report: Progress) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
         """Make the sets of a gallery from features of norm one (or zero), and report progress."""
 
 
@@ -447,7 +447,7 @@ class Covers(MappedRelease):
     def _channel(self, public_map: PublicMap) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, public_map.n_sets)
 
-    def _group(self, features: SpreadRows, set_size: int, report: Progress) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         n = len(features)
@@ -511,7 +511,7 @@ class Cells(MappedRelease):
         largest = -(-public_map.n_items // public_map.n_sets)
         return SubsetSelection(self.epsilon, public_map.n_sets, max(1, public_map.set_size // largest))
 
-    def _group(self, features: SpreadRows, set_size: int, report: Progress) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
         count = self._count(len(features), set_size)
         report("making cells", 0.0)
         return self._make_cells(features.gather("gathering rows"), set_size, count)

@@ -25,7 +25,7 @@ Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
 Positions = NDArray[np.int64]
 
-Progress = Callable[[str, float], object]  # the current stage, and the completed fraction of the work
+Report = Callable[[str, float], object]  # the current stage, and the completed fraction of the work
 
 RANKS = 48  # neighbours that count, with weights exp(-rank / DECAY): more than the top 8, to avoid overfitting
 DECAY = 16.0
@@ -356,7 +356,7 @@ class Learned(NamedTuple):
 
 
 def learn_sets(
-    features: SpreadRows, set_size: int, epsilon: float, n_sets: int | None, report: Progress, *, least: int = 2
+    features: SpreadRows, set_size: int, epsilon: float, n_sets: int | None, report: Report, *, least: int = 2
 ) -> Learned:
     """Return the best sets of several starts. By default, held-out queries determine their number."""
     (n, d), workers = features.shape, features.cluster
