@@ -50,7 +50,7 @@ def replaced(at: int, value: float) -> NDArray[np.float32]:
 
 WRONG_ITEMS: list[tuple[Any, str]] = [
     (Item(ROW[:-1]), "one row of 12 dimensions, as this index has, not (1, 11)"),
-    (Item(np.append(ROW, np.float32(0))), "has 13 dimensions"),
+    (Item(np.append(ROW, np.float32(0))), "not (1, 13)"),
     (Item(replaced(2, np.nan)), "must be finite"),
     (Item(replaced(2, np.inf)), "must be finite"),
     (Item(np.zeros(DIMENSION, np.float32)), "number 2 must not be all zeros"),
