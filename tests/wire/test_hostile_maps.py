@@ -1,5 +1,6 @@
 """Servers of bad will: the promise holds for whatever they publish and answer, or the client stops before it pays."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import replace
