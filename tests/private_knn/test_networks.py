@@ -104,8 +104,8 @@ def test_an_image_counts_once_the_network_is_sure() -> None:
 def test_variations_are_small_and_keep_the_shape() -> None:
     images = torch.from_numpy(IMAGES[:64])[:, None]
     library = _Torch.load()
-    assert torch.allclose(library.varied(images, 0.0), images, atol=1e-5)
-    varied = library.varied(images, 1.0)
+    assert torch.allclose(library.augment(images, 0.0), images, atol=1e-5)
+    varied = library.augment(images, 1.0)
     assert varied.shape == images.shape
     assert not torch.allclose(varied, images, atol=0.1)
     mirrored = torch.flip(images, dims=[3])

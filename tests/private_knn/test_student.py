@@ -270,9 +270,9 @@ def test_private_rows_are_mapped_one_by_one() -> None:
     student = fitted(Student(voter(epsilon=60.0), Batchwise(), rounds=2, random_state=0))
     rows = PRIVATE[:30]
     mapped = map_rows(rows, student.features, student._space)
-    lessons = normalize_rows(map_rows(PUBLIC, student.features, student._space))
-    whole, space = student._transform_rows(mapped, lessons)
-    without, same = student._transform_rows(mapped[1:], lessons)
+    inputs = normalize_rows(map_rows(PUBLIC, student.features, student._space))
+    whole, space = student._transform_rows(mapped, inputs)
+    without, same = student._transform_rows(mapped[1:], inputs)
     assert np.array_equal(space, same)
     assert np.array_equal(whole[1:], without)
 

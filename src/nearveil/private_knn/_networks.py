@@ -79,7 +79,7 @@ class _Torch:
             network.eval()(self.torch.zeros(1, *shape))  # settles the width of the first dense layer
         return network
 
-    def varied(self, images: Any, strength: float) -> Any:
+    def augment(self, images: Any, strength: float) -> Any:
         """Turn, scale, shear and shift images a little. Digits are never mirrored."""
         functional = self.torch.nn.functional
 
@@ -246,7 +246,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         with torch.random.fork_rng([device] if device.type == "cuda" else []), exact:
             torch.manual_seed(seed)
             network = getattr(library, self.architecture)(self._shape, len(self.classes_)).to(device).train()
-            shown, running = torch.from_numpy(images).to(device), torch.from_numpy(opinions).to(device)
+            inputs, running = torch.from_numpy(images).to(device), torch.from_numpy(opinions).to(device)
             steps = -(-len(images) // self.batch_size)
             optimiser = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=0.01)
             schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -254,7 +254,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
             )
             for epoch in range(self.epochs):
                 for rows in torch.randperm(len(images), device=device).tensor_split(steps):
-                    out = network(library.varied(shown[rows], self.augmentation))
+                    out = network(library.augment(inputs[rows], self.augmentation))
                     running[rows] = _MEMORY * running[rows] + (1 - _MEMORY) * out.detach().softmax(dim=1)
                     counts = (rows < n_labels) | (running[rows].amax(dim=1) >= _SURE)
                     decided = epoch >= min(2, self.epochs // 2)

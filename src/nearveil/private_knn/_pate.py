@@ -33,10 +33,10 @@ class Teachers:
         """Count, for each query, how many teachers name each class."""
         counts, rows = np.zeros((len(queries), self.n_classes), dtype=np.int64), np.arange(len(queries))
         for member in self.members if len(queries) else ():
-            counts[rows, member if isinstance(member, int) else self._ask_member(member, queries)] += 1
+            counts[rows, member if isinstance(member, int) else self._predict_member(member, queries)] += 1
         return counts
 
-    def _ask_member(self, member: BaseEstimator, queries: NDArray[Any]) -> NDArray[np.int64]:
+    def _predict_member(self, member: BaseEstimator, queries: NDArray[Any]) -> NDArray[np.int64]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of a teacher are private
             named = np.asarray(member.predict(queries))

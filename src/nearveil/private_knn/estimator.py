@@ -634,7 +634,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         key : str
             Public: it is stored in the clear.
         client : str, optional
-            The client whose quota pays as well. A key belongs to the client that used it first.
+            The client that pays from its quota as well. A key belongs to the client that used it first.
 
         Returns
         -------

@@ -67,7 +67,7 @@ class Spending(ABC):
 
 
 class MemorySpending(Spending):
-    """Caps in the memory of one process; a pickle or a fork cannot know what others spend, so it may do nothing."""
+    """Caps in the memory of one process; a pickle or a fork cannot know what others spend, so it pays for nothing."""
 
     def __init__(self, caps: dict[Part, int]) -> None:
         self._left, self._lock, self._process = dict(caps), threading.Lock(), os.getpid()

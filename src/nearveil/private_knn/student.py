@@ -211,22 +211,22 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Progress | None) -> None:
-        private, shown = check_rows(X, "X"), check_rows(public, "public")
+        private, public_rows = check_rows(X, "X"), check_rows(public, "public")
         check_public_rows(public, X)
         if len(private) != len(np.asarray(y)):
             raise ValueError("y must have one label for each row of X")
-        if private.shape[1:] != shown.shape[1:]:
+        if private.shape[1:] != public_rows.shape[1:]:
             raise ValueError("public must have rows of the same shape as X")
-        if len(shown) < 2:
+        if len(public_rows) < 2:
             raise ValueError("public must hold at least two rows: the student learns from them")
         if private.ndim == 2:
             warn_of_scaled_rows(private, stacklevel=4)
         shares, rng = self._check_parameters(), check_random_state(self.random_state)
         self._takes_images = bool(get_tags(self._make_student(0)).input_tags.three_d_array)
-        components = min(max(len(shown) // 40, 8), 64) if self.n_components is None else self.n_components
-        self._space = HalfWhitening(components).fit(extract_rows(shown, self.features))
-        first, space = (map_rows(rows, self.features, self._space) for rows in (private, shown))
-        lessons = shown if self._takes_images else normalize_rows(space)
+        components = min(max(len(public_rows) // 40, 8), 64) if self.n_components is None else self.n_components
+        self._space = HalfWhitening(components).fit(extract_rows(public_rows, self.features))
+        first, space = (map_rows(rows, self.features, self._space) for rows in (private, public_rows))
+        inputs = public_rows if self._takes_images else normalize_rows(space)
         voter = _copy_voter(self.voter).fit(first, y)
         self.plan_, guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
         done: list[StudentRound] = []
@@ -235,13 +235,13 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             if not caps["max_answered"]:
                 break
             if number:
-                rows, space = self._transform_rows(private if self._takes_images else first, lessons)
+                rows, space = self._transform_rows(private if self._takes_images else first, inputs)
                 voter = _copy_voter(self.voter, **_fix_parameters(self.plan_, caps)).fit(rows, y)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
             queried = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
             answers = voter.answer(space[queried], progress=progress)
             answered = [*((earlier.rows, earlier.answers) for earlier in done), (queried, answers)]
-            labels = self._learn(lessons, normalize_rows(space), answered, seeds[1])
+            labels = self._train_on_answers(inputs, normalize_rows(space), answered, seeds[1])
             done.append(StudentRound(queried, answers, labels))
         self.rounds_ = tuple(done)
         whitening = None if self._takes_images else self._space
@@ -316,24 +316,24 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             student.set_params(random_state=seed)
         return student
 
-    def _transform_rows(self, private: NDArray[Any], lessons: NDArray[Any]) -> tuple[Rows, Rows]:
+    def _transform_rows(self, private: NDArray[Any], inputs: NDArray[Any]) -> tuple[Rows, Rows]:
         """Return private and public rows in the student's features, centred by the public ones."""
         # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
         singles = (private[i : i + 1] for i in range(len(private)))
         rows = np.concatenate(
-            [self._map_lessons(row if self._takes_images else normalize_rows(row)) for row in singles]
+            [self._extract_learned(row if self._takes_images else normalize_rows(row)) for row in singles]
         )
-        space = self._map_lessons(lessons)
+        space = self._extract_learned(inputs)
         middle = space.mean(axis=0)
         return rows - middle, space - middle
 
-    def _map_lessons(self, lessons: NDArray[Any]) -> Rows:
+    def _extract_learned(self, inputs: NDArray[Any]) -> Rows:
         method = next(name for name in _FEATURE_METHODS if hasattr(self.student_, name))
-        rows = np.asarray(getattr(self.student_, method)(lessons), dtype=np.float64)
+        rows = np.asarray(getattr(self.student_, method)(inputs), dtype=np.float64)
         return rows if rows.ndim == 2 else np.column_stack([rows, np.ones(len(rows))])  # two classes, one score
 
-    def _learn(
-        self, lessons: NDArray[Any], space: Rows, rounds: Sequence[tuple[NDArray[np.int64], Answers]], seed: int
+    def _train_on_answers(
+        self, inputs: NDArray[Any], space: Rows, rounds: Sequence[tuple[NDArray[np.int64], Answers]], seed: int
     ) -> NDArray[Any]:
         """Spread the answers of all rounds over the public rows, train a student on them, and return their labels."""
         queried = np.concatenate([rows[answers.answered] for rows, answers in rounds])
@@ -342,21 +342,21 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         votes = np.concatenate([answers.votes[answers.answered] for _, answers in rounds])
         links = build_graph(space)
         voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
-        labels = self._agree_on(links, regress_votes(space, queried, votes / voters, noise / voters))
-        self.student_ = self._train_student(lessons, labels, seed)
+        labels = self._spread_to_labels(links, regress_votes(space, queried, votes / voters, noise / voters))
+        self.student_ = self._train_student(inputs, labels, seed)
         for _ in range(self.self_training):
-            predicted = self.student_.predict(lessons)[:, None] == self.classes_
-            labels = self._agree_on(links, predicted.astype(np.float64))
-            self.student_ = self._train_student(lessons, labels, seed)
+            predicted = self.student_.predict(inputs)[:, None] == self.classes_
+            labels = self._spread_to_labels(links, predicted.astype(np.float64))
+            self.student_ = self._train_student(inputs, labels, seed)
         return labels
 
-    def _agree_on(self, links: csr_array, scores: Rows) -> NDArray[Any]:
-        agreed: NDArray[Any] = self.classes_[np.argmax(spread_labels(links, scores), axis=1)]
-        return agreed
+    def _spread_to_labels(self, links: csr_array, scores: Rows) -> NDArray[Any]:
+        labels: NDArray[Any] = self.classes_[np.argmax(spread_labels(links, scores), axis=1)]
+        return labels
 
-    def _train_student(self, lessons: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
+    def _train_student(self, inputs: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._make_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
-        return student.fit(lessons, labels)
+        return student.fit(inputs, labels)
 
 
 def _copy_voter(voter: VotingClassifier | None, **fixed: Any) -> VotingClassifier:
