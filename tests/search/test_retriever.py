@@ -94,7 +94,7 @@ def test_first_takes_the_highest_and_breaks_ties_by_position(scores: list[int], 
 def test_client_checks_what_comes_back() -> None:
     narrow, wide = plain(code_bytes=8), plain(code_bytes=128)
     _, _, answers = narrow.search(QUERIES[:1], 2)
-    with pytest.raises(WireError, match="fetch the public table"):
+    with pytest.raises(WireError, match="fetch the public part"):
         rank_candidates(wide.mechanism, wide.codes, QUERIES[:1], answers, 2)
     with pytest.raises(WireError, match="at least k"):
         rank_candidates(narrow.mechanism, narrow.codes, QUERIES[:1], answers, 101)
