@@ -57,6 +57,7 @@ def test_all_in_one_table_and_in_markdown(tmp_path: Path) -> None:
     for line in (
         "## Broken on purpose: each must be caught",
         "(exit status 0)",
+        "Read [the limits of an audit](../theory/audit.md).",
         "| loud bit | 1 | 0 | ",
         "- Undecided: none.",
     ):

@@ -227,7 +227,7 @@ def write_markdown(
     lines = [
         f"# Results of the audit\n\nConfidence {levels}:\n\n```sh\n{command}\n```\n",
         f"It took {minutes:.1f} minutes of processor time. {_OUTCOMES[outcome]}{seeded}",
-        "*Shown* is a lower bound on the true epsilon. AnswerRows [the limits of an audit](../theory/audit.md).",
+        "*Shown* is a lower bound on the true epsilon. Read [the limits of an audit](../theory/audit.md).",
         "The numbers vary a little between runs, because the randomness comes from the operating system.\n",
         *(f"- {problem}" for problem in problems),
     ]
