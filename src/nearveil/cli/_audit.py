@@ -6,12 +6,12 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.text import Text
 
-from nearveil.cli._options import Json, command, option
+from nearveil.cli._options import Json, argument, command, option
 from nearveil.cli._output import make_folder, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ specimen was not caught, 3 if one is undecided."""
 
 @command()
 def audit(
-    name: Annotated[
-        str, typer.Argument(metavar="[NAME|all]", help="A mechanism, the first letters of several, or all.")
-    ] = "",
+    name: str = argument("A mechanism, the first letters of several, or all.", default="", metavar="[NAME|all]"),
     epsilon: float = option("Epsilon of the mechanisms.", default=4.0),
     confidence: float = option("Confidence of every interval.", default=0.95),
     effort: float = option("Number of runs, as a multiple of the usual number.", default=1.0),

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nearveil.cli._accounts import find_account
-from nearveil.cli._options import Json, LedgerOptions, command, option
+from nearveil.cli._options import REQUIRED, Json, LedgerOptions, argument, command, option
 from nearveil.cli._output import clean, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ _KEY_LETTERS = 12  # of a key or client name in the table of entries
 def create(
     name: Name,
     options: LedgerOptions,
-    epsilon: Annotated[float, typer.Option(help="The budget: above 0, and at most 500.")],
-    owner: Annotated[str, typer.Option(help="Who is responsible for the account.")],
+    epsilon: float = option("The budget: above 0, and at most 500.", default=REQUIRED),
+    owner: str = option("Who is responsible for the account.", default=REQUIRED),
     plan: OptionalPlan = None,
     delta: float = option("Delta of the budget; 0 sums pure epsilons.", default=1e-5),
     protects: Literal["query", "database"] = option(
@@ -118,8 +118,8 @@ def show(options: LedgerOptions, account: OptionalName = None, as_json: Json = F
 @command(app, plan="the plan")
 def preview(
     account: Name,
-    plan: Annotated[list[str], typer.Argument(metavar=METAVAR, help="Releases: 10x0.5 is 10 at epsilon 0.5.")],
     options: LedgerOptions,
+    plan: list[str] = argument("Releases: 10x0.5 is 10 at epsilon 0.5.", default=REQUIRED, metavar=METAVAR),
     client: str | None = option("Also charge the quota of this client."),
     mechanism: Mechanism = "pure",
     as_json: Json = False,
@@ -157,8 +157,8 @@ def preview(
 @command(app, plan="the plan")
 def quota(
     account: Name,
-    client: Annotated[str, typer.Argument(metavar="CLIENT", help="Name of the client.")],
     options: LedgerOptions,
+    client: str = argument("Name of the client.", default=REQUIRED, metavar="CLIENT"),
     plan: OptionalPlan = None,
     epsilon: float | None = option("The quota, in an account without a plan."),
     delta: float | None = option("Delta of the quota; the account's by default."),
@@ -228,8 +228,8 @@ def history(
 
 @command(app)
 def export(
-    file: Annotated[Path, typer.Argument(help="A new file: .json or .csv.")],
     options: LedgerOptions,
+    file: Path = argument("A new file: .json or .csv.", default=REQUIRED),
 ) -> None:
     """Write all entries with their hashes to a new file, readable only by you. It contains the stored messages.
 
@@ -276,8 +276,8 @@ def verify(
 
 @command(app)
 def backup(
-    file: Annotated[Path, typer.Argument(help="A new file.")],
     options: LedgerOptions,
+    file: Path = argument("A new file.", default=REQUIRED),
 ) -> None:
     """Copy a SQLite ledger while other processes spend. Use the copy only if the ledger is lost, never beside it.
 

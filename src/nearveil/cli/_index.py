@@ -4,11 +4,9 @@ import math
 from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import typer
-
-from nearveil.cli._options import AUTO, ClusterOptions, ExtractorName, Json, command, load_extractor, option
+from nearveil.cli._options import AUTO, ClusterOptions, ExtractorName, Json, argument, command, load_extractor, option
 from nearveil.cli._output import print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -61,14 +59,10 @@ def index(
     map_options: MapOptions,
     columns: ColumnOptions,
     options: ClusterOptions,
-    source: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="DIR_OR_FILE",
-            help="A folder of images, with subfolders; or vectors in a .npy, .npz, .parquet or .csv file, or a .zarr "
-            "folder.",
-        ),
-    ] = None,
+    source: Path | None = argument(
+        "A folder of images, with subfolders; or vectors in a .npy, .npz, .parquet or .csv file, or a .zarr folder.",
+        metavar="DIR_OR_FILE",
+    ),
     into: str | None = option(
         "A folder or a PostgreSQL URL; ~/.local/share/nearveil/index by default.",
         envvar="NEARVEIL_INDEX",

@@ -4,12 +4,12 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from nearveil.cli._accounts import find_account
-from nearveil.cli._options import Force, Json, LedgerOptions, command, option
+from nearveil.cli._options import REQUIRED, Force, Json, LedgerOptions, argument, command, option
 from nearveil.cli._output import fail, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 @command()
 def label(
-    private: Annotated[
-        Path, typer.Argument(metavar="PRIVATE", help=".npz, .csv, or a folder with one subfolder of images per class.")
-    ],
-    public: Annotated[Path, typer.Argument(metavar="PUBLIC", help=".npz, .csv, or a folder of images.")],
-    epsilon: Annotated[float, typer.Option(help="Privacy cost of all labels together.")],
     payment: LedgerOptions,
+    private: Path = argument(
+        ".npz, .csv, or a folder with one subfolder of images per class.", default=REQUIRED, metavar="PRIVATE"
+    ),
+    public: Path = argument(".npz, .csv, or a folder of images.", default=REQUIRED, metavar="PUBLIC"),
+    epsilon: float = option("Privacy cost of all labels together.", default=REQUIRED),
     delta: float = option("Delta of the guarantee.", default=1e-5),
     max_answered: int | None = option("Maximum number of labels; all public rows by default.", min=1),
     neighbors: int | None = option("Number of private records that vote.", min=1),
@@ -132,8 +132,8 @@ def _print_labels(report: "LabelReport", notes: list[str], out: Path | None, *, 
 
 @command(folder="DIR")
 def train(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder with one subfolder of images per class.")],
-    out: Annotated[Path, typer.Option(help="Output file of the model, such as model.nvm.")],
+    directory: Path = argument("A folder with one subfolder of images per class.", default=REQUIRED, metavar="DIR"),
+    out: Path = option("Output file of the model, such as model.nvm.", default=REQUIRED),
     descriptors: str = option("Pooling: S (mean), M (max), G (generalised mean).", default="SG"),
     dimension: int = option("Dimension of the features.", default=512, min=1, max=65_536),
     epochs: int = option("Passes over all images.", default=20, min=1),

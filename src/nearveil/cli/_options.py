@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nearveil.ledger import Ledger
 
 AUTO = "auto"
+REQUIRED = MISSING  # as the default of an option or argument
 DATABASE_TIMEOUT = 10.0  # seconds that a command waits for a lock or a connection
 _LONGEST_TOKEN = 1000  # bytes read from a token file
 
@@ -76,6 +77,11 @@ def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
     return field(default=default, metadata={"option": typer.Option(*names, help=text, **settings)})
 
 
+def argument(text: str, metavar: str | None = None, *, default: Any = None) -> Any:
+    """Declare an argument: the default of a command's parameter."""
+    return field(default=default, metadata={"option": typer.Argument(metavar=metavar, help=text)})
+
+
 def _expand_options(function: Callable[..., None]) -> tuple[dict[str, type], list[Parameter]]:
     """Return the option groups of a command by parameter, and its parameters with groups replaced by their fields."""
     hints = get_type_hints(function, include_extras=True)
@@ -100,7 +106,8 @@ def _expand_options(function: Callable[..., None]) -> tuple[dict[str, type], lis
 def _make_parameter(name: str, hint: Any, declaration: "Field[Any]", panel: str | None = None) -> Parameter:
     info = declaration.metadata["option"]
     info.rich_help_panel = info.rich_help_panel or panel
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=declaration.default, annotation=Annotated[hint, info])
+    default = Parameter.empty if declaration.default is REQUIRED else declaration.default
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
 
 
 def _name_option(parameter: Parameter) -> str:

@@ -3,12 +3,12 @@
 import math
 import re
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from nearveil.cli._budget import METAVAR, Mechanism, read_plan
-from nearveil.cli._options import Json, command, option
+from nearveil.cli._options import REQUIRED, Json, argument, command, option
 from nearveil.cli._output import print_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _WAY_COLUMNS = ("way", "epsilon", "one-time download", "sent", "received", "serv
 
 @command()
 def cost(
-    plan: Annotated[list[str], typer.Argument(metavar=METAVAR, help="Releases: 500x0.5 is 500 at epsilon 0.5 each.")],
+    plan: list[str] = argument("Releases: 500x0.5 is 500 at epsilon 0.5 each.", default=REQUIRED, metavar=METAVAR),
     delta: float = option("Delta of the whole plan.", default=1e-5),
     mechanism: Mechanism = "pure",
     as_json: Json = False,
@@ -67,8 +67,8 @@ def cost(
 
 @command()
 def plan(
-    items: Annotated[int, typer.Option(min=1, help="Number of items in the gallery.")],
-    epsilon: Annotated[float, typer.Option(min=0, max=40, help="Epsilon of one query.")],
+    items: int = option("Number of items in the gallery.", default=REQUIRED, min=1),
+    epsilon: float = option("Epsilon of one query.", default=REQUIRED, min=0, max=40),
     answer: str | None = option(
         "Maximum size of an answer, such as 2MB; a tenth of the gallery by default.", metavar="SIZE"
     ),

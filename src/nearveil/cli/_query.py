@@ -5,19 +5,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from nearveil.cli._accounts import LazyAccount, PaymentOptions, describe_new_account
 from nearveil.cli._options import (
     AUTO,
+    REQUIRED,
     ExtractorName,
     Force,
     GalleryOptions,
     HomeFolder,
     Json,
     ServerOptions,
+    argument,
     command,
     load_extractor,
     option,
@@ -36,9 +38,9 @@ _N_CLASSES = 3  # printed for each image
 
 @command(url="--server")
 def query(
-    image: Annotated[Path, typer.Argument(metavar="IMAGE", help="The private image, or a vector in a .npy file.")],
     options: GalleryOptions,
     payment: PaymentOptions,
+    image: Path = argument("The private image, or a vector in a .npy file.", default=REQUIRED, metavar="IMAGE"),
     epsilon: float | None = option(
         "Privacy cost of the query; 4 by default. 0 searches the local copy that `nearveil sync` fetched; "
         "without a copy, it sends a sealed query, if the gallery offers that.",
@@ -280,9 +282,9 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
 
 @command(url="--server")
 def classify(
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Private images.")],
-    server: Annotated[str, typer.Option(metavar="URL", help="Server of the gallery: https://host:8321.")],
     options: ServerOptions,
+    images: list[Path] = argument("Private images.", default=REQUIRED, metavar="IMAGE..."),
+    server: str = option("Server of the gallery: https://host:8321.", default=REQUIRED, metavar="URL"),
     extractor: ExtractorName = AUTO,
     as_json: Json = False,
 ) -> None:
@@ -342,8 +344,8 @@ def _print_classes(results: "list[tuple[Path, Classified]]") -> None:
 
 @command()
 def sync(
-    server: Annotated[str, typer.Argument(metavar="URL", help="Server of the gallery: https://host:8321.")],
     options: ServerOptions,
+    server: str = argument("Server of the gallery: https://host:8321.", default=REQUIRED, metavar="URL"),
     home: HomeFolder = None,
     most: int = option("Maximum download size in bytes.", default=2 << 30, min=1),
     as_json: Json = False,

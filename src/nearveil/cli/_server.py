@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nearveil.cli._options import command, option
+from nearveil.cli._options import argument, command, option
 from nearveil.cli._output import print_lines, print_table, require_extra
 from nearveil.cli._token import has_tokens, suggest_token
 
@@ -41,13 +41,9 @@ class ServeOptions:
 @command(rename=False)  # a setting may come from a file or a variable
 def serve(
     options: ServeOptions,
-    index: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[INDEX]",
-            help="A folder or a PostgreSQL URL, as in `nearveil index --into`, served as one open gallery.",
-        ),
-    ] = None,
+    index: str | None = argument(
+        "A folder or a PostgreSQL URL, as in `nearveil index --into`, served as one open gallery.", metavar="[INDEX]"
+    ),
     config: Path | None = option("A TOML file; see deploy/nearveil.toml.", envvar="NEARVEIL_CONFIG"),
     name: str | None = option("Name of the gallery; that of its folder or database by default."),
     offer: list[str] | None = option(
@@ -120,7 +116,7 @@ def _print_address(address: str) -> None:
 
 @command()
 def protect(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="A protected gallery of the file.")] = None,
+    name: str | None = argument("A protected gallery of the file.", metavar="[NAME]"),
     config: Path | None = option("The TOML file of `nearveil serve`.", envvar="NEARVEIL_CONFIG"),
     publish: bool = option("Pay for a publication, and publish the model.", "--publish", default=False),
     allow_noise: bool = option(

@@ -3,13 +3,13 @@
 import importlib.util
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from nearveil.cli._options import ClusterOptions, command, option
+from nearveil.cli._options import ClusterOptions, argument, command, option
 from nearveil.cli._output import make_folder, print_table
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @command()
 def study(
     options: ClusterOptions,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...|all", help="Studies, or all; without a name, list them.")
-    ] = None,
+    names: list[str] | None = argument("Studies, or all; without a name, list them.", metavar="NAME...|all"),
     out: Path = option("Output folder, with one subfolder per study.", default=Path("out/study")),
     docs: Path | None = option("Documentation folder: pages go to its study/, findings to its index.md."),
     fresh: bool = option("Measure everything again.", "--fresh", default=False),

@@ -4,11 +4,11 @@ import shlex
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nearveil.cli._options import Json, command, option
+from nearveil.cli._options import REQUIRED, Json, argument, command, option
 from nearveil.cli._output import print_json, print_lines, print_table, require_extra
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class TokenOptions:
 
 @command(app)
 def create(
-    label: Annotated[str, typer.Argument(metavar="LABEL", help="Who the token is for.")],
     options: TokenOptions,
+    label: str = argument("Who the token is for.", default=REQUIRED, metavar="LABEL"),
     scope: list[str] | None = option("query, originals or metrics; may be repeated. query by default."),
     gallery: list[str] | None = option("A gallery that the token is valid for; may be repeated. All by default."),
     days: float | None = option("Days until the token expires; never by default."),
@@ -125,8 +125,8 @@ def list_tokens(options: TokenOptions, as_json: Json = False) -> None:
 
 @command(app)
 def revoke(
-    token_id: Annotated[str, typer.Argument(metavar="ID", help="Id from `nearveil token list`.")],
     options: TokenOptions,
+    token_id: str = argument("Id from `nearveil token list`.", default=REQUIRED, metavar="ID"),
     as_json: Json = False,
 ) -> None:
     """Revoke a token. A running server stops accepting it within a second.
