@@ -335,22 +335,23 @@ class _Block(StoredPart):
             raise _BlockError(_describe_kind(error)) from None
 
 
-class _PersistedBlock(_RemoteValue):
-    """A block of a Dask array that a worker computes once and keeps for several stages."""
+class _RemoteBlock(_RemoteValue):
+    """A block of a Dask array on workers.
 
-    def __init__(self, block: _Block, client: Any) -> None:
-        super().__init__(block, everywhere=False)
+    A worker computes a public block once and keeps it for several stages. Each stage computes a private block again, on
+    a worker that has all of its inputs.
+    """
+
+    def __init__(self, block: _Block, client: Any, *, private: bool) -> None:
+        super().__init__(block)
+        self.is_private = private
         self.inputs = {key: _load_dask().Future(key, client) for key in block.list_inputs()}
+
+    def find(self, client: Any) -> Any:
+        return self.value if self.is_private else super().find(client)
 
     def _send(self, client: Any) -> Any:
         return client.submit(_load, self.value, self.inputs, pure=False)
-
-
-class _PrivateBlock(_PersistedBlock):
-    """A block of private rows: each stage computes it again, on a worker that has all of its inputs."""
-
-    def find(self, client: Any) -> Any:  # noqa: ARG002
-        return self.value
 
 
 class _BlockError(ValueError):
@@ -602,8 +603,8 @@ class _DaskStage:
 
 def _list_inputs(part: Any) -> dict[Any, Any]:
     """Return the futures that private blocks of a partition depend on, by key."""
-    blocks = [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, _PrivateBlock)]
-    return {key: future for block in blocks for key, future in block.inputs.items()}
+    blocks = [item for item in (part if isinstance(part, tuple) else (part,)) if isinstance(item, _RemoteBlock)]
+    return {key: future for block in blocks if block.is_private for key, future in block.inputs.items()}
 
 
 @dataclass(frozen=True)
@@ -643,7 +644,7 @@ class SpreadRows:
             return cls(LOCAL, blocks, cuts, array.shape, array.dtype)
         if private:
             _check_encrypted(client)
-        parts = [(_PrivateBlock if private else _PersistedBlock)(block, client) for block in blocks]
+        parts = [_RemoteBlock(block, client, private=private) for block in blocks]
         return cls(_DaskCluster(client), parts, cuts, array.shape, array.dtype)
 
     @classmethod
