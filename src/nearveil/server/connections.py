@@ -117,7 +117,7 @@ class Connection(H11Protocol):
             self.abort()
 
     def handle_events(self) -> None:
-        """Parse what was received; start the timeout of the part that is missing."""
+        """Parse the received data; start the timeout of the missing part."""
         last = self.cycle
         super().handle_events()
         if self.cycle is not last:

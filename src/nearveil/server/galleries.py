@@ -110,14 +110,6 @@ class GallerySnapshot:
     protocol: ServerProtocol | None
     answers: ByteCache
 
-    def find_map(self, candidates: float | None) -> int | None:
-        """Return the position of the newest map, or of the newest for a fraction."""
-        for position, served in enumerate(self.maps):
-            fraction = served.published.release.candidates
-            if candidates is None or math.isclose(fraction, candidates, rel_tol=0, abs_tol=_TOLERANCE):
-                return position
-        return None
-
 
 class Gallery:
     """The interface of both kinds of gallery; each overrides the methods that it offers.
@@ -265,11 +257,14 @@ class OpenGallery(Gallery):
     def map(self, candidates: float | None = None) -> bytes:
         """Return the frame of the newest map, or of the newest for a fraction."""
         snapshot = self._load_snapshot()
-        position = snapshot.find_map(candidates)
-        if position is None:
-            _require_maps(snapshot)
+        _require_maps(snapshot)
+        available = [served.published.release.candidates for served in snapshot.maps]
+        fraction = available[0] if candidates is None else candidates
+        close = [math.isclose(other, fraction, rel_tol=0, abs_tol=_TOLERANCE) for other in available]
+        if not any(close):
             fractions = ", ".join(f"{fraction:g}" for fraction in self.info().candidates)
             raise ServiceError("unknown", f"candidates must be a fraction that this gallery has a map for: {fractions}")
+        position = close.index(True)
         key = b"map %d" % position
         frame = snapshot.answers.get(key)
         if frame is None:

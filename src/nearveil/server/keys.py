@@ -2,7 +2,6 @@
 
 import hashlib
 import sqlite3
-import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -89,7 +88,7 @@ class IdempotencyStore:
                 f"tokens {describe_url(url)}: cannot create the table of idempotency keys ({name_error(error)}): check "
                 "that the disk has free space and that this user may write to it"
             ) from None
-        self._lock, self._pruned_at = threading.Lock(), time.monotonic()
+        self._pruned_at = time.monotonic()
         self._outages = OutageLog("table of idempotency keys")
 
     def check(self, record: IdempotencyRecord) -> None:
@@ -101,7 +100,8 @@ class IdempotencyStore:
         try:
             with self._database.begin_write() as connection:
                 first = connection.execute(_INSERT_OR_READ, {**record._asdict(), "time": now}).scalar_one()
-                if self._must_prune():
+                if time.monotonic() - self._pruned_at > _RETENTION / 24:
+                    self._pruned_at = time.monotonic()
                     connection.execute(sa.delete(_keys).where(_keys.c.time < now - _RETENTION))
         except Exception as error:
             if not is_of_database(error):
@@ -115,14 +115,6 @@ class IdempotencyStore:
     def close(self) -> None:
         """Close all connections."""
         self._database.close()
-
-    def _must_prune(self) -> bool:
-        with self._lock:
-            now = time.monotonic()
-            must_prune = now - self._pruned_at > _RETENTION / 24
-            if must_prune:
-                self._pruned_at = now
-            return must_prune
 
 
 def _prepare_fast(connection: sqlite3.Connection | Any) -> None:

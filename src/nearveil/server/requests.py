@@ -239,7 +239,7 @@ class AppState:
     ) -> Response:
         """Return a response with bytes that a thread reads from a gallery.
 
-        If they are cacheable, they have an ETag, and a client whose If-None-Match names it gets 304.
+        If they are cacheable, they have an ETag, and a client that names it in If-None-Match gets 304.
         """
         context = get_context(request)
         gallery = self.get_gallery(context, name)

@@ -88,7 +88,7 @@ def open_protected(entry: GallerySettings, timeout: float) -> "ProtectedGallery"
         return gallery
 
 
-def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
+def serve(settings: Settings, *, ready: Callable[[str], None] = lambda _: None) -> None:
     """Serve until SIGTERM or SIGINT; then finish requests in flight, and close everything.
 
     Parameters
@@ -110,14 +110,14 @@ def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> 
             return
         for gallery in open_galleries(settings.model_copy(update={"cache": 0})):  # report errors once, here
             gallery.close()
-        run_workers(serve_on, sockets, settings, partial(ready or _ignore, make_url(settings, sockets[0])))
+        run_workers(serve_on, sockets, settings, partial(ready, make_url(settings, sockets[0])))
 
 
 def serve_on(
     sockets: list[socket.socket],
     settings: Settings,
     *,
-    ready: Callable[[str], None] | None = None,
+    ready: Callable[[str], None] = lambda _: None,
     send_heartbeat: Callable[[], None] = send_heartbeat,
 ) -> None:
     """Answer requests of sockets in this process until a signal stops it.
@@ -136,10 +136,15 @@ def serve_on(
         state.send_heartbeat = send_heartbeat
         install(state.log, settings.log_level)
         _warn_of_readable_key(settings.tls_key)
-        context = make_tls_context(settings) if settings.tls_cert else None
+        context, url = make_tls_context(settings) if settings.tls_cert else None, make_url(settings, public)
+
+        def report_ready() -> None:
+            _LOG.info("listening at %s", url)
+            ready(url)
+
         server = Server(
             make_config(app, settings, context),
-            partial(_report_ready, make_url(settings, public), ready or _ignore),
+            report_ready,
             state.stop,
             reload=partial(reload_certificate, context, settings),
             shutdown_delay=settings.shutdown_delay,
@@ -157,15 +162,6 @@ def _warn_of_readable_key(path: Path | None) -> None:
     """Warn of a TLS key that every user of the machine can read; its group may, such as the server's."""
     if path is not None and path.stat().st_mode & stat.S_IROTH:
         _LOG.warning("tls_key: every user of this machine can read %s: chmod o-rwx it", path)
-
-
-def _report_ready(url: str, ready: Callable[[str], None]) -> None:
-    _LOG.info("listening at %s", url)
-    ready(url)
-
-
-def _ignore(_: str) -> None:
-    pass
 
 
 def make_url(settings: Settings, sock: socket.socket) -> str:

@@ -20,6 +20,7 @@ from nearveil.wire.schema import GALLERY_NAME, GalleryKind, Offer
 PREFIX = "NEARVEIL_SERVER_"
 CONFIG = "NEARVEIL_CONFIG"
 _MAX_CONFIG_BYTES = 1 << 20
+_UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - all addresses of this machine
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _REQUIRED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and no others
 _OPTIONAL = ("publications", "unit", "allow_noise")
@@ -228,7 +229,7 @@ class Settings(BaseSettings):
         """Allowed Host headers, without a port; ``*`` for any."""
         if self.trusted_hosts:
             return frozenset(self.trusted_hosts)
-        return frozenset("*" if _is_unspecified(self.host) else (*_LOOPBACK_NAMES, self.host.lower()))
+        return frozenset("*" if self.host in _UNSPECIFIED else (*_LOOPBACK_NAMES, self.host.lower()))
 
     @classmethod
     def load(cls, config: str | Path | None = None, **overrides: Any) -> "Settings":
@@ -281,13 +282,6 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host.lower() == "localhost"
-
-
-def _is_unspecified(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_unspecified
-    except ValueError:
-        return False
 
 
 def make_gallery_name(folder: str | Path) -> str:

@@ -14,7 +14,7 @@ from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from nearveil.server.app import HEARTBEAT_INTERVAL
 from nearveil.server.metrics import drop_process, send_heartbeat
@@ -31,12 +31,8 @@ _STARTUP_TIMEOUT = 300.0  # more seconds until the first heartbeat: galleries ar
 CLOSE_TIMEOUT = 2.0  # seconds to close an index or a store
 
 
-class ServeFunction(Protocol):
-    """Serve requests of sockets in this process until a signal stops it. Processes import it by name."""
-
-    def __call__(
-        self, sockets: list[socket.socket], settings: Settings, *, send_heartbeat: Callable[[], None]
-    ) -> None: ...
+# Serves requests of sockets in this process until a signal stops it. Processes import it by name.
+ServeFunction = Callable[..., None]
 
 
 @dataclass
