@@ -113,7 +113,7 @@ class TestDirectory(IndexConformance):
         with pytest.raises(CorruptedIndexError):
             Index.create(other, dimension=3)
         for url in ("http://a/b", "mysql://a/b", "", " "):
-            with pytest.raises(ValueError, match="where must be"):
+            with pytest.raises(ValueError, match="location must be"):
                 Index.open(url)
 
     def test_what_is_deleted_is_gone_from_the_disk(self, tmp_path: Path) -> None:
@@ -218,7 +218,7 @@ class TestPostgres(IndexConformance):
         with pytest.raises(IndexStoreError) as error:
             Index.open(index_server.url("no_such_database").replace("postgres@", "postgres:secret@"))
         assert "secret" not in str(error.value)
-        with pytest.raises(ValueError, match="where must be"):
+        with pytest.raises(ValueError, match="location must be"):
             Index.open("postgresql:nonsense")
 
 

@@ -117,7 +117,7 @@ def test_a_failure_after_a_change_says_that_it_stands(tmp_path: Path) -> None:
     made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2)
     with pytest.raises(ClusterError) as caught:
         sync_table(VectorTable(ROWS[:1], ["b"]), tmp_path / "i", delete=["a5"], epsilon=2.0, cluster=Lost())
-    assert caught.value.__notes__ == ["what was added or deleted until then stays: run it again to finish"]
+    assert caught.value.__notes__ == ["earlier additions and deletions were saved: run it again to finish"]
     with Index.open(tmp_path / "i") as index:
         assert {item.external_id for item in index.items(index.ids())} == {*IDS, "b"} - {"a5"}
         assert index.current().published.public_id == map_of(made).public_id

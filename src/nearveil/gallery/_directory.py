@@ -91,8 +91,8 @@ class DirectoryIndex(_index.Index):
         return Path(self._location) / _SEALED
 
     @classmethod
-    def _create(cls, where: str, header: Header, timeout: float) -> "DirectoryIndex":
-        folder = Path(where).expanduser().resolve()
+    def _create(cls, location: str, header: Header, timeout: float) -> "DirectoryIndex":
+        folder = Path(location).expanduser().resolve()
         try:
             make_private_folder(folder)
             other_files = [entry for entry in folder.iterdir() if not entry.name.startswith(_FILE)]
@@ -106,11 +106,11 @@ class DirectoryIndex(_index.Index):
         except sqlite3.Error as error:
             raise explain(error, url) from error
         flush_folder(folder.parent)
-        return cls._open(where, timeout)
+        return cls._open(location, timeout)
 
     @classmethod
-    def _open(cls, where: str, timeout: float) -> "DirectoryIndex":
-        folder = Path(where).expanduser().resolve()
+    def _open(cls, location: str, timeout: float) -> "DirectoryIndex":
+        folder = Path(location).expanduser().resolve()
         _check_file(folder / _FILE, str(folder))
         url = URL.create("sqlite", database=str(folder / _FILE))
         database = Database(url, timeout, prepare=_prepare, explain=explain, allow_read_only=True)
@@ -193,10 +193,10 @@ class DirectoryIndex(_index.Index):
             if remaining.all():
                 continue
             connection.exec_driver_sql(_DELETE, (int(block_ids[0]),))
-            kept = np.flatnonzero(remaining)
-            for run in np.split(kept, np.flatnonzero(np.diff(kept) > 1) + 1) if len(kept) else []:
+            positions = np.flatnonzero(remaining)
+            for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1) if len(positions) else []:
                 self._insert_features(connection, block_ids[run].astype(np.int64), features[run], lambda _: None)
-            count += len(block_ids) - len(kept)
+            count += len(block_ids) - len(positions)
         return count
 
     @property

@@ -46,9 +46,9 @@ class PostgresIndex(_index.Index):
     """The store for users of a PostgreSQL server. A change is one transaction."""
 
     @classmethod
-    def _create(cls, where: str, header: Header, timeout: float) -> "PostgresIndex":
-        database = _open_database(where, timeout)
-        location = describe_url(database.url)
+    def _create(cls, location: str, header: Header, timeout: float) -> "PostgresIndex":
+        database = _open_database(location, timeout)
+        shown = describe_url(database.url)  # without its password
         try:
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
@@ -58,21 +58,21 @@ class PostgresIndex(_index.Index):
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                 if sa.inspect(connection).has_table(headers.name):
-                    raise IndexStoreError(f"index {location} already exists: open it with Index.open()")
+                    raise IndexStoreError(f"index {shown} already exists: open it with Index.open()")
                 metadata.create_all(connection)
                 columns = f"id BIGINT PRIMARY KEY, feature vector({header.dimension}) NOT NULL"
                 connection.exec_driver_sql(f"CREATE TABLE {FEATURES} ({columns})")
                 if header.dimension <= _PLAIN:
                     connection.exec_driver_sql(f"ALTER TABLE {FEATURES} ALTER COLUMN feature SET STORAGE PLAIN")
                 connection.execute(sa.insert(headers).values(header.to_row()))
-            return cls(database, location)
+            return cls(database, shown)
         except BaseException:
             database.close()
             raise
 
     @classmethod
-    def _open(cls, where: str, timeout: float) -> "PostgresIndex":
-        database = _open_database(where, timeout)
+    def _open(cls, location: str, timeout: float) -> "PostgresIndex":
+        database = _open_database(location, timeout)
         try:
             return cls(database, describe_url(database.url))
         except BaseException:
@@ -153,11 +153,11 @@ def _fetch(
     return np.array([number for number, _ in rows], np.int64), features
 
 
-def _open_database(where: str, timeout: float) -> Database:
+def _open_database(location: str, timeout: float) -> Database:
     try:
-        url = make_url(where).set(drivername="postgresql+psycopg")
+        url = make_url(location).set(drivername="postgresql+psycopg")
     except (sa.exc.ArgumentError, ValueError):
-        raise ValueError("where must be a directory, or a URL such as postgresql://user@host/database") from None
+        raise ValueError("location must be a directory, or a URL such as postgresql://user@host/database") from None
     return Database(url, timeout, prepare=_prepare, explain=explain)
 
 

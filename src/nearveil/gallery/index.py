@@ -93,12 +93,12 @@ class Index(MapPublisher):
         self._dimension, self._extractor = header.dimension, header.extractor
 
     @staticmethod
-    def create(where: str | Path, *, dimension: int, extractor: str = "", timeout: float = 30.0) -> "Index":
+    def create(location: str | Path, *, dimension: int, extractor: str = "", timeout: float = 30.0) -> "Index":
         """Create an empty index.
 
         Parameters
         ----------
-        where : str or Path
+        location : str or Path
             A new or empty directory, or a URL such as ``postgresql://user@host/database``.
         dimension : int
         extractor : str, default=""
@@ -108,19 +108,19 @@ class Index(MapPublisher):
         """
         dimension = check_integer(dimension, "dimension", 1, MOST_FEATURES)
         header = Header(FORMAT, dimension, 0, 0, 0, check_extractor(extractor))
-        return _choose_store(where)._create(str(where), header, timeout)
+        return _choose_store(location)._create(str(location), header, timeout)
 
     @staticmethod
-    def open(where: str | Path, *, timeout: float = 30.0) -> "Index":
+    def open(location: str | Path, *, timeout: float = 30.0) -> "Index":
         """Open an index. One of an older format is upgraded first, in one transaction.
 
         Parameters
         ----------
-        where : str or Path
+        location : str or Path
             As in :meth:`create`.
         timeout : float, default=30.0
         """
-        return _choose_store(where)._open(str(where), timeout)
+        return _choose_store(location)._open(str(location), timeout)
 
     @property
     def dimension(self) -> int:
@@ -569,11 +569,11 @@ class Index(MapPublisher):
 
     @classmethod
     @abstractmethod
-    def _create(cls, where: str, header: Header, timeout: float) -> "Index": ...
+    def _create(cls, location: str, header: Header, timeout: float) -> "Index": ...
 
     @classmethod
     @abstractmethod
-    def _open(cls, where: str, timeout: float) -> "Index": ...
+    def _open(cls, location: str, timeout: float) -> "Index": ...
 
     @abstractmethod
     def _insert_features(
@@ -620,15 +620,15 @@ def read_rows(location: str, ids: Ids, dimension: int) -> Singles:
         return fill_rows(ids, dimension, index._read_blocks(connection, ids.astype(np.int64)))[0]
 
 
-def _choose_store(where: str | Path) -> type[Index]:
+def _choose_store(location: str | Path) -> type[Index]:
     """Return the class of a store by its location."""
-    location = str(where)
+    location = str(location)
     if location.startswith(("postgresql:", "postgresql+psycopg:")):
         from nearveil.gallery._postgres import PostgresIndex
 
         return PostgresIndex
     if "://" in location or not location.strip():
-        raise ValueError("where must be a directory, or a URL such as postgresql://user@host/database")
+        raise ValueError("location must be a directory, or a URL such as postgresql://user@host/database")
     from nearveil.gallery._directory import DirectoryIndex
 
     return DirectoryIndex

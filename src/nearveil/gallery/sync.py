@@ -25,7 +25,7 @@ from nearveil.gallery.publishing import KEPT_MAPS, MapTerms, Published
 from nearveil.progress import Progress, Tick, no_progress
 from nearveil.storage import data_folder, describe_url, make_data_folder
 
-_AT_ONCE = 1024  # items read, or written in one transaction
+_CHUNK = 1024  # items read, or written in one transaction
 _SAME = 1e-5  # features of one image differ by less: networks add in another order in another batch
 _LINK = "a link: only files in the folder itself are indexed"
 _NO_TEXT = "its name is not text"
@@ -262,7 +262,7 @@ def _note_changes() -> Iterator[None]:
     try:
         yield
     except NearveilError as error:
-        error.add_note("what was added or deleted until then stays: run it again to finish")
+        error.add_note("earlier additions and deletions were saved: run it again to finish")
         raise
 
 
@@ -373,8 +373,8 @@ def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[
     """Return the ids of items that are gone or changed, and the positions of images that are new or changed."""
     stored: dict[Path, list[int]] = {}  # one id for each path, unless two runs were concurrent
     ids = gallery.ids()
-    for start in range(0, len(ids), _AT_ONCE):
-        for item in gallery.items(ids[start : start + _AT_ONCE], lenient=True):
+    for start in range(0, len(ids), _CHUNK):
+        for item in gallery.items(ids[start : start + _CHUNK], lenient=True):
             if isinstance(item.original, Path) and item.original.is_relative_to(root):
                 stored.setdefault(item.original, []).append(item.id)
     tolerance = 0.0 if gallery.is_private else _SAME
@@ -382,8 +382,8 @@ def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[
     rows = [(path, stored[path][0], position) for position, path in enumerate(images.paths) if path in stored]
     if gallery.is_private and not gallery.row_exact:
         rows = []  # rows that are not known to be exact are replaced even if they happen to be equal
-    for start in range(0, len(rows), _AT_ONCE):
-        paths, numbers, positions = zip(*rows[start : start + _AT_ONCE], strict=True)
+    for start in range(0, len(rows), _CHUNK):
+        paths, numbers, positions = zip(*rows[start : start + _CHUNK], strict=True)
         differences = np.abs(gallery.features(numbers) - images.features[list(positions)]).max(axis=1)
         pairs = zip(paths, numbers, differences, strict=True)
         unchanged |= {path: number for path, number, difference in pairs if difference <= tolerance}
@@ -396,9 +396,9 @@ def _add_images(
 ) -> tuple[int, list[Skipped]]:
     """Add images with their thumbnails; return their number, and the files that are no longer images."""
     added, skipped = 0, []
-    for start in range(0, len(positions), _AT_ONCE):
+    for start in range(0, len(positions), _CHUNK):
         items: list[Item] = []
-        for position in positions[start : start + _AT_ONCE]:
+        for position in positions[start : start + _CHUNK]:
             path = images.paths[position]
             try:
                 small = thumbnail(load_image(path))
