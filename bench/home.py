@@ -125,7 +125,7 @@ def measure(items: int, dimension: int) -> dict[str, Any]:
         here.send("end")
         process.join(60)
         seconds_load, _ = timed(lambda: copy.search(np.ones((1, dimension)), 8))
-        rows = copy._load()._table.decode(copy._load().codes)
+        rows = copy.load().public.table.decode(copy.load().codes)
         flat = faiss.IndexFlatIP(rows.shape[1])
         flat.add(rows)
         queries = clustered(QUERIES, dimension, 1)

@@ -383,18 +383,18 @@ def test_errors_end_when_results_do(made: Path, tmp_path: Path, watched: Watched
 def test_a_search_at_home_returns_at_its_deadline(
     made: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nearveil.wire.home import HomeCopy
+    from nearveil.client.copies import LoadedCopy
 
-    seconds, real = 0.0, HomeCopy.search
+    seconds, real = 0.0, LoadedCopy.search
 
-    def search(self: HomeCopy, *arguments: Any) -> Any:
+    def search(self: LoadedCopy, *arguments: Any) -> Any:
         watched.clock.time += seconds
         return real(self, *arguments)
 
-    monkeypatch.setattr(HomeCopy, "search", search)
+    monkeypatch.setattr(LoadedCopy, "search", search)
     with scene(made, tmp_path, offers=("names", "codes")) as here:
         client, _ = here.client(home=tmp_path / "home")
-        copy = client.sync()
+        copy = client.sync().load()
         for filtered in (False, True):
             where = (lambda match: match.id % 2 == 0) if filtered else None
             period = VECTOR_PERIOD + search_period(copy, 8, filtered=filtered)
@@ -409,12 +409,11 @@ def test_a_search_at_home_returns_at_its_deadline(
 
 def test_periods_of_a_search_at_home_grow_with_public_sizes(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, offers=("names", "codes")) as here:
-        copy = here.client(home=tmp_path / "home")[0].sync()
+        copy = here.client(home=tmp_path / "home")[0].sync().load()
         assert search_period(copy, 8, filtered=True) > search_period(copy, 8, filtered=False)
         assert search_period(copy, 16, filtered=False) - 8 * TEXT > search_period(copy, 8, filtered=False) > 0.1
-        copy._load().text_bytes, copy._load().longest_text = 10**7, 10**6
+        copy.text_bytes, copy.longest_text = 10**7, 10**6
         assert search_period(copy, 8, filtered=True) > 1.0
         assert 0.9 > search_period(copy, 8, filtered=False) - 0.1 > 0.7
-        assert copy.manifest is not None
         before, copy.manifest = search_period(copy, 8, filtered=False), replace(copy.manifest, items=10**8)
         assert search_period(copy, 8, filtered=False) > before + 10  # a heap takes 3 s for 10^8 scores that rise

@@ -14,12 +14,13 @@ import pytest
 
 from nearveil import AsyncClient, Client
 from nearveil.client import Nearest
+from nearveil.client.copies import HomeError, LoadedCopy
 from nearveil.client.errors import DeclinedError, QuestionError, ReplyError
 from nearveil.gallery import Index
 from nearveil.gallery.answers import LARGEST_DETAILS, encode_details
-from nearveil.wire import home
+from nearveil.wire import codes
+from nearveil.wire.codes import Block, CodesGroup, CodesManifest
 from nearveil.wire.frames import DEFAULT_LIMITS, WireError
-from nearveil.wire.home import Block, CodesGroup, CodesManifest, HomeCopy, HomeError
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
 from tests.small_disk import fill, mounted
 
@@ -282,11 +283,11 @@ def test_invalid_metadata_of_an_item_counts_as_empty(texts: Path, tmp_path: Path
 def test_a_sync_during_a_search_fails_no_search(here: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server deletes the items near a suspect: an error would show that the suspect was searched for."""
     client, _ = here.client(home=tmp_path / "home")
-    copy, search = client.sync(), HomeCopy.search
+    copy, search = client.sync(), LoadedCopy.search
     other, _ = here.client()
     other._client._copies = client._client._copies
 
-    def search_and_sync(self: HomeCopy, rows: Any, k: int = 8) -> Any:
+    def search_and_sync(self: LoadedCopy, rows: Any, k: int = 8) -> Any:
         result = search(self, rows, k)
         here.gallery.index.delete(result[0][0].tolist())  # type: ignore[attr-defined]
         other.sync()
@@ -294,7 +295,7 @@ def test_a_sync_during_a_search_fails_no_search(here: Scene, tmp_path: Path, mon
 
     n_items = len(copy)
     expected = client.nearest(QUERIES[0], 5, epsilon=0).matches
-    monkeypatch.setattr(HomeCopy, "search", search_and_sync)
+    monkeypatch.setattr(LoadedCopy, "search", search_and_sync)
     assert client.nearest(QUERIES[0], 5, epsilon=0).matches == expected
     assert len(copy) == n_items - 5
 
@@ -336,7 +337,7 @@ def test_a_gallery_whose_texts_are_too_long_for_a_copy_says_so(
     with scene(texts, tmp_path, offers=("names", "codes", "metadata")) as here:
         client, _ = here.client(home=tmp_path / "home")
         assert len(client.sync()) == 300
-    monkeypatch.setattr(home, "DEFAULT_LIMITS", replace(DEFAULT_LIMITS, codes_group=1000))
+    monkeypatch.setattr(codes, "DEFAULT_LIMITS", replace(DEFAULT_LIMITS, codes_group=1000))
     with scene(texts, tmp_path / "again", offers=("names", "codes", "metadata")) as here:
         client, _ = here.client(home=tmp_path / "other")
         with pytest.raises(DeclinedError, match="too long for a local copy"):
@@ -421,7 +422,7 @@ def test_groups_that_unpack_to_much_are_refused(here: Scene, tmp_path: Path) -> 
     width, unpacking = manifest.width, []
 
     def bomb(number: int) -> CodesGroup:
-        ids = np.arange(256, dtype=np.uint32) + (number << home.GROUP_BITS)
+        ids = np.arange(256, dtype=np.uint32) + (number << codes.GROUP_BITS)
         block = Block.make(ids, np.zeros((256, width), np.uint8), [[b"x" * 40_000] * 256]).to_bytes()
         return CodesGroup(number, {0: hashlib.sha256(block).digest()}, {0: block})
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import httpx
     from numpy.typing import NDArray
 
+    from nearveil.client.copies import HomeCopy
     from nearveil.client.home import Progress
     from nearveil.client.images import Image, Images
     from nearveil.client.questions import Filter, Method
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from nearveil.privacy.noise import Source
     from nearveil.private_knn import PublicDiscriminant
     from nearveil.server.galleries import Gallery
-    from nearveil.wire.home import HomeCopy
     from nearveil.wire.messages import PublicPart
     from nearveil.wire.schema import GalleryInfo
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO
 
+from nearveil.client.copies import HomeCopy, HomeError, LoadedCopy
 from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.images import FeatureMaker
 from nearveil.client.questions import (
@@ -22,8 +23,8 @@ from nearveil.client.timing import FILTERING, TEXT, extraction_period, scoring_p
 from nearveil.client.transport import Request, make_refusal, read_frame
 from nearveil.gallery.answers import ID_BYTES
 from nearveil.privacy.checks import is_integer
+from nearveil.wire.codes import CodesGroup, CodesManifest
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
-from nearveil.wire.home import CodesGroup, CodesManifest, HomeCopy, HomeError
 from nearveil.wire.schema import GalleryInfo
 
 Progress = Callable[[int, int], None]
@@ -122,22 +123,22 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
         raise QuestionError("epsilon", NO_COPY)
     try:
         # Before the query is read: whether this fails depends on the copy alone.
-        copy = await asyncio.to_thread(copy.load)
+        loaded = await asyncio.to_thread(copy.load)
+        await asyncio.to_thread(loaded.build_index)
     except HomeError as error:
         raise QuestionError("home", str(error)) from None
-    if isinstance(question.where, Mapping) and not copy.has_metadata:
+    if isinstance(question.where, Mapping) and not loaded.has_metadata:
         raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
-    count, info = limit_count(question.k, len(copy)), _describe(copy)
+    count, info = limit_count(question.k, len(loaded)), _describe(loaded)
     since = session.clock.now()
-    period = extraction_period([question.image]) + search_period(copy, count, filtered=question.where is not None)
+    period = extraction_period([question.image]) + search_period(loaded, count, filtered=question.where is not None)
     async with session.private_step(since, period) as step:
-        return await step.run(_search, copy, info, session.features, question, count)
+        return await step.run(_search, loaded, info, session.features, question, count)
 
 
-def search_period(copy: HomeCopy, count: int, *, filtered: bool) -> float:
+def search_period(copy: LoadedCopy, count: int, *, filtered: bool) -> float:
     """Return the seconds for a search in a copy, by its sizes; a filter reads all items."""
     public = copy.public
-    assert public is not None
     features, n_scored = len(public.mean), len(copy) if filtered else copy.count_scored(count)
     texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)
     comparing = len(copy) * (_ITEM + _OPERATION * features + filtered * FILTERING)
@@ -146,7 +147,7 @@ def search_period(copy: HomeCopy, count: int, *, filtered: bool) -> float:
 
 
 def _search(
-    copy: HomeCopy, info: GalleryInfo, features: FeatureMaker, question: NearestQuestion, count: int
+    copy: LoadedCopy, info: GalleryInfo, features: FeatureMaker, question: NearestQuestion, count: int
 ) -> Nearest:
     """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
     (row,) = features.rows([question.image], info)
@@ -168,11 +169,9 @@ def _search(
     )
 
 
-def _describe(copy: HomeCopy) -> GalleryInfo:
+def _describe(copy: LoadedCopy) -> GalleryInfo:
     """Return the gallery of a copy, without a request."""
     public, manifest = copy.public, copy.manifest
-    assert public is not None
-    assert manifest is not None
     return GalleryInfo(
         name=manifest.gallery,
         kind="open",

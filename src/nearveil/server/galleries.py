@@ -20,8 +20,8 @@ from nearveil.gallery.index import Index
 from nearveil.gallery.publishing import IndexState
 from nearveil.server.errors import ServiceError
 from nearveil.server.sealed_builds import SealedAnswers, SealedBuilder
+from nearveil.wire.codes import CodesGroup, CodesSource
 from nearveil.wire.frames import Kind, WireError
-from nearveil.wire.home import CodesGroup, CodesSource
 from nearveil.wire.messages import MapChanged, Refusal, RefusalCode, decode_frame
 from nearveil.wire.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
 from nearveil.wire.server import ServedMap, ServerProtocol

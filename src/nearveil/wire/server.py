@@ -21,8 +21,8 @@ from nearveil.gallery.answers import (
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import MessageError
+from nearveil.wire.codes import CodesGroup, CodesSource, Text
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError, WireSizeError, WireVersionError
-from nearveil.wire.home import CodesGroup, CodesSource, Text
 from nearveil.wire.messages import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 
 if TYPE_CHECKING:

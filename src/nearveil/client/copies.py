@@ -1,0 +1,326 @@
+"""A local copy of the codes of a gallery: stored in a folder, loaded into memory, searched there."""
+
+import fcntl
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.errors import NearveilError
+from nearveil.gallery.answers import ItemDetails, Rows, Singles, encode_name, read_details
+from nearveil.privacy.checks import is_integer
+from nearveil.storage import flush_folder, make_private_folder
+from nearveil.wire.client import center_rows
+from nearveil.wire.codes import Block, CodesGroup, CodesManifest
+from nearveil.wire.frames import WireError
+from nearveil.wire.messages import PublicPart, decode_frame
+
+_MAX_FLOAT32 = 1 << 30  # bytes of rows in memory; more are held in 16 bits
+_SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-10, 6e4  # of rows that FAISS compares; 16 bits hold 6e4
+_WIDER = 4  # candidates for each neighbour that are compared by their codes
+_MANIFEST, _PUBLIC, _LOCK, _DRAFT, _METADATA = "manifest", "public", "lock", "draft-", "metadata"
+_DELETABLE = re.compile(rf"[0-9a-f]{{64}}\.codes|{_DRAFT}.*")  # groups, and files of an interrupted write
+
+
+class HomeError(NearveilError):
+    """A local copy cannot be used: it is missing, corrupted, or of another gallery."""
+
+
+class HomeCopy:
+    """All codes of a gallery, in a folder, searched on this machine. Made by :meth:`nearveil.Client.sync`.
+
+    Every client of a gallery downloads the same, so neither the copy nor a search reveals a query.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder, self._lock = Path(folder), threading.Lock()
+        self._loaded: LoadedCopy | None = None
+        self.manifest: CodesManifest | None = None
+        self.public: PublicPart | None = None
+        self.fetched = 0  # bytes of the last synchronisation by this process
+        self.is_corrupted = False  # whether the manifest is unreadable; the next synchronisation replaces it
+        self._read_manifest()
+
+    def _read_manifest(self) -> None:
+        """Load the manifest and the public part, if the folder holds a complete copy."""
+        self.is_corrupted = False
+        try:
+            manifest_bytes, public_bytes = ((self._folder / name).read_bytes() for name in (_MANIFEST, _PUBLIC))
+            manifest, public = CodesManifest.from_bytes(manifest_bytes), decode_frame(public_bytes, PublicPart)
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except WireError:
+            self.manifest = self.public = None
+            self.is_corrupted = True
+            return
+        except OSError as error:
+            raise HomeError(f"Cannot read the local copy in {self._folder}: {error.strerror}.") from error
+        if manifest.public_digest == public.public_digest:  # else it was killed between the two files
+            self.manifest, self.public = manifest, public
+
+    def __len__(self) -> int:
+        return 0 if self.manifest is None else self.manifest.items
+
+    @property
+    def folder(self) -> Path:
+        """Folder of the copy."""
+        return self._folder
+
+    def search(self, rows: ArrayLike, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
+        """Return ids and scores, shape (q, k), of the items nearest to private features, shape (q, d), best first.
+
+        Nothing is sent or paid.
+        """
+        return self.load().search(rows, k)
+
+    def texts(self, ids: ArrayLike, column: str = "names") -> list[str]:
+        """Return the names, or the texts of another column, of items; empty if the gallery offers none."""
+        return self.load().texts(np.asarray(ids, np.int64), column)
+
+    def load(self) -> "LoadedCopy":
+        """Load the copy into memory, unless it is there; HomeError if it is missing or corrupted.
+
+        A synchronisation does not change a loaded copy. Otherwise a search would fail if a nearest item is deleted
+        meanwhile: an error that depends on the query.
+        """
+        with self._lock:
+            if self._loaded is None:
+                self._read_manifest()  # another process may have synchronised since
+                if self.is_corrupted:
+                    raise self._make_corruption_error()
+                if self.manifest is None or self.public is None or not self.manifest.items:
+                    raise HomeError(f"No local copy in {self._folder}; run `nearveil sync` first.")
+                self._loaded = LoadedCopy(self.public, self.manifest, self._read_blocks(self.manifest))
+            return self._loaded
+
+    def _read_blocks(self, manifest: CodesManifest) -> list[Block]:
+        blocks: list[Block] = []
+        for number, digest in manifest.groups.items():
+            group = self.read_group(number)
+            if group is None or group.digest != digest:
+                raise self._make_corruption_error()
+            blocks.extend(group.read_blocks(manifest.width, len(manifest.columns)))
+        if sum(len(block.ids) for block in blocks) != manifest.items:
+            raise self._make_corruption_error()
+        return blocks
+
+    def find_changed(self, manifest: CodesManifest) -> dict[int, bool]:
+        """Return the groups of a manifest that the copy lacks; True if it has an older version.
+
+        All files are read and compared with their digests, so that a corrupted one is fetched again.
+        """
+        is_same = self.manifest is not None and self.manifest.public_digest == manifest.public_digest
+        stored = self.manifest.groups if is_same and self.manifest is not None else {}
+        changed = {}
+        for number, digest in manifest.groups.items():
+            if stored.get(number) != digest or not self._is_intact(number):
+                changed[number] = stored.get(number) not in (None, digest) and self._is_intact(number)
+        return changed
+
+    def _is_intact(self, number: int) -> bool:
+        """Return whether the file of a group exists and has the group's digest."""
+        group = self.read_group(number)
+        return group is not None and self.manifest is not None and group.digest == self.manifest.groups.get(number)
+
+    def read_group(self, number: int) -> CodesGroup | None:
+        """Return a stored group; None if it is missing or corrupted."""
+        digest = self.manifest.groups.get(number) if self.manifest is not None else None
+        try:
+            return None if digest is None else CodesGroup.from_bytes(self._path(digest).read_bytes())
+        except (WireError, OSError):
+            return None
+
+    def write_group(self, group: CodesGroup) -> None:
+        """Store a whole group. It is part of the copy once :meth:`commit` names it."""
+        if group.blocks.keys() != group.digests.keys():
+            raise WireError("a group must have all of its blocks")
+        with _report_disk_errors(self._folder):
+            make_private_folder(self._folder)
+            _write_file(self._path(group.digest), group.to_bytes())
+
+    def commit(self, manifest: CodesManifest, public: PublicPart) -> None:
+        """Switch to a manifest with stored groups, and delete unused files."""
+        missing = [number for number, digest in manifest.groups.items() if not self._path(digest).is_file()]
+        if missing:
+            raise HomeError(f"{len(missing)} groups are missing; run `nearveil sync` again")
+        if manifest.public_digest != public.public_digest or manifest.width != public.table.width:
+            raise WireError("the codes are of another map than the public part; run `nearveil sync` again")
+        with self._lock, _report_disk_errors(self._folder):
+            make_private_folder(self._folder)
+            _write_file(self._folder / _PUBLIC, public.to_bytes())
+            _write_file(self._folder / _MANIFEST, manifest.to_bytes())
+            flush_folder(self._folder)
+            self.manifest, self.public, self._loaded, self.is_corrupted = manifest, public, None, False
+        used = {self._path(digest).name for digest in manifest.groups.values()}
+        for path in self._folder.iterdir():
+            if _DELETABLE.fullmatch(path.name) and path.name not in used:  # never files of other programs
+                path.unlink(missing_ok=True)
+
+    def lock(self) -> BinaryIO | None:
+        """Lock the copy for one writer until the returned file is closed; return None if another has the lock."""
+        with _report_disk_errors(self._folder):
+            make_private_folder(self._folder)
+            file = (self._folder / _LOCK).open("ab")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        self._read_manifest()  # another process may have synchronised since
+        return file
+
+    def _make_corruption_error(self) -> HomeError:
+        return HomeError(f"The local copy in {self._folder} is corrupted; run `nearveil sync` or Client.sync().")
+
+    def _path(self, digest: bytes) -> Path:
+        return self._folder / f"{digest.hex()}.codes"
+
+
+class LoadedCopy:
+    """A local copy in memory, with a search index. It does not change."""
+
+    def __init__(self, public: PublicPart, manifest: CodesManifest, blocks: list[Block]) -> None:
+        self.public, self.manifest, self._columns = public, manifest, manifest.columns
+        self.ids = np.concatenate([block.ids for block in blocks])
+        self.codes = np.concatenate([block.codes for block in blocks])
+        self._edges = np.cumsum([0] + [len(block.ids) for block in blocks])
+        self._texts = [block.texts for block in blocks]
+
+    def __len__(self) -> int:
+        return self.manifest.items
+
+    @property
+    def has_metadata(self) -> bool:
+        """Whether the gallery offers metadata with its codes."""
+        return _METADATA in self._columns
+
+    @cached_property
+    def text_bytes(self) -> int:
+        """Bytes of all texts."""
+        return sum(len(text) for texts in self._texts for _, text in texts)
+
+    @cached_property
+    def longest_text(self) -> int:
+        """Bytes of the longest text of an item."""
+        lengths = [int(np.diff(ends, prepend=0).max()) for texts in self._texts for ends, _ in texts]
+        return max(lengths, default=0)
+
+    def count_scored(self, k: int) -> int:
+        """Return how many items are compared by their codes to find the k nearest."""
+        return min(len(self.ids), _WIDER * k + 16)
+
+    def build_index(self) -> None:
+        """Build the search index, unless it exists."""
+        self._index.search(np.zeros((1, self._index.d), np.float32), 1)
+
+    @cached_property
+    def _index(self) -> Any:
+        """FAISS index of the decoded codes."""
+        import faiss
+
+        table = self.public.table
+        dimension = table.decode(self.codes[:1]).shape[1]
+        if 4 * dimension * len(self.codes) <= _MAX_FLOAT32:
+            index: Any = faiss.IndexFlatIP(dimension)
+        else:
+            half = faiss.ScalarQuantizer.QT_fp16
+            index = faiss.IndexScalarQuantizer(dimension, half, faiss.METRIC_INNER_PRODUCT)
+        with np.errstate(all="ignore"):
+            for start in range(0, len(self.codes), 1 << 16):
+                index.add(_limit_range(table.decode(self.codes[start : start + (1 << 16)])))
+        return index
+
+    def search(self, rows: ArrayLike, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
+        """Return ids and scores, shape (q, k), of the nearest items, compared by their codes."""
+        queries = center_rows(self.public, rows)
+        if not is_integer(k, 1, len(self)):
+            raise ValueError(f"k must be a whole number from 1 to {len(self)}, the items of the copy")
+        table = self.public.table
+        ids, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+        with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
+            candidates = self._index.search(_limit_range(table.project(queries)), self.count_scored(k))[1]
+            for row, positions in enumerate(np.sort(candidates, axis=1)):
+                similarities = table.scores(queries[row : row + 1], self.codes[positions])[0]
+                similarities = np.nan_to_num(similarities, nan=float(np.finfo(np.float32).min))
+                best = np.argsort(-similarities, kind="stable")[:k]
+                ids[row], scores[row] = self.ids[positions[best]], similarities[best]
+        return ids, scores
+
+    def details(self, ids: NDArray[np.int64]) -> list[ItemDetails]:
+        """Return names of items, and their external ids and metadata if the gallery offers them.
+
+        Invalid metadata of an item counts as empty. An error here would depend on the query.
+        """
+        if not self.has_metadata:
+            return [ItemDetails(name) for name in self.texts(ids, "names")]
+        return [_read_details_or_empty(content) for content in self._read_column(ids, _METADATA)]
+
+    def texts(self, ids: NDArray[np.int64], column: str) -> list[str]:
+        """Return the text of each id in a column; empty if there is no such column."""
+        return [encode_name(content.decode(errors="replace")).decode() for content in self._read_column(ids, column)]
+
+    def _read_column(self, ids: NDArray[np.int64], column: str) -> list[bytes]:
+        if column not in self._columns:
+            return [b""] * len(ids)
+        positions = np.searchsorted(self.ids, ids)
+        if (positions == len(self.ids)).any() or (self.ids[positions] != ids).any():
+            raise ValueError("ids must be of items of the copy")
+        number, contents = self._columns.index(column), []
+        for position in positions.tolist():
+            block = int(np.searchsorted(self._edges, position, side="right")) - 1
+            ends, text = self._texts[block][number]
+            offset = position - int(self._edges[block])
+            contents.append(text[int(ends[offset - 1]) if offset else 0 : int(ends[offset])])
+        return contents
+
+
+def _limit_range(values: Rows) -> Singles:
+    """Return numbers with products that neither overflow nor are subnormal, in 32 bits.
+
+    FAISS omits items without a finite score, and subnormal numbers are slow on some processors: a hostile table would
+    choose for which queries. Numbers of an honest table are about 1.
+    """
+    finite = np.clip(np.nan_to_num(values), -_LARGEST_NUMBER, _LARGEST_NUMBER)
+    return np.where(np.abs(finite) < _SMALLEST_NUMBER, 0, finite).astype(np.float32)
+
+
+def _read_details_or_empty(content: bytes) -> ItemDetails:
+    """Decode the details of an item; those of a hostile gallery may be invalid."""
+    try:
+        return read_details(content)
+    except WireError:
+        return ItemDetails()
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    """Write a file durably and atomically."""
+    descriptor, name = tempfile.mkstemp(prefix=_DRAFT, dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def _report_disk_errors(folder: Path) -> Iterator[None]:
+    """Name the folder and the remedy if its disk is full or read-only."""
+    try:
+        yield
+    except OSError as error:
+        raise HomeError(
+            f"Cannot write the local copy in {folder}: {error.strerror}. Free space on its disk, or choose another "
+            "folder with home= or --home. What was there before is still usable."
+        ) from error
