@@ -86,9 +86,12 @@ class JsonLog(QueueHandler):
         return self._output.failing
 
     def write(self, fields: Mapping[str, Any]) -> None:
-        """Queue a line."""
+        """Queue a line, or count it if the queue is full."""
         line = _to_json({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields})
-        self.enqueue(logging.makeLogRecord({"msg": line}))
+        try:
+            self._queue.put_nowait(logging.makeLogRecord({"msg": line}))
+        except queue.Full:
+            self._overflowed += 1
 
     def write_unauthenticated(self, fields: Mapping[str, Any]) -> None:
         """Queue a line about an unauthenticated client; beyond a rate, only count it."""
@@ -109,13 +112,6 @@ class JsonLog(QueueHandler):
         if record.exc_info and record.exc_info[1] is not None:
             fields.update(describe_error(record.exc_info[1]))
         self.write(fields)
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        """Queue a record, or count it if the queue is full."""
-        try:
-            self._queue.put_nowait(record)
-        except queue.Full:
-            self._overflowed += 1
 
     def drain(self) -> None:
         """Wait until all queued lines are written."""

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,7 +27,6 @@ from nearveil.server.tokens import Scope, Token, TokenError, TokenStore
 from nearveil.server.workers import Poller, Workers
 from nearveil.wire.schema import FRAME, MOST_GALLERIES, GalleryInfo
 
-T = TypeVar("T")
 CONTEXT = "nearveil.context"  # keys of an ASGI scope: the context of the request
 DISCONNECTED = "nearveil.disconnected"  # a function that returns whether the client has disconnected
 SET_OWNER = "nearveil.set_owner"  # a function that gets the id of the request's valid token, or None
@@ -45,7 +44,7 @@ class RequestContext:
 
     def __init__(self, scope: AsgiScope) -> None:
         self.id = secrets.token_hex(8)
-        self.disconnected: Callable[[], bool] = scope.get(DISCONNECTED, lambda: False)
+        self._is_disconnected: Callable[[], bool] = scope.get(DISCONNECTED, lambda: False)
         headers = dict(scope["headers"])
         self.content_type: bytes = headers.get(b"content-type", b"")
         self.length: bytes | None = None if b"transfer-encoding" in headers else headers.get(b"content-length")
@@ -57,6 +56,10 @@ class RequestContext:
         self.resources = ExitStack()  # released when the request ends
         self.body: Reservation | None = None  # bytes of the body in memory
         self.answer: Reservation | None = None  # bytes of a large answer that the client has not read
+
+    def is_connected(self) -> bool:
+        """Return whether the client still waits: work that has not started is dropped otherwise."""
+        return not self._is_disconnected()
 
     def require(self, scope: Scope) -> Token:
         """Return the token of the client, if it has a scope."""
@@ -171,7 +174,7 @@ class AppState:
         read, and its key is stored before the gallery sees it: another request under the same key is never answered.
         """
         context = get_context(request)
-        token, gallery = context.require("query"), self.get_gallery(context, name)
+        token, gallery, pools = context.require("query"), self.get_gallery(context, name), self.pools[name]
         if context.content_type.partition(b";")[0].strip().lower() != FRAME.encode():
             raise ServiceError("media_type", f"The body must have the media type {FRAME}.")
 
@@ -194,20 +197,16 @@ class AppState:
 
         if kind == SEALED:
             self.rate.charge(token.id, gallery.sealed_pass_bytes + len(data))
-            answer = await self.run(context, gallery, lambda: gallery.ask_sealed(data), "sealed")
+            answer = await pools["sealed"].run(lambda: gallery.ask_sealed(data), may_start=context.is_connected)
             return self.respond(context, answer, FRAME)
         context.answer = context.reserve(self.sending)
         context.answer.resize(self._answer_sizes.get((name, extras), 0))  # before the answer is made
-        pool = "files" if extras == _ORIGINALS else "answers"
-        answer = await self.run(context, gallery, lambda: gallery.query(data), pool)
+        workers = pools["files" if extras == _ORIGINALS else "answers"]
+        answer = await workers.run(lambda: gallery.query(data), may_start=context.is_connected)
         if len(answer) > _SMALL:
             self._answer_sizes[name, extras] = len(answer)
         status = frame_status(answer)
         return self.respond(context, answer, FRAME, status, {"retry-after": "2"} if status == 503 else None)
-
-    async def run(self, context: RequestContext, gallery: Gallery, work: Callable[[], T], pool: str = "answers") -> T:
-        """Run work of a gallery in a thread of one of its pools, unless the client disconnects before it starts."""
-        return await self.pools[gallery.name][pool].run(work, may_start=lambda: not context.disconnected())
 
     def respond(
         self,
@@ -248,7 +247,7 @@ class AppState:
             content = read(gallery)
             return content, f'"{hashlib.sha256(content).hexdigest()}"' if cacheable else ""
 
-        content, etag = await self.run(context, gallery, read_and_hash, pool)
+        content, etag = await self.pools[name][pool].run(read_and_hash, may_start=context.is_connected)
         if not cacheable:
             return self.respond(context, content, media_type)
         tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
