@@ -26,8 +26,8 @@ def together(work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> 
     barrier = PROCESSES.Barrier(len(arguments))
     pipes = [PROCESSES.Pipe(duplex=False) for _ in arguments]
     workers = [
-        PROCESSES.Process(target=_answer, args=(writing, barrier, work, *one))
-        for (_, writing), one in zip(pipes, arguments, strict=True)
+        PROCESSES.Process(target=_answer, args=(writing, barrier, work, *argument))
+        for (_, writing), argument in zip(pipes, arguments, strict=True)
     ]
     for worker in workers:
         worker.start()
@@ -59,7 +59,7 @@ def spend_all(url: str, witness: Path, kind: str, number: int) -> list[str]:
 
 def share_keys(url: str, witness: Path, keys: int, number: int) -> list[str]:
     """Spend keys that everybody else spends, too; say for each whether the mechanism ran, and what came of it."""
-    told = []
+    lines = []
     with Ledger(url, witness=witness) as ledger:
         account = ledger.account("images")
         for key in range(keys):
@@ -67,10 +67,10 @@ def share_keys(url: str, witness: Path, keys: int, number: int) -> list[str]:
                 with account.spend(stated(PureDp(0.5)), f"{key}") as debit:
                     if not debit.repeated:
                         debit.store(b"%d" % number)
-                    told.append(f"{'again' if debit.repeated else 'ran'} {(debit.message or b'').decode()}")
+                    lines.append(f"{'again' if debit.repeated else 'ran'} {(debit.message or b'').decode()}")
             except KeySpentError:
-                told.append("spent")
-    return told
+                lines.append("spent")
+    return lines
 
 
 def opened(ledger: Ledger, name: str) -> Account:

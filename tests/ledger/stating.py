@@ -9,6 +9,6 @@ from nearveil.privacy import Basis, Guarantee
 
 def stated(*events: DpEvent | tuple[DpEvent, int], **changed: Any) -> Guarantee:
     """The guarantee of events, each perhaps with how often it happens."""
-    happened = (one if isinstance(one, DpEvent) else SelfComposedDpEvent(*one) for one in events)
+    happened = (event if isinstance(event, DpEvent) else SelfComposedDpEvent(*event) for event in events)
     about: dict[str, Any] = {"protects": "database", "unit": "image", "relation": "add-remove", "epsilon": 1e9}
     return Guarantee(delta=0.5, basis=Basis("a test"), events=tuple(happened), **about | changed)

@@ -81,11 +81,11 @@ def test_two_ways_to_say_the_same_have_one_text(pairs: list[tuple[DpEvent, int]]
     mechanisms = [leaf for event, times in pairs for leaf in split_event(event, times)]
     if not mechanisms:
         return
-    one = make_charge(pairs, "add-remove")
+    charge = make_charge(pairs, "add-remove")
     shuffled = chance.sample(pairs, len(pairs))
-    assert make_charge([dp.SelfComposedDpEvent(event, times) for event, times in shuffled], "add-remove") == one
-    assert make_charge(dp.ComposedDpEvent([dp.SelfComposedDpEvent(*pair) for pair in pairs]), "add-remove") == one
-    assert sum(times for _, times in one) == sum(times for _, times in mechanisms)
+    assert make_charge([dp.SelfComposedDpEvent(event, times) for event, times in shuffled], "add-remove") == charge
+    assert make_charge(dp.ComposedDpEvent([dp.SelfComposedDpEvent(*pair) for pair in pairs]), "add-remove") == charge
+    assert sum(times for _, times in charge) == sum(times for _, times in mechanisms)
 
 
 def test_numbers_of_other_libraries_and_whole_numbers_have_the_same_text() -> None:

@@ -139,7 +139,7 @@ def test_a_ledger_that_was_stored_before_caps_opens_and_goes_on(tmp_path: Path) 
         assert str(ledger.verify()) == "8 entries of 3 accounts checked: all is well."
     with Ledger(path) as ledger:
         account = ledger.account("filter")
-        assert [one.key for one in account.history() if one.kind == "debit"] == ["second"]
+        assert [entry.key for entry in account.history() if entry.kind == "debit"] == ["second"]
         cap = account.open_cap([(NOISY, 2)])
         assert account.take(stated(NOISY), 3, cap=cap) == 2
         assert ledger.account("pure").spend(stated(PureDp(0.25)), "first", client="ann").message == b"kept"

@@ -34,9 +34,9 @@ AT_ONCE, AN_ACCOUNT = 4, 40  # processes that spend together, kills before a new
 
 def debits(history: list[Entry]) -> dict[str, Entry]:
     """The debits by their keys; a key that was debited twice is an error."""
-    found = [entry for entry in history if entry.kind == "debit"]
-    assert max(Counter(entry.key for entry in found).values(), default=1) == 1
-    return {str(entry.key): entry for entry in found}
+    entries = [entry for entry in history if entry.kind == "debit"]
+    assert max(Counter(entry.key for entry in entries).values(), default=1) == 1
+    return {str(entry.key): entry for entry in entries}
 
 
 def check(account: Account, history: list[Entry], lines: list[str]) -> None:
@@ -83,8 +83,8 @@ def test_eight_processes_spend_exactly_what_there_is(url: str, ledger: Ledger, t
 
 def test_eight_processes_with_the_same_keys_run_once(url: str, ledger: Ledger, tmp_path: Path) -> None:
     account, keys = ledger.open_account("images", **ABOUT, epsilon=100.0, delta=0.0), 6
-    told = chaos.together(chaos.share_keys, [(url, tmp_path / "witness", keys, number) for number in range(8)])
-    for of_one_key in zip(*told, strict=True):
+    results = chaos.together(chaos.share_keys, [(url, tmp_path / "witness", keys, number) for number in range(8)])
+    for of_one_key in zip(*results, strict=True):
         (winner,) = [line.split()[1] for line in of_one_key if line.startswith("ran")]
         assert {line for line in of_one_key if not line.startswith("ran")} <= {"spent", f"again {winner}"}
     assert len(debits(account.history())) == keys
@@ -241,7 +241,7 @@ def test_clocks_that_jump_change_nothing(url: str, tmp_path: Path) -> None:
     assert [entry.sequence for entry in history] == list(range(1, 42))
     times = [datetime.fromisoformat(entry.time) for entry in history]
     assert times != sorted(times)
-    assert {one.utcoffset() for one in times} == {timedelta(0)}
+    assert {time.utcoffset() for time in times} == {timedelta(0)}
     assert ledgers[1].verify()
     for ledger in ledgers:
         ledger.close()

@@ -63,8 +63,8 @@ def void(_: Any) -> None:
 
 def lines(child: int, reading: int) -> tuple[list[str], int]:
     with os.fdopen(reading) as stream:
-        told = stream.read().splitlines()
-    return told, os.waitpid(child, 0)[1]
+        output = stream.read().splitlines()
+    return output, os.waitpid(child, 0)[1]
 
 
 def test_eight_processes_spend_one_budget_once(open_account: Open, ledger: Ledger) -> None:
@@ -81,9 +81,9 @@ def test_eight_processes_spend_one_budget_once(open_account: Open, ledger: Ledge
                 return
 
     children = [in_child(lambda release, number=number: work(number, release)) for number in range(8)]  # type: ignore[misc]
-    told = [lines(*child) for child in children]
-    assert [code for _, code in told] == [0] * 8
-    released = [key for keys, _ in told for key in keys]
+    outputs = [lines(*child) for child in children]
+    assert [code for _, code in outputs] == [0] * 8
+    released = [key for keys, _ in outputs for key in keys]
     assert len(released) == 40
     assert sorted(released) == sorted(filter(None, debits(account)[1:]))
     assert account.balance().left == 0.0
@@ -103,10 +103,10 @@ def test_the_same_key_from_many_processes_is_released_once(open_account: Open) -
             release("spent")
 
     children = [in_child(lambda release, number=number: work(number, release)) for number in range(8)]  # type: ignore[misc]
-    told = [line for child in children for line in lines(*child)[0]]
-    assert len(told) == 8
-    assert sum(line.startswith("False") for line in told) == 1
-    assert len({line.split()[1] for line in told if line != "spent"}) == 1
+    output = [line for child in children for line in lines(*child)[0]]
+    assert len(output) == 8
+    assert sum(line.startswith("False") for line in output) == 1
+    assert len({line.split()[1] for line in output if line != "spent"}) == 1
     assert account.balance().spent == 0.5
 
 
@@ -128,8 +128,8 @@ def test_kill_9_at_random_moments_loses_no_debit(open_account: Open, ledger: Led
             heard += os.read(reading, 4096)
         time.sleep(chance.uniform(0.0, 0.02))
         os.kill(child, signal.SIGKILL)
-        told, _ = lines(child, reading)
-        released += (heard.decode() + "".join(f"{line}\n" for line in told)).split()
+        output, _ = lines(child, reading)
+        released += (heard.decode() + "".join(f"{line}\n" for line in output)).split()
         there = debits(account)
         assert set(released) <= set(there)
         assert len(there) <= len(released) + turn + 1  # at most one debit of each killed child was not released
@@ -217,22 +217,22 @@ def test_a_lock_that_is_never_given_up_is_waited_for_in_vain(url: str, tmp_path:
 
 def test_a_spend_reads_no_more_when_much_was_spent(postgres_url: str) -> None:
     """Counted, not timed: what the server read from the indexes of a table of which it has no statistics yet."""
-    with Ledger(postgres_url) as ledger, psycopg.connect(postgres_url, autocommit=True) as looking:
+    with Ledger(postgres_url) as ledger, psycopg.connect(postgres_url, autocommit=True) as monitor:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
         read: list[int] = []
         for _ in range(2):
             for _ in range(150):
                 account.spend(stated(PureDp(0.001)))
             ledger.close()  # a server process hands its counts over when it ends
-            read.append(index_reads(looking, 3 * 150 * (len(read) + 1)))
+            read.append(index_reads(monitor, 3 * 150 * (len(read) + 1)))
         assert read[1] - read[0] <= read[0] <= 4 * 150
 
 
-def index_reads(looking: "psycopg.Connection[Any]", least: int) -> int:
+def index_reads(monitor: "psycopg.Connection[Any]", least: int) -> int:
     """Entries read through the indexes, once at least so many lookups are counted; and no table was read whole."""
     deadline = time.monotonic() + 10
     while True:
-        row = looking.execute(
+        row = monitor.execute(
             "SELECT sum(idx_scan), sum(idx_tup_read) FROM pg_stat_user_indexes "
             "WHERE relname = 'nearveil_entry' AND schemaname = current_schema()"
         ).fetchone()
@@ -321,10 +321,10 @@ def test_an_account_opened_and_spent_while_another_opens_it_is_no_rollback(
     with Ledger(postgres_url, witness=tmp_path / "w") as ledger, Ledger(postgres_url, witness=tmp_path / "w") as other:
         real = Witness.check
 
-        def overtaken(self: Witness, *looked: Any) -> None:
+        def overtaken(self: Witness, *arguments: Any) -> None:
             monkeypatch.undo()
             other.open_account("images", **ABOUT, epsilon=1.0, delta=0.0).spend(stated(PureDp(0.5)))
-            real(self, *looked)
+            real(self, *arguments)
 
         monkeypatch.setattr(Witness, "check", overtaken)
         with pytest.raises(AccountError, match="exists already"):
@@ -344,9 +344,9 @@ def test_many_open_a_new_ledger_at_once(url: str, tmp_path: Path) -> None:
             ledger.open_account(f"own {number}", **ABOUT, epsilon=1.0, delta=0.0).spend(stated(PureDp(0.5)))
 
     children = [in_child(lambda release, number=number: work(number, release)) for number in range(8)]  # type: ignore[misc]
-    told = [lines(*child) for child in children]
-    assert [code for _, code in told] == [0] * 8
-    assert [line for text, _ in told for line in text].count("opened") == 1
+    outputs = [lines(*child) for child in children]
+    assert [code for _, code in outputs] == [0] * 8
+    assert [line for text, _ in outputs for line in text].count("opened") == 1
     with Ledger(url, witness=tmp_path / "w") as ledger:
         assert len(ledger.accounts()) == 9
         assert ledger.verify()
@@ -363,8 +363,8 @@ def test_a_forked_process_does_not_store_for_its_parent(open_account: Open, ledg
             release(str(error))
 
     with account.spend(stated(PureDp(0.5)), "k") as debit:
-        (told,), _ = lines(*in_child(lambda release: work(debit, release)))
-        assert "in the same process" in told
+        (line,), _ = lines(*in_child(lambda release: work(debit, release)))
+        assert "in the same process" in line
         debit.store(b"of the parent")
     assert [entry.message for entry in account.history() if entry.kind == "message"] == [b"of the parent"]
     assert ledger.verify()

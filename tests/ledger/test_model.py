@@ -48,7 +48,7 @@ class Pot:
 
     def affords(self, charge: Charge) -> bool:
         if self.plan is not None:
-            return all(self.taken[one] + count <= self.plan.get(one, 0) for one, count in charge.items())
+            return all(self.taken[epsilon] + count <= self.plan.get(epsilon, 0) for epsilon, count in charge.items())
         return self.spent + price(charge) <= self.epsilon
 
     def pay(self, charge: Charge) -> None:
@@ -79,11 +79,11 @@ class Model:
 
 
 def price(charge: Charge) -> Fraction:
-    return sum((Fraction(one) * count for one, count in charge.items()), Fraction(0))
+    return sum((Fraction(epsilon) * count for epsilon, count in charge.items()), Fraction(0))
 
 
 def events(charge: Charge) -> list[tuple[PureDp, int]]:
-    return [(PureDp(float(one)), count) for one, count in charge.items()]
+    return [(PureDp(float(epsilon)), count) for epsilon, count in charge.items()]
 
 
 class Ledgers(RuleBasedStateMachine):
@@ -134,18 +134,18 @@ class Ledgers(RuleBasedStateMachine):
     @rule(kind=accounts, client=st.sampled_from(["ann", "bob"]), charge=charges)
     def give(self, kind: str, client: str, charge: Charge) -> None:
         model, account = self.models[kind], self.account(kind)
-        given: dict[str, Any] = {"plan": events(charge)} if kind == "plan" else {"epsilon": float(price(charge))}
+        terms: dict[str, Any] = {"plan": events(charge)} if kind == "plan" else {"epsilon": float(price(charge))}
         pot = Pot(price(charge), plan=charge if kind == "plan" else None)
         if not (model.pot.plan is None and pot.epsilon <= 2) and not fits(charge, model.pot.plan):
             with pytest.raises(ValueError, match="part of the account"):
-                account.quota(client, **given)
+                account.quota(client, **terms)
             return
         before = model.quotas.get(client)
         if before is not None and (before.plan if kind == "plan" else before.epsilon) != (pot.plan or pot.epsilon):
             with pytest.raises(AccountError):
-                account.quota(client, **given)
+                account.quota(client, **terms)
             return
-        account.quota(client, **given)
+        account.quota(client, **terms)
         if before is None:
             model.quotas[client], model.entries = pot, model.entries + 1
 
@@ -175,7 +175,9 @@ class Ledgers(RuleBasedStateMachine):
             history = self.account(kind).history()
             assert {e.key: e.message for e in history if e.kind == "message"} == model.messages
             paid = {
-                e.key: ({repr(one.epsilon): n for one, n in e.events}, e.client) for e in history if e.kind == "debit"
+                e.key: ({repr(event.epsilon): n for event, n in e.events}, e.client)
+                for e in history
+                if e.kind == "debit"
             }
             assert paid == model.debits
             assert [e.sequence for e in history] == list(range(1, model.entries + 1))
@@ -187,7 +189,7 @@ class Ledgers(RuleBasedStateMachine):
 
 
 def fits(charge: Charge, plan: Charge | None) -> bool:
-    return plan is not None and all(count <= plan.get(one, 0) for one, count in charge.items())
+    return plan is not None and all(count <= plan.get(epsilon, 0) for epsilon, count in charge.items())
 
 
 def run(machine: type[Ledgers], examples: int) -> None:

@@ -173,8 +173,8 @@ def as_somebody_else(work: Callable[[], str]) -> str:
         finally:
             os._exit(0)
     os.close(writing)
-    with os.fdopen(reading) as told:
-        text = told.read()
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
     os.waitpid(child, 0)
     return text
 
@@ -206,13 +206,13 @@ def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     witness = tmp_path / "elsewhere"
-    looked = Ledger._has_accounts
+    has_accounts = Ledger._has_accounts
 
     def slowly(self: Ledger) -> bool:
-        monkeypatch.setattr(Ledger, "_has_accounts", looked)
+        monkeypatch.setattr(Ledger, "_has_accounts", has_accounts)
         with Ledger(url, witness=witness) as other:  # made between our two looks
             other.open_account("mine", **ABOUT, epsilon=1.0, delta=0.0)
-        return looked(self)
+        return has_accounts(self)
 
     monkeypatch.setattr(Ledger, "_has_accounts", slowly)
     if not url.startswith("postgresql"):
@@ -224,8 +224,8 @@ def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(
 def test_no_password_is_shown_wherever_it_stands_in_the_address() -> None:
     address = sa.make_url("postgresql://me:first@host/db?password=second&sslpassword=third")
     assert describe_url(address) == "postgresql://me:***@host/db"
-    told = str(explain_error(ValueError("nothing"), address))
-    assert not any(word in told for word in ("first", "second", "third"))
+    message = str(explain_error(ValueError("nothing"), address))
+    assert not any(word in message for word in ("first", "second", "third"))
 
 
 def test_what_was_being_written_is_not_told(tmp_path: Path) -> None:
@@ -264,11 +264,20 @@ def test_an_account_has_the_guarantee_of_all_that_it_may_pay_for(
     open_account: Callable[..., Account], terms: dict[str, Any], adaptivity: str, orders: int
 ) -> None:
     account = open_account(**terms)
-    found = account.guarantee
-    assert (found.epsilon, found.delta, found.sound, found.adaptivity) == (2.0, terms["delta"], True, adaptivity)
-    assert (found.protects, found.unit, found.relation) == (account.protects, account.unit, account.relation)
-    assert len(found.within.orders if found.within else ()) == orders
+    guarantee = account.guarantee
+    assert (guarantee.epsilon, guarantee.delta, guarantee.sound, guarantee.adaptivity) == (
+        2.0,
+        terms["delta"],
+        True,
+        adaptivity,
+    )
+    assert (guarantee.protects, guarantee.unit, guarantee.relation) == (
+        account.protects,
+        account.unit,
+        account.relation,
+    )
+    assert len(guarantee.within.orders if guarantee.within else ()) == orders
     with pytest.raises(ValueError, match=r"of the filter|what the events cost"):
-        replace(found, epsilon=0.5)
+        replace(guarantee, epsilon=0.5)
     with pytest.raises(ValueError, match="what the events cost"):
-        replace(found, within=None, epsilon=0.0, delta=0.0)
+        replace(guarantee, within=None, epsilon=0.0, delta=0.0)

@@ -111,14 +111,14 @@ def test_ledgers_in_one_server_have_witnesses_of_their_own(
 ) -> None:
     with Ledger(postgres_url) as ledger:
         ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0).spend(TENTH)
-        (kept,) = (data / "witness").iterdir()
-        assert stat.S_IMODE(kept.stat().st_mode) == 0o600
-        assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+        (path,) = (data / "witness").iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert ledger._database.witness is not None
-        assert ledger._database.witness.path == kept
+        assert ledger._database.witness.path == path
     with Ledger(postgres.url(names[0])) as other:
         assert other._database.witness is not None
-        assert other._database.witness.path != kept
+        assert other._database.witness.path != path
     (data / "given").touch()
     with Ledger(postgres_url, witness=data / "given") as ledger:
         assert ledger._database.witness is not None
@@ -178,14 +178,14 @@ def sqlite3_as_postgres(script: str) -> list[str]:
     connection = sqlite3.connect(":memory:")
     connection.executescript(script)
     order = ("nearveil_account", "nearveil_quota", "nearveil_entry", "nearveil_ledger_version")
-    made = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
+    statements = dict(connection.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table'"))
     rows = [
         f"INSERT INTO {name} VALUES ({', '.join(map(_literal, row))})"  # noqa: S608
         for name in order
         for row in connection.execute(f"SELECT * FROM {name}")  # noqa: S608
     ]
     connection.close()
-    return [*(made[name] for name in order), *rows]
+    return [*(statements[name] for name in order), *rows]
 
 
 def _literal(value: object) -> str:

@@ -24,10 +24,10 @@ def test_a_pickle_of_an_account_holds_no_password(
     url = postgres_url.replace("postgres@", f"postgres:{PASSWORD}@") + f"&password={PASSWORD}"
     with Ledger(url, witness=tmp_path / "w") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        for one in (ledger, account):
-            stored = pickle.dumps(one)
+        for handle in (ledger, account):
+            stored = pickle.dumps(handle)
             assert PASSWORD.encode() not in stored
-            assert pickle.loads(stored) == one  # noqa: S301
+            assert pickle.loads(stored) == handle  # noqa: S301
         loaded = pickle.loads(pickle.dumps(account))  # noqa: S301
         assert loaded._ledger is ledger  # in this process it is open, with its password
         assert copy.deepcopy(account) is account

@@ -417,17 +417,17 @@ def test_accounts_are_found_and_never_opened_twice(ledger: Ledger, open_account:
         open_account(epsilon=100.0)
     with pytest.raises(AccountError, match="does not exist"):
         ledger.account("third")
-    assert [one.name for one in ledger.accounts()] == ["a second", "images"]
-    found = ledger.account("images")
-    assert (found.owner, found.protects, found.unit, found.relation) == (
+    assert [each.name for each in ledger.accounts()] == ["a second", "images"]
+    loaded = ledger.account("images")
+    assert (loaded.owner, loaded.protects, loaded.unit, loaded.relation) == (
         "the archive",
         "database",
         "image",
         "add-remove",
     )
-    assert (found.kind, found.epsilon, found.delta) == ("filter", 1.0, 1e-5)
-    assert found == account
-    assert len({found, account}) == 1
+    assert (loaded.kind, loaded.epsilon, loaded.delta) == ("filter", 1.0, 1e-5)
+    assert loaded == account
+    assert len({loaded, account}) == 1
 
 
 def test_events_of_another_relation_are_refused(open_account: Open) -> None:
@@ -508,7 +508,12 @@ def test_what_samplers_cost_is_a_tiny_share_of_delta(open_account: Open) -> None
     account, pure = open_account(), open_account("pure", delta=0.0)
     for extra in (0.29, 1.01e-10):
         costly = stated(noisy, epsilon=60.0, extra_delta=extra)
-        for pay in (account.spend, account.preview, lambda one: account.take(one, 1), account.assert_affordable):
+        for pay in (
+            account.spend,
+            account.preview,
+            lambda guarantee: account.take(guarantee, 1),
+            account.assert_affordable,
+        ):
             with pytest.raises(ValueError, match="extra_delta is above 1e-05 of this account's delta"):
                 pay(costly)
             with pytest.raises(ValueError, match="extra_delta is above"):

@@ -138,17 +138,17 @@ def test_a_history_that_was_recomputed_by_a_forger_falls_to_a_receipt(tmp_path: 
             for _ in range(spends):
                 account.spend(stated(PureDp(0.125)))
             receipts.append(account.receipt())
-    kept = receipts[0]
+    receipt = receipts[0]
     with Ledger(forged) as ledger:
         assert ledger.verify()
-        told = ledger.verify(receipts=[Receipt.parse(str(kept))])
-        assert "ends at entry 3, and a receipt has seen entry 5" in str(told)
-        earlier = Receipt("images", 2, kept.hash)
+        report = ledger.verify(receipts=[Receipt.parse(str(receipt))])
+        assert "ends at entry 3, and a receipt has seen entry 5" in str(report)
+        earlier = Receipt("images", 2, receipt.hash)
         assert "entry 2: differs from what a receipt has seen" in str(ledger.verify(receipts=[earlier]))
-        assert "not in the database" in str(ledger.verify(receipts=[Receipt("lost", 1, kept.hash)]))
+        assert "not in the database" in str(ledger.verify(receipts=[Receipt("lost", 1, receipt.hash)]))
     with Ledger(honest) as ledger:
         ledger.account("images").spend(stated(PureDp(0.125)))
-        assert ledger.verify(receipts=[kept])
+        assert ledger.verify(receipts=[receipt])
     for wrong in ("", "1:ab:images", "x:" + "0" * 64 + ":images", "1:" + "0" * 64 + ":"):
         with pytest.raises(ValueError, match="receipt must be"):
             Receipt.parse(wrong)
@@ -190,11 +190,11 @@ def test_an_old_copy_put_back_is_refused(tmp_path: Path) -> None:
     put_back(saved, path)
     with pytest.raises(RolledBackError, match=r"'images' does not hold entry 3.*newest"):
         Ledger(path)
-    with Ledger(path, read_only=True) as looking:
-        assert "rolled back: it ends at entry 2, and its witness has seen entry 3" in str(looking.verify())
-        assert len(looking.account("images").history()) == 2
+    with Ledger(path, read_only=True) as reader:
+        assert "rolled back: it ends at entry 2, and its witness has seen entry 3" in str(reader.verify())
+        assert len(reader.account("images").history()) == 2
         with pytest.raises(LedgerError, match="read_only"):
-            looking.account("images").spend(stated(PureDp(0.5)))
+            reader.account("images").spend(stated(PureDp(0.5)))
     # Whoever has it open already is refused as well.
     Path(f"{path}.witness").rename(tmp_path / "aside")
     Path(f"{path}.witness").touch()
@@ -260,10 +260,10 @@ def test_the_witness_lags_at_most_and_is_never_lowered(tmp_path: Path) -> None:
             account.spend(stated(PureDp(0.125)))
         witness = ledger._database.witness
         assert witness is not None
-        known = witness.read()
+        records = witness.read()
         witness.advance(old)
-        assert witness.read() == known
-        assert sorted(known.values()) == sorted((2, account.receipt().hash) for account in accounts)
+        assert witness.read() == records
+        assert sorted(records.values()) == sorted((2, account.receipt().hash) for account in accounts)
         assert witness.path.stat().st_size == 5 * 256
 
 
@@ -286,8 +286,8 @@ def test_a_witness_that_stays_locked_is_not_waited_for_without_end(
     monkeypatch.setattr("nearveil.ledger.witness._LOCK_TIMEOUT", 0.05)
     with Ledger(tmp_path / "l.db") as ledger:
         account = ledger.open_account("images", **ABOUT, epsilon=1.0, delta=0.0)
-        with (tmp_path / "l.db.witness").open() as held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+        with (tmp_path / "l.db.witness").open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
             with pytest.raises(LedgerUnavailableError, match="release nothing"):
                 account.spend(stated(PureDp(0.125)), "k")
         assert account.balance().spent == 0.0
@@ -316,9 +316,9 @@ def test_history_and_exports_tell_the_same(ledger: Ledger, account: Account) -> 
     assert history[2].events == ((PureDp(0.125), 1),)
     assert history[3].message == b"public"
     assert history == ledger.history()
-    told: list[dict[str, Any]] = json.loads(ledger.export())
+    lines: list[dict[str, Any]] = json.loads(ledger.export())
     rows = list(csv.DictReader(io.StringIO(ledger.export("csv"))))
-    for entry, line, row in zip(history, told, rows, strict=True):
+    for entry, line, row in zip(history, lines, rows, strict=True):
         assert (line["sequence"], line["kind"], line["hash"]) == (entry.sequence, entry.kind, entry.hash)
         assert (int(row["sequence"]), row["kind"], row["hash"]) == (entry.sequence, entry.kind, entry.hash)
         assert row["payload"] == line["payload"]
@@ -356,6 +356,6 @@ def test_a_filter_and_a_plan_are_replayed_too(ledger: Ledger, open_account: Open
     for account in (gate, planned):
         account.spend(stated(GaussianDpEvent(12.0)))
         account.spend(stated(GaussianDpEvent(12.0)), client="ann")
-    found = ledger.verify()
-    assert found, found
-    assert (found.accounts, found.entries) == (2, 8)
+    report = ledger.verify()
+    assert report, report
+    assert (report.accounts, report.entries) == (2, 8)

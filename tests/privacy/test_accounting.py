@@ -484,8 +484,8 @@ def test_no_adaptive_adversary_beats_the_filter() -> None:
             rest = left - costs[e]
             if rounds and np.any(rest >= 0):
                 yes = 1 / (1 + math.exp(-e))
-                asked = yes * value(a * math.exp(-e), rest, rounds - 1)
-                best = max(best, asked + (1 - yes) * value(a * math.exp(e), rest, rounds - 1))
+                expected = yes * value(a * math.exp(-e), rest, rounds - 1)
+                best = max(best, expected + (1 - yes) * value(a * math.exp(e), rest, rounds - 1))
         return best
 
     leak = value(math.exp(epsilon), budget, 7)

@@ -192,5 +192,9 @@ def test_the_library_keeps_filter_and_source_whatever_is_made_of_a_guarantee() -
     gate.spend(GaussianDpEvent(10.0), 2)
     once = promise(1.0, delta=1e-5, events=(GaussianDpEvent(10.0),))
     whole = compose([once, once.as_seeded()], within=gate)
-    for made in (whole, whole.part(GaussianDpEvent(10.0)), whole.with_source(secure_source())):
-        assert (made.within, made.source, made.sound) == (FilterTerms(3.0, 1e-5, gate.orders), "seeded", False)
+    for guarantee in (whole, whole.part(GaussianDpEvent(10.0)), whole.with_source(secure_source())):
+        assert (guarantee.within, guarantee.source, guarantee.sound) == (
+            FilterTerms(3.0, 1e-5, gate.orders),
+            "seeded",
+            False,
+        )

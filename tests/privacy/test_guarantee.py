@@ -94,14 +94,14 @@ def test_it_says_one_sentence(changes: dict[str, Any], sentence: str) -> None:
 
 @given(epsilon=st.floats(1e-9, 13), delta=st.floats(5e-324, 0.99))
 def test_the_sentence_never_promises_more_than_the_figures(epsilon: float, delta: float) -> None:
-    said = re.search(r"at most (\S+) times .* plus (\S+)\.$", str(promise(epsilon=epsilon, delta=delta)))
-    assert said is not None
-    assert Decimal(said[1]) >= Decimal(repr(epsilon)).exp()
-    assert Decimal(said[2]) >= Decimal(repr(delta))
-    assert float(said[1]) <= 1 + 1.2 * math.expm1(epsilon)
+    match = re.search(r"at most (\S+) times .* plus (\S+)\.$", str(promise(epsilon=epsilon, delta=delta)))
+    assert match is not None
+    assert Decimal(match[1]) >= Decimal(repr(epsilon)).exp()
+    assert Decimal(match[2]) >= Decimal(repr(delta))
+    assert float(match[1]) <= 1 + 1.2 * math.expm1(epsilon)
     pure = re.search(r"factor of (\S+)\.$", str(promise(epsilon=epsilon)))
     assert pure is not None
-    assert pure[1] == said[1]
+    assert pure[1] == match[1]
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_the_sentence_never_promises_more_than_the_figures(epsilon: float, delta
 def test_what_is_priced_for_one_record_more_or_less_is_no_replacement(event: Any) -> None:
     with pytest.raises(ValueError, match='relation must be "add-remove"'):
         promise(protects="database", events=(event,))
-    kept = promise(epsilon=30.0, delta=1e-5, protects="database", relation="add-remove", events=[event])
-    assert count_events(kept.events) == count_events([freeze_event(event)])
+    guarantee = promise(epsilon=30.0, delta=1e-5, protects="database", relation="add-remove", events=[event])
+    assert count_events(guarantee.events) == count_events([freeze_event(event)])
 
 
 def test_it_is_frozen_and_carries_what_happened() -> None:
@@ -285,5 +285,6 @@ def test_a_pickle_that_was_changed_is_checked_again(kind: type, state: dict[str,
 def test_copies_and_pickles_are_equal(protocol: int) -> None:
     within = FilterTerms(3.0, 1e-5, (2.0, 8.0))
     adaptive = promise(epsilon=3.0, delta=1e-5, events=(Budgeted(3.0, 1e-5),), within=within)
-    for one in (HONEST, HONEST.as_seeded(), HONEST.part(GaussianDpEvent(2.5)), adaptive):
-        assert pickle.loads(pickle.dumps(one, protocol)) == copy.copy(one) == copy.deepcopy(one) == one  # noqa: S301
+    for guarantee in (HONEST, HONEST.as_seeded(), HONEST.part(GaussianDpEvent(2.5)), adaptive):
+        loaded = pickle.loads(pickle.dumps(guarantee, protocol))  # noqa: S301
+        assert loaded == copy.copy(guarantee) == copy.deepcopy(guarantee) == guarantee

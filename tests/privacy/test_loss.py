@@ -104,9 +104,9 @@ def test_the_reference_of_the_small_delta() -> None:
 @pytest.mark.parametrize("delta", [3e-4, 1e-5])
 def test_small_losses_do_not_cost_what_the_grid_costs(delta: float) -> None:
     """With losses rounded to multiples of 5e-5 they cost 3.7 and 2.4 times the truth; by RDP 1.3 and 1.15 times."""
-    found = PldAccountant().compose(PureDp(2.1e-4), 769).epsilon(delta)
-    assert_least([(2.1e-4, 769)], found, delta, near=1e-6)
-    assert 1.1 * found < RdpAccountant().compose(PureDp(2.1e-4), 769).epsilon(delta) < 1.35 * found
+    epsilon = PldAccountant().compose(PureDp(2.1e-4), 769).epsilon(delta)
+    assert_least([(2.1e-4, 769)], epsilon, delta, near=1e-6)
+    assert 1.1 * epsilon < RdpAccountant().compose(PureDp(2.1e-4), 769).epsilon(delta) < 1.35 * epsilon
 
 
 def test_no_small_composition_costs_less_than_the_truth_or_much_more() -> None:
@@ -142,13 +142,13 @@ def test_the_bound_holds_whatever_the_tilt(factor: float) -> None:
 def exact_tilted(losses: Sequence[loss._Losses], tilt: float) -> list[mpf]:
     """The tilted distribution of the sum, by multiplying polynomials in 40 digits."""
     total = [mpf(1)]
-    for one in losses:
-        scale = mpf(one.tilted(tilt)[0])
+    for part in losses:
+        scale = mpf(part.tilted(tilt)[0])
         factor = [
-            mpf(float(mass)) * mpmath.exp(mpf(tilt) * (one.first + i) * mpf(one.spacing) - scale)
-            for i, mass in enumerate(one.mass)
+            mpf(float(mass)) * mpmath.exp(mpf(tilt) * (part.first + i) * mpf(part.spacing) - scale)
+            for i, mass in enumerate(part.mass)
         ]
-        for _ in range(one.times):
+        for _ in range(part.times):
             product = [mpf(0)] * (len(total) + len(factor) - 1)
             for (i, a), (j, b) in itertools.product(enumerate(total), enumerate(factor)):
                 product[i + j] += a * b
@@ -163,12 +163,12 @@ def test_the_error_of_a_convolution_is_within_its_bound(tilt: float) -> None:
         loss._Losses(0.125, -3, rng.random(8) / 8, 0.0, 11),
         loss._Losses(0.125, -1, np.array([0.25, 0.0, 0.75]), 0.0, 40),
     ]
-    first, last = (sum(one.times * getattr(one, end) for one in losses) for end in ("first", "last"))
+    first, last = (sum(part.times * getattr(part, end) for part in losses) for end in ("first", "last"))
     composed = loss._convolve_tilted(losses, tilt, loss._Window(first, last, 0.0), tight=True)
     exact = exact_tilted(losses, tilt)
     error = mpmath.sqrt(sum((mpf(float(a)) - b) ** 2 for a, b in zip(composed.mass, exact, strict=True)))
     assert 0 < error <= composed.error < 1e-11
-    often = [replace(one, times=100 * one.times) for one in losses]
+    often = [replace(part, times=100 * part.times) for part in losses]
     assert loss._convolve_tilted(often, tilt, loss._Window(first, last, 0.0), tight=True).error >= 100 * composed.error
 
 
@@ -282,8 +282,8 @@ def test_two_sampled_gaussians_against_an_integral(direction: str) -> None:
     with mpmath.workdps(15):
         exact = float(mpmath.quad(integrand, [-12, -4, -1, 0, 1, 2, 4, 7, 12]))
     [remove, add] = PldAccountant().compose(sampled(rate, multiplier), 2)._directions()
-    found = loss.find_loss_delta(remove if direction == "remove" else add, epsilon).value
-    assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-3)
+    bound = loss.find_loss_delta(remove if direction == "remove" else add, epsilon).value
+    assert exact * (1 - 1e-9) <= bound <= exact * (1 + 1e-3)
 
 
 def sampled(rate: float, multiplier: float) -> DpEvent:
@@ -301,10 +301,10 @@ def test_the_worse_direction_counts(epsilon: float, worse: str) -> None:
         name: float(np.sum(np.maximum(np.outer(p, p) - math.exp(epsilon) * np.outer(q, q), 0)))
         for name, (p, q) in pairs.items()
     }
-    found = PldAccountant().compose(PoissonSampledDpEvent(0.3, LaplaceDpEvent(2.0)), 2).delta(epsilon)
+    bound = PldAccountant().compose(PoissonSampledDpEvent(0.3, LaplaceDpEvent(2.0)), 2).delta(epsilon)
     assert max(shown, key=shown.__getitem__) == worse
-    assert max(shown.values()) <= found <= 1.01 * max(shown.values())
-    assert min(shown.values()) < 0.99 * found
+    assert max(shown.values()) <= bound <= 1.01 * max(shown.values())
+    assert min(shown.values()) < 0.99 * bound
 
 
 @pytest.mark.parametrize("spacing", [1e-4, 0.03, 1.7])

@@ -188,9 +188,9 @@ class Script:
         self._words = list(words)
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        taken, self._words = self._words[:count], self._words[count:]
-        assert len(taken) == count
-        return np.array(taken, dtype=np.uint64)
+        words, self._words = self._words[:count], self._words[count:]
+        assert len(words) == count
+        return np.array(words, dtype=np.uint64)
 
 
 def test_ties_are_decided_by_further_bits() -> None:

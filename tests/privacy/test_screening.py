@@ -107,8 +107,8 @@ def test_vector_7_one_sampled_screening() -> None:
 
 @pytest.mark.parametrize(("direction", "value"), [("remove", 0.161457766), ("add", 0.161520090)])
 def test_vector_8_the_same_pair_a_thousand_times(direction: Any, value: float) -> None:
-    found = compute_fixed_pair_epsilon(1000, MNIST, (180, 181), sampling_rate=0.15, delta=1e-5, direction=direction)
-    assert found == pytest.approx(value, abs=1e-9)
+    epsilon = compute_fixed_pair_epsilon(1000, MNIST, (180, 181), sampling_rate=0.15, delta=1e-5, direction=direction)
+    assert epsilon == pytest.approx(value, abs=1e-9)
 
 
 def test_a_thousand_screenings() -> None:
@@ -320,11 +320,11 @@ def test_a_curve_that_is_not_convex_is_refused() -> None:
 )
 def test_bad_input_is_named(field: str, value: Any) -> None:
     screening: dict[str, Any] = {"noise": 5.0, "threshold": 3.0, "n_neighbors": 5}
-    others: dict[str, Any] = {"n": 3, "sampling_rate": 0.1, "delta": 1e-5}
-    (screening if field in screening else others)[field] = value
-    delta = others.pop("delta")
+    arguments: dict[str, Any] = {"n": 3, "sampling_rate": 0.1, "delta": 1e-5}
+    (screening if field in screening else arguments)[field] = value
+    delta = arguments.pop("delta")
     with pytest.raises(ValueError, match=rf"^{field} must"):
-        screening_curve(screening=NoisyScreening(**screening), **others).epsilon(delta)
+        screening_curve(screening=NoisyScreening(**screening), **arguments).epsilon(delta)
 
 
 def test_other_bad_input_is_named() -> None:
