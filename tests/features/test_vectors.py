@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearveil.features.vectors import read_table, read_vector
+from nearveil.features.vectors import VectorFile, read_vector
 
 ROWS = np.arange(12.0, dtype=np.float32).reshape(4, 3)
 IDS = ["a", "b", "c", "d"]
@@ -28,14 +28,14 @@ def write(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["npz", "parquet", "csv"])
 def test_columns_of_every_kind_of_file(tmp_path: Path, kind: str) -> None:
-    found = read_table(write(tmp_path, kind), ids="ids", names="text", metadata=["text"])
+    found = VectorFile(write(tmp_path, kind), ids="ids", names="text", metadata=("text",)).read()
     assert found.rows.tolist() == ROWS.tolist()
     assert (found.ids, found.names) == (IDS, IDS)
     assert found.metadata == [{"text": one} for one in IDS]
 
 
 def test_rows_alone(tmp_path: Path) -> None:
-    found = read_table(write(tmp_path, "npy"))
+    found = VectorFile(write(tmp_path, "npy")).read()
     assert found.rows.tolist() == ROWS.tolist()
     assert found.ids is found.names is found.metadata is None
     np.save(tmp_path / "one.npy", ROWS[1])
@@ -64,4 +64,4 @@ def test_what_is_wrong_with_a_file(
     elif content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=words):
-        read_table(tmp_path / name, **options)
+        VectorFile(tmp_path / name, **options).read()

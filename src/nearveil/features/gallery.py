@@ -77,11 +77,6 @@ class FeatureCache:
             Path(draft).unlink(missing_ok=True)
             raise
 
-    @property
-    def nbytes(self) -> int:
-        """The total size of all cached files."""
-        return sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
-
 
 def _extract_part(
     files: Sequence[Path], extractor: Extractor, cache: FeatureCache | None, row_exact: bool

@@ -1,7 +1,7 @@
 """Read tables of vectors from files."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,21 +141,9 @@ def _explain_errors(path: Path) -> Iterator[None]:
         raise ValueError(f"vectors: {path.name} cannot be read: it is corrupted, or its suffix is wrong") from None
 
 
-def read_table(
-    path: str | os.PathLike[str],
-    *,
-    vectors: str | None = None,
-    ids: str | None = None,
-    names: str | None = None,
-    metadata: Sequence[str] = (),
-) -> VectorTable:
-    """Read all vectors of a file; see :class:`VectorFile` for the parameters."""
-    return VectorFile(Path(path), vectors, ids, names, tuple(metadata)).read()
-
-
 def read_vector(path: str | os.PathLike[str]) -> Singles:
     """Read one vector from a ``.npy`` file."""
-    rows = read_table(path).rows
+    rows = VectorFile(Path(path)).read().rows
     if len(rows) != 1:
         raise ValueError(
             f"vectors: {Path(path).name} holds {len(rows):,} rows, and a query needs one; use nearest_many of a "
