@@ -152,7 +152,7 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
         (*words, "--ca", "nowhere.pem"): "--ca: the file of certificates must be there",
         (*words, "--certificate", "nowhere.pem"): "--certificate: the files of certificate and key must be there",
         (*words, "--certificate-key", "nowhere.pem"): "--certificate-key: requires --certificate",
-        ("--server", "http://birds.example", "--token", "x"): "all on the way, unless --insecure allows it",
+        ("--server", "http://birds.example", "--token", "x"): "to the network, unless --insecure allows it",
         ("--server", "birds.example", "--token", "x"): "--server: must be a URL such as https://host:8321",
         ("--gallery", "birds"): "--gallery: a local index has one gallery",
     }.items():
