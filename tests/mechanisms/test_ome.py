@@ -119,7 +119,7 @@ def test_where_no_nominal_epsilon_exists_the_error_says_what_is_reachable(rows: 
 def test_a_code_needs_a_magnitude(rows: Floats) -> None:
     with pytest.raises(ValueError, match="integer_bits \\+ fraction_bits must be from 1"):
         OME(1.0, integer_bits=0, fraction_bits=0).fit(rows)
-    with pytest.raises(ValueError, match="alpha must be"):
+    with pytest.raises(ValueError, match="'alpha' parameter"):
         OME(1.0, alpha=None).fit(rows)  # type: ignore[arg-type]
 
 

@@ -5,12 +5,13 @@ from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal, localcontext
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 import numpy as np
 from dp_accounting import DpEvent, SelfComposedDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import softmax
+from sklearn.utils._param_validation import StrOptions
 
 from nearveil.mechanisms._bitwise_laws import (
     LEAST,
@@ -18,7 +19,6 @@ from nearveil.mechanisms._bitwise_laws import (
     MOST_BITS,
     PRECISE,
     BitLaw,
-    Bits,
     BitString,
     Budgets,
     Encoding,
@@ -29,6 +29,7 @@ from nearveil.mechanisms._bitwise_laws import (
     compute_pure_epsilon,
     convert_odds,
     find_largest_nominal,
+    read_all_bits,
     read_bits,
 )
 from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee
@@ -39,13 +40,13 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_choice, check_integer, check_positive
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source, round_up
+from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
 
 Pairs = Literal["strings", "code words"]
 Decoder = Literal["expected", "unbiased"]
 
 _FORMAT = 1  # version of the bits in a message
 LINK = "docs/theory/latent-ome.md"
-_ALPHAS = (1e-3, 1e3)
 
 
 @dataclass(eq=False, repr=False)
@@ -57,12 +58,12 @@ class BitwiseRelease(ProjectedRelease):
     epsilon: float | None = None
     _: KW_ONLY
     nominal_epsilon: float | None = None
-    alpha: float | None = None
-    integer_bits: int = 0
-    fraction_bits: int = 0
-    scale: float = 1.0
-    pairs: Pairs = "strings"
-    decoder: Decoder = "expected"
+    alpha: float | None = parameter(None, allow_reals(1e-3, 1e3), None)
+    integer_bits: int = parameter(0, allow_integers(0, MOST_BITS))
+    fraction_bits: int = parameter(0, allow_integers(0, MOST_BITS))
+    scale: float = parameter(1.0, allow_reals(0))
+    pairs: Pairs = parameter("strings", StrOptions(set(get_args(Pairs))))
+    decoder: Decoder = parameter("expected", StrOptions(set(get_args(Decoder))))
 
     def _make_guarantee(self) -> Guarantee:
         """State the exact epsilon of the vector (docs/theory/latent-ome.md, Theorems 2 and 5)."""
@@ -97,7 +98,7 @@ class BitwiseRelease(ProjectedRelease):
         an unbiased estimate of the encoded row, with far more noise.
         """
         self._check_messages([message])
-        bits = self._read_bits(message)
+        bits = read_bits(message, self.string_.length)
         if self.decoder == "unbiased":
             return self._estimate_values(self.string_.unbiased(bits).reshape(-1, self.encoding_.word_bits))
         evidence = self.string_.evidence(bits).reshape(-1, self.encoding_.word_bits)
@@ -105,12 +106,10 @@ class BitwiseRelease(ProjectedRelease):
         return np.asarray((chances * self.word_values_).sum(axis=1))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        bits = [self._read_bits(message) for message in messages]
-        observed = np.array(bits, dtype=np.uint8).reshape(-1, self.string_.length)
+        observed = read_all_bits(messages, self.string_.length)
         codes = self.encoding_.encode(self.projection_(features)).astype(np.float64)
-        return np.asarray(
-            self.string_.evidence(observed) @ codes.T + self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
-        )
+        always = self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
+        return np.asarray(self.string_.evidence(observed) @ codes.T + always)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         encoding = self._make_encoding()
@@ -154,9 +153,6 @@ class BitwiseRelease(ProjectedRelease):
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         return np.asarray(prepared @ self.decode(message))
 
-    def _read_bits(self, message: Message) -> Bits:
-        return read_bits(message, self.string_.length)
-
     def _estimate_values(self, bits: Floats) -> Floats:
         """Return values from independent estimates of their bits, shape (n_values, word_bits)."""
         powers = 2.0 ** np.arange(bits.shape[1] - 2, -1, -1)
@@ -175,24 +171,11 @@ class BitwiseRelease(ProjectedRelease):
         return (_FORMAT, *laws, repr(self.encoding_), self.projection_.n_components, self.projection_.public_id)
 
     def _make_encoding(self) -> Encoding:
-        for name in ("integer_bits", "fraction_bits"):
-            check_integer(getattr(self, name), name, 0, MOST_BITS)
-        if not self._least_bits <= self.integer_bits + self.fraction_bits <= MOST_BITS:
-            raise ValueError(f"integer_bits + fraction_bits must be from {self._least_bits} to {MOST_BITS}")
-        self._check_alpha()
-        check_choice(self.pairs, "pairs", Pairs)
-        check_choice(self.decoder, "decoder", Decoder)
-        scale = check_positive(self.scale, "scale")
-        return Encoding(int(self.integer_bits), int(self.fraction_bits), scale, self.rounding)
-
-    def _check_alpha(self) -> None:
-        if self.alpha is None or not _ALPHAS[0] <= check_positive(self.alpha, "alpha") <= _ALPHAS[1]:
-            raise ValueError(f"alpha must be from {_ALPHAS[0]:g} to {_ALPHAS[1]:g}")
-
-    @property
-    def _least_bits(self) -> int:
-        """Minimum number of bits of a magnitude: none if zero has a sign."""
-        return 0 if self.rounding == "down" else 1
+        self._validate_params()
+        least = 0 if self.rounding == "down" else 1  # bits of a magnitude: none if zero has a sign
+        if not least <= self.integer_bits + self.fraction_bits <= MOST_BITS:
+            raise ValueError(f"integer_bits + fraction_bits must be from {least} to {MOST_BITS}")
+        return Encoding(int(self.integer_bits), int(self.fraction_bits), float(self.scale), self.rounding)
 
     @abstractmethod
     def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
@@ -200,7 +183,7 @@ class BitwiseRelease(ProjectedRelease):
 
     @abstractmethod
     def _compute_published_correction(self, nominal: float, length: int) -> float:
-        """Return the epsilon of the published correction."""
+        """Return the epsilon of the published correction, Theorem 8 (LATENT) or 9 (OME) of its paper."""
 
     def _turn(self) -> float:
         """Return the nominal epsilon of a bit above which the exact epsilon increases."""
@@ -257,10 +240,8 @@ class Latent(BitwiseRelease):
 
     Attributes
     ----------
-    nominal_epsilon_ : float
-        Epsilon by the paper's formula.
-    exact_epsilon_ : float
-        Exact epsilon, over `pairs`.
+    nominal_epsilon_, exact_epsilon_ : float
+        By the paper's formula, and exact, over `pairs`.
     string_ : BitString
         Odds of all bits.
     encoding_ : Encoding
@@ -283,11 +264,10 @@ class Latent(BitwiseRelease):
     rounding = "down"
 
     def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
-        """Return the odds of every bit (eq. 30)."""
+        # Eq. 30 of the paper.
         return (BitLaw.nearest_to(*(convert_odds(Decimal(1), odds) for odds in self._odds(nominal, length))),)
 
     def _compute_published_correction(self, nominal: float, length: int) -> float:
-        """Return the epsilon of Theorem 8."""
         alpha, grown = self._odds(nominal, length)
         return float((1 + alpha) * (1 + grown) / (alpha + grown) * as_decimal(nominal))
 
@@ -297,10 +277,6 @@ class Latent(BitwiseRelease):
             half = compute_exp_of_part(nominal, 2 * length)
             return PRECISE.divide(Decimal(1), half), half
         return as_decimal(self.alpha), PRECISE.multiply(as_decimal(self.alpha), compute_exp_of_part(nominal, length))
-
-    def _check_alpha(self) -> None:
-        if self.alpha is not None:
-            super()._check_alpha()
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -343,17 +319,16 @@ class OME(BitwiseRelease):
     name = "ome"
     rounding = "nearest"
 
-    alpha: float = 1.0
-    integer_bits: int = 5
-    fraction_bits: int = 5
+    alpha: float = parameter(1.0, allow_reals(1e-3, 1e3))
+    integer_bits: int = parameter(5, allow_integers(0, MOST_BITS))
+    fraction_bits: int = parameter(5, allow_integers(0, MOST_BITS))
 
     def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
-        """Return the odds of even, then of odd positions (eq. 36)."""
+        # Eq. 36 of the paper: even, then odd positions.
         even, odd, false = self._chances(nominal, length)
         return BitLaw.nearest_to(even, false), BitLaw.nearest_to(odd, false)
 
     def _compute_published_correction(self, nominal: float, length: int) -> float:
-        """Return the epsilon of Theorem 9."""
         *chances, false = self._chances(nominal, length)
         even, odd = (true * (1 - false) + false * (1 - true) for true in chances)
         logarithm = as_decimal(self.alpha).ln(PRECISE)
@@ -420,7 +395,7 @@ class Unary(TractableRelease):
         return make_guarantee(epsilon, 0.0, "exact likelihood ratio of two bits", LINK, events=(PureDp(epsilon),))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        observed = np.stack([self._read_bits(message) for message in messages])
+        observed = read_all_bits(messages, self.string_.length)
         always = self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
         return np.asarray(self.string_.evidence(observed)[:, self._cells(features)] + always)
 
@@ -439,16 +414,13 @@ class Unary(TractableRelease):
         return self._messages(source, bits=np.packbits(self.string_.sample(bits, source), axis=1))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
-        chances = softmax(self.string_.evidence(self._read_bits(message)) + self.log_prior_)
+        chances = softmax(self.string_.evidence(read_bits(message, self.string_.length)) + self.log_prior_)
         return np.asarray(prepared @ (chances @ self.centroids_))
 
     def _cells(self, features: Floats) -> NDArray[np.int64]:
         """Return the cell of the nearest centroid of each row, shape (n,)."""
         near = 2 * features @ self.centroids_.T - (self.centroids_**2).sum(axis=1)
         return np.asarray(near.argmax(axis=1), dtype=np.int64)
-
-    def _read_bits(self, message: Message) -> Bits:
-        return read_bits(message, self.string_.length)
 
     def _public_parts(self) -> tuple[object, ...]:
         return _UNARY_FORMAT, self.string_.laws[0].if_one, self.string_.laws[0].if_zero, self.string_.length

@@ -1,7 +1,7 @@
 """Randomised bits: codes of values, the odds of bits, and their exact epsilons."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
@@ -136,6 +136,11 @@ def read_bits(message: Message, length: int) -> Bits:
     if packed.dtype != np.uint8 or packed.shape != (-(-length // 8),) or np.unpackbits(packed)[length:].any():
         raise MessageError(f"arrays: 'bits' must hold {length} bits in whole bytes, and zeros after them")
     return np.unpackbits(packed, count=length)
+
+
+def read_all_bits(messages: Sequence[Message], length: int) -> Bits:
+    """Return the bits of messages, one row for each."""
+    return np.array([read_bits(message, length) for message in messages], dtype=np.uint8).reshape(-1, length)
 
 
 def _log_ratio(larger: int, smaller: int) -> float:
@@ -327,26 +332,24 @@ class Budgets:
         return self.claimed >= self.exact.per_vector
 
     def __str__(self) -> str:
-        verdict = "holds" if self.claim_holds else "false"
-        rows = [
-            ("claimed", f"{self.claimed:.6g} ({verdict})"),
-            ("published correction", f"{self.published_correction:.6g} ({self.published_label})"),
-            ("exact, all strings", self._line(self.exact)),
-            ("code words, at most", self._line(self.code_word_bound)),
+        lines = [
+            f"epsilon of a vector (of a value), {self.n_values} values, {self.n_bits} bits",
+            f"{'claimed':<22}{self.claimed:.6g} ({'holds' if self.claim_holds else 'false'})",
+            f"{'published correction':<22}{self.published_correction:.6g} ({self.published_label})",
         ]
-        title = f"epsilon of a vector (of a value), {self.n_values} values, {self.n_bits} bits"
-        return "\n".join([title, *(f"{name:<22}{text}" for name, text in rows)])
-
-    def _line(self, price: Price) -> str:
-        pure = f"{price.per_vector:.6g} ({price.per_value:.4g})"
-        return f"{pure}, at delta {self.delta:g} {price.per_vector_at_delta:.6g} ({price.per_value_at_delta:.4g})"
+        for name, price in (("exact, all strings", self.exact), ("code words, at most", self.code_word_bound)):
+            at_delta = f"{price.per_vector_at_delta:.6g} ({price.per_value_at_delta:.4g})"
+            pure = f"{price.per_vector:.6g} ({price.per_value:.4g})"
+            lines.append(f"{name:<22}{pure}, at delta {self.delta:g} {at_delta}")
+        return "\n".join(lines)
 
 
 def compute_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
     """Return the exact epsilons over all strings, and upper bounds over the code words of unit rows."""
     check_delta(delta)
     n_values = string.length // encoding.word_bits
-    words = [_make_string_of_value(string.laws, start, encoding.word_bits) for start in range(len(string.laws))]
+    starts = range(len(string.laws))  # the law of the first bit of a value
+    words = [BitString(string.laws[start:] + string.laws[:start], encoding.word_bits) for start in starts]
     strings = Price(
         max(compute_pure_epsilon(word) for word in words),
         compute_pure_epsilon(string),
@@ -458,11 +461,6 @@ def _join_curves(groups: list[Mixtures]) -> Callable[[float], float]:
         return float((masses * deltas).sum(axis=1).max()) + _DELTA_DOUBT
 
     return curve
-
-
-def _make_string_of_value(laws: tuple[BitLaw, ...], start: int, length: int) -> BitString:
-    """Return the string of a value that starts with law `start`."""
-    return BitString(laws[start:] + laws[:start], length)
 
 
 def _count_differing(string: BitString, encoding: Encoding, n_values: int) -> tuple[int, ...]:
