@@ -137,10 +137,8 @@ class PlainManifold(PlainRelease):
 
     Parameters
     ----------
-    n_components : int, default=2
-    bandwidth : float, default=0.4
-    label_weight : float, default=0.6
-    n_iter : int, default=20
+    n_components, bandwidth, label_weight, n_iter
+        As for :class:`~nearveil.privatemail.manifold.SupervisedManifold`.
     public_seed : int, default=0
         Seed of the start.
 
@@ -257,9 +255,8 @@ class DPdSNE(EmbeddedRelease):
     """Find the row's position among public anchors by t-SNE with clipped, noisy gradients (after Saha et al. 2021).
 
     The anchors have a fixed, public t-SNE embedding. A private row starts in its centre and takes `n_steps` gradient
-    steps on its own Kullback-Leibler divergence. A clipped gradient changes by at most ``2 clip`` when the row is
-    replaced, so each step is a Gaussian mechanism (Theorem 7 of ``docs/theory/baselines.md``). The server takes the
-    same steps with its gallery, without noise.
+    steps on its own Kullback-Leibler divergence, each a Gaussian mechanism (Theorem 7 of ``docs/theory/baselines.md``).
+    The server takes the same steps with its gallery, without noise.
 
     Parameters
     ----------
@@ -277,12 +274,10 @@ class DPdSNE(EmbeddedRelease):
     n_anchors : int, optional
         Number of public rows, drawn by `public_seed`, to use as anchors; all by default.
     public_seed : int, default=0
-        Seed of the anchors and their embedding.
 
     Attributes
     ----------
-    anchors_ : ndarray of shape (m, d)
-    embedding_ : ndarray of shape (m, n_components)
+    anchors_, embedding_ : ndarray of shape (m, d) and (m, n_components)
     noises_ : tuple of GaussianNoise
         Noise of each step, for one row.
 
@@ -463,10 +458,11 @@ FLOATS = "its proof is about real numbers, and does not cover the rounding of fl
 _METHODS = StrOptions(set(get_args(Method)))
 UNSOUND: dict[str, str] = {"bingham": FLOATS, "gibbs": CHAIN}
 _COARSE = 2.0**20  # directions are released in steps of 2^-20: the proof does not cover low bits of doubles
-_UNITS: dict[str, str] = {
+_DIRECTIONS = "record of the set that the directions are learned from"
+_UNITS = {
     "gaussian": "record of the set whose covariance is released",
-    "bingham": "record of the set that the directions are learned from",
-    "gibbs": "record of the set that the directions are learned from",
+    "bingham": _DIRECTIONS,
+    "gibbs": _DIRECTIONS,
 }
 
 

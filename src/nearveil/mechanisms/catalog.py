@@ -190,12 +190,8 @@ def _describe(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) ->
 
 def _make_message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
     """Make a message for its size; the noise does not matter."""
-    source = unsafe_seeded(0)
-    if entry.labelled:
-        assert isinstance(release, PrivateMail)
-        message: Message = release.release(row, rng=source, labels=0)
-    else:
-        message = release.release(row, rng=source)
+    labels: dict[str, Any] = {"labels": 0} if entry.labelled else {}
+    message: Message = release.release(row, rng=unsafe_seeded(0), **labels)
     # Without the seed: "seeded": false is one byte longer than true.
     return Message(message.mechanism, message.public_id, message.arrays)
 

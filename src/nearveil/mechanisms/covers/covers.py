@@ -250,11 +250,6 @@ def set_guarantee(epsilon: float) -> Guarantee:
     return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(PureDp(epsilon),))
 
 
-def find_components(features: Rows) -> NDArray[np.float16]:
-    """Return the projection of a map."""
-    return projection(features, MOST_DIMENSIONS).astype(np.float16)
-
-
 def spread_features(release: MappedRelease, gallery: SpreadRows) -> SpreadRows:
     """Return the features of public rows in partitions; see :meth:`MappedRelease.gallery_features`."""
     return gallery.then(_make_features, release)
@@ -514,19 +509,17 @@ class Cells(MappedRelease):
     def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
         count = self._count(len(features), set_size)
         report("making cells", 0.0)
-        return self._make_cells(features.gather("gathering rows"), set_size, count)
-
-    def _make_cells(self, features: Rows, set_size: int, count: int) -> Grouping:
-        centroids = centres(features, count, seed=0)
+        rows = features.gather("gathering rows")
+        centroids = centres(rows, count, seed=0)
         if self.kind == "kmeans" and self.response == "randomized":
-            nearest = np.argpartition(_squared_distances(features, centroids).T, set_size - 1, axis=1)[:, :set_size]
-            members = make_members(nearest, len(features))
+            nearest = np.argpartition(_squared_distances(rows, centroids).T, set_size - 1, axis=1)[:, :set_size]
+            members = make_members(nearest, len(rows))
         else:
-            cells = assign_balanced(_squared_distances(features, centroids))
-            ones = np.ones(len(features), dtype=np.uint8)
-            members = scipy.sparse.csr_array((ones, (cells, np.arange(len(features)))), shape=(count, len(features)))
+            cells = assign_balanced(_squared_distances(rows, centroids))
+            ones = np.ones(len(rows), dtype=np.uint8)
+            members = scipy.sparse.csr_array((ones, (cells, np.arange(len(rows)))), shape=(count, len(rows)))
             members.sort_indices()
-        components = find_components(features)
+        components = projection(rows, MOST_DIMENSIONS).astype(np.float16)
         prototypes = centroids @ components.astype(np.float32)
         return Grouping(members, components, prototypes, np.eye(count, dtype=np.float32))
 
