@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from nearveil.client.errors import QuestionError, UnansweredError, UnfinishedError
 
-# Whoever imports a client waits for no more than this: what it needs to ask is imported when one is made.
+# Importing a client is fast: all else is imported when one is made.
 if TYPE_CHECKING:
     import httpx
     from numpy.typing import NDArray
@@ -51,7 +51,7 @@ P = ParamSpec("P")
 
 
 class _Answer(Future[T], Generic[T]):
-    """What a coroutine returns or raises. An interrupt of who waits for `arrived` leaves no lock behind."""
+    """The result of a coroutine. An interrupt of a thread that waits for `arrived` leaves no lock behind."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -193,15 +193,15 @@ async def _run(answer: _Answer[T], ask: Callable[[], Awaitable[T]]) -> None:
         del answer  # as above
 
 
-Where: TypeAlias = "str | os.PathLike[str] | Index | Gallery"
+Location: TypeAlias = "str | os.PathLike[str] | Index | Gallery"
 _URL = re.compile(r"https?://", re.IGNORECASE)
 
 
 class AsyncClient:
     """The asynchronous client. :class:`nearveil.Client` is derived from it and sends the same requests.
 
-    Features, debits and rankings are made in threads. A question that is cancelled after it began to pay finishes its
-    debit first; the error then has a note with the key that asks again.
+    Features, debits and rankings are made in threads. A question that is cancelled during its debit finishes the debit
+    first; the error then has a note with the key for a retry.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ class AsyncClient:
 
     def __init__(
         self,
-        where: Where,
+        where: Location,
         token: str | None = None,
         *,
         account: Payer | str | None = None,
@@ -365,16 +365,16 @@ class AsyncClient:
         """
         from nearveil.client.questions import check_many
 
-        given, names = check_many(rows, keys)
+        features, names = check_many(rows, keys)
         results: list[Nearest] = []
-        for row, key in zip(given, names, strict=True):
+        for row, key in zip(features, names, strict=True):
             try:
-                found = await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where)
+                result = await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where)
             except Exception as error:
                 if not results and not isinstance(error, UnansweredError):
                     raise  # nothing was paid yet
                 raise UnfinishedError(str(error).rstrip("."), results, names) from error
-            results.append(found)
+            results.append(result)
         return results
 
     async def _lacks_copy(self, gallery: str | None) -> bool:
@@ -624,10 +624,10 @@ def _same_parameters(
 
 
 class Client:
-    """Asks galleries, privately: it pays first, says one thing, and chooses at home.
+    """Search galleries privately: pay first, send one message, rank locally.
 
-    What a server, or whoever listens, learns is proved in ``docs/theory/service.md``. That you ask, when, how often and
-    from where is not hidden.
+    ``docs/theory/service.md`` proves what a server or an observer of the network learns. Your address and the times of
+    your questions are not hidden.
 
     Parameters
     ----------
@@ -708,13 +708,13 @@ class Client:
         return f"Client({self._client._shown!r})"
 
 
-def _is_url(where: Where) -> bool:
-    """Return whether a place is a server's."""
+def _is_url(where: Location) -> bool:
+    """Return whether a location is the URL of a server."""
     return isinstance(where, str) and _URL.match(where) is not None
 
 
-def _hide_password(where: Where) -> str:
-    """Return a place as text without its password."""
+def _hide_password(where: Location) -> str:
+    """Return a location as text without its password."""
     text = str(where)
     if not isinstance(where, str) or "://" not in text:
         return text

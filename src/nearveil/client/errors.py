@@ -1,4 +1,4 @@
-"""Why a question was not asked, or has no answer. None of these errors holds anything private, or a token."""
+"""Errors of a client. None of them holds a private value or a token."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class QuestionError(NearveilError, ValueError):
-    """A question cannot be asked like this. Nothing was paid.
+    """An argument of a question is invalid. Nothing was paid.
 
     Parameters
     ----------
     field : str
-        Which argument to change.
+        The argument to change.
     words : str
 
     Examples
@@ -34,13 +34,13 @@ class QuestionError(NearveilError, ValueError):
 
 
 class UnreachableError(NearveilError, ValueError):
-    """No reply came: no connection, a broken one, or too slow.
+    """No reply: no connection, a broken one, or a timeout.
 
     Parameters
     ----------
     words : str
     again : bool, default=True
-        Whether it may be different a moment later.
+        Whether a retry may help.
     """
 
     def __init__(self, words: str, *, again: bool = True) -> None:
@@ -49,11 +49,11 @@ class UnreachableError(NearveilError, ValueError):
 
 
 class ReplyError(NearveilError, ValueError):
-    """A reply is not what a server sends."""
+    """A reply is not that of a nearveil server."""
 
 
 class DeclinedError(ReplyError):
-    """The server says no, and why: `code` is for programs, such as "not_offered"."""
+    """The server declined, with a reason: `code` is for programs, such as "not_offered"."""
 
     def __init__(self, status: int, code: str, words: str) -> None:
         super().__init__(f"The server declined ({status} {code}): {words}")
@@ -65,14 +65,14 @@ class DeclinedError(ReplyError):
 
 
 class UnansweredError(NearveilError, ValueError):
-    """A question was paid for and has no answer. Where `again` is true, the same key asks the same again, for nothing.
+    """A question was paid for and has no answer. If `again` is true, the same key repeats it at no cost.
 
     Attributes
     ----------
     reason : str
     key : str
     again : bool
-        Whether asking again can help: not where the map has changed, which the message was made for.
+        Whether repeating it can help: not if the map of the message has changed.
     """
 
     def __init__(self, reason: str, key: str, *, again: bool = True) -> None:
@@ -89,7 +89,7 @@ def _unanswered(reason: str, key: str, again: bool) -> UnansweredError:
 
 
 class UnfinishedError(NearveilError, ValueError):
-    """One of many questions failed; those before it were answered. The same keys go on, and pay nothing twice.
+    """One of many questions failed; those before it were answered. Continue with the same keys; none is paid twice.
 
     Attributes
     ----------
@@ -112,13 +112,13 @@ class UnfinishedError(NearveilError, ValueError):
 
 def make_unanswered(error: Exception, key: str) -> UnansweredError:
     """Return an error after a debit as one that names the key to retry."""
-    from nearveil.wire.client import OutdatedMapError  # a program that imports the client waits for no protocol
+    from nearveil.wire.client import OutdatedMapError  # imported late: importing the client stays fast
 
     return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
 
 
 def retry_hint(key: str, *, again: bool = True) -> str:
-    """Say how to retry a question that was paid for."""
+    """Return how to retry a question that was paid for."""
     if again:
         return f"It is paid for: key={key!r} asks the same again, for nothing"
     return (

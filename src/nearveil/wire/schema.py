@@ -1,4 +1,4 @@
-"""What the service says in JSON. Both sides read it; nothing in it is private."""
+"""The JSON models of the service, shared by both sides. Nothing in them is private."""
 
 from typing import Annotated, Literal
 
@@ -21,13 +21,13 @@ MetadataKey = Annotated[str, Field(max_length=LONGEST_KEY)]
 
 
 class Model(BaseModel):
-    """Frozen, and exact: what is not known is refused."""
+    """A frozen model that refuses unknown fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class Promise(Model):
-    """A guarantee, as it is told."""
+    """A guarantee in JSON."""
 
     epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     delta: Annotated[float, Field(ge=0, le=1)]
@@ -38,29 +38,28 @@ class Promise(Model):
 
 
 class GalleryInfo(Model):
-    """What a client may know of a gallery before it asks.
+    """A gallery in the list of a server.
 
     Attributes
     ----------
     name : str
     kind : {"open", "protected"}
     candidates : tuple of float
-        The fractions that there are maps for, the newest first.
+        The fractions of its maps, the newest first.
     offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
-        What an open gallery sends with all candidates; whether it hands out all of its codes; and whether it answers
-        sealed questions.
+        The extras of an open gallery for all candidates; and whether it offers a copy of its codes, and sealed
+        questions.
     extractor, fingerprint : str
         Of the features.
     dimension : int
     revision : int
         Of the newest map; of a protected gallery: how many models it has published.
     version : str
-        Of the model that a protected gallery has published: the SHA-256 of its bytes. Empty where there is none.
+        Of the published model of a protected gallery: the SHA-256 of its bytes. Empty if there is none.
     promise : Promise or None
-        What a protected gallery promises to its records.
+        The guarantee of a protected gallery to its records.
     metadata_keys : tuple of str or None
-        The keys of all metadata of an open gallery, where it offers metadata and they are few; None where that is not
-        known.
+        The keys of all metadata of an open gallery, if it offers metadata and they are few; else None.
     """
 
     name: Annotated[str, Field(pattern=GALLERY_NAME)]
@@ -77,7 +76,7 @@ class GalleryInfo(Model):
 
     @property
     def is_published(self) -> bool:
-        """Whether there is something to ask: a map, or the model of a protected gallery."""
+        """Whether a map, or the model of a protected gallery, is published."""
         return bool(self.version if self.kind == "protected" else self.candidates)
 
 
@@ -88,13 +87,13 @@ class Galleries(Model):
 
 
 class Problem(Model):
-    """Why there is no answer, in words."""
+    """The error of a request."""
 
     code: Annotated[str, Field(max_length=60)]
     message: Annotated[str, Field(max_length=1000)]
 
 
 class Health(Model):
-    """Whether the server lives, or is ready to answer."""
+    """The liveness or readiness of a server."""
 
     status: Literal["ok", "unavailable"]
