@@ -28,11 +28,12 @@ quick: $(VENV)/.dev ## Run the tests of what changed and all fast ones
 coverage: $(VENV)/.dev ## Run all tests and say which lines none of them reaches
 	$(PYTEST) --cov --cov-report=html:$(OUT)/coverage
 
-check: $(VENV)/.dev ## Style, types, rooms
+check: $(VENV)/.dev ## Check style, types, layers and words
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.english
 
 mutants: $(VENV)/.dev ## Plant every known defect and see a test fail, up to ten minutes; PART=1/8 for a part
 	$(BIN)/python -m tests.mutants $(if $(PART),--part $(PART)) $(if $(TESTED),--tested)
