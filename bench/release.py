@@ -80,7 +80,7 @@ def expect_recall(covers: Covers, gallery: NDArray[np.float32], queries: NDArray
     exact.add(items)
     truth = exact.search(asked.astype(np.float32), 8)[1]
     found = covers.members_.T.tocsr()[truth.ravel()].toarray().reshape(*truth.shape, -1).mean(axis=1)
-    own, hit = found[np.arange(len(found)), covers.map_.choose(asked)], covers._channel(covers.map_).hit
+    own, hit = found[np.arange(len(found)), covers.map_.choose(asked)], covers._channel.hit
     recall = float(np.mean(hit * own + (1 - hit) * (found.sum(axis=1) - own) / (found.shape[1] - 1)))
     counted = np.random.default_rng(1).permutation(len(items))[:POPULAR]
     counts = np.bincount(learning.neighbor_lists(SpreadRows.cut(items), counted, 8).ravel(), minlength=len(items))

@@ -187,7 +187,7 @@ def find(
     """Ask for some queries, and let the client choose eight of each answer."""
     counts = [candidate_count(fraction, len(search.gallery)) for fraction in fractions]
     if isinstance(mechanism, MappedRelease):
-        single = isinstance(mechanism._channel(mechanism.map_), RandomizedResponse)
+        single = isinstance(mechanism._channel, RandomizedResponse)
         rows = np.repeat(rows, _REPEATS if single else 1)
         messages = mechanism.release(search.trial.queries[rows], rng=source)
         answers = [_answer_by_map(mechanism, messages, counts[0])]

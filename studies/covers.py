@@ -42,7 +42,7 @@ def compute_expected(release: MappedRelease, search: Search, *, knowing: bool = 
     coverage = np.stack([search.copies.recall(search.truth, items) for items in sets], axis=1)
     good = coverage.argmax(axis=1) if knowing else release.map_.choose(search.queries.astype(np.float64))
     group = coverage[np.arange(len(coverage)), good]
-    channel = release._channel(release.map_)
+    channel = release._channel
     other = (coverage.sum(axis=1) - group) / (channel.n_sets - 1)
     return float(np.mean(channel.hit * group + (1 - channel.hit) * other))
 

@@ -117,7 +117,7 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
     best = best_channel(epsilon, fraction, np.bincount(near.ravel(), minlength=n))
     memberships = covers.members_.T.tocsr()
     coverage = sum(memberships[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K
-    number, hit = covers.map_.n_sets, covers._channel(covers.map_).hit
+    number, hit = covers.map_.n_sets, covers._channel.hit
 
     def expect(rows: Singles) -> float:
         return float(np.mean(hit * rows + (1 - hit) * (coverage.sum(axis=1) - rows) / (number - 1)))

@@ -63,6 +63,8 @@ class Database:
         allow_read_only: bool = False,
     ) -> None:
         self.url, self.timeout, self._ping = url, timeout, ping
+        self.is_sqlite = url.get_backend_name() == "sqlite"
+        self.path = Path(str(url.database))  # of a SQLite file
         self._allow_read_only = allow_read_only and self.is_sqlite
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
@@ -70,19 +72,9 @@ class Database:
         _DATABASES.add(self)
 
     @property
-    def is_sqlite(self) -> bool:
-        """Whether this is a SQLite file."""
-        return self.url.get_backend_name() == "sqlite"
-
-    @property
     def is_read_only(self) -> bool:
         """Whether a SQLite file can only be opened for reading."""
         return self._allow_read_only and find_read_only_mode(self.path) is not None
-
-    @property
-    def path(self) -> Path:
-        """The file of a SQLite database."""
-        return Path(str(self.url.database))
 
     @property
     def engine(self) -> sa.Engine:
@@ -107,9 +99,15 @@ class Database:
 
         Waits for other writers, at most `times` the timeout; 0 does not wait.
         """
-        with self._explain_errors(), self.engine.connect() as connection:
-            if self.is_sqlite:
-                self._begin_immediate(connection, times * self._busy)
+        with self._connect() as connection:
+            if self.is_sqlite and times == 1:
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
+            elif self.is_sqlite:
+                connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * times * self._busy)}")
+                try:
+                    connection.exec_driver_sql("BEGIN IMMEDIATE")
+                finally:  # the connection is reused
+                    connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._busy)}")
             else:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
                 milliseconds = max(1, round(1000 * times * self.timeout))
@@ -120,7 +118,7 @@ class Database:
     @contextmanager
     def begin_read(self) -> Iterator[sa.Connection]:
         """Begin a read-only transaction on a snapshot of the database."""
-        with self._explain_errors(reading=True), self.engine.connect() as connection:
+        with self._connect(reading=True) as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN")
             else:
@@ -130,23 +128,15 @@ class Database:
     @contextmanager
     def autocommit(self) -> Iterator[sa.Connection]:
         """Yield a connection outside of transactions, for statements that a transaction does not allow."""
-        with self._explain_errors(), self.engine.connect() as connection:
+        with self._connect() as connection:
             yield connection.execution_options(isolation_level="AUTOCOMMIT")
 
-    def _begin_immediate(self, connection: sa.Connection, seconds: float) -> None:
-        if seconds == self._busy:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-            return
-        connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * seconds)}")
-        try:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-        finally:  # the connection is reused
-            connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * self._busy)}")
-
     @contextmanager
-    def _explain_errors(self, *, reading: bool = False) -> Iterator[None]:
+    def _connect(self, *, reading: bool = False) -> Iterator[sa.Connection]:
+        """Yield a connection of this process, and translate the errors of the database."""
         try:
-            yield
+            with self.engine.connect() as connection:
+                yield connection
         except Exception as error:
             # Not `from error`: a driver may quote the row.
             if self._explain is not None and is_of_database(error):

@@ -38,7 +38,7 @@ def _recall(release: Release, gallery: Floats, queries: Floats) -> float:
     top = np.argsort(-rows @ items.T, axis=1)[:, :8]
     coverage = release.members_.toarray()[:, top].mean(axis=2).T
     good = release.map_.choose(rows)
-    hit, n_sets = release._channel(release.map_).hit, release.map_.n_sets
+    hit, n_sets = release._channel.hit, release.map_.n_sets
     own = coverage[np.arange(len(rows)), good]
     return float(np.mean(hit * own + (1 - hit) / (n_sets - 1) * (coverage.sum(axis=1) - own)))
 

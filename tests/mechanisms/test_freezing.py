@@ -134,7 +134,7 @@ def test_another_epsilon_on_the_same_map_is_another_release() -> None:
     cells = Cells(2.0, 0.2).fit(ROWS[:200]).index(ROWS[200:])
     other = cells.with_epsilon(8.0)
     assert (other.guarantee.epsilon, cells.guarantee.epsilon) == (8.0, 2.0)
-    assert other._channel(other.map_).odds > cells._channel(cells.map_).odds
+    assert other._channel.odds > cells._channel.odds
     message = other.release(ROWS[0])
     assert np.array_equal(cells.rank(message, ROWS[200:]), other.rank(message, ROWS[200:]))
     with pytest.raises(AttributeError, match="cannot change"):

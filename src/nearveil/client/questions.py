@@ -268,7 +268,7 @@ def _rank(
     named_set = int(released["sets"][0])
     return Nearest(
         matches=filter_matches(matches, where, k),
-        guarantee=protocol.release.guarantee_of(released),
+        guarantee=protocol.guarantee.as_seeded() if released.seeded else protocol.guarantee,
         key=debit.key,
         repeated=debit.repeated,
         n_candidates=len(answer.ids),

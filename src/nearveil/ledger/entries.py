@@ -168,12 +168,13 @@ class BudgetRow:
 
     def pay(self, charge: Charge) -> "tuple[BudgetRow, Amounts]":
         """Return the state after a charge, and its price; raise UnaffordableError if the budget does not cover it."""
+        budget = self.budget
         try:
-            price = self.budget.price(charge)
+            price = budget.price(charge)
         except UnpricedError:
             raise UnaffordableError(self) from None
         totals = add_amounts(self.totals, price)
-        if not self.budget.allows(totals):
+        if not budget.allows(totals):
             raise UnaffordableError(self)
         return replace(self, totals=totals), price
 

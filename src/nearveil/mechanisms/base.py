@@ -8,6 +8,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cached_property
 from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
@@ -242,9 +243,9 @@ class Release(Parameters, ABC):
         return learner._with_attributes(_guarantee=learner._make_guarantee())
 
     def _with_attributes(self, **attributes: Any) -> Self:
-        """Return a copy with more attributes, and with read-only arrays."""
+        """Return a copy with more attributes, without cached properties, and with read-only arrays."""
         extended: Self = object.__new__(type(self))
-        extended.__dict__.update(self.__dict__, **attributes)
+        extended.__dict__.update(self._drop_cached(vars(self)), **attributes)
         _make_read_only(tuple(extended.__dict__.values()))
         return extended
 
@@ -271,6 +272,15 @@ class Release(Parameters, ABC):
                 f"{name} of a fitted {type(self).__name__} cannot change, because its guarantee would not match. "
                 "Use clone(release).set_params(...) and fit the clone."
             )
+
+    @classmethod
+    def _drop_cached(cls, state: dict[str, Any]) -> dict[str, Any]:
+        """Return attributes without those of cached properties."""
+        return {k: v for k, v in state.items() if not isinstance(getattr(cls, k, None), cached_property)}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state without cached properties: a release that was used is pickled as before."""
+        return self._drop_cached(super().__getstate__())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make arrays read-only again: pickles and deep copies do not preserve the flag."""
@@ -325,7 +335,8 @@ class Release(Parameters, ABC):
         source = secure_source() if rng is None else check_source(rng)
         rows = check_numbers(X, "X")
         single = rows.ndim == 1
-        messages = self._release(self.features(rows[None] if single else rows), source)
+        features = self._unit_rows(check_rows(rows[None] if single else rows, "X"), "X", lenient=False)
+        messages = self._release(features, source)
         return messages[0] if single else messages
 
     def rank(self, message: Message, gallery: ArrayLike) -> Floats:
@@ -367,7 +378,7 @@ class Release(Parameters, ABC):
             make_guarantee(math.inf, 0.0, "an open gallery", "docs/theory/covers.md"), protects="database", unit="item"
         )
 
-    @property
+    @cached_property
     def public_id(self) -> str:
         """Fingerprint of the data that both sides share; a field of every message."""
         self._check_fitted()

@@ -106,6 +106,7 @@ class ClientProtocol:
     public: PublicPart
     epsilon: float
     release: Covers = field(init=False, repr=False)
+    guarantee: Guarantee = field(init=False, repr=False)  # of one message with noise from the operating system
 
     def __post_init__(self) -> None:
         public, epsilon = self.public, check_channel_epsilon(self.epsilon)
@@ -116,11 +117,7 @@ class ClientProtocol:
             raise ProtocolError(f"An answer would have {size} bytes, and the limit is {DEFAULT_LIMITS.answer}")
         release = Covers(epsilon, public.candidates).fit_mean(public.mean, public.public_digest).use_map(public.map)
         object.__setattr__(self, "release", release)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """Guarantee of one message with noise from the operating system."""
-        return self.release.guarantee
+        object.__setattr__(self, "guarantee", release.guarantee)
 
     def pay(self, feature: ArrayLike, account: Payer[Paid_co], key: str, rng: Source | None = None) -> Paid_co:
         """Debit an account, then make the message and store it with the debit. A key that was spent finds its message.

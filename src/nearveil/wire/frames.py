@@ -109,22 +109,11 @@ def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
 
 def unframe(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[Kind, int, bytes]:
     """Return kind, flags and body of one whole frame. Nothing in it is trusted."""
-    kind, flags, length = _header(data, limits)
-    if len(data) != HEADER_BYTES + length:
-        raise WireError("data is truncated, or has bytes after its end")
-    body = data[HEADER_BYTES:]
-    (claimed,) = struct.unpack_from("<I", data, _UNCHECKED)
-    if zlib.crc32(body, zlib.crc32(data[:_UNCHECKED])) != claimed:
-        raise WireError("data was corrupted in transit: wrong checksum")
-    return kind, flags, body
-
-
-def _header(data: bytes, limits: Limits) -> tuple[Kind, int, int]:
     if not isinstance(data, bytes):
         raise WireError("data must be bytes")
     if len(data) < HEADER_BYTES or data[:3] != _MAGIC:
         raise WireError("data is not of the nearveil protocol")
-    _, version, number, flags, length, _ = _HEADER.unpack_from(data)
+    _, version, number, flags, length, checksum = _HEADER.unpack_from(data)
     if version != VERSION:
         raise WireVersionError(f"data has version {version} of the wire format; this program speaks version {VERSION}")
     try:
@@ -133,7 +122,12 @@ def _header(data: bytes, limits: Limits) -> tuple[Kind, int, int]:
         raise WireError(f"data has the unknown kind {number}") from None
     if length > limits.get(kind):
         raise WireSizeError(f"data must be at most {limits.get(kind)} bytes for its kind; it is {length}")
-    return kind, flags, length
+    if len(data) != HEADER_BYTES + length:
+        raise WireError("data is truncated, or has bytes after its end")
+    body = data[HEADER_BYTES:]
+    if zlib.crc32(body, zlib.crc32(data[:_UNCHECKED])) != checksum:
+        raise WireError("data was corrupted in transit: wrong checksum")
+    return kind, flags, body
 
 
 def open_frame(data: bytes, kind: Kind, flags: int = 0, limits: Limits = DEFAULT_LIMITS) -> bytes:

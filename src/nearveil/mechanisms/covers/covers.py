@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -174,10 +174,9 @@ class MappedRelease(TractableRelease):
         return set_guarantee(self.epsilon)
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        public_map = self._map()
-        good = public_map.choose(features)
+        good = self._map().choose(features)
         named = self._read_sets(messages)
-        odds = float(self._channel(public_map).odds)
+        odds = float(self._channel.odds)
         return np.where((named[:, None, :] == good[None, :, None]).any(axis=2), np.log(odds), 0.0)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
@@ -193,8 +192,7 @@ class MappedRelease(TractableRelease):
         return features
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        public_map = self._map()
-        named = self._channel(public_map).sample(public_map.choose(features), source).astype(np.int32)
+        named = self._channel.sample(self.map_.choose(features), source).astype(np.int32)
         return self._messages(source, sets=named.reshape(len(features), -1))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
@@ -209,7 +207,7 @@ class MappedRelease(TractableRelease):
 
     def _read_sets(self, messages: list[Message]) -> NDArray[np.int64]:
         """Return the sets that checked messages name, one row for each."""
-        channel = self._channel(self._map())
+        channel = self._channel
         size = channel.size if isinstance(channel, SubsetSelection) else 1
         named = [message["sets"] for message in messages]
         if all(sets.dtype == np.int32 and sets.shape == (size,) for sets in named):
@@ -233,9 +231,10 @@ class MappedRelease(TractableRelease):
         if not hasattr(self, "members_"):
             raise NotFittedError(f"{type(self).__name__} must index its gallery first: call index(gallery)")
 
+    @property
     @abstractmethod
-    def _channel(self, public_map: PublicMap) -> RandomizedResponse | SubsetSelection:
-        """Return the channel for a map."""
+    def _channel(self) -> RandomizedResponse | SubsetSelection:
+        """The channel for the map."""
 
     @abstractmethod
     def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
@@ -439,8 +438,9 @@ class Covers(MappedRelease):
         super()._fit(features, labels)
         check_range(self.reach, "reach", 0, 1)
 
-    def _channel(self, public_map: PublicMap) -> RandomizedResponse:
-        return RandomizedResponse(self.epsilon, public_map.n_sets)
+    @cached_property
+    def _channel(self) -> RandomizedResponse:
+        return RandomizedResponse(self.epsilon, self._map().n_sets)
 
     def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
@@ -500,7 +500,9 @@ class Cells(MappedRelease):
     response: Response = "randomized"
     n_cells: int | None = None
 
-    def _channel(self, public_map: PublicMap) -> RandomizedResponse | SubsetSelection:
+    @cached_property
+    def _channel(self) -> RandomizedResponse | SubsetSelection:
+        public_map = self._map()
         if self.response == "randomized":
             return RandomizedResponse(self.epsilon, public_map.n_sets)
         largest = -(-public_map.n_items // public_map.n_sets)
