@@ -42,7 +42,7 @@ def make_index(place: Path, items: int, dimension: int) -> None:
 
     with Index.create(place, dimension=dimension, extractor="bench") as index:
         index.add_table(clustered(items, dimension, 0), names=[f"item {number}" for number in range(items)])
-        index.publish(4.0, 0.5, n_sets=2)
+        index.publish(4.0, 0.5, n_sets=2, reach=0.0)
 
 
 def serve(place: str, file: str, told: Connection) -> None:

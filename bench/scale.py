@@ -192,7 +192,7 @@ def run(folder: Path, source: Path, n: int, workers: int, given: argparse.Namesp
         index = Index.create(place, dimension=given.dimension)
         index.add_file(VectorFile(source), cluster=cluster)
         watch.enter(DRIVER)
-        published = index.publish(EPSILON, CANDIDATES, n_sets=given.sets, cluster=cluster)
+        published = index.publish(EPSILON, CANDIDATES, n_sets=given.sets, reach=0.0, cluster=cluster)
     watch.enter("ended")
     index.close()
     name, held = published.map.map_id, len(published.codes)

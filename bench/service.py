@@ -159,7 +159,7 @@ def build(place: str, items: int, fraction: float, sets: int | None) -> dict[str
             some = enumerate(rows[start : start + BATCH], start)
             index.add(Item(row, f"photos/{number}.jpg") for number, row in some)
         added = time.perf_counter()
-        index.publish(EPSILON, fraction, n_sets=sets, code_bytes=CODE_BYTES)
+        index.publish(EPSILON, fraction, n_sets=sets, reach=0.0, code_bytes=CODE_BYTES)
     return {"add_s": added - began, "publish_s": time.perf_counter() - added}
 
 

@@ -337,7 +337,7 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
     drawn = b""
     position = folder / "index"
     with build(data, position) as index, Ledger(folder / "ledger.db") as ledger:
-        published = index.publish(EPSILONS[0], CANDIDATES)
+        published = index.publish(EPSILONS[0], CANDIDATES, reach=0.0)
         terms: dict[str, Any] = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace"}
         accounts = [
             ledger.open_account(f"image {number + 1}", **terms, epsilon=sum(EPSILONS), delta=0.0)
@@ -347,7 +347,7 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
             console.print(f"A server at {server.url}; {len(accounts)} clients ask it.")
             for epsilon in track(EPSILONS, "asking", transient=True):
                 if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
-                    published = index.publish(epsilon, CANDIDATES)
+                    published = index.publish(epsilon, CANDIDATES, reach=0.0)
                 answers = [ask(server, row, epsilon, who) for row, who in zip(data.queries, accounts, strict=True)]
                 public = serve_maps(index, position.name)[0].make_public_part().to_bytes()
                 results[epsilon] = measure(data, published, answers, len(public))
@@ -390,7 +390,7 @@ def keep_gallery(data: Photos, out: Path) -> tuple[Path, Path]:
             Item(row, name, image) for row, name, image in zip(data.gallery, data.names, data.thumbnails, strict=True)
         )
         for fraction in PAGE_FRACTIONS:
-            index.publish(PAGE_EPSILON, fraction)
+            index.publish(PAGE_EPSILON, fraction, reach=0.0)
     pictures.mkdir()
     for number, picture in enumerate(data.pictures):
         Image.fromarray(picture).save(pictures / f"{number + 1:02}.png")

@@ -25,7 +25,8 @@ def learns_few_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     publish = Index.publish
 
     def quick(self: Index, *terms: Any, **more: Any) -> Any:
-        return publish(self, *terms, **{**more, "n_sets": more["n_sets"] or 3})  # to choose it takes most of the time
+        quick_terms = {"n_sets": more["n_sets"] or 3, "reach": 0.0}  # to choose the number takes most of the time
+        return publish(self, *terms, **{**more, **quick_terms})
 
     monkeypatch.setattr(Index, "publish", quick)
 
@@ -70,7 +71,7 @@ def test_a_folder_becomes_a_gallery(folder: Path, here: Path) -> None:
 
 
 def test_sets_and_bytes_of_codes_stay_until_others_are_given(folder: Path, here: Path) -> None:
-    found = told("index", folder, *HOG, "--sets", 4, "--code-bytes", 20)
+    found = told("index", folder, *HOG, "--sets", 4, "--reach", 0, "--code-bytes", 20)
     assert (found["sets"], found["code_bytes"]) == (4, 20)
     again = told("index", folder, *HOG)
     assert (again["sets"], again["code_bytes"], again["map_learned"]) == (4, 20, False)

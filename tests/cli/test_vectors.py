@@ -17,7 +17,7 @@ from tests.cli.galleries import fine, refused, told
 COUNT = 60
 ROWS = np.random.default_rng(3).standard_normal((COUNT, 8)).astype(np.float32)
 IDS = [f"doc-{number}" for number in range(COUNT)]
-TERMS = ("--sets", 3, "--candidates", 0.2)
+TERMS = ("--sets", 3, "--candidates", 0.2, "--reach", 0)
 
 
 def write(kind: str, rows: Any = ROWS, ids: list[str] = IDS, name: str = "emb") -> Path:

@@ -53,7 +53,7 @@ def test_tls_between_all_processes(processes: Processes, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     words = ("--cluster", processes.address, "--ca", ca, "--cert", cert, "--key", key)
-    said = fine("index", "emb.npy", "--into", "texts", "--sets", 3, "--candidates", 0.2, *words)
+    said = fine("index", "emb.npy", "--into", "texts", "--sets", 3, "--candidates", 0.2, "--reach", 0, *words)
     assert "60 (60 added, 0 deleted)" in said
 
 
@@ -195,7 +195,7 @@ def test_servers_on_one_postgresql_are_killed_and_added_under_load(
     rows, asked, clients = unit_rows(120), 36, 3
     with Index.create(index_url, dimension=12) as index:
         index.add_table(rows)
-        index.publish(4.0, 0.2, n_sets=3, cluster=workers)
+        index.publish(4.0, 0.2, n_sets=3, reach=0.0, cluster=workers)
         servers = [start(), start()]
         proxy.ports = [read_port(one) for one in servers]
         url = f"http://127.0.0.1:{proxy.server_address[1]}"
@@ -231,7 +231,7 @@ def test_servers_on_one_postgresql_are_killed_and_added_under_load(
                 time.sleep(0.02)
             servers[0].kill()
             proxy.ports[0] = read_port(start())
-            index.publish(4.0, 0.2, n_sets=4, cluster=workers)
+            index.publish(4.0, 0.2, n_sets=4, reach=0.0, cluster=workers)
             for one in under_way:
                 one.result()
     assert len(done) == len(set(done)) == asked

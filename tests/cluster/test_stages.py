@@ -29,7 +29,7 @@ from .processes import Processes
 
 COUNT, DIMENSION = 1400, 12
 ROWS = unit_rows(COUNT, DIMENSION)
-TERMS: dict[str, Any] = {"n_sets": 4, "candidates": 0.1, "code_bytes": 64}
+TERMS: dict[str, Any] = {"n_sets": 4, "reach": 0.0, "candidates": 0.1, "code_bytes": 64}
 
 
 @pytest.fixture(autouse=True)
@@ -232,7 +232,7 @@ def test_items_deleted_while_a_map_is_learned_are_in_no_answer(tmp_path: Path, m
                     index.delete(gone)
                 return super().reduce(*given, **options)
 
-        published = index.publish(4.0, 0.3, n_sets=2, cluster=Deleting())
+        published = index.publish(4.0, 0.3, n_sets=2, reach=0.0, cluster=Deleting())
         assert len(published.ids) == COUNT
         assert not before.features[gone].any()
         assert not before.in_memory

@@ -191,7 +191,7 @@ class IndexConformance:
             assert len(index.add(plain_items(unit_rows(1, seed=1)))) == 1
 
     def test_private_rows_are_never_published(self, index: Index, place: str) -> None:
-        index.publish(4.0, 0.25, n_sets=4)
+        index.publish(4.0, 0.25, n_sets=4, reach=0.0)
         message = _message(index.current().published)
         with Index.open(place) as other:
             other.protect()
@@ -203,7 +203,7 @@ class IndexConformance:
             index.current,
             index.state,
             index.republish,
-            lambda: index.publish(4.0, 0.25, n_sets=4),
+            lambda: index.publish(4.0, 0.25, n_sets=4, reach=0.0),
             lambda: index.answer(message),
             lambda: serve_maps(index, "birds"),
         ):
@@ -218,7 +218,7 @@ class IndexConformance:
 
     def test_a_map_that_was_left_behind_is_not_shown_either(self, index: Index, place: str) -> None:
         """An earlier version bound indexes and kept their maps."""
-        index.publish(4.0, 0.25, n_sets=4)
+        index.publish(4.0, 0.25, n_sets=4, reach=0.0)
         with index._database.begin_write() as connection:
             connection.execute(sa.insert(bindings).values(name="account", crc=checksum("account")))
         with Index.open(place) as again, pytest.raises(PrivateIndexError):
@@ -236,7 +236,7 @@ class IndexConformance:
 
         monkeypatch.setattr(Published, "learn", slow)
         with pytest.raises(PrivateIndexError):
-            index.publish(4.0, 0.25, n_sets=4)
+            index.publish(4.0, 0.25, n_sets=4, reach=0.0)
         index.unprotect(rows_are_public=True)
         assert index.maps() == []
 
@@ -265,7 +265,7 @@ class IndexConformance:
         assert private(index)
         index.unprotect(rows_are_public=True)
         assert not private(index)
-        index.publish(4.0, 0.25, n_sets=4)
+        index.publish(4.0, 0.25, n_sets=4, reach=0.0)
 
     @pytest.mark.parametrize(
         ("change", "what"),
@@ -349,7 +349,7 @@ class IndexConformance:
         with self.opened(place) as index:
             index.delete(index.ids())
             ids = index.add([item for item, _ in drawn])
-            index.publish(4.0, 0.25, n_sets=2, keep=1)
+            index.publish(4.0, 0.25, n_sets=2, reach=0.0, keep=1)
         with Index.open(place) as index:
             index.verify()
             for stored, (_, want) in zip(index.items(ids), drawn, strict=True):

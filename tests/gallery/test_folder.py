@@ -33,7 +33,7 @@ def test_a_folder_and_its_index_stay_in_step(photos: Path, tmp_path: Path) -> No
         return lambda _: None
 
     place = tmp_path / "index"
-    report = sync_folder(photos, place, extractor=HogColor(), candidates=0.5, n_sets=2, progress=progress)  # type: ignore[arg-type]
+    report = sync_folder(photos, place, extractor=HogColor(), candidates=0.5, n_sets=2, reach=0.0, progress=progress)  # type: ignore[arg-type]
     assert (report.items, report.added, report.deleted, report.learned, report.private) == (6, 6, 0, True, False)
     assert steps == ["reading", "adding", "learning the map"]
     (photos / "0.png").unlink()

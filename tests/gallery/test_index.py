@@ -59,7 +59,7 @@ class TestDirectory(IndexConformance):
         """Flip bytes all over the file: everything reads as before, or `verify` detects the corruption."""
         with filled(tmp_path / "one", unit_rows(40)) as index:
             index.delete([7])
-            index.publish(2.0, 0.2, n_sets=3)
+            index.publish(2.0, 0.2, n_sets=3, reach=0.0)
             content = everything(index)
         data = (tmp_path / "one" / "index.db").read_bytes()
         generator, told = np.random.default_rng(0), 0
@@ -303,7 +303,7 @@ def test_an_index_of_format_2_is_upgraded(where: str, monkeypatch: pytest.Monkey
     rows = unit_rows(30)
     with Index.create(where, dimension=DIMENSION) as index:
         index.add_table(rows, [f"doc {n}" for n in range(30)], [f"name {n}" for n in range(30)], [{"n": 1}] * 30)
-        public_id = index.publish(4.0, 0.2, n_sets=2).public_id
+        public_id = index.publish(4.0, 0.2, n_sets=2, reach=0.0).public_id
         items = index.items(index.ids())
         downgrade(index)
     with monkeypatch.context() as patch:

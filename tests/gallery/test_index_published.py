@@ -69,7 +69,7 @@ def test_an_answer_holds_the_set_by_stable_ids(where: str) -> None:
     with filled(where, rows) as index:
         index.delete(np.arange(0, 80, 2))  # so that ids are not positions
         index.add(plain_items(unit_rows(40, seed=3)))
-        published = index.publish(EPSILON, F, n_sets=6)
+        published = index.publish(EPSILON, F, n_sets=6, reach=0.0)
         assert (published.revision, len(published.ids), published.map.n_sets) == (3, 160, 6)
         now = index.snapshot()
         for number in range(6):
@@ -96,7 +96,7 @@ def test_an_answer_holds_the_set_by_stable_ids(where: str) -> None:
 def test_a_restart_need_not_learn_again(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_index_shelf, "_PART", 1000)  # so that there are many parts
     with filled(where, unit_rows(60)) as index:
-        published = index.publish(EPSILON, F, n_sets=4, public=unit_rows(9, seed=50))
+        published = index.publish(EPSILON, F, n_sets=4, reach=0.0, public=unit_rows(9, seed=50))
         message = message_to(published, unit_rows(1, seed=1)[0])
         answer = index.answer(message)
     with monkeypatch.context() as patch:
@@ -116,7 +116,7 @@ def test_a_restart_need_not_learn_again(where: str, monkeypatch: pytest.MonkeyPa
 def test_all_kinds_of_codes_are_kept(tmp_path_factory: pytest.TempPathFactory, code_bytes: int, kind: type) -> None:
     rows = unit_rows(50)
     with filled(tmp_path_factory.mktemp("i") / "i", rows) as index:
-        published = index.publish(2.0, F, n_sets=3, code_bytes=code_bytes)
+        published = index.publish(2.0, F, n_sets=3, reach=0.0, code_bytes=code_bytes)
     again = Published.from_bytes(published.to_bytes())
     assert type(again.table) is type(published.table) is kind
     assert again.codes.tobytes() == published.codes.tobytes()
@@ -133,7 +133,7 @@ def test_a_map_does_not_depend_on_the_number_of_threads() -> None:
     before, found = faiss.omp_get_max_threads(), set()
     for threads in (1, 2):
         faiss.omp_set_num_threads(threads)
-        found.add(Published.learn(snapshot, MapTerms(n_sets=12)).public_id)
+        found.add(Published.learn(snapshot, MapTerms(n_sets=12, reach=0.0)).public_id)
     faiss.omp_set_num_threads(before)
     assert len(found) == 1
 
@@ -144,7 +144,7 @@ def test_stale_and_back_in_step(where: str) -> None:
             index.current()
         with pytest.raises(NotPublishedError):
             index.answer(Message("covers", "0f", {"sets": np.array([0], np.int32)}))
-        first = index.publish(EPSILON, F, n_sets=4, public=np.zeros(DIMENSION), code_bytes=None)
+        first = index.publish(EPSILON, F, n_sets=4, reach=0.0, public=np.zeros(DIMENSION), code_bytes=None)
         assert index.revision == 1  # publishing changes no item
         assert index.republish().public_id == first.public_id
         added = index.add(plain_items(unit_rows(20, seed=9)))
@@ -163,7 +163,7 @@ def test_a_map_that_changed_is_told(where: str) -> None:
     with filled(where, unit_rows(60)) as index, Index.open(where) as server:
         maps, messages, answers = [], [], []
         for turn in range(3):
-            maps.append(index.publish(EPSILON, F, n_sets=3 + turn))
+            maps.append(index.publish(EPSILON, F, n_sets=3 + turn, reach=0.0))
             messages.append(message_to(maps[-1], unit_rows(1)[0]))
             answers.append(server.answer(messages[-1]).to_bytes())
             index.add(plain_items(unit_rows(8, seed=20 + turn)))
@@ -181,7 +181,7 @@ def test_a_map_that_changed_is_told(where: str) -> None:
             with pytest.raises(MapChangedError) as error:
                 server.answer(Message("covers", hostile, {"sets": np.array([0], np.int32)}))
             assert len(str(error.value)) < 500
-        newest = index.publish(EPSILON, F, n_sets=3, keep=1)
+        newest = index.publish(EPSILON, F, n_sets=3, reach=0.0, keep=1)
         with pytest.raises(MapChangedError):
             server.answer(messages[2])
         assert server.current().published.public_id == newest.public_id
@@ -189,7 +189,7 @@ def test_a_map_that_changed_is_told(where: str) -> None:
 
 def test_a_message_for_this_map_that_makes_no_sense(where: str) -> None:
     with filled(where, unit_rows(30)) as index:
-        published = index.publish(EPSILON, F, n_sets=3)
+        published = index.publish(EPSILON, F, n_sets=3, reach=0.0)
         for sets in ([3], [-1], [0, 1], []):
             with pytest.raises(MessageError, match="must name 1 of the 3 sets"):
                 index.answer(Message("covers", published.public_id, {"sets": np.array(sets, np.int32)}))
@@ -201,9 +201,9 @@ def test_a_message_for_this_map_that_makes_no_sense(where: str) -> None:
 
 def test_deleted_means_gone(where: str) -> None:
     with filled(where, unit_rows(60)) as index, Index.open(where) as server:
-        old = index.publish(EPSILON, F, n_sets=4)
+        old = index.publish(EPSILON, F, n_sets=4, reach=0.0)
         index.add(plain_items(unit_rows(10, seed=2)))
-        new = index.publish(EPSILON, F, n_sets=3)
+        new = index.publish(EPSILON, F, n_sets=3, reach=0.0)
         before = {p.public_id: [server.answer(naming(p, n)).ids for n in range(p.map.n_sets)] for p in (old, new)}
         popular = int(np.bincount(np.concatenate(before[old.public_id])).argmax())
         for victims in ([popular], before[new.public_id][0][:5].tolist()):
@@ -240,7 +240,7 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
             serve_maps(index, "birds")
         originals: list[bytes | Path | None] = [picture, tmp_path / "no longer there.jpg", b"bytes", None]
         index.add(Item(row, "", WEBP + bytes([n]), originals[n % 4]) for n, row in enumerate(rows))
-        index.publish(EPSILON, F, n_sets=4)
+        index.publish(EPSILON, F, n_sets=4, reach=0.0)
         server = ServerProtocol(*serve_maps(index, "birds", extractor="a model", offers=("thumbnails", "originals")))
 
         def ask(extras: Extras) -> Answer:
@@ -259,7 +259,7 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
         assert isinstance(
             decode_frame(server.answer(query), Answer, MapChanged), Answer
         )  # the one before is still kept
-        index.publish(EPSILON, F, n_sets=4, keep=1)
+        index.publish(EPSILON, F, n_sets=4, reach=0.0, keep=1)
         server = ServerProtocol(*serve_maps(index, "birds"))
         assert decode_frame(server.answer(query), Answer, MapChanged) == MapChanged("birds", 2)
 
@@ -269,7 +269,7 @@ def test_names_come_for_all_candidates(where: str) -> None:
     odd = {3: "two\nlines", 4: "\x1b[2J", 5: "été \U0001f426\u200d.png", 6: "x" * 4096}
     with Index.create(where, dimension=DIMENSION) as index:
         index.add(Item(row, odd.get(n, f"bird {n}")) for n, row in enumerate(rows))
-        published = index.publish(EPSILON, F, n_sets=4)
+        published = index.publish(EPSILON, F, n_sets=4, reach=0.0)
         gallery = serve_maps(index, "birds", offers=("names",))
         for one in range(4):
             answer = Answer.from_bytes(
@@ -289,15 +289,15 @@ def test_codes_are_never_read_by_another_table(where: str) -> None:
     """The same gallery and map, published again with other codes: old clients are told, or answered in old codes."""
     rows = unit_rows(60)
     with filled(where, rows) as index:
-        first = index.publish(EPSILON, F, n_sets=4, code_bytes=40)
+        first = index.publish(EPSILON, F, n_sets=4, reach=0.0, code_bytes=40)
         asked = make_query(index, rows[0])
-        second = index.publish(EPSILON, F, n_sets=4, code_bytes=None)
+        second = index.publish(EPSILON, F, n_sets=4, reach=0.0, code_bytes=None)
         assert first.map.map_id == second.map.map_id
         assert first.public_id != second.public_id
         assert index.maps()[0].public_id == second.public_id  # also when it was read again
         answer = Answer.from_bytes(ServerProtocol(*serve_maps(index, "birds")).answer(asked))
         assert (answer.codes == first.codes[np.searchsorted(first.ids, answer.ids)]).all()
-        index.publish(EPSILON, F, n_sets=4, code_bytes=None, keep=1)
+        index.publish(EPSILON, F, n_sets=4, reach=0.0, code_bytes=None, keep=1)
         assert isinstance(
             decode_frame(ServerProtocol(*serve_maps(index, "birds")).answer(asked), Answer, MapChanged), MapChanged
         )
@@ -305,19 +305,19 @@ def test_codes_are_never_read_by_another_table(where: str) -> None:
 
 def test_a_slow_publisher_does_not_hide_a_newer_map(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with filled(where, unit_rows(40)) as index, Index.open(where) as other:
-        index.publish(EPSILON, F, n_sets=3)
+        index.publish(EPSILON, F, n_sets=3, reach=0.0)
         real = Covers.index_features
         late = iter([True])
 
         def slow(self: Covers, *given: Any, **options: Any) -> Covers:
             if next(late, False):
                 other.add(plain_items(unit_rows(8, seed=4)))
-                other.publish(EPSILON, F, n_sets=3, keep=1)
+                other.publish(EPSILON, F, n_sets=3, reach=0.0, keep=1)
             return real(self, *given, **options)
 
         monkeypatch.setattr(Covers, "index_features", slow)
         with pytest.raises(StaleMapError, match="published meanwhile"):
-            index.publish(EPSILON, F, n_sets=3, keep=1)
+            index.publish(EPSILON, F, n_sets=3, reach=0.0, keep=1)
         assert [published.revision for published in index.maps()] == [2]
         index.add(plain_items(unit_rows(8, seed=5)))
         late = iter([True])
@@ -327,7 +327,7 @@ def test_a_slow_publisher_does_not_hide_a_newer_map(where: str, monkeypatch: pyt
 
 def test_a_map_that_was_learned_waits_for_a_long_writer(where: str) -> None:
     with filled(where, unit_rows(60)) as index, Index.open(where, timeout=0.3) as hasty:
-        learned = Published.learn(hasty.snapshot(), MapTerms(4.0, 0.2, n_sets=3))
+        learned = Published.learn(hasty.snapshot(), MapTerms(4.0, 0.2, n_sets=3, reach=0.0))
         began = threading.Event()
 
         def write_long() -> None:
@@ -349,7 +349,7 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
     picture.write_bytes(bytes(3000))
     with Index.create(where, dimension=DIMENSION) as index:
         index.add(Item(row, "", WEBP, bytes(3000) if n % 2 else picture) for n, row in enumerate(rows))
-        published = index.publish(EPSILON, F, n_sets=4)
+        published = index.publish(EPSILON, F, n_sets=4, reach=0.0)
         gallery = serve_maps(index, "birds", offers=("thumbnails", "originals"))
         read_files: list[Path] = []
         loaded: list[bool] = []
@@ -401,7 +401,7 @@ def test_items_deleted_while_a_map_is_learned(where: str, monkeypatch: pytest.Mo
             return real(self, *given, **options)
 
         monkeypatch.setattr(Covers, "index_features", slow)
-        published = index.publish(EPSILON, F, n_sets=4)
+        published = index.publish(EPSILON, F, n_sets=4, reach=0.0)
         assert index.current().stale
         handed = np.concatenate([index.answer(naming(published, number)).ids for number in range(4)])
         assert not np.isin(handed, [1, 2, 3]).any()
@@ -439,7 +439,7 @@ def test_wrong_terms(where: str) -> None:
 )
 def test_corruption_of_a_map_is_detected(where: str, change: str) -> None:
     with filled(where, unit_rows(20)) as index:
-        index.publish(1.0, F, n_sets=3)
+        index.publish(1.0, F, n_sets=3, reach=0.0)
         with index._database.begin_write() as connection:
             connection.exec_driver_sql(change)
     with Index.open(where) as index, pytest.raises(CorruptedIndexError, match="a published map is corrupted"):
@@ -451,7 +451,9 @@ def test_small_changes_update_the_map(tmp_path: Path, code_bytes: Any, monkeypat
     """Codes of what stayed are kept, new items have codes by the same table, and nothing is learned."""
     with filled(tmp_path / "i", unit_rows(300)) as index:
         ticks: list[int] = []
-        first = index.publish(EPSILON, F, n_sets=4, code_bytes=code_bytes, progress=lambda _, __: ticks.append)
+        first = index.publish(
+            EPSILON, F, n_sets=4, reach=0.0, code_bytes=code_bytes, progress=lambda _, __: ticks.append
+        )
         assert sum(ticks) == 100
     with Index.open(tmp_path / "i") as index:
         index.delete([1, 7])

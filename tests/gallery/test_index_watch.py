@@ -33,7 +33,7 @@ def test_a_state_changes_with_every_change(where: str) -> None:
             return states[-1] != states[-2]
 
         assert not changed()
-        other.publish(4.0, 0.2, n_sets=2)
+        other.publish(4.0, 0.2, n_sets=2, reach=0.0)
         assert changed()
         other.delete([3])
         assert changed()
@@ -41,7 +41,7 @@ def test_a_state_changes_with_every_change(where: str) -> None:
         assert changed()
         other.add(plain_items(unit_rows(2, seed=4)))
         assert changed()
-        other.publish(4.0, 0.2, n_sets=2, keep=1)
+        other.publish(4.0, 0.2, n_sets=2, reach=0.0, keep=1)
         assert changed()
         other.items([5])
         other.snapshot()
@@ -54,7 +54,7 @@ def test_a_state_changes_with_every_change(where: str) -> None:
 
 def test_alive_excludes_deleted_items(where: str) -> None:
     with filled(where, unit_rows(30)) as index, Index.open(where) as other:
-        published = index.publish(4.0, 0.2, n_sets=2)
+        published = index.publish(4.0, 0.2, n_sets=2, reach=0.0)
         assert index.alive(published).all()
         other.add(plain_items(unit_rows(2, seed=4)))
         assert index.alive(published).all()
@@ -67,11 +67,11 @@ def test_alive_excludes_deleted_items(where: str) -> None:
 
 def test_a_directory_that_is_moved_or_replaced(tmp_path: Path) -> None:
     with filled(tmp_path / "one", unit_rows(30)) as index:
-        published = index.publish(4.0, 0.2, n_sets=2)
+        published = index.publish(4.0, 0.2, n_sets=2, reach=0.0)
         filled(tmp_path / "two", unit_rows(30)).close()
         index.delete([1])
         with Index.open(tmp_path / "two") as two:
-            two.publish(4.0, 0.2, n_sets=2)
+            two.publish(4.0, 0.2, n_sets=2, reach=0.0)
             two.delete([2])
         assert np.flatnonzero(~index.alive(published)).tolist() == [1]
         state = index.state()
@@ -173,4 +173,4 @@ def test_an_answer_is_what_the_scores_say(gallery: Published, dead: set[int], nu
 @pytest.fixture(scope="module")
 def gallery(tmp_path_factory: pytest.TempPathFactory) -> Published:
     with filled(tmp_path_factory.mktemp("i") / "i", unit_rows(40)) as index:
-        return index.publish(4.0, 0.25, n_sets=4)
+        return index.publish(4.0, 0.25, n_sets=4, reach=0.0)

@@ -65,7 +65,7 @@ def run_on_read_only_mount(folder: Path, mount: Path) -> list[str]:
 def make_index(folder: Path) -> None:
     with Index.create(folder, dimension=12, extractor="tests") as index:
         index.add(Item(row, f"item {number}") for number, row in enumerate(unit_rows(60)))
-        index.publish(4.0, 0.25, n_sets=4)
+        index.publish(4.0, 0.25, n_sets=4, reach=0.0)
 
 
 def test_an_index_opens_on_a_read_only_volume_and_changes_are_noticed(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from nearveil.cluster import Cluster, ClusterError
 from nearveil.features.vectors import VectorFile, VectorTable
 from nearveil.gallery import Index
-from nearveil.gallery.publishing import Published
+from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.gallery.sync import SyncReport, sync_table
 
 ROWS = np.random.default_rng(5).standard_normal((50, 6)).astype(np.float32)
@@ -29,7 +29,7 @@ def test_a_table_is_kept(tmp_path: Path) -> None:
         seen.append(words)
         return lambda _: None
 
-    first = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2, progress=progress)  # type: ignore[arg-type]
+    first = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, reach=0.0, candidates=0.2, progress=progress)  # type: ignore[arg-type]
     assert (first.items, first.added, first.deleted, first.dimension, first.learned) == (50, 50, 0, 6, True)
     assert map_of(first).map.n_sets == 3
     assert seen
@@ -51,7 +51,7 @@ def test_a_table_is_kept(tmp_path: Path) -> None:
 
 
 def test_reach_is_kept_with_the_map(tmp_path: Path) -> None:
-    free = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=5, candidates=0.2)
+    free = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=5, reach=0.0, candidates=0.2)
     assert map_of(free).reach < 1
     reached = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", reach=1.0)
     assert (reached.learned, map_of(reached).reach) == (True, 1.0)
@@ -62,13 +62,29 @@ def test_reach_is_kept_with_the_map(tmp_path: Path) -> None:
             sync_table(VectorTable(ROWS, IDS), tmp_path / "i", **given)
 
 
+def test_every_item_can_be_returned_by_default(tmp_path: Path) -> None:
+    rows = np.random.default_rng(6).standard_normal((400, 6)).astype(np.float32)
+    ids = [f"a{number}" for number in range(400)]
+    report = sync_table(VectorTable(rows, ids), tmp_path / "i")
+    assert (map_of(report).reach, map_of(report).terms.reach) == (1.0, 1.0)
+    for number in range(3):  # an update of a smaller gallery has smaller sets, and they still contain every item
+        report = sync_table(None, tmp_path / "i", delete=[f"a{number}"])
+        assert (map_of(report).reach, map_of(report).release.drift_ > 0) == (1.0, True)
+    with pytest.raises(ValueError, match="candidates must be larger, or reach smaller"):
+        MapTerms(4.0, 1e-4).check(100_000_000)
+    with Index.create(tmp_path / "j", dimension=6) as index:
+        index.add_table(rows, ids)
+        assert index.publish(4.0).reach == 1.0
+        assert index.publish(1.0, reach=0.0).reach < 1
+
+
 def test_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no index at"):
         sync_table(None, tmp_path / "i", delete=["a0"])
     with pytest.raises(ValueError, match="epsilon"):
         sync_table(VectorTable(ROWS, IDS), tmp_path / "i", epsilon=-1.0)
     assert not (tmp_path / "i").exists()
-    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2)
+    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, reach=0.0, candidates=0.2)
     with pytest.raises(ValueError, match="does not hold b; nothing was changed"):
         sync_table(VectorTable(ROWS, IDS), tmp_path / "i", delete=["a0", "b"])
     with pytest.raises(ValueError, match="6"):
@@ -82,14 +98,14 @@ def test_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
         assert (len(index), index.revision) == (50, made.revision)
     # How many rows there will be is known when they are there.
     with pytest.raises(ValueError, match="the index has changed, and its map is as before"):
-        sync_table(VectorTable(-ROWS[:1], ["a0"]), tmp_path / "i", n_sets=51)
+        sync_table(VectorTable(-ROWS[:1], ["a0"]), tmp_path / "i", n_sets=51, reach=0.0)
     Index.create(tmp_path / "images", dimension=6, extractor="toy").close()
     with pytest.raises(ValueError, match="this index has features of images"):
         sync_table(VectorTable(ROWS, IDS), tmp_path / "images")
 
 
 def test_a_wrong_row_deletes_nothing(tmp_path: Path) -> None:
-    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2)
+    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, reach=0.0, candidates=0.2)
     wrong = ROWS[:3].copy()
     wrong[2, 1] = np.nan
     np.save(tmp_path / "b.npy", wrong)
@@ -114,7 +130,7 @@ def test_a_failure_after_a_change_says_that_it_stands(tmp_path: Path) -> None:
                 raise ClusterError("cluster: it was lost")
             return super().map(*given, stage=stage, **options)
 
-    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, candidates=0.2)
+    made = sync_table(VectorTable(ROWS, IDS), tmp_path / "i", n_sets=3, reach=0.0, candidates=0.2)
     with pytest.raises(ClusterError) as caught:
         sync_table(VectorTable(ROWS[:1], ["b"]), tmp_path / "i", delete=["a5"], epsilon=2.0, cluster=Lost())
     assert caught.value.__notes__ == ["earlier additions and deletions were saved: run it again to finish"]

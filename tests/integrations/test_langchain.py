@@ -34,7 +34,7 @@ def client() -> Iterator[Client]:
                 ids=[f"s{number}" for number in range(60)],
                 metadata=[{"text": text, "even": number % 2 == 0} for number, text in enumerate(TEXTS)],
             )
-            index.publish(4.0, 0.2, n_sets=4)
+            index.publish(4.0, 0.2, n_sets=4, reach=0.0)
         with Ledger(place / "budget.db") as ledger:
             account = ledger.open_account(
                 "me", owner="me", protects="query", unit="text", relation="replace", epsilon=500.0, delta=0.0

@@ -179,7 +179,8 @@ def test_what_is_expected_is_what_was_measured() -> None:
 def test_a_plan_says_what_is_never_returned_and_where_it_guesses() -> None:
     found = plan(60_000, 2.0, 6_000 * 128 + 100)
     assert found.reach == pytest.approx(0.5, abs=0.05)
-    assert "are in a set, and others are never returned" in str(found)
+    assert "with reach=0 (--reach 0): about 5" in str(found)
+    assert "of the items are in a set, and others are never returned; by default every item is" in str(found)
     assert "extrapolation" not in str(found)
     for guessed in (plan(1_000_000, 8.0, 500 * 128), plan(2_000_000, 4.0, 40_000 * 128)):
         assert guessed.release == "covers"

@@ -53,7 +53,7 @@ def make_index(place: Path, fractions: tuple[float, ...] = (FRACTION,)) -> Path:
             for n, row in enumerate(rows)
         )
         for fraction in fractions:
-            index.publish(4.0, fraction, n_sets=SETS)
+            index.publish(4.0, fraction, n_sets=SETS, reach=0.0)
     return place
 
 

@@ -35,7 +35,7 @@ def make(place: Path, *, n_private: int = 240) -> Path:
         )
         private.add(records, row_exact=True)
         if n_private > 3:
-            private.publish(4.0, 0.5, n_sets=3)  # by mistake: it must never be served
+            private.publish(4.0, 0.5, n_sets=3, reach=0.0)  # by mistake: it must never be served
     with Index.create(place / "public", dimension=DIMENSION, extractor="toy") as public:
         public.add(Item(row, f"public {n}") for n, row in enumerate(rows(60, 1)[0]))
     return place

@@ -33,7 +33,7 @@ def index_of(where: str | Path, *, picture: Path | None = None, seed: int = 0) -
         Item(row, f"item {number}", WEBP + b"%d" % number, originals[number % 3])
         for number, row in enumerate(unit_rows(COUNT, seed=seed))
     )
-    index.publish(EPSILON, F, n_sets=SETS)
+    index.publish(EPSILON, F, n_sets=SETS, reach=0.0)
     return index
 
 

@@ -70,7 +70,7 @@ def test_a_map_is_sent_once(shared: Server) -> None:
 
 
 def test_a_map_for_a_fraction(server: Server) -> None:
-    server.index.publish(EPSILON, 0.5, n_sets=2)
+    server.index.publish(EPSILON, 0.5, n_sets=2, reach=0.0)
     of = {f: server.get(f"/v1/galleries/birds/map?candidates={f}") for f in ("0.25", "0.5", "0.2500000000001")}
     assert [decode_frame(reply.content, PublicPart).candidates for reply in of.values()] == [0.25, 0.5, 0.25]
     assert of["0.25"].headers["etag"] != of["0.5"].headers["etag"]
@@ -310,12 +310,12 @@ def test_a_new_map_is_served_at_once_and_the_old_one_answered(server: Server, tm
     etag = server.get("/v1/galleries/birds/map").headers["etag"]
     with Index.open(tmp_path / "birds") as other:
         other.add(plain_items(unit_rows(20, seed=5)))
-        other.publish(EPSILON, F, n_sets=3)
+        other.publish(EPSILON, F, n_sets=3, reach=0.0)
     reply = server.get("/v1/galleries/birds/map", **{"if-none-match": etag})
     assert (reply.status_code, decode_frame(reply.content, PublicPart).revision) == (200, 2)
     assert len(server.answer(old).ids) == COUNT * F
     assert len(server.answer(server.query(2)).ids) == (COUNT + 20) * F
-    server.index.publish(EPSILON, F, n_sets=2, keep=1)
+    server.index.publish(EPSILON, F, n_sets=2, reach=0.0, keep=1)
     assert decode_frame(server.ask(old).content, MapChanged) == MapChanged("birds", 2)
 
 
@@ -370,7 +370,7 @@ def test_the_extractor_is_named_without_being_configured(tmp_path: Path) -> None
     for given, told in (("", "HOG and colour"), ("ours", "ours")):
         index = Index.create(tmp_path / f"birds{given}", dimension=12, extractor=HogColor().fingerprint)
         index.add(plain_items(unit_rows(30)))
-        index.publish(EPSILON, F, n_sets=SETS)
+        index.publish(EPSILON, F, n_sets=SETS, reach=0.0)
         with closing(OpenGallery(index, "birds", extractor=given)) as gallery:
             assert gallery.info().extractor == told
             assert decode_frame(gallery.map(), PublicPart).extractor == told
@@ -385,7 +385,7 @@ def test_nothing_published_yet(tmp_path: Path) -> None:
         asked = Query(Message("covers", "0f" * 16, {"sets": np.array([0], np.int32)})).to_bytes()
         assert server.ask(asked).status_code == 409
         assert server.get("/ready", None).json() == {"status": "unavailable"}
-        index.publish(EPSILON, F, n_sets=SETS)
+        index.publish(EPSILON, F, n_sets=SETS, reach=0.0)
         assert server.get("/v1/galleries/birds/map").status_code == 200
 
 

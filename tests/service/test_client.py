@@ -477,7 +477,7 @@ def test_maps_are_kept_and_looked_at_anew_before_each_question(made: Path, tmp_p
         assert second.bytes_received < first.bytes_received / 2  # the map did not come again
         with Index.open(place) as index:
             index.delete(index.ids()[:6])
-            index.publish(4.0, 0.1, n_sets=5)
+            index.publish(4.0, 0.1, n_sets=5, reach=0.0)
         assert client.nearest(PRIVATE).n_sets == 5
 
 
@@ -487,7 +487,7 @@ def test_a_message_for_an_old_map_is_not_sent_to_a_new_one(made: Path, tmp_path:
         client, wire = moving.client()
         client.nearest(PRIVATE, key="mine")
         with Index.open(place) as index:
-            index.publish(4.0, 0.1, n_sets=5, keep=1)
+            index.publish(4.0, 0.1, n_sets=5, reach=0.0, keep=1)
         with pytest.raises(UnansweredError, match="another map than when this key was paid for") as raised:
             client.nearest(PRIVATE, key="mine")
         assert (raised.value.again, raised.value.key) == (False, "mine")

@@ -123,7 +123,7 @@ def test_a_gallery_that_is_published_anew_is_fetched_anew(here: Scene, tmp_path:
     client.sync()
     index = here.gallery.index  # type: ignore[attr-defined]
     index.delete(range(40))
-    index.publish(4.0, 0.1, n_sets=6)
+    index.publish(4.0, 0.1, n_sets=6, reach=0.0)
     assert len(client.sync()) == COUNT - 40
     assert min(match.id for match in client.nearest(QUERIES[0], 5, epsilon=0).matches) >= 40
 
@@ -225,7 +225,7 @@ def texts(tmp_path: Path) -> Path:
             ids=[f"doc-{n}" for n in range(300)],
             metadata=[{"n": n, "rare": n % 50 == 0} for n in range(300)],
         )
-        index.publish(4.0, 0.1, n_sets=6)
+        index.publish(4.0, 0.1, n_sets=6, reach=0.0)
     return tmp_path / "texts"
 
 

@@ -38,7 +38,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
             names=[f"text {n}" for n in range(COUNT)],
             metadata=[{"even": n % 2 == 0, "n": n} for n in range(COUNT)],
         )
-        index.publish(4.0, 0.1, n_sets=6)
+        index.publish(4.0, 0.1, n_sets=6, reach=0.0)
     return place
 
 
@@ -157,7 +157,7 @@ def test_a_key_that_came_after_the_gallery_was_listed_is_known(tmp_path: Path) -
     rows = unit(clustered(2, COUNT, DIMENSION)[0])
     with Index.create(tmp_path / "texts", dimension=DIMENSION) as index:
         index.add_table(rows, metadata=[{"n": n} for n in range(COUNT)])
-        index.publish(4.0, 0.1, n_sets=6)
+        index.publish(4.0, 0.1, n_sets=6, reach=0.0)
         with scene(tmp_path / "texts", tmp_path, offers=OFFERS) as here:
             client, wire = here.client()
             client.galleries()

@@ -216,7 +216,7 @@ def test_postgresql_restarted_under_load(tmp_path: Path, index_server: object, i
     assert isinstance(index_server, Postgres)
     with Index.create(index_url, dimension=12, extractor="tests") as index:
         index.add(Item(row, f"item {number}", WEBP) for number, row in enumerate(unit_rows(60)))
-        index.publish(4.0, 0.25, n_sets=4)
+        index.publish(4.0, 0.25, n_sets=4, reach=0.0)
     keys = [new_key() for _ in range(30)]
     words = (index_url, "--name", "birds")
     with running(tmp_path, index_url, *words) as process, purse(tmp_path / "ledger.db") as account:

@@ -51,7 +51,7 @@ def test_a_new_map_that_cannot_be_read_is_told(tmp_path: Path, monkeypatch: pyte
     with Index.open(index_of(tmp_path / "i")._location) as other:
         gallery = OpenGallery(Index.open(tmp_path / "i"), "birds")
         gallery.refresh()
-        other.publish(EPSILON, F, n_sets=SETS + 1)
+        other.publish(EPSILON, F, n_sets=SETS + 1, reach=0.0)
 
         def refuse(_: Any) -> Published:
             raise CorruptedIndexError("it is broken")
@@ -98,11 +98,11 @@ def test_what_is_offered_and_what_is_not(gallery: OpenGallery) -> None:
 
 def test_a_query_is_answered_by_the_map_that_it_names(gallery: OpenGallery) -> None:
     old = asking(gallery, 0)
-    gallery.index.publish(EPSILON, 0.5, n_sets=2)
+    gallery.index.publish(EPSILON, 0.5, n_sets=2, reach=0.0)
     assert len(Answer.from_bytes(gallery.query(old)).ids) == COUNT * F
     assert len(Answer.from_bytes(gallery.query(asking(gallery, 0))).ids) == COUNT * 0.5
     assert gallery.info().candidates == (0.5, F)
-    gallery.index.publish(EPSILON, 0.5, n_sets=3, keep=1)
+    gallery.index.publish(EPSILON, 0.5, n_sets=3, reach=0.0, keep=1)
     assert decode_frame(gallery.query(old), MapChanged) == MapChanged("birds", 1)
 
 

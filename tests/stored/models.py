@@ -23,7 +23,7 @@ def write_copy(path: Path, folder: Path) -> None:
         index.add_table(
             ROWS, ids=[f"doc-{n}" for n in range(len(ROWS))], metadata=[{"even": n % 2 == 0} for n in range(len(ROWS))]
         )
-        index.publish(4.0, 0.1, n_sets=4)
+        index.publish(4.0, 0.1, n_sets=4, reach=0.0)
     with Index.open(folder / "texts") as index, TokenStore(folder / "copy-tokens.db") as tokens:
         settings = Settings(tokens=str(folder / "copy-tokens.db"), trusted_hosts=("*",), rate=None)
         gallery = OpenGallery(index, "texts", offers=("names", "metadata", "codes"))

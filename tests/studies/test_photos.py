@@ -66,7 +66,7 @@ def test_the_demo_runs_from_the_base_install(
 
 def test_figures_of_what_is_known(few: photos.Photos, tmp_path: Path) -> None:
     with photos.build(few, tmp_path / "index") as index:
-        published = index.publish(4.0, 0.1, n_sets=3)
+        published = index.publish(4.0, 0.1, n_sets=3, reach=0.0)
     wanted, held = (rows - published.mean for rows in (few.queries, few.gallery))
     wanted, held = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (wanted, held))
     order = np.argsort(-(wanted @ held.T), axis=1)
@@ -114,7 +114,7 @@ def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest
 
 def test_what_is_asked_and_drawn(few: photos.Photos, tmp_path: Path) -> None:
     with photos.build(few, tmp_path / "index") as index, Ledger(tmp_path / "ledger.db") as ledger:
-        published = index.publish(30.0, 0.2, n_sets=4)
+        published = index.publish(30.0, 0.2, n_sets=4, reach=0.0)
         account = ledger.open_account(
             "one", owner="me", protects="query", unit="image", relation="replace", epsilon=30.0, delta=0.0
         )

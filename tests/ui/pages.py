@@ -57,7 +57,7 @@ def make_index(place: Path, fractions: tuple[float, ...] = (0.25, 0.2)) -> Path:
     with Index.create(place, dimension=extractor.dimension, extractor=extractor.fingerprint) as index:
         index.add(Item(row, f"kind {n % 6}/{n}.png", thumbnail(pictures[n])) for n, row in enumerate(rows))
         for fraction in fractions:
-            index.publish(4.0, fraction, n_sets=5)
+            index.publish(4.0, fraction, n_sets=5, reach=0.0)
     return place
 
 

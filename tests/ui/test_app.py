@@ -613,7 +613,7 @@ def test_a_gallery_with_other_features_is_not_asked_with_the_old_ones(made: Path
     place, rows = tmp_path / "other", HogColor().extract([load_image(png(number)) for number in range(COUNT)])
     with Index.create(place, dimension=rows.shape[1], extractor="another kind of as many numbers") as index:
         index.add(Item(row, "") for row in rows)
-        index.publish(4.0, 0.2, n_sets=5)
+        index.publish(4.0, 0.2, n_sets=5, reach=0.0)
     gallery, server = served(made, tmp_path)
     gone = True
 

@@ -79,7 +79,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Birds:
             for row, path, picture in zip(rows, files, pictures, strict=True)
         )
         for fraction in (0.2, 0.1):
-            index.publish(4.0, fraction, n_sets=6)
+            index.publish(4.0, fraction, n_sets=6, reach=0.0)
     return Birds(place, [some[-1] for some in each])
 
 

@@ -32,7 +32,7 @@ def public(rows: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Public
     place = tmp_path_factory.mktemp("outlook") / "index"
     with Index.create(place, dimension=DIMENSION, extractor="toy") as index:
         index.add(Item(row, f"item {n}") for n, row in enumerate(rows[:COUNT]))
-        index.publish(3.0, 0.1, n_sets=9)
+        index.publish(3.0, 0.1, n_sets=9, reach=0.0)
     with Client(place) as client:
         return client.map()
 

@@ -33,6 +33,7 @@ from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.base import candidate_count, fingerprint
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import DUE, spread_features
+from nearveil.mechanisms.covers.maps import MOST_SETS
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.progress import Progress, tick_percent
 from nearveil.storage import Database
@@ -52,8 +53,9 @@ class MapTerms:
         The fraction of the gallery in an answer.
     n_sets : int, optional
         By default, chosen on held-out items.
-    reach : float, default=0.0
-        The fraction of the items that must be in some set, as in :class:`nearveil.mechanisms.Covers`.
+    reach : float, default=1.0
+        The fraction of the items that must be in some set, as in :class:`nearveil.mechanisms.Covers`. Messages never
+        return the others. 0 gives the highest average recall at a small epsilon.
     code_bytes : int, "auto" or None, default="auto"
         The size of a code, as in :class:`nearveil.search.Retriever`.
     """
@@ -61,7 +63,7 @@ class MapTerms:
     epsilon: float = 4.0
     candidates: float = 0.1
     n_sets: int | None = None
-    reach: float = 0.0
+    reach: float = 1.0
     code_bytes: int | Literal["auto"] | None = "auto"
 
     def updated(self, **options: Any) -> "MapTerms":
@@ -77,12 +79,12 @@ class MapTerms:
             size = candidate_count(self.candidates, items)
             if not 0 <= self.reach <= 1:
                 raise ValueError("reach must be a fraction of the items, from 0 to 1")
-            if self.n_sets is None:
-                return
-            if not 2 <= self.n_sets <= items:
+            if self.n_sets is not None and not 2 <= self.n_sets <= items:
                 raise ValueError(f"n_sets must be from 2 to {items:,}, the number of items")
-            if self.n_sets * (size if exact else self.candidates * items) < self.reach * items * (1 - 1e-9):
-                raise ValueError("n_sets must be larger: sets of this size cannot contain so many items")
+            most = (self.n_sets or MOST_SETS) * (size if exact else self.candidates * items)
+            if most < self.reach * items * (1 - 1e-9):
+                larger = "candidates" if self.n_sets is None else "n_sets"
+                raise ValueError(f"{larger} must be larger, or reach smaller: the sets cannot contain so many items")
         except ValueError as error:
             raise ValueError(f"{error} ({items:,} items); {state}") from None
 
@@ -367,7 +369,7 @@ class MapPublisher(ABC):
         *,
         public: ArrayLike | None = None,
         n_sets: int | None = None,
-        reach: float = 0.0,
+        reach: float = 1.0,
         code_bytes: int | Literal["auto"] | None = "auto",
         keep: int = KEPT_MAPS,
         progress: Progress | None = None,

@@ -104,7 +104,7 @@ def sync_folder(
         Whether the images are records of a protected gallery: rows are row-exact, and no map is made. They stay on
         this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
     epsilon, candidates, n_sets, code_bytes, reach : optional
-        As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 0.
+        As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 1.
     progress : callable, optional
         ``progress(text, total)`` starts a stage and returns a function that is called with the number of images done.
     cluster : str or dask.distributed.Client, optional

@@ -116,8 +116,8 @@ class SearchPlan:
             f"dimensions, in codes of {self.item_bytes} bytes, at epsilon {self.epsilon:g}. Expect "
             f"{self.expected[0]:.0%} to {self.expected[1]:.0%} of the true nearest neighbours, {source}. "
             f"{self._describe_ceiling(0).capitalize()}; the same answer for everyone finds {self.floor:.0%}. "
-            f"About {self.reach:.0%} of the items are in a set, and others are never returned; "
-            "reach=1 (--reach 1) puts every item into a set, at a lower recall if epsilon is small. "
+            f"This is with reach=0 (--reach 0): about {self.reach:.0%} of the items are in a set, and others are never "
+            "returned; by default every item is in a set, at a lower recall if epsilon is small. "
             f"The whole gallery's codes would take {format_bytes(self.answer_whole)}, at epsilon 0."
         )
 

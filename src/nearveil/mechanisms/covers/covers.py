@@ -40,6 +40,7 @@ from nearveil.mechanisms.covers.maps import (
     MOST_DIMENSIONS,
     MOST_GRADED,
     MOST_PROTOTYPES,
+    MOST_SETS,
     NEIGHBORS,
     MapError,
     PublicMap,
@@ -352,7 +353,8 @@ class Covers(MappedRelease):
         The number L of sets; by default, the one with the best recall on held-out items of the gallery.
     reach : float, default=0.0
         The minimum fraction of items that are in a set. With 0, recall is best, but items that are rarely a
-        neighbour may be in no set and are then never returned. With 1 every item can be returned.
+        neighbour may be in no set and are then never returned. With 1 every item can be returned, at a lower average
+        recall for a small epsilon; :meth:`nearveil.Index.publish` takes 1 by default.
 
     Attributes
     ----------
@@ -446,9 +448,14 @@ class Covers(MappedRelease):
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         n = len(features)
-        least = -(-int(np.ceil(self.reach * n - 1e-9)) // set_size)
+        reached = int(np.ceil(self.reach * n - 1e-9))
+        least = -(-reached // set_size)
         if self.n_sets is not None and self.n_sets < least:
             raise ValueError(f"n_sets must be at least {least}, so that sets of this size reach so many items")
+        if least > MOST_SETS:
+            raise ValueError(f"candidates must be larger, or reach smaller: {MOST_SETS} sets reach fewer items")
+        if least * set_size < reached + least:  # no spare position in each set, for smaller sets after deletions
+            least = min(least + 1, n, MOST_SETS)
         learned = learn_sets(features, set_size, self.epsilon, self.n_sets, report, least=least)
         report("making the map", 0.8)
         members = learned.sets.astype(np.uint8)
