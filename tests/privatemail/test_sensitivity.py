@@ -142,7 +142,7 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
         label_bandwidth=bandwidth,
         norm="l2",
     )
-    bound = min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_prime(public))
+    bound = min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_double_prime(public))
     found = max(
         study.climb(
             public_pair(anchors, labels, seed, bandwidth, "integer"),
@@ -155,7 +155,7 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
         for seed in range(4)
     )
     assert found <= bound <= ratio * found
-    assert bounds.bound_anchors_a_prime(public) < bounds.bound_anchors_a(public)
+    assert bounds.bound_anchors_a_double_prime(public) < bounds.bound_anchors_a(public)
 
 
 def test_the_form_of_theorem_a_prime_is_that_of_its_kernel() -> None:

@@ -17,7 +17,7 @@ from nearveil.gallery import Index, Item
 from nearveil.gallery.errors import PrivateIndexError
 from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.wire import sealed
-from nearveil.wire.sealed import keep_sealed_index, open_sealed_index
+from nearveil.wire.sealed import open_sealed_index, update_sealed_file
 from nearveil.wire.server import serve_maps
 from tests.gallery.index_places import index_server, index_url
 from tests.service.asking import COUNT, make_index
@@ -105,7 +105,7 @@ def test_records_that_tell_ids_are_kept_in_step_as_such(index: Index, built: lis
     assert built == [COUNT]
     assert told._read_record(int(np.flatnonzero(told._items.ravel() == 7)[0])).endswith(b"bird 7.png\0")
     index.delete([5])
-    keep_sealed_index(index)
+    update_sealed_file(index)
     after = open_sealed_index(serve_maps(index, "birds", offers=("names", "metadata"))[0])
     assert built == [COUNT]
     assert len(after) == COUNT - 1
@@ -128,9 +128,9 @@ def test_workers_make_the_hints(index: Index) -> None:
     before = path.read_bytes()
     path.unlink()
     with pytest.raises(ClusterError):  # which is no fault of the disk: it is not made here in silence
-        keep_sealed_index(index, Lost())
+        update_sealed_file(index, Lost())
     assert not path.exists()
-    keep_sealed_index(index, Watched())
+    update_sealed_file(index, Watched())
     assert stages == ["making hints"] * 2
     assert path.read_bytes() == before
 

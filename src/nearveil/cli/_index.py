@@ -152,10 +152,10 @@ def _update_sealed_index(into: str | None, cluster: "Cluster", *, create: bool) 
             raise ValueError("--sealed: only for an open index in a folder; a server with PostgreSQL builds its own")
         if find_spec("cryptography") is None:
             raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
-        from nearveil.wire.sealed import keep_sealed_index
+        from nearveil.wire.sealed import update_sealed_file
 
         tick = bars("Building the sealed index", 1)
-        keep_sealed_index(index, cluster)
+        update_sealed_file(index, cluster)
         tick(1)
 
 

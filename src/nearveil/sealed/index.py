@@ -56,19 +56,19 @@ from nearveil.wire.frames import WireError
 
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
 _HINT_ROWS = 4096  # of a partition
-_TOGETHER = 32  # questions of one pass
-_SAMPLE = 1 << 16  # rows that directions are learned from, and that are projected at a time
+_BATCH = 32  # questions of one pass
+_SAMPLE = 1 << 16  # rows to learn directions from, and rows that are projected at a time
 _DIGITS = 127
-_REMEMBERED = 64  # changes that hints can be told since
+_MAX_CHANGES = 64  # recorded changes; an older client fetches whole hints
 _SAVED = ("database", "hint", "items", "records", "record_hint")
-_ALIGNED = 64  # bytes: where arrays begin in a file
+_ALIGNMENT = 64  # bytes, of arrays in a file
 _LARGEST_FAILURE = 2.0**-30  # probability that a byte of a record is read wrongly
 _SEED = 20260902  # of the rotation, which is public
 
 
 @dataclass(frozen=True)
 class _Change:
-    """What changed after a version: rows of the hints."""
+    """The rows of the hints that changed after a version."""
 
     version: int
     rows: dict[str, list[int]]
@@ -84,11 +84,11 @@ class _OpenQuestion:
 
 
 class SealedIndex:
-    """Answers sealed questions about items: which are nearest, and what their records hold.
+    """Answers sealed questions: the scores of the items near a query, and records of items.
 
-    Items lie in cells, cells have colours, and a question looks into one cell of every colour. What a server learns
-    from a question is that it was asked. Made by :meth:`build` or :meth:`load`. Several threads may ask it; whoever
-    changes it must see to it that nobody asks meanwhile.
+    Items are stored in cells, cells have colours, and a question probes one cell of every colour. A server learns from
+    a question only that it was asked. Create an index with :meth:`build` or :meth:`load`. Several threads may call
+    :meth:`answer`; :meth:`add` and :meth:`remove` must not run at the same time as any other method.
 
     Examples
     --------
@@ -121,9 +121,9 @@ class SealedIndex:
         self._scale, self._items = scale, items
         self._records, self._record_hint = records, record_hint
         self._waiting: deque[_OpenQuestion] = deque()
-        self._turn = threading.Lock()
+        self._pass_lock = threading.Lock()
         self._changes = list(changes)
-        self._touched: dict[str, set[int]] = {"scores": set(), "records": set()}  # rows of hints, since the last change
+        self._changed_rows: dict[str, set[int]] = {"scores": set(), "records": set()}  # of hints, in this change
         self._kernel_choice = kernel, device
         self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
         if self._records is not None:
@@ -146,40 +146,40 @@ class SealedIndex:
         seed: bytes | None = None,
         cluster: Any = None,
     ) -> Self:
-        """Make an index of rows.
+        """Build an index of rows.
 
         Parameters
         ----------
         rows : array-like of shape (n_items, n_features)
             Compared by the cosine of their angle; none may be zero.
         records : sequence of bytes, optional
-            What a client may fetch of an item: a name, a code, a thumbnail. All are padded to the longest.
+            For each item, bytes that a client can fetch: a name, a code, a thumbnail. All are padded to the longest.
         items : array-like of int, optional
-            Numbers of your own that items are known by, from 0 on; 0, 1, 2 and so on by default.
+            Your own numbers of the items, at least 0; 0, 1, 2 and so on by default.
         dimension : int, optional
-            Numbers of a code: the leading principal directions, rotated. At most 4096. By default 256, and fewer in
-            galleries of more than 2.5 million items; never more than features have.
+            Of a code: the leading principal directions, rotated. At most 4096. By default 256, and fewer in galleries
+            of more than 2.5 million items; never more than the dimension of the rows.
         n_cells, n_colours : int, optional
-            Chosen by the number of items where they are not given. More cells make questions longer, more colours
-            make hints larger; both find more.
+            By default chosen by the number of items. More cells make questions longer, more colours make hints larger;
+            both increase the recall.
         n_fetched : int, default=32
-            Records that every question for records asks for.
+            Number of records in every question for records.
         kernel : {"auto", "numpy", "numba", "torch"}, default="auto"
-            How the pass is computed. "auto" is Numba where it is installed.
+            Computes the pass. "auto" is Numba if it is installed, else NumPy.
         device : str, default="cpu"
-            Of torch.
+            The device of torch.
         n_jobs : int, default=1
             Workers that make hints.
         seed : bytes, optional
-            Of the public matrix, 32 bytes; random by default. Processes that build of the same rows and seed, on the
-            same kind of processor, can answer for each other.
+            Of the public matrix; random by default. Processes that build an index from the same rows and seed, on the
+            same kind of processor, give the same answers.
         cluster : str or dask.distributed.Client, optional
-            Whose workers make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
+            The workers that make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
-        given = np.atleast_1d(np.asarray(rows))
-        dimension = choose_dimension(len(given)) if dimension is None else check_count(dimension, "dimension", 1)
-        projection = _find_projection(check_rows(given[_spread(len(given))]), dimension)
-        codes, scale, reach = _quantise(given, projection)
+        vectors = np.atleast_1d(np.asarray(rows))
+        dimension = choose_dimension(len(vectors)) if dimension is None else check_count(dimension, "dimension", 1)
+        projection = _find_projection(check_rows(vectors[_spread(len(vectors))]), dimension)
+        codes, scale, reach = _quantise(vectors, projection)
         n_cells, n_colours = choose_shape(len(codes), codes.shape[1], n_cells, n_colours)
         n_slots = count_slots(len(codes), n_cells)
         cells = make_cells(codes, n_cells, n_colours, n_slots)
@@ -188,17 +188,17 @@ class SealedIndex:
         slots = np.empty(len(codes), np.int64)
         slots[order] = np.arange(len(codes)) - np.repeat(np.cumsum(counts) - counts, counts)
         per_colour, width = n_cells // n_colours, projection.shape[1]
-        parted = np.zeros((n_colours, n_slots, per_colour, width), np.int8)
-        parted[cells.cells // per_colour, slots, cells.cells % per_colour] = codes
-        database = parted.reshape(n_colours, n_slots, per_colour * width)
-        places = np.full((n_cells, n_slots), -1, np.int64)
-        places[cells.cells, slots] = np.arange(len(codes))
+        blocks = np.zeros((n_colours, n_slots, per_colour, width), np.int8)
+        blocks[cells.cells // per_colour, slots, cells.cells % per_colour] = codes
+        database = blocks.reshape(n_colours, n_slots, per_colour * width)
+        positions = np.full((n_cells, n_slots), -1, np.int64)  # of the row in each slot
+        positions[cells.cells, slots] = np.arange(len(codes))
         numbers = np.append(_check_numbers(items, len(codes), 0), -1)
         seed = os.urandom(SEED_BYTES) if seed is None else hashlib.sha256(seed).digest()
-        state: dict[str, Any] = {"scale": scale, "items": numbers[places], "kernel": kernel, "device": device}
-        kept = None
+        state: dict[str, Any] = {"scale": scale, "items": numbers[positions], "kernel": kernel, "device": device}
+        record_layout = None
         if records is not None:
-            kept, matrix = _lay_out_records(records, places, n_fetched)
+            record_layout, matrix = _lay_out_records(records, positions, n_fetched)
             state |= {"records": matrix, "record_hint": _make_hint(FETCH, seed, matrix, n_jobs, cluster)}
         layout = Layout(
             version=_name_version(seed, database, state.get("records")),
@@ -209,7 +209,7 @@ class SealedIndex:
             projection=projection,
             centroids=cells.centroids / np.float32(scale),
             counts=counts.astype(np.uint16),
-            records=kept,
+            records=record_layout,
         )
         hint = _make_hint(SCORES, seed, database.reshape(-1, database.shape[2]), n_jobs, cluster)
         return cls(layout, database, hint.reshape(n_colours, n_slots, -1), **state)
@@ -227,70 +227,70 @@ class SealedIndex:
         return int(self._items.ravel()[position])
 
     def get_items(self) -> NDArray[np.int64]:
-        """Return the numbers of all items, rising."""
+        """Return the numbers of all items, increasing."""
         return np.sort(self._items[self._items >= 0])
 
     def get_hints(self, since: int = 0) -> list[bytes]:
-        """Return the hints as frames: all rows, or those that changed since a version that is remembered."""
-        found = [self._make_hint_frame("scores", self._hint.reshape(-1, SCORES.dimension), since)]
+        """Return the hints as frames: the rows that changed since a version, or all if it is unknown or too old."""
+        frames = [self._make_hint_frame("scores", self._hint.reshape(-1, SCORES.dimension), since)]
         if self._record_hint is not None:
-            found.append(self._make_hint_frame("records", self._record_hint, since))
-        return found
+            frames.append(self._make_hint_frame("records", self._record_hint, since))
+        return frames
 
     def _make_hint_frame(self, part: str, hint: Words, since: int) -> bytes:
-        known = [change.version for change in self._changes] + [self.layout.version]
-        later = self._changes[known.index(since) :] if since in known else None
+        versions = [change.version for change in self._changes] + [self.layout.version]
+        later = self._changes[versions.index(since) :] if since in versions else None
         rows = range(len(hint)) if later is None else sorted({row for change in later for row in change.rows[part]})
         listed = np.array(rows, np.uint32)
         values = round_down_to(hint[listed], get_parameters(part).modulus_bits, 8 * HINT_BYTES[part])
         return Hint(part, self.layout.version, listed, values).to_bytes()
 
     def answer(self, question: bytes) -> bytes:
-        """Return the answer to one question; those of threads that wait meanwhile are answered in one pass."""
+        """Answer one question, in one pass with the questions of other threads that wait."""
         self.check_question(question)
         waiting = _OpenQuestion(question)
         self._waiting.append(waiting)
-        with self._turn:
+        with self._pass_lock:
             while waiting.answer is None and waiting.error is None:
-                self._answer_some([self._waiting.popleft() for _ in range(min(len(self._waiting), _TOGETHER))])
+                self._answer_batch([self._waiting.popleft() for _ in range(min(len(self._waiting), _BATCH))])
         if waiting.error is not None:
             raise waiting.error
         assert waiting.answer is not None
         return waiting.answer
 
-    def _answer_some(self, some: "list[_OpenQuestion]") -> None:
+    def _answer_batch(self, batch: "list[_OpenQuestion]") -> None:
         try:
-            for one, found in zip(some, self.answer_many([one.question for one in some]), strict=True):
-                one.answer = found
-        except Exception as error:  # nobody must wait for what failed
-            for one in some:
-                one.error = error
+            for waiting, answer in zip(batch, self.answer_many([entry.question for entry in batch]), strict=True):
+                waiting.answer = answer
+        except Exception as error:  # otherwise their threads would wait forever
+            for waiting in batch:
+                waiting.error = error
 
     def answer_many(self, questions: Sequence[bytes]) -> list[bytes]:
-        """Return the answers to questions, those for scores in one pass over the codes.
+        """Answer several questions, those for scores in one pass over the codes.
 
-        A question that does not fit the layout is refused, and with it all others of the call: check each by
-        :meth:`check_question` before it is put among others.
+        One question that does not fit the layout makes the whole call fail: check each with :meth:`check_question`
+        before.
         """
         checked = [self.check_question(question) for question in questions]
         answers: dict[int, bytes] = {}
         for part in {part for part, _ in checked}:
-            chosen = [number for number, (its, _) in enumerate(checked) if its == part]
-            asked = np.concatenate([checked[number][1] for number in chosen])
-            answers |= dict(zip(chosen, self._answer_part(part, asked, len(chosen)), strict=True))
+            numbers = [number for number, (name, _) in enumerate(checked) if name == part]
+            vectors = np.concatenate([checked[number][1] for number in numbers])
+            answers |= dict(zip(numbers, self._answer_part(part, vectors, len(numbers)), strict=True))
         return [answers[number] for number in range(len(questions))]
 
     def check_question(self, question: bytes) -> tuple[str, Words]:
-        """Return part and numbers of a question, shape (passes, colours, columns), or refuse it."""
+        """Return the part and the checked numbers of a question, shape (passes, colours, columns)."""
         part, version, packed = read_question(question)
         if part not in self._kernels:
-            raise SealedError("this index has no records: ask for scores alone")
+            raise SealedError("this index has no records: ask for scores only")
         if version != self.layout.version:
             raise SealedError("the index has changed since the question was made: update the client and ask again")
         shape = (1, *self._database.shape[::2]) if part == "scores" else self._get_record_shape()
         count, parameters = math.prod(shape), get_parameters(part)
         if len(packed) != count_question_bytes(parameters, count):
-            words = "a client of another release packs them otherwise, and must be updated"
+            words = "a client of another release packs them differently: update it"
             raise SealedError(f"the question must have {count} numbers, as the layout says; {words}")
         return part, unpack_question(packed, parameters.question_bits, count).reshape(shape)
 
@@ -298,46 +298,45 @@ class SealedIndex:
         assert self.layout.records is not None
         return self.layout.records.n_fetched, 1, self.layout.records.n_columns
 
-    def _answer_part(self, part: str, asked: Words, count: int) -> list[bytes]:
-        found = round_down_to(self._kernels[part].multiply(asked), WORD_BITS, ANSWER_BITS)
-        return [write_answer(part, self.layout.version, one) for one in np.split(found, count)]
+    def _answer_part(self, part: str, vectors: Words, count: int) -> list[bytes]:
+        products = round_down_to(self._kernels[part].multiply(vectors), WORD_BITS, ANSWER_BITS)
+        return [write_answer(part, self.layout.version, values) for values in np.split(products, count)]
 
     def add(self, rows: ArrayLike, records: Sequence[bytes] | None = None, items: ArrayLike | None = None) -> list[int]:
-        """Put further items into free slots of cells that are near them, and return their positions.
+        """Store new items in free slots of cells near them; return their positions.
 
-        Their numbers follow the largest so far, unless they are given. Only rows of the hint that change are computed
-        anew.
+        By default their numbers follow the largest number so far. Only the changed rows of the hints are recomputed.
         """
         vectors = check_rows(rows, self.layout.projection.shape[0])
         self._check_record_count(records, len(vectors))
         codes = _clip(np.rint(vectors @ self.layout.projection * self._scale), self.layout.reach)
         if int(self.layout.counts.astype(np.int64).sum()) + len(codes) > self._items.size:
-            raise SealedError("the index has too few free slots for these rows: build it anew")
-        numbers, found = _check_numbers(items, len(codes), int(self._items.max()) + 1), []
+            raise SealedError("the index has too few free slots for these rows: build it again")
+        numbers, positions = _check_numbers(items, len(codes), int(self._items.max()) + 1), []
         if np.isin(numbers, self._items).any():
-            raise SealedError("items must be numbers that no other item of this index has")
+            raise SealedError("items must not be numbers of items in this index")
         near, depths = find_margins(
             np.asarray(codes / np.float32(self._scale), np.float32), self.layout.centroids, self.layout.n_colours
         )
         ranked = np.take_along_axis(near, np.argsort(-depths, axis=1), axis=1)
-        for at, (code, number) in enumerate(zip(codes, numbers.tolist(), strict=True)):
-            cell = self._find_room(ranked[at])
+        for row, (code, number) in enumerate(zip(codes, numbers.tolist(), strict=True)):
+            cell = self._choose_free_cell(ranked[row])
             slot = int(self.layout.counts[cell])
-            self._write(cell, slot, code, number, None if records is None else records[at])
+            self._write(cell, slot, code, number, None if records is None else records[row])
             self.layout.counts[cell] += 1
-            found.append(cell * self.layout.n_slots + slot)
+            positions.append(cell * self.layout.n_slots + slot)
         self._finish_change()
-        return found
+        return positions
 
     def remove(self, items: ArrayLike) -> None:
-        """Take items out; the last of a cell takes the slot that becomes free."""
-        wanted = np.unique(np.atleast_1d(np.asarray(items)))
-        places = np.flatnonzero(np.isin(self._items, wanted))
-        if len(places) != len(wanted) or (wanted < 0).any():
+        """Remove items; the last item of a cell moves to the free slot."""
+        numbers = np.unique(np.atleast_1d(np.asarray(items)))
+        positions = np.flatnonzero(np.isin(self._items, numbers))
+        if len(positions) != len(numbers) or (numbers < 0).any():
             raise SealedError("items must be numbers of items of this index")
         empty = np.zeros(self.layout.dimension, np.int8)
-        for place in places[::-1].tolist():  # the last of a cell first: it moves nowhere
-            cell, slot = divmod(place, self.layout.n_slots)
+        for position in positions[::-1].tolist():  # from the end: an item that moves is never one to remove
+            cell, slot = divmod(position, self.layout.n_slots)
             last = int(self.layout.counts[cell]) - 1
             record = None if self._records is None else self._read_record(cell * self.layout.n_slots + last)
             self._write(cell, slot, self._get_code(cell, last), int(self._items[cell, last]), record)
@@ -345,10 +344,10 @@ class SealedIndex:
             self.layout.counts[cell] -= 1
         self._finish_change()
 
-    def _find_room(self, ranked: NDArray[np.int32]) -> int:
-        """Return the first of a few cells that has room, or the emptiest of all."""
-        room = ranked[self.layout.counts[ranked] < self.layout.n_slots]
-        return int(room[0] if len(room) else np.argmin(self.layout.counts))
+    def _choose_free_cell(self, ranked: NDArray[np.int32]) -> int:
+        """Return the first of some cells with a free slot, or the emptiest cell of all."""
+        free = ranked[self.layout.counts[ranked] < self.layout.n_slots]
+        return int(free[0] if len(free) else np.argmin(self.layout.counts))
 
     def _get_code(self, cell: int, slot: int) -> NDArray[np.int8]:
         colour, block = divmod(cell, self.layout.cells_per_colour)
@@ -356,7 +355,7 @@ class SealedIndex:
         return self._database[colour, slot, start : start + self.layout.dimension].copy()
 
     def _write(self, cell: int, slot: int, code: NDArray[Any], item: int, record: bytes | None) -> None:
-        """Write code and record of one slot, and what that changes in the hints."""
+        """Write code and record of one slot, and update the hints."""
         colour, block = divmod(cell, self.layout.cells_per_colour)
         start, stop = block * self.layout.dimension, (block + 1) * self.layout.dimension
         change = code.astype(np.int64) - self._database[colour, slot, start:stop]
@@ -364,55 +363,54 @@ class SealedIndex:
         self._hint[colour, slot] = (self._hint[colour, slot] + change @ matrix) % (1 << SCORES.modulus_bits)
         self._database[colour, slot, start:stop] = code
         self._items[cell, slot] = item
-        self._touched["scores"].add(colour * self.layout.n_slots + slot)
+        self._changed_rows["scores"].add(colour * self.layout.n_slots + slot)
         if record is not None:
             self._write_record(cell * self.layout.n_slots + slot, record)
 
     def _write_record(self, position: int, record: bytes) -> None:
-        kept = self.layout.records
-        assert kept is not None
+        layout = self.layout.records
+        assert layout is not None
         assert self._records is not None
         assert self._record_hint is not None
-        column, place = divmod(position, kept.per_column)
-        rows = slice(place * kept.width, (place + 1) * kept.width)
-        fresh = pad_records([record], kept.width)[0]
-        change = fresh.astype(np.int64) - self._records[rows, column]
+        column, block = divmod(position, layout.per_column)
+        rows = slice(block * layout.width, (block + 1) * layout.width)
+        padded = pad_records([record], layout.width)[0]
+        change = padded.astype(np.int64) - self._records[rows, column]
         matrix = expand_matrix(FETCH, self.layout.seed, column, column + 1).astype(np.int64)
-        moved = self._record_hint[rows].astype(np.int64) + change[:, None] * matrix
-        self._record_hint[rows] = moved % (1 << FETCH.modulus_bits)
-        self._records[rows, column] = fresh
-        self._touched["records"].update(range(rows.start, rows.stop))
+        hint = self._record_hint[rows].astype(np.int64) + change[:, None] * matrix
+        self._record_hint[rows] = hint % (1 << FETCH.modulus_bits)
+        self._records[rows, column] = padded
+        self._changed_rows["records"].update(range(rows.start, rows.stop))
 
     def _read_record(self, position: int) -> bytes:
-        kept = self.layout.records
-        assert kept is not None
+        layout = self.layout.records
+        assert layout is not None
         assert self._records is not None
-        column, place = divmod(position, kept.per_column)
-        stored = self._records[place * kept.width : (place + 1) * kept.width, column]
-        return unpad_record(stored)
+        column, block = divmod(position, layout.per_column)
+        return unpad_record(self._records[block * layout.width : (block + 1) * layout.width, column])
 
     def _check_record_count(self, records: Sequence[bytes] | None, count: int) -> None:
         if (records is None) != (self._records is None) or (records is not None and len(records) != count):
-            raise SealedError("records must be given for every row, where the index has records, and not otherwise")
+            raise SealedError("pass records for every row if the index has records, and none otherwise")
         if records is not None and self.layout.records is not None:
-            pad_records(records, self.layout.records.width)  # refuses what is too long before anything changes
+            pad_records(records, self.layout.records.width)  # refuses long records before anything changes
 
     def _finish_change(self) -> None:
-        """Name the changed index by a digest, remember what changed, and let kernels read it."""
-        rows = {part: sorted(touched) for part, touched in self._touched.items()}
-        self._changes = [*self._changes, _Change(self.layout.version, rows)][-_REMEMBERED:]
+        """Give the changed index a new version, record the changed rows, and refresh the kernels."""
+        rows = {part: sorted(changed) for part, changed in self._changed_rows.items()}
+        self._changes = [*self._changes, _Change(self.layout.version, rows)][-_MAX_CHANGES:]
         parts = [self._database.reshape(-1, self._database.shape[2])[rows["scores"]].tobytes()]
         if self._records is not None:
             _check_failure(self._records[rows["records"]])
             parts.append(self._records[rows["records"]].tobytes())
         digest = hashlib.sha256(b"".join([str((self.layout.version, rows)).encode(), *parts])).digest()
         self.layout = replace(self.layout, version=_read_version(digest))
-        self._touched = {part: set() for part in self._touched}
+        self._changed_rows = {part: set() for part in self._changed_rows}
         for kernel in self._kernels.values():
             kernel.refresh()
 
     def copy(self) -> Self:
-        """Return an index that can be changed while threads ask this one."""
+        """Return an index that can be changed while this one answers."""
         kernel, device = self._kernel_choice
         return type(self)(
             replace(self.layout, counts=self.layout.counts.copy()),
@@ -428,7 +426,7 @@ class SealedIndex:
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index, its hints included, to one file; one that is there is replaced when all is written."""
+        """Write the index with its hints to one file, atomically."""
         draft = Path(f"{os.fspath(path)}.draft")
         about = {
             "scale": self._scale,
@@ -442,7 +440,7 @@ class SealedIndex:
             with draft.open("w+b") as file:
                 for array in arrays:
                     np.lib.format.write_array(file, array, allow_pickle=False)
-                    file.write(bytes(-file.tell() % _ALIGNED))
+                    file.write(bytes(-file.tell() % _ALIGNMENT))
                 file.seek(0)
                 digest = hashlib.file_digest(file, "sha256").digest()
                 file.write(digest)
@@ -462,9 +460,9 @@ class SealedIndex:
         kernel: KernelName = "auto",
         device: str = "cpu",
     ) -> Self:
-        """Map an index that :meth:`save` wrote into memory, which all processes share that do so.
+        """Map a file of :meth:`save` into memory; processes that map the same file share the memory.
 
-        `writable`: Whether it can be changed, in memory alone: :meth:`save` writes the changed one.
+        `writable`: Whether the index can be changed, in memory only; :meth:`save` writes the change.
         """
         try:
             about, arrays = _map_arrays(Path(path), "c" if writable else "r")
@@ -474,7 +472,7 @@ class SealedIndex:
             state: dict[str, Any] = dict(zip(_SAVED[3:], records, strict=bool(records)))
             scale = float(about["scale"])
         except (OSError, ValueError, KeyError, EOFError, TypeError, WireError) as error:
-            raise SealedError(f"the sealed index at {path} cannot be read: it is missing or damaged") from error
+            raise SealedError(f"The sealed index at {path} is missing or corrupted; build it again.") from error
         state |= {"scale": scale, "items": items, "changes": changes, "kernel": kernel, "device": device}
         return cls(layout, database, hint, **state)
 
@@ -483,8 +481,8 @@ def _make_hint(parameters: LweParameters, seed: bytes, matrix: Bytes, n_jobs: in
     """Return the hint of a matrix: a function of each of its rows, modulo a power of two."""
     with connect(cluster) as workers:
         parts = workers.place(cut_table(matrix, _HINT_ROWS))
-        found = workers.map(_hint_part, parts, parameters, seed, n_jobs, stage="making hints")
-        return np.concatenate(list(found))
+        hints = workers.map(_hint_part, parts, parameters, seed, n_jobs, stage="making hints")
+        return np.concatenate(list(hints))
 
 
 def _hint_part(rows: Bytes, parameters: LweParameters, seed: bytes, n_jobs: int) -> Words:
@@ -492,7 +490,7 @@ def _hint_part(rows: Bytes, parameters: LweParameters, seed: bytes, n_jobs: int)
 
 
 def _map_arrays(path: Path, mode: Literal["r", "c"]) -> tuple[dict[str, Any], list[NDArray[Any]]]:
-    """Return what a file says of an index, and its arrays. ValueError where its digest is another."""
+    """Return the header and the arrays of a file; ValueError if its digest is wrong."""
     arrays: list[NDArray[Any]] = []
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END) - hashlib.sha256().digest_size
@@ -501,7 +499,7 @@ def _map_arrays(path: Path, mode: Literal["r", "c"]) -> tuple[dict[str, Any], li
         whole = np.memmap(file, np.uint8, "r", 0, (size,))
         file.seek(size)
         if hashlib.sha256(whole.data).digest() != file.read():
-            raise ValueError("the file is damaged")
+            raise ValueError("the file is corrupted")
         file.seek(0)
         while file.tell() < size:
             if np.lib.format.read_magic(file) != (1, 0):
@@ -509,27 +507,27 @@ def _map_arrays(path: Path, mode: Literal["r", "c"]) -> tuple[dict[str, Any], li
             shape, _, kind = np.lib.format.read_array_header_1_0(file)
             begin = file.tell()
             arrays.append(np.memmap(file, kind, mode, begin, shape))
-            file.seek(-(-(begin + arrays[-1].nbytes) // _ALIGNED) * _ALIGNED)
+            file.seek(-(-(begin + arrays[-1].nbytes) // _ALIGNMENT) * _ALIGNMENT)
     return json.loads(arrays[0].tobytes()), arrays[1:]
 
 
 def _check_numbers(items: ArrayLike | None, count: int, first: int) -> NDArray[np.int64]:
-    """Return the numbers of items that come in."""
+    """Return the checked numbers of new items."""
     if items is None:
         return np.arange(first, first + count)
     numbers = np.asarray(items)
     if numbers.shape != (count,) or numbers.dtype.kind not in "iu" or len(np.unique(numbers)) != count:
-        raise SealedError("items must be whole numbers, one for every row, and no number twice")
+        raise SealedError("items must be whole numbers, one for each row, all different")
     if count and int(numbers.min()) < 0:
-        raise SealedError("items must be numbers from 0 on")
+        raise SealedError("items must be at least 0")
     return numbers.astype(np.int64)
 
 
 def _check_failure(rows: Bytes) -> None:
-    """Refuse rows of records that are so long that a byte might be read wrongly."""
+    """Refuse records so long that noise could change a byte."""
     longest = max((float(np.linalg.norm(row.astype(np.float32))) for row in rows), default=0.0)
     if bound_fetch_failure(longest) > _LARGEST_FAILURE:
-        raise SealedError("records are too many or too long for one table: make them shorter")
+        raise SealedError("records are too many or too long: make them shorter")
 
 
 def _read_version(digest: bytes) -> int:
@@ -537,7 +535,7 @@ def _read_version(digest: bytes) -> int:
 
 
 def _name_version(seed: bytes, database: Bytes, records: Bytes | None) -> int:
-    """Return a number that another build has only by chance: questions to the one are then refused by the other."""
+    """Return a version from the content: an index with other content refuses questions for this one."""
     digest = hashlib.sha256(seed)
     for array in (database, records):
         digest.update(b"" if array is None else array.data)
@@ -547,45 +545,45 @@ def _name_version(seed: bytes, database: Bytes, records: Bytes | None) -> int:
 def _find_projection(vectors: Singles, dimension: int) -> Singles:
     """Return the leading directions of vectors, rotated at random, shape (n_features, dimension).
 
-    After the rotation all coordinates matter alike, so that one scale suits all.
+    The rotation makes all coordinates equally important, so that one scale fits all.
     """
     n_features = vectors.shape[1]
-    kept = min(dimension, n_features)
+    rank = min(dimension, n_features)
     _, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
-    width = -(-kept // TILE) * TILE
+    width = -(-rank // TILE) * TILE
     rotation, _ = np.linalg.qr(np.random.default_rng(_SEED).normal(size=(width, width)))
-    return np.asarray(directions[:, ::-1][:, :kept] @ rotation[:kept], dtype=np.float32)
+    return np.asarray(directions[:, ::-1][:, :rank] @ rotation[:rank], dtype=np.float32)
 
 
 def _spread(count: int) -> NDArray[np.int64]:
-    """Return which rows to learn directions from: all, or some from all over."""
+    """Return the positions of the rows to learn directions from, evenly spaced."""
     return np.unique(np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64))
 
 
 def _quantise(rows: NDArray[Any], projection: Singles) -> tuple[Bytes, float, int]:
-    """Return codes of 8 bits, their scale, and a bound on their length; some rows are projected at a time."""
+    """Return codes of 8 bits, their scale, and a bound on their length; project a block of rows at a time."""
     sample = check_rows(rows[_spread(len(rows))]) @ projection
     scale = _DIGITS / (_CLIP * float(np.sqrt(np.mean(sample**2, dtype=np.float64))))
     codes, longest = np.empty((len(rows), projection.shape[1]), np.int8), 0.0
     for start in range(0, len(rows), _SAMPLE):
-        some = slice(start, start + _SAMPLE)
-        steps = np.clip(np.rint(check_rows(rows[some]) @ projection * scale), -_DIGITS, _DIGITS)
+        block = slice(start, start + _SAMPLE)
+        steps = np.clip(np.rint(check_rows(rows[block]) @ projection * scale), -_DIGITS, _DIGITS)
         longest = max(longest, float(np.linalg.norm(steps, axis=1).max()))
-        codes[some] = steps
+        codes[block] = steps
     return codes, scale, math.ceil(longest * 1.02) + 1
 
 
 def _clip(steps: Singles, reach: int) -> Bytes:
-    """Return whole numbers of 8 bits; what is longer than `reach` is shortened."""
+    """Return codes of 8 bits; shorten those longer than `reach`."""
     clipped = np.clip(steps, -_DIGITS, _DIGITS)
     lengths = np.linalg.norm(clipped, axis=1, keepdims=True)
     return np.asarray(np.trunc(clipped * np.minimum(1, reach / np.maximum(lengths, 1))), dtype=np.int8)
 
 
 def _lay_out_records(records: Sequence[bytes], items: NDArray[np.int64], n_fetched: int) -> tuple[RecordLayout, Bytes]:
-    """Return layout and matrix of records, one for every slot: as many columns as rows, about."""
+    """Return layout and matrix of records, one for every slot."""
     if len(records) != int(items.max()) + 1:
-        raise SealedError("records must be as many as rows")
+        raise SealedError("pass one record for each row")
     if not 1 <= check_count(n_fetched, "n_fetched", 1) <= MOST_FETCHED:
         raise SealedError(f"n_fetched must be from 1 to {MOST_FETCHED}")
     width = max(map(len, records)) + 1

@@ -1,4 +1,4 @@
-"""How large a sealed gallery is: its shape and its bytes. Planners use it, and need no cryptography for it."""
+"""The shape of a sealed index and its sizes in bytes. Planners use it without the cryptography package."""
 
 import math
 from dataclasses import dataclass
@@ -8,18 +8,18 @@ from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 
 HINT_BYTES = {"scores": 2, "records": 3}  # of an entry of a hint
 ANSWER_BYTES = 2  # of a number
-TILE = 8  # dimensions and slots are multiples of it: what processors multiply at a time
+TILE = 8  # dimensions and slots are multiples of it: processors multiply this many numbers at a time
 N_FETCHED = 32
-_ROOM = 1.035  # slots for each item: what balance and later items need
-_PROBED = 13_900  # slots that a question looks into: their number makes the hint
-_CELLS = 218  # cells times numbers of a code, for the square root of the items: their product makes the question
-_COLOURS = 3072  # colours times numbers of a code, at most
-_DIMENSIONS = ((2_500_000, 256), (8_000_000, 128))  # up to so many items, so many numbers a code
-_LEAST = 64  # numbers of a code where cells are as many as they may be
+_SLOTS_PER_ITEM = 1.035  # the spare slots balance the cells and take later items
+_PROBED = 13_900  # slots that a question probes; they determine the size of the hint
+_CELLS = 218  # cells times dimensions of a code, over the root of the items; it determines the size of a question
+_COLOURS = 3072  # largest product of colours and dimensions of a code
+_DIMENSIONS = ((2_500_000, 256), (8_000_000, 128))  # (items at most, dimensions of a code)
+_LEAST = 64  # dimensions of a code in larger galleries
 
 
 def choose_dimension(n_items: int) -> int:
-    """Return the numbers of a code for a gallery: more tell near items apart, and leave fewer colours.
+    """Return the dimensions of a code for a gallery: more distinguish near items better, and allow fewer colours.
 
     Examples
     --------
@@ -32,7 +32,7 @@ def choose_dimension(n_items: int) -> int:
 def choose_shape(
     n_items: int, dimension: int, n_cells: int | None = None, n_colours: int | None = None
 ) -> tuple[int, int]:
-    """Return numbers of cells and colours for a gallery; those that are given are kept, cells as a multiple of colours.
+    """Return the numbers of cells, a multiple of the colours, and of colours; arguments that are not None are used.
 
     Examples
     --------
@@ -43,32 +43,32 @@ def choose_shape(
     cells = max(1, round(_CELLS * math.sqrt(n_items) / wide)) if n_cells is None else check_count(n_cells, "n_cells", 1)
     if n_colours is None:
         n_colours = max(1, min(round(_PROBED * cells / n_items), _COLOURS // wide))
-        # Numbers that are encrypted under one secret may not be more than the estimates hold for.
+        # The security estimates limit how many numbers are encrypted under one secret.
         n_colours = max(n_colours, -(-cells // (SCORES.most_samples // wide)))
     n_colours = min(check_count(n_colours, "n_colours", 1), cells)
     return -(-cells // n_colours) * n_colours, n_colours
 
 
 def count_slots(n_items: int, n_cells: int) -> int:
-    """Return the slots of every cell: the same number, a few more than items fill on average."""
-    return -(-math.ceil(_ROOM * n_items / n_cells + 1) // TILE) * TILE
+    """Return the slots of every cell, a few more than items fill on average."""
+    return -(-math.ceil(_SLOTS_PER_ITEM * n_items / n_cells + 1) // TILE) * TILE
 
 
 def shape_records(n_positions: int, width: int) -> tuple[int, int]:
-    """Return records of a column, and columns: as many columns as rows, about."""
+    """Return the records in a column, and the number of columns: about as many columns as rows."""
     per_column = max(1, round(math.sqrt(n_positions / width)))
     return per_column, -(-n_positions // per_column)
 
 
 def count_question_bytes(parameters: LweParameters, count: int) -> int:
-    """Return the bytes that so many numbers of a question take; a few of them fill whole bytes."""
-    few = 8 // math.gcd(parameters.question_bits, 8)
-    return -(-count // few) * few * parameters.question_bits // 8
+    """Return the bytes of `count` packed numbers of a question, padded to a group that fills whole bytes."""
+    group = 8 // math.gcd(parameters.question_bits, 8)
+    return -(-count // group) * group * parameters.question_bits // 8
 
 
 @dataclass(frozen=True)
 class SealedSizes:
-    """Bytes of sealed search for a gallery: what a client keeps, what a question sends and gets, what a pass reads."""
+    """Bytes of sealed search for a gallery: hints of a client, a question, its answer, and a pass over the codes."""
 
     hint: int
     question: int
@@ -77,7 +77,7 @@ class SealedSizes:
 
 
 def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> SealedSizes:
-    """Return what sealed search takes for a gallery of so many items, with records of so many bytes.
+    """Return the sizes of sealed search for a gallery of `n_items`, with records of `record_bytes`.
 
     Examples
     --------

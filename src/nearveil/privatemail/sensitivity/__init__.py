@@ -112,7 +112,7 @@ def target_only(
     target_error = bounds.bound_target_error(public, error_bound)
     if released == "target":
         return check_result(MARGIN * (target + 2 * target_error))
-    anchor_rows = min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_prime(public))
+    anchor_rows = min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_double_prime(public))
     change = combine_norms(np.array([target, anchor_rows]), norm)
     error = combine_norms(np.array([target_error, bounds.bound_anchors_error(public, error_bound)]), norm)
     return check_result(MARGIN * (change + 2 * error))

@@ -203,8 +203,8 @@ def bound_anchors_a(public: AnchorFigures) -> float:
     return combine_norms(public.lever * change / 2, public.norm)
 
 
-def bound_anchors_a_prime(public: AnchorFigures) -> float:
-    """Theorem A' for the anchors' rows: ``sqrt((1 - a) (1 - sqrt a) / 2) |diag(g) X|_op``."""
+def bound_anchors_a_double_prime(public: AnchorFigures) -> float:
+    """Theorem A'' for the anchors' rows: ``sqrt((1 - a) (1 - sqrt a) / 2) |diag(g) X|_op``."""
     anchors = public.anchors
     weighted = (public.lever / (public.degree + public.least) ** 2)[:, None] * anchors
     tall = weighted if len(anchors) > anchors.shape[1] else weighted.T
