@@ -51,7 +51,7 @@ def test_a_file_becomes_a_gallery_with_the_users_own_ids(kind: str) -> None:
         unit = ROWS[7] / np.linalg.norm(ROWS[7])
         np.testing.assert_allclose(index.features(["doc-7"])[0], unit, atol=1e-6)
     assert found["reach"] < 1
-    assert "of the vectors; the others are never returned" in fine(*words)
+    assert "of the vectors; the others are never returned; --reach 1" in fine(*words)
     again = told(*words)
     assert (again["added"], again["map_learned"], again["revision"]) == (0, False, found["revision"])
     assert "Nothing new: the index is unchanged." in fine(*words)

@@ -14,7 +14,7 @@ from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap,
 from nearveil.mechanisms.covers import learning
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MapError
-from nearveil.mechanisms.covers.members import find_prototypes_of, fit_coverage, measure_around
+from nearveil.mechanisms.covers.members import find_near, find_prototypes_of, fit_coverage, measure_around
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
@@ -277,6 +277,35 @@ def test_an_update_finds_nearly_what_learning_anew_finds(
     anew = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[50:])
     part = 0.97 if prototypes > 1150 else 0.92  # a prototype that stands for nine items tells less of a new one
     assert _recall(covers, gallery[50:], queries) > part * _recall(anew, gallery[50:], queries)
+
+
+@pytest.mark.parametrize("reach", [0.0, 1.0])
+def test_an_update_of_a_large_gallery_reads_new_items_and_a_sample(
+    digits: tuple[Floats, Floats, Floats], reach: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nearveil.mechanisms.covers.covers.PROTOTYPES", 128)
+    monkeypatch.setattr("nearveil.mechanisms.covers.covers._REPLACEMENTS", 100)
+    monkeypatch.setattr("nearveil.mechanisms.covers.covers._REPLACEMENTS_A_CHANGE", 1)
+    placed: list[int] = []
+
+    def count(features: SpreadRows, *more: Any) -> Any:
+        placed.append(len(features))
+        return find_near(features, *more)
+
+    public, gallery, queries = digits
+    covers = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[:1140])
+    monkeypatch.setattr("nearveil.mechanisms.covers.covers.find_near", count)
+    before = np.concatenate([np.arange(30, 1140), np.full(60, -1)])
+    updated = covers.update(gallery[30:], before)
+    assert 190 <= placed[0] <= 190 + 60
+    assert updated.map_.coverage.tobytes() == covers.map_.coverage.tobytes()
+    assert np.diff(updated.members_.indptr).tolist() == [234] * 8
+    assert updated.reach_ >= reach
+    # Remaining items outside of the sample keep their sets.
+    moved = (covers.members_[:, 30:].toarray() != updated.members_.toarray()[:, :1110]).any(axis=0)
+    assert moved.sum() <= 190
+    anew = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[30:])
+    assert _recall(updated, gallery[30:], queries) > 0.95 * _recall(anew, gallery[30:], queries)
 
 
 def test_an_update_of_nothing_changes_nothing(digits: tuple[Floats, Floats, Floats]) -> None:

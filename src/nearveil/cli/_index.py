@@ -211,7 +211,8 @@ def _print_report(report: "SyncReport", *, is_table: bool) -> None:
     else:
         reach = f"every {item}; {_COST_OF_REACH}"
         if published.reach < 1:
-            reach = f"{published.reach:.1%} of the {item}s; the others are never returned; --reach 1 includes them"
+            share = math.floor(1000 * published.reach) / 10  # 100% would be wrong
+            reach = f"{share:.1f}% of the {item}s; the others are never returned; --reach 1 includes them"
         lines |= {
             "map": f"{published.map.n_sets:,} sets, {published.map.nbytes:,} bytes, for epsilon "
             f"{published.release.epsilon:g}",

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -147,11 +146,15 @@ class DirectoryIndex(_index.Index):
             if header.revision < self._rows.revision:  # a backup was restored
                 self._forget_rows()
             if header.revision > self._rows.revision:
-                remaining = ~np.isin(self._rows.ids, find_deleted_since(connection, self._rows.revision))
-                old = self._rows.ids[remaining], self._rows.features[remaining]
-                ids, stop = np.empty(header.count, np.uint32), 0
-                features = np.empty((header.count, self.dimension), np.float32)
-                for block_ids, block in chain([old], self._read_from(connection, self._rows.next_id)):
+                gone = np.isin(self._rows.ids, find_deleted_since(connection, self._rows.revision))
+                remaining = np.flatnonzero(~gone)
+                count, stop = header.count, len(remaining)
+                if stop > count:
+                    raise CorruptedIndexError(self._location, "the list of items")
+                ids, features = np.empty(count, np.uint32), np.empty((count, self.dimension), np.float32)
+                ids[:stop] = self._rows.ids[remaining]
+                np.take(self._rows.features, remaining, axis=0, out=features[:stop], mode="clip")  # without a buffer
+                for block_ids, block in self._read_from(connection, self._rows.next_id):
                     start, stop = stop, stop + len(block_ids)
                     if stop > header.count:
                         break

@@ -211,7 +211,8 @@ def sync_table(
                 written = gallery.add_table(*table, replace=True, progress=start)
             with _note_changes():
                 # After the insert: an invalid row deletes nothing. Rows of the table stay.
-                gallery.delete(np.setdiff1d(np.intersect1d(gone, gallery.ids()), written))
+                deleted = np.setdiff1d(np.array(gone, np.uint32), written)
+                gallery.delete(deleted[np.isin(deleted, gallery.ids())])
                 added = len(np.setdiff1d(gallery.ids(), before, assume_unique=True))
                 terms.check(len(gallery), "the index has changed, and its map is as before: publish it on other terms")
                 published, learned = publish_map(gallery, terms, start, workers)

@@ -1,7 +1,7 @@
 """Covers and cells: mechanisms with messages that name a set of a public map."""
 
 from abc import abstractmethod
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, Self, get_args
 
@@ -54,6 +54,8 @@ from nearveil.mechanisms.covers.members import (
     make_members,
     measure_around,
     measure_local,
+    move_members,
+    place_local,
     reach_items,
 )
 from nearveil.privacy import Guarantee
@@ -67,6 +69,7 @@ PROTOTYPES = MOST_GRADED  # in a gallery up to this size, every item is a protot
 _SMALL_ANSWER = 0.03  # part of a gallery: smaller answers need more prototypes
 _SAMPLED = 1 << 20  # items to learn prototypes from
 _FITTED = 50_000  # queries to fit the coverage of prototypes to
+_REPLACEMENTS, _REPLACEMENTS_A_CHANGE = 4096, 8  # items of a large gallery that an update may move to other sets
 DUE = 0.1  # the part of a gallery that may change before you should learn its sets again
 
 
@@ -148,7 +151,7 @@ class MappedRelease(TractableRelease):
     def reach_(self) -> float:
         """Fraction of the items that are in a set; other items are never returned."""
         self._check_indexed()
-        return float(len(np.unique(self.members_.indices)) / self.members_.shape[1])
+        return float(np.count_nonzero(np.bincount(self.members_.indices)) / self.members_.shape[1])
 
     def use_map(self, public_map: PublicMap) -> Self:
         """Return a copy with a server's map, for the client. The guarantee holds for any map."""
@@ -317,7 +320,7 @@ def _check_positions(before: ArrayLike, n_items: int, n_before: int) -> NDArray[
     if positions.shape != (n_items,) or not np.issubdtype(positions.dtype, np.integer):
         raise ValueError(f"before must hold one whole number for each of the {n_items} items")
     old = positions[positions >= 0]
-    if (positions < -1).any() or (old >= n_before).any() or len(np.unique(old)) < len(old):
+    if (positions < -1).any() or (old >= n_before).any() or np.bincount(old, minlength=1).max() > 1:
         raise ValueError(f"before must name each of the {n_before} earlier items at most once, or be -1")
     return positions.astype(np.int64)
 
@@ -392,8 +395,8 @@ class Covers(MappedRelease):
         """Return a copy with sets and map for a slightly changed gallery, without learning them again.
 
         Remaining items keep their sets. New items, and replacements of removed items, enter the sets with the largest
-        coverage around them, until every set has floor(f N) items. Clients need the new map; messages for the old one
-        do not fit it.
+        coverage around them, until every set has floor(f N) items. In a large gallery replacements come from a sample,
+        and the map keeps its coverage. Clients need the new map; messages for the old one do not fit it.
 
         If new items resemble old ones, recall hardly falls. Learn the sets again with :meth:`index` when `drift_`
         exceeds `DUE`, a tenth of the gallery, or when new items are far from all old ones.
@@ -414,27 +417,33 @@ class Covers(MappedRelease):
         >>> covers.map_.n_items, covers.map_.set_size, round(covers.drift_, 3)
         (1430, 286, 0.049)
         """
-        return self.update_features(SpreadRows.cut(self.gallery_features(gallery)), before)
+        features = SpreadRows.cut(self.gallery_features(gallery))
+        return self.update_features(features, before)._with_attributes(_gallery_digest=_hash_rows(features))
 
     def update_features(self, features: SpreadRows, before: ArrayLike) -> Self:
-        """Update from features in partitions; see :meth:`update`."""
+        """Update from features in partitions, without the digest for :meth:`rank`; see :meth:`update`.
+
+        Of a large gallery this reads new items and a sample of the others alone.
+        """
         self._check_indexed()
-        positions = _check_positions(before, len(features), self.members_.shape[1])
-        old, size = self.map_, candidate_count(self.candidates, len(features))
-        near = find_near(features, old, count_near(old))
-        local = measure_local(near, old)
-        items = reach_items(carry_members(self.members_, positions, local, size), local, self.reach)
-        members = make_members(items, len(features))
-        if len(features) <= count_prototypes(len(features), old.n_sets, size) or len(old.prototypes) == old.n_items:
-            grouping = group_around_prototypes(features, members, old.components)
-            public_map = _make_map(len(features), grouping, size)
+        n, old = len(features), self.map_
+        positions, size = _check_positions(before, n, self.members_.shape[1]), candidate_count(self.candidates, n)
+        n_new = int((positions < 0).sum())
+        changed = 2 * n_new + self.members_.shape[1] - n
+        every_item = n <= count_prototypes(n, old.n_sets, size) or len(old.prototypes) == old.n_items
+        sampled = positions < 0
+        sampled[choose_rows(n, n if every_item else _REPLACEMENTS + _REPLACEMENTS_A_CHANGE * changed)] = True
+        chosen = np.flatnonzero(sampled)
+        near = find_near(SpreadRows.cut(features.take(chosen, "taking rows")), old, count_near(old))
+        carried = move_members(self.members_, positions)
+        local = place_local(measure_local(near, old), chosen, carried)
+        members = make_members(reach_items(carry_members(carried, local, size), local, self.reach), n)
+        if every_item:
+            public_map = _make_map(n, group_around_prototypes(features, members, old.components), size)
         else:
-            around = _round_coverage(measure_around(near[:, 0], members, len(old.prototypes)))
-            public_map = PublicMap(old.components, old.prototypes, around, len(features), size)
-        remaining = int((positions >= 0).sum())
-        changed = len(features) - remaining + self.members_.shape[1] - remaining
-        drift, digest = self.drift_ + changed / len(features), _hash_rows(features)
-        return self._with_attributes(map_=public_map, members_=members, drift_=drift, _gallery_digest=digest)
+            public_map = replace(old, n_items=n, set_size=size)
+        drift = self.drift_ + changed / n
+        return self._with_attributes(map_=public_map, members_=members, drift_=drift, _gallery_digest="")
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         super()._fit(features, labels)

@@ -93,14 +93,27 @@ def count_near(public_map: PublicMap) -> int:
     return min(CHOICE_RANKS, len(public_map.prototypes)) if several else 1
 
 
-def carry_members(members: csr_array, before: Positions, local: csr_array, set_size: int) -> SetItems:
-    """Return sets for a changed gallery: old members first, then items with the largest coverage around them."""
-    n = len(before)
+def move_members(members: csr_array, before: Positions) -> csr_array:
+    """Return the membership table of the remaining items, at their positions in a changed gallery."""
     remaining = np.flatnonzero(before >= 0)
-    moves = csr_array(
-        (np.ones(len(remaining), np.float32), (before[remaining], remaining)), shape=(members.shape[1], n)
-    )
-    value = (local + 2 * (members.astype(np.float32) @ moves)).tocsr()
+    ones = np.ones(len(remaining), np.float32)
+    moves = csr_array((ones, (before[remaining], remaining)), shape=(members.shape[1], len(before)))
+    return members.astype(np.float32) @ moves
+
+
+def place_local(local: csr_array, chosen: Positions, carried: csr_array) -> csr_array:
+    """Return the coverage around all items from that around some `chosen` ones; other items keep their sets."""
+    n_sets, n = carried.shape
+    others = np.ones(n, np.float32)
+    others[chosen] = 0
+    known = csr_array((local.data, chosen[local.indices], local.indptr), shape=(n_sets, n))
+    return (known + carried.multiply(others)).tocsr()
+
+
+def carry_members(carried: csr_array, local: csr_array, set_size: int) -> SetItems:
+    """Return sets for a changed gallery: old members first, then items with the largest coverage around them."""
+    n = carried.shape[1]
+    value = (local + 2 * carried).tocsr()
     set_items = np.empty((value.shape[0], set_size), dtype=np.int64)
     for number, (start, end) in enumerate(zip(value.indptr[:-1], value.indptr[1:], strict=True)):
         items, values = value.indices[start:end], value.data[start:end]
