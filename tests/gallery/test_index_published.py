@@ -44,7 +44,7 @@ from .index_places import (
 __all__ = ["index_server", "index_url", "one_thread", "where"]  # fixtures
 
 EPSILON, F = 8.0, 0.25
-TOO_LARGE = "the answer is larger than this server sends: ask for fewer extras"
+TOO_LARGE = "the images are larger than the limit: ask for fewer extras"
 
 
 def client_of(published: Published) -> Covers:

@@ -36,7 +36,8 @@ class PublicRequest:
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
-        assert (flags, body) == (0, b"")
+        if (flags, body) != (0, b""):
+            raise WireError("a public request has no flags and no body")
         return cls()
 
 
