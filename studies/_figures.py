@@ -49,7 +49,7 @@ COLOURS = {
     "grey": "#7F7F7F",
 }
 IMPOSSIBLE = "impossible: above the ceiling"
-FLOOR = "floor: asks nothing"
+FLOOR = "floor: no query"
 
 
 @dataclass(frozen=True)

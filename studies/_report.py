@@ -41,7 +41,7 @@ def write(study: Study, measured: Measured, folder: Path) -> Path:
     _replace(folder / f"{study.name}.csv", as_csv(measured.rows))
     _replace(folder / f"{study.name}.json", json.dumps({**about, "rows": measured.rows}, indent=1) + "\n")
     page = folder / f"{study.name}.md"
-    _replace(page, f"{text}\n\n## What this was made with\n\n{_list_origin(study, about)}\n")
+    _replace(page, f"{text}\n\n## Data, parameters and versions\n\n{_list_origin(study, about)}\n")
     return page
 
 

@@ -253,4 +253,4 @@ def _describe(plan: Plan) -> str:
 
 
 PARAMETERS = {"delta": DELTA, **{name: _describe(plan) for name, plan in PLANS.items()}}
-STUDY = Study("accounting", cases, measure, figures, facts, ("none: all of it is computed",), PARAMETERS, ())
+STUDY = Study("accounting", cases, measure, figures, facts, ("none: all figures are computed",), PARAMETERS, ())

@@ -112,8 +112,8 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     figure, ((axes,),) = draw.make_panels(1, 1, (5.6, 3.6))
     lost = select(rows, part="loss")
     draw.curves(axes, lost, "loss", "bytes", by="data", labels=NAMES)
-    axes.axhline(MOST, color="0.45", linewidth=1.0, linestyle="--", label="what the default allows")
-    axes.set(xscale="log", yscale="log", xlabel="bytes of a candidate", ylabel="part of the true top 8 lost")
+    axes.axhline(MOST, color="0.45", linewidth=1.0, linestyle="--", label="limit of the default")
+    axes.set(xscale="log", yscale="log", xlabel="bytes per candidate", ylabel="share of the true top 8 lost")
     ticks = sorted(lost["bytes"].unique())
     draw.set_ticks(axes, ticks, [f"{tick:,}" for tick in ticks])
     axes.legend()
@@ -126,9 +126,9 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     popular = {
         words: summarise(galleries, column, "data").apply(interval, axis=1, args=(".3f",))
         for column, words in (
-            ("by_gallery", "the gallery's items, each with itself left out"),
+            ("by_gallery", "the gallery's items, each without itself"),
             ("by_queries", f"the {QUERIES:,} test queries"),
-            ("by_gallery_on_queries", "chosen by the first, measured on the second"),
+            ("by_gallery_on_queries", "items chosen by the first, measured on the second"),
         )
     }
     losses = summarise(lost, "loss", "bytes", "data").apply(interval, axis=1, args=(".4f",)).unstack("data", sort=False)
@@ -138,13 +138,13 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "one_seed": " and ".join(map(str, ONE_SEED)),
         "losses": losses.sort_index()
         .rename(columns=NAMES, index="{:,}".format)
-        .rename_axis("bytes a candidate")
+        .rename_axis("bytes per candidate")
         .reset_index(),
         "needs": [
             {"name": NAMES.get(data, data), "noise": group["noise"].mean(), "bytes": group["rate_bytes"].mean()}
             for data, group in galleries.groupby("data", sort=False)
         ],
-        "popular": pd.DataFrame(popular).T.rename(columns=NAMES).rename_axis("asked").reset_index(),
+        "popular": pd.DataFrame(popular).T.rename(columns=NAMES).rename_axis("queries").reset_index(),
     }
 
 

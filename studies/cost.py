@@ -208,12 +208,12 @@ def _compare_embeddings(rows: pd.DataFrame) -> dict[str, Any]:
     lines = pd.DataFrame(
         {
             "seconds (95% interval)": _show(summarise(rows, "seconds", *keys)),
-            "times the dense way": _show(ratio),
+            "times the dense method": _show(ratio),
             "peak GiB": rows.groupby(keys, sort=False)["peak_gib"].first().map("{:.2f}".format),
         }
     ).reset_index()
     return {
-        "embeddings": lines.assign(rows=lines["rows"].map("{:,}".format)),
+        "embeddings": lines.assign(rows=lines["rows"].map("{:,}".format)).rename(columns={"way": "method"}),
         "largest": largest,
         "fastest": ratios[largest].idxmax()[0],
         "fastest_times": ratios[largest].max(),
@@ -247,7 +247,7 @@ def _compare_votes(rows: pd.DataFrame) -> dict[str, Any]:
         "queries a second (95% interval)": _show(results),
         "times the published loop": times.map(plain),
     }
-    table = pd.DataFrame(lines).reset_index().rename(columns={"rows": "private rows"})
+    table = pd.DataFrame(lines).reset_index().rename(columns={"rows": "private rows", "way": "method"})
     most = rows["rows"].max()
     ours = [f"{ratio:.3g} ({way.partition(' (')[0]})" for way, ratio in times[most].items() if "ours" in way]
     return {
@@ -277,7 +277,7 @@ STUDY = Study(
     measure,
     figures,
     facts,
-    ("drawn at random, but for the votes: HOG of MNIST where it is there",),
+    ("drawn at random; for the votes HOG of MNIST, if it is available",),
     PARAMETERS,
     alone=True,
 )

@@ -135,7 +135,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     lines = pd.DataFrame(
         {
             "Recall@8": show(rows, "recall", *keys),
-            "of the label that was told": show(rows, "recall_of_told_label", *keys),
+            "Recall@8 of the label in the input": show(rows, "recall_of_told_label", *keys),
             "ceiling": rows.groupby(keys, sort=False)["ceiling"].first().map(round_up),
             "floor": rows.groupby(keys, sort=False)["floor"].first().map("{:.3f}".format),
         }
@@ -160,7 +160,7 @@ PARAMETERS = {
     "delta": DELTA,
     "anchors": ANCHORS,
     "gallery": GALLERY,
-    "queries a class": 1,
+    "queries per class": 1,
     "others": "Table 2 of the 2022 paper",
 }
 STUDY = Study("label-leak", cases, measure, figures, facts, list_files(*DATA), PARAMETERS, SEEDS, note=NOTE)

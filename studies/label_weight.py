@@ -62,7 +62,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         labels = {bandwidth: f"bandwidth {bandwidth:g}" for bandwidth in group["bandwidth"].unique()}
         places = group.assign(position=group["label_weight"].map(weights.index))
         draw.curves(axes, places, "accuracy", "position", by="bandwidth", labels=labels)
-        draw.floor(axes, group["floor"].iloc[0], label="floor: the commonest class")
+        draw.floor(axes, group["floor"].iloc[0], label="floor: the most common class")
         axes.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
         axes.set(title=TITLES[data], xlabel="label weight alpha", ylim=(0, 1.03))
     panels[0, 0].set_ylabel("held-out accuracy, 5 neighbours")

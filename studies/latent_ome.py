@@ -147,8 +147,8 @@ def _draw_recall(rows: pd.DataFrame) -> Figure:
     draw.floor(axes, bottom)
     draw.curves(axes, results, "nn_recall", "epsilon")
     claimed = summarise(select(rows, part="claimed"), "nn_recall", "epsilon").sort_index()
-    draw.curve(axes, "OME", claimed, sound=False, label="OME at the epsilon it claims")
-    draw.epsilon_axis(axes, ceilings.index, label="epsilon of one query (exact, but for the dotted curve)")
+    draw.curve(axes, "OME", claimed, sound=False, label="OME at its claimed epsilon")
+    draw.epsilon_axis(axes, ceilings.index, label="epsilon of one query (exact, except for the dotted curve)")
     axes.set(ylim=(0, 1.005), ylabel="NN-recall@8")
     draw.legend_below(figure, [axes])
     return figure
@@ -203,7 +203,7 @@ def _list_budgets(budgets: pd.DataFrame) -> pd.DataFrame:
 def _find_leaks(results: pd.DataFrame, claimed: pd.DataFrame) -> dict[str, Any]:
     """Return the table of recalls, and where OME as claimed is above the ceiling, which is a leak."""
     ceilings, bottom = find_limits(results)
-    both = pd.concat([results, claimed.assign(method="*OME at the epsilon it claims*")])
+    both = pd.concat([results, claimed.assign(method="*OME at its claimed epsilon*")])
     means = summarise(both, "nn_recall", "method", "epsilon")
     cells = means.apply(lambda row: f"{row.value:.3f} ± {row.high - row.value:.3f}", axis=1).unstack(sort=False)
     cells = cells.sort_index(axis=1)

@@ -212,7 +212,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         _draw_references(axes, rows, "mnist")
         axes.set(title=title, ylim=limits)
     for figure, line in ((accuracy, panels), (trade_off, pair)):
-        line[0].set_ylabel("accuracy of the student on held images")
+        line[0].set_ylabel("accuracy of the student on held-out images")
         draw.legend_below(figure, line)
     return {"accuracy": accuracy, "trade-off": trade_off}
 
@@ -233,7 +233,7 @@ def _draw_accuracy(axes: Axes, rows: pd.DataFrame, name: DigitSet) -> None:
 
 def _draw_references(axes: Axes, rows: pd.DataFrame, name: DigitSet) -> None:
     low, top, near = (find_curve(rows, name, way)["value"].iloc[0] for way in (COMMONEST, TRUE, NEAREST))
-    draw.floor(axes, low, label="floor: the commonest class")
+    draw.floor(axes, low, label="floor: the most common class")
     axes.axhline(top, color="black", linestyle="-.", linewidth=1.1, label="the same student, true labels")
     axes.axhline(near, color="0.5", linestyle=(0, (6, 2)), linewidth=1.1, label=NEAREST)
     draw.epsilon_axis(axes, (0.01, 0.1, 1, 10), label="epsilon of all answers")
@@ -256,7 +256,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "missing": missing[:1],
         "claims": pd.DataFrame([line for name in NAMES for line in _list_claims(rows, name)]),
         "networks": list(find_curve(rows, "mnist", NETWORK).itertuples()),
-        "figure_4": figure_4[["way", "epsilon", "answered", ACCURACY]],
+        "figure_4": figure_4[["method", "epsilon", "answered", ACCURACY]],
         "rates": ", ".join(f"{rate:g}" for rate in RATES),
         "screened": ", ".join(f"{count:,}" for count in SCREENED),
     }
@@ -267,7 +267,7 @@ def _list_curve(rows: pd.DataFrame, name: DigitSet, way: str) -> pd.DataFrame:
     return pd.DataFrame(
         [
             {
-                "way": "Private-kNN, published parameters" if way == GIVEN else way,
+                "method": {GIVEN: "Private-kNN, published parameters", COMMONEST: "most common class"}.get(way, way),
                 "epsilon": "" if math.isnan(point.Index) else f"{point.Index:.4f}",
                 ACCURACY: interval(point, ".4f", 0, 1),
                 "answered": f"{point.answered:.0f}" if hasattr(point, "answered") else "",
@@ -312,7 +312,7 @@ def _list_claims(rows: pd.DataFrame, name: DigitSet) -> list[dict[str, str]]:
         if least is None:
             text = f"not reached (best: {mine['value'].max():.4f} at {mine['value'].idxmax():.2g})"
         elif target <= low[["value", "high"]].max(axis=None):
-            text = "none: the commonest class does as well"
+            text = "none: the most common class is as good"
         else:
             text = f"{least:.2g}"
         lines.append(

@@ -95,7 +95,7 @@ def _draw_second(rows: pd.DataFrame) -> Figure:
             axes.set_title(f"{SETS[data].title}: {kind}")
             draw.epsilon_axis(axes, (0.01, 0.1, 1, 4, 16))
     for axes in panels[:, 0]:
-        axes.set_ylabel("Recall@8, straight from the ranking")
+        axes.set_ylabel("Recall@8 of the server's ranking")
     draw.legend_below(figure, panels[:, 0])
     return figure
 
@@ -120,7 +120,7 @@ def _draw_first(rows: pd.DataFrame) -> Figure:
         axes.set_title(f"{SETS[data].title}: two noisy iterations, strong composition")
         draw.epsilon_axis(axes, FIRST_EPSILONS, label="epsilon of one query, as the paper composes it")
         axes.set_xticks(FIRST_EPSILONS, [f"{epsilon:.2g}" for epsilon in FIRST_EPSILONS])  # the last two are close
-    panels[0].set_ylabel("Recall@8, straight from the ranking")
+    panels[0].set_ylabel("Recall@8 of the server's ranking")
     draw.legend_below(figure, panels, ncols=2)
     return figure
 

@@ -272,7 +272,7 @@ def _draw_same_class(axes: Axes, here: pd.DataFrame) -> None:
 
 
 def _draw_classes(rows: pd.DataFrame) -> Figure:
-    """Draw what queries of classes that are lacking find less, as a difference for each seed."""
+    """Draw the difference of recall between queries of missing and of known classes, for each seed."""
     results = compute_differences(rows).sort_values("data", ascending=False, kind="stable")
     size = (9.0, 0.8 + 2.7 * results["data"].nunique())
     figure, panels, cells = draw.make_grid(results, size, line="data", column="lacks", sharey=True, sharex=True)
@@ -280,7 +280,7 @@ def _draw_classes(rows: pd.DataFrame) -> Figure:
         axes.axhline(0, color="black", linewidth=1.0)
         draw.curves(axes, here, "difference", "epsilon")
         axes.set_title(f"{NAMES.get(data, data)}: {lacks} lack the class")
-        _label_axes(axes, here, panels, "NN-recall@8, lacking less known")
+        _label_axes(axes, here, panels, "NN-recall@8, missing minus known")
     draw.legend_below(figure, panels.ravel(), ncols=5)
     return figure
 
@@ -306,7 +306,7 @@ def _draw_budget(rows: pd.DataFrame) -> Figure:
         answers = here.groupby("method", sort=False)["queries"].max()
         draw.curves(axes, here[here["method"] != "ceiling"], "gain", "epsilon", only=answers.index[answers > 0])
         axes.set_title(f"Found beyond the floor, {title}")
-        axes.set(ylabel="true neighbours, in all", ylim=(-0.6 * top, top))
+        axes.set(ylabel="true neighbours in total", ylim=(-0.6 * top, top))
         draw.epsilon_axis(axes, bound.index)
     draw.legend_below(figure, rest, ncols=5)
     return figure
@@ -447,7 +447,7 @@ def _compare_classes(results: pd.DataFrame) -> dict[str, Any]:
     gap = summarise(here, "difference", "data", "lacks", "method")
     lines = groups[sides].mean().map("{:.3f}".format).assign(difference=gap.apply(interval, axis=1, args=("+.3f",)))
     lines = lines.rename(index=NAMES, level="data").reset_index()
-    head = ["data", "lacking in", "method", "known", "ceiling", "floor", "lacking", "ceiling", "floor", "difference"]
+    head = ["data", "missing from", "method", "known", "ceiling", "floor", "missing", "ceiling", "floor", "difference"]
     worst = summarise(results, "difference", "lacks", "method", "data", "epsilon")["value"]
     worst = worst.groupby(["lacks", "method"], sort=False).min()
     return {

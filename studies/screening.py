@@ -152,7 +152,7 @@ def draw_surface(rows: pd.DataFrame) -> Figure:
     share = cells / worst.groupby("order")["rdp"].last()[cells.columns]
     shading: Any = {"cmap": "cividis", "vmin": 0, "vmax": 1, "shading": "gouraud", "rasterized": True}
     image = axes.pcolormesh(cells.columns, cells.index, share, **shading)
-    figure.colorbar(image, ax=axes, label="divergence, as a share of the worst at this order")
+    figure.colorbar(image, ax=axes, label="divergence, as a share of the largest at this order")
     half = worst["order"].nunique()
     for branch, label in ((worst[:half], "the true worst (one on either side)"), (worst[half:], None)):
         axes.plot(branch["order"], branch["votes"], color="black", linewidth=2.2, label=label)
@@ -292,4 +292,4 @@ PARAMETERS = {
     "sampling rate of figure 3": SAMPLING_RATE,
     "delta": DELTA,
 }
-STUDY = Study("screening", cases, measure, figures, facts, ("none: all of it is computed",), PARAMETERS, ())
+STUDY = Study("screening", cases, measure, figures, facts, ("none: all figures are computed",), PARAMETERS, ())

@@ -138,7 +138,7 @@ def _draw_curve(panel: Any, results: dict[float, Evaluation]) -> None:
     spread = [[r.value - r.low for r in recall], [r.high - r.value for r in recall]]
     panel.errorbar(list(results), [r.value for r in recall], yerr=spread, fmt="o-", capsize=2, label="found")
     floor = next(iter(results.values())).floor.value
-    panel.axhline(floor, color="black", linewidth=1, linestyle=(0, (1, 3)), label="floor: asks nothing")
+    panel.axhline(floor, color="black", linewidth=1, linestyle=(0, (1, 3)), label="floor: no query")
     panel.set(xlabel="epsilon of one query", ylabel="NN-recall@8", ylim=(0, 1), xticks=list(results))
     panel.legend(loc="lower right", bbox_to_anchor=(1, 0.22), fontsize=8)
 

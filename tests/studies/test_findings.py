@@ -55,16 +55,25 @@ def bits() -> Rows:
 ROWS = {"label-leak": leak, "retrieval": retrieval, "sensitivity": sensitivity, "accounting": accounting,
         "latent-ome": bits}  # fmt: skip
 WORDS = {
-    "label-leak": ("Recall@8 of 0.85 with an image's features", "0.75 with random ones", "0.15 with its", "pass 0.083"),
-    "retrieval": (
-        "in 1 of the 2 settings that were measured",
-        "in none of these below 0.85",
-        "find 0.95",
-        "sound 0.20",
-        "nothing finds 0.30",
+    "label-leak": (
+        "Recall@8 of 0.85 with an image's features",
+        "0.75 with random ones",
+        "0.15 with its",
+        "exceed 0.083",
     ),
-    "sensitivity": ("50,000 to 50,000 times", "500 to 500 times", "at most 1.50 times", "(3.0 over all"),
-    "accounting": ("0.47 on MNIST is 0.871", "(no less than 0.867 from", "0.49 on SVHN is 3.300 by the tightest"),
+    "retrieval": (
+        "in 1 of the 2 measured settings",
+        "lowest share of it is 0.85",
+        "find 0.95",
+        "PrivateMail 0.20",
+        "most popular items contain 0.30",
+    ),
+    "sensitivity": ("50,000 to 50,000 times", "500 to 500 times", "at most 1.50 times", "(3.0 times over all"),
+    "accounting": (
+        "on MNIST 0.871 by the tightest accountant instead of 0.47",
+        "(at least 0.867 by",
+        "on SVHN 3.300 by",
+    ),
     "latent-ome": ("epsilon of 3,796, not 10", "in 1 of 2 settings"),
 }
 

@@ -228,7 +228,7 @@ def test_what_is_unsound_is_drawn_so() -> None:
     ceiling(axes, [1, 2], [0.6, 0.7])
     floor(axes, 0.1)
     labels = axes.get_legend_handles_labels()[1]
-    assert set(labels) == {"covers", "covers (unsound)", "impossible: above the ceiling", "floor: asks nothing"}
+    assert set(labels) == {"covers", "covers (unsound)", "impossible: above the ceiling", "floor: no query"}
     assert axes.lines[0].get_markerfacecolor() != "white"
     assert axes.containers[1].lines[0].get_markerfacecolor() == "white"  # type: ignore[attr-defined]
     assert axes.containers[1].lines[0].get_linestyle() == ":"  # type: ignore[attr-defined]

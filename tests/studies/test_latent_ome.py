@@ -47,7 +47,7 @@ def test_latent_and_ome_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     ome = [row for row in prices if row["mechanism"] == "OME"]
     below = sum(row["correction"] < row["exact"] for row in ome)
     negative = sum(row["correction"] < 0 for row in ome)
-    assert f"the correction is below the truth in {below} and negative in {negative}" in " ".join(page.split())
+    assert f"the correction is below the exact epsilon in {below} and negative in {negative}" in " ".join(page.split())
     found = [row for row in measured.rows if row["part"] == "recall"]
     keys = ["method", "epsilon"]
     tops = as_frame(found).groupby(keys, sort=False)["ceiling"].first()

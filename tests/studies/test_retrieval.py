@@ -116,7 +116,7 @@ def test_retrieval_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert (tops["ceiling"] >= tops["pure_ceiling"]).all()
     assert select(main, epsilon=8.0).groupby("method")["nn_recall"].mean().idxmax() == "covers"
     assert "none is above the ceiling" in page
-    shown = [float(share) for share in re.findall(r"(\d\.\d{3})\*? \|", page.split("## How near")[1].split("## ")[0])]
+    shown = [float(share) for share in re.findall(r"(\d\.\d{3})\*? \|", page.split("## Covers and")[1].split("## ")[0])]
     learned = select(main, method="covers")
     shares = (learned["nn_recall"] / learned["ceiling"]).groupby(learned["epsilon"]).mean().to_list()
     assert sorted(shown) == pytest.approx(sorted(shares), abs=6e-4)
