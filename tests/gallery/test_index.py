@@ -20,7 +20,7 @@ from nearveil.gallery.errors import (
     NotAnIndexError,
 )
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item, Snapshot
+from nearveil.gallery.items import IndexSnapshot, Item
 from nearveil.gallery.store import FORMAT, Header, checksum, load_header, save_header
 from nearveil.storage import Database, describe_url
 
@@ -224,7 +224,7 @@ class TestPostgres(IndexConformance):
 
 def everything(index: Index) -> list[Any]:
     """Return all that an index says of itself."""
-    now: Snapshot = index.snapshot()
+    now: IndexSnapshot = index.snapshot()
     published = index.current().published
     told = [index.dimension, index.extractor, len(index), index.revision, now.ids.tolist(), now.features.tobytes()]
     arrays = [published.ids.tobytes(), published.codes.tobytes(), published.release.members_.indices.tobytes()]

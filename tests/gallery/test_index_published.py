@@ -16,7 +16,7 @@ from nearveil.gallery import publishing as _index_shelf
 from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, WholeCodes
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item, Snapshot
+from nearveil.gallery.items import IndexSnapshot, Item
 from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.gallery.store import load_header
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
@@ -129,7 +129,9 @@ def test_a_map_does_not_depend_on_the_number_of_threads() -> None:
     """Products of matrices differ in their last bits where more threads make them: k-means came to other places."""
     rows = np.random.default_rng(0).normal(size=(3000, 64)).astype(np.float32)
     rows[:, :8] *= 4
-    snapshot = Snapshot(1, np.arange(len(rows), dtype=np.uint32), rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    snapshot = IndexSnapshot(
+        1, np.arange(len(rows), dtype=np.uint32), rows / np.linalg.norm(rows, axis=1, keepdims=True)
+    )
     before, found = faiss.omp_get_max_threads(), set()
     for threads in (1, 2):
         faiss.omp_set_num_threads(threads)

@@ -102,7 +102,7 @@ def test_neither_step_lowers_the_recall() -> None:
 @pytest.mark.parametrize("softness", [3.0, 30.0, 1e5])
 @pytest.mark.parametrize("epsilon", [1.0, 4.0])
 def test_a_sparse_pass_is_a_dense_one(epsilon: float, softness: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learning, "_FAINT", 0.0)
+    monkeypatch.setattr(learning, "_MIN_SHARE", 0.0)
     features = _clusters(600, 5, 12, 5)
     wanted, plan = learning.Demand.of(_lists(features), 600).training, learning.Plan(7, 60, epsilon)
     start = learning.nearest_centre(features, learning.centres(features, 7, 0))

@@ -352,13 +352,13 @@ def test_what_another_thread_sets_during_a_fit_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, model: VotingEstimator[Any]
 ) -> None:
     """The guarantee was made for one source of noise, and the noise was drawn from another."""
-    settle = VotingEstimator._settle
+    open_account = VotingEstimator._open_account
 
     def swapped(self: VotingEstimator[Any], *arguments: Any) -> Any:
         model.set_params(source=unsafe_seeded(0))
-        return settle(self, *arguments)
+        return open_account(self, *arguments)
 
-    monkeypatch.setattr(VotingEstimator, "_settle", swapped)
+    monkeypatch.setattr(VotingEstimator, "_open_account", swapped)
     assert model.fit(X, Y).guarantee.sound
     assert model._poll.source.sound
 

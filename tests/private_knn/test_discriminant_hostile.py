@@ -125,14 +125,14 @@ def test_whether_public_rows_are_refused_does_not_depend_on_values() -> None:
 
 def test_what_another_thread_sets_during_a_fit_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """The guarantee was made for one source of noise, and the noise was drawn from another."""
-    pay, model = PrivateDiscriminant._pay, PrivateDiscriminant(1.0, classes=[0, 1])
+    pay, model = PrivateDiscriminant._charge_account, PrivateDiscriminant(1.0, classes=[0, 1])
     released = []
 
     def swapped(self: PrivateDiscriminant, *arguments: Any) -> None:
         model.set_params(source=unsafe_seeded(0), classes=None, epsilon=50.0, shrinkage=3.0)
         pay(self, *arguments)
 
-    monkeypatch.setattr(PrivateDiscriminant, "_pay", swapped)
+    monkeypatch.setattr(PrivateDiscriminant, "_charge_account", swapped)
     for _ in range(2):
         model.set_params(source=None, classes=[0, 1], epsilon=1.0, shrinkage="auto")
         model.fit(ROWS, LABELS, public=PUBLIC)

@@ -169,7 +169,7 @@ def test_parameters_that_contradict_each_other_are_refused() -> None:
         make_plan(PlanRequest(Ballot(GaussianSums(1.0), 1, can_screen=False), epsilon=1.0, max_screened=5, **known))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="screening_noise is too small"):
         make_plan(PlanRequest(CLASSES, epsilon=0.01, screening_noise=1.0, max_screened=50, **known))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="epsilon must be at most 12 where queries are screened"):
+    with pytest.raises(ValueError, match="epsilon must be at most 12 if queries are screened"):
         make_plan(PlanRequest(CLASSES, epsilon=13.0, **known))  # type: ignore[arg-type]
     assert GaussianSums(2.0)(3.0) == GaussianDpEvent(1.5)
 

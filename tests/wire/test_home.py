@@ -10,7 +10,7 @@ import pytest
 
 from nearveil.client.copies import HomeCopy, HomeError, _limit_range
 from nearveil.gallery.answers import ScalarCodes
-from nearveil.gallery.items import Snapshot
+from nearveil.gallery.items import IndexSnapshot
 from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.wire.codes import Block, CodesGroup, CodesManifest, CodesSource
 from nearveil.wire.frames import WireError, frame, write_fields
@@ -27,7 +27,7 @@ class _Index:
 def _publish(ids: np.ndarray, dimension: int = 8, code_bytes: int | None = None) -> tuple[Published, PublicPart]:
     rows = np.random.default_rng(3).normal(size=(len(ids), dimension)).astype(np.float32)
     published = Published.learn(
-        Snapshot(1, ids.astype(np.uint32), rows), MapTerms(4.0, 0.2, n_sets=6, reach=0.0, code_bytes=code_bytes)
+        IndexSnapshot(1, ids.astype(np.uint32), rows), MapTerms(4.0, 0.2, n_sets=6, reach=0.0, code_bytes=code_bytes)
     )
     return published, ServedMap(_Index(), published, "birds").make_public_part()  # type: ignore[arg-type]
 

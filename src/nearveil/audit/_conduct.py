@@ -59,10 +59,10 @@ def make_check(name: str, find: Callable[[Source, float], str | None]) -> CheckR
 
 def make_frozen_check(estimator: Any) -> CheckRun:
     """Return a check that parameters set after `fit` do not change the guarantee."""
-    return make_check("parameters set later", lambda *_: _find_loose(estimator))
+    return make_check("parameters set later", lambda *_: _find_unfrozen(estimator))
 
 
-def _find_loose(estimator: Any) -> str | None:
+def _find_unfrozen(estimator: Any) -> str | None:
     """Describe a parameter that changes the guarantee of a fitted estimator."""
     before = estimator.guarantee
     parameters = estimator.get_params(deep=False)

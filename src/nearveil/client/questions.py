@@ -118,7 +118,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     key = make_key(question.key)
     with _attach_retry_note(key):
         async with session.private_step(traffic.last_reply_at, question_period(public)) as step:
-            debit, message = await step.run_to_end(lambda: _pay(protocol, row, account, key, question.rng))
+            debit, message = await step.run_to_end(lambda: _make_debit(protocol, row, account, key, question.rng))
         try:
             replies: list[tuple[Extras, bytes]] = []
             for extras, most in plan:
@@ -169,7 +169,7 @@ def make_key(key: str | None) -> str:
     return new_key()
 
 
-def _pay(
+def _make_debit(
     protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, rng: Source | None
 ) -> tuple["Debit", bytes]:
     """Return a durable debit and its stored message; translate errors of a key that was spent."""

@@ -21,7 +21,7 @@ from sqlalchemy.engine import URL
 from nearveil.gallery import index as _index
 from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
-from nearveil.gallery.items import Ids, LazyFeatures, Snapshot, check_k
+from nearveil.gallery.items import Ids, IndexSnapshot, LazyFeatures, check_k
 from nearveil.gallery.store import (
     FEATURES,
     Header,
@@ -122,15 +122,15 @@ class DirectoryIndex(_index.Index):
             database.close()
             raise
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> IndexSnapshot:
         with self._database.begin_read() as connection:
             header = load_header(connection, self._location)
             if header.is_large:
                 ids = load_ids(connection, header, self._location)
                 features = LazyFeatures(_index.read_rows, self._location, ids, self.dimension)
-                return Snapshot(header.revision, ids, features)
+                return IndexSnapshot(header.revision, ids, features)
         rows = self._load_rows()
-        return Snapshot(rows.revision, rows.ids, rows.features)
+        return IndexSnapshot(rows.revision, rows.ids, rows.features)
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         rows = self._load_rows()

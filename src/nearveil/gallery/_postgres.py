@@ -11,7 +11,7 @@ from sqlalchemy.engine import make_url
 from nearveil.gallery import index as _index
 from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import IndexStoreError, explain
-from nearveil.gallery.items import Ids, LazyFeatures, Snapshot, check_k
+from nearveil.gallery.items import Ids, IndexSnapshot, LazyFeatures, check_k
 from nearveil.gallery.store import (
     BLOCK,
     FEATURES,
@@ -79,15 +79,15 @@ class PostgresIndex(_index.Index):
             database.close()
             raise
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> IndexSnapshot:
         with self._database.begin_read() as connection:
             header = load_header(connection, self._location)
             ids = load_ids(connection, header, self._location)
             if header.is_large:
                 url = self._database.url.render_as_string(hide_password=False)
-                return Snapshot(header.revision, ids, LazyFeatures(_index.read_rows, url, ids, self.dimension))
+                return IndexSnapshot(header.revision, ids, LazyFeatures(_index.read_rows, url, ids, self.dimension))
             features, _ = fill_rows(ids, self.dimension, self._read_blocks(connection, ids.astype(np.int64)))
-            return Snapshot(header.revision, ids, features)
+            return IndexSnapshot(header.revision, ids, features)
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         from pgvector import Vector

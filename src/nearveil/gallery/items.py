@@ -13,13 +13,19 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import Cluster, SpreadRows, StoredPart, cut_rows
 from nearveil.features.vectors import TablePart, VectorFile, as_list
-from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, LONGEST_ID, Singles, is_thumbnail
+from nearveil.gallery.answers import (
+    LARGEST_METADATA,
+    LARGEST_ORIGINAL,
+    LONGEST_ID,
+    LONGEST_NAME,
+    Singles,
+    is_thumbnail,
+)
 from nearveil.gallery.originals import hash_file, read_regular
 from nearveil.privacy.checks import as_rows, check_integer, is_integer, normalize_rows
 
 Ids = NDArray[np.uint32]
 
-_LONGEST_NAME = 4096
 _LARGEST_THUMBNAIL = 1 << 20
 
 
@@ -122,7 +128,7 @@ class LazyFeatures(StoredPart):
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class IndexSnapshot:
     """All items at one revision; later changes of the index do not affect it.
 
     Rows of a large gallery are loaded on demand; rows of items deleted meanwhile become zeros.
@@ -213,7 +219,7 @@ def check_items(items: Iterable[Item], dimension: int) -> ItemTable:
     metadata, keys = _encode_metadata([item.metadata for item in item_list], "items: the metadata")
     return ItemTable(
         normalize_rows(features, "items: the feature"),
-        _check_texts([item.name for item in item_list], "items: the name", _LONGEST_NAME),
+        _check_texts([item.name for item in item_list], "items: the name", LONGEST_NAME),
         _check_external_ids([item.external_id for item in item_list], "items: the external_id"),
         metadata,
         {n: _load_images(item) for n, item in enumerate(item_list) if item.thumbnail or item.original is not None},
@@ -233,7 +239,7 @@ def check_table(rows: Any, ids: Any, names: Any, metadata: Any, dimension: int) 
     texts, keys = _encode_metadata(metadata_list, "metadata:")
     return ItemTable(
         features,
-        _check_texts(name_list, "names:", _LONGEST_NAME),
+        _check_texts(name_list, "names:", LONGEST_NAME),
         _check_external_ids(id_list, "ids:"),
         texts,
         keys=keys,
@@ -395,6 +401,6 @@ def check_k(k: int, count: int) -> int:
 
 def check_extractor(extractor: str) -> str:
     """Return a fingerprint that can be stored."""
-    if not is_text(extractor) or len(extractor) > _LONGEST_NAME:
+    if not is_text(extractor) or len(extractor) > LONGEST_NAME:
         raise ValueError("extractor must be a fingerprint: short text")
     return extractor

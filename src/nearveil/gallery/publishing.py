@@ -27,7 +27,7 @@ from nearveil.gallery.answers import (
     prepare_table,
 )
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
-from nearveil.gallery.items import Ids, Snapshot
+from nearveil.gallery.items import Ids, IndexSnapshot
 from nearveil.gallery.store import check_public, find_deleted_since, load_header, parts, published, read_parts
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.base import candidate_count, fingerprint
@@ -122,7 +122,7 @@ class Published:
     @classmethod
     def learn(
         cls,
-        snapshot: Snapshot,
+        snapshot: IndexSnapshot,
         terms: MapTerms,
         *,
         public: ArrayLike | None = None,
@@ -133,7 +133,7 @@ class Published:
 
         Parameters
         ----------
-        snapshot : Snapshot
+        snapshot : IndexSnapshot
         terms : MapTerms
         public : array-like of shape (d,) or (n, d), optional
             The mean that centres features, or public rows to compute it from; the gallery's mean by default.
@@ -158,7 +158,7 @@ class Published:
             codes = encode_rows(table, features)
         return cls(snapshot.revision, release, table, codes, snapshot.ids, terms.code_bytes)
 
-    def update(self, snapshot: Snapshot) -> "Published":
+    def update(self, snapshot: IndexSnapshot) -> "Published":
         """Update the map for a gallery that has changed a little, without learning it again.
 
         The mean, the table of codes and the codes of remaining items do not change. See
@@ -172,7 +172,7 @@ class Published:
             codes[new] = prepare_table(self.table, features).encode(features.take(new, "taking rows"))
         return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.code_bytes)
 
-    def measure_drift(self, snapshot: Snapshot) -> float:
+    def measure_drift(self, snapshot: IndexSnapshot) -> float:
         """Return the fraction of the gallery that has changed since the map was learned, with earlier updates."""
         unchanged = int((self._find_positions(snapshot.ids) >= 0).sum())
         changed = len(snapshot) + len(self.ids) - 2 * unchanged
@@ -351,7 +351,7 @@ class MapPublisher(ABC):
         self._maps_lock = threading.Lock()
 
     @abstractmethod
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> IndexSnapshot:
         """Return all ids and features of the current revision."""
 
     def state(self) -> IndexState:

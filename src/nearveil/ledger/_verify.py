@@ -180,11 +180,11 @@ class _Replay:
             self._open(entry)
         elif entry.kind == DEBIT and entry.key is not None:
             self._charges[entry.key] = entry.charge
-            self._pay(entry, None, content["price"])
+            self._replay_debit(entry, None, content["price"])
             if entry.client is not None:
-                self._pay(entry, entry.client, content["client_price"])
+                self._replay_debit(entry, entry.client, content["client_price"])
         elif entry.kind == TAKE and entry.key in self._charges:
-            self._pay(entry, str(entry.client), content["price"])
+            self._replay_debit(entry, str(entry.client), content["price"])
         elif not (entry.kind == MESSAGE and entry.key in self._charges and isinstance(content["message"], str)):
             self._report(entry, "does not follow from the entries before it")
         if None in self._rows and entry.state != self._rows[None].digest:
@@ -218,7 +218,7 @@ class _Replay:
         if is_wide:
             self._report(entry, "has limits that are wider than its budget")
 
-    def _pay(self, entry: Entry, client: str | None, price: Sequence[int | None]) -> None:
+    def _replay_debit(self, entry: Entry, client: str | None, price: Sequence[int | None]) -> None:
         """Add a recorded price to the totals; report one that is too low, and a budget that is exceeded."""
         row, payer = self._rows.get(client), "" if client is None else f" (of client {client})"
         if row is None:

@@ -257,7 +257,7 @@ class Account:
         """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
         charge, row = self._charge_all(guarantee), self._load()
         try:
-            row.pay(charge)
+            row.debit(charge)
         except UnaffordableError:
             raise make_refusal(make_preview(row, charge)) from None
 
@@ -319,7 +319,7 @@ class Account:
             self._budget.price(charge)
         make_debit = partial(Debit, self, charge, key=key, client=client)
 
-        def pay(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
+        def append_debit(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
             row = load_account(connection, self.name, database.witness, lock=True)
             shares = [load_share(connection, self.name, name) for name in (client, cap) if name is not None]
             earlier = find_entry_by_key(connection, self.name, key, DEBIT)
@@ -327,7 +327,7 @@ class Account:
                 message = _find_message(connection, earlier, client, charge)
                 return make_debit(nonce=earlier.nonce, receipt=row.receipt, repeated=True, message=message), None
             if earlier is None:  # else an attempt of this call was committed, and its reply was lost
-                paid = {payer.client: payer.pay(charge) for payer in (row, *shares)}  # all of them, or none
+                paid = {payer.client: payer.debit(charge) for payer in (row, *shares)}  # all of them, or none
                 call, quota = {"time": database.now(), "nonce": nonce, "key": key}, None
                 row, price = paid[None]
                 content: dict[str, Any] = {"charge": charge, "price": price}
@@ -340,7 +340,7 @@ class Account:
             return make_debit(nonce=nonce, receipt=row.receipt, repeated=False), row.receipt
 
         try:
-            return database.write(pay)  # durable, and recorded by the witness
+            return database.write(append_debit)  # durable, and recorded by the witness
         except UnaffordableError as error:
             refused = error.row
         raise make_refusal(make_preview(refused, charge))  # figures take time: computed without the lock

@@ -245,7 +245,7 @@ class Release(Parameters, ABC):
     def _with_attributes(self, **attributes: Any) -> Self:
         """Return a copy with more attributes, without cached properties, and with read-only arrays."""
         extended: Self = object.__new__(type(self))
-        extended.__dict__.update(self._drop_cached(vars(self)), **attributes)
+        extended.__dict__.update(self._drop_cached(self.__dict__), **attributes)
         _make_read_only(tuple(extended.__dict__.values()))
         return extended
 

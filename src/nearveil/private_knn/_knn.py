@@ -188,7 +188,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
         plan, guarantee = self._make_plan(ballot, inferred=self.votes == "classes" and self.classes is None)
         search, bounds = self._make_search(X)
         return NeighborPoll(
-            **self._settle(columns, plan, guarantee),
+            **self._open_account(columns, plan, guarantee),
             bounds=bounds,
             classes=classes,
             abstain_label=declined,
@@ -364,7 +364,11 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
         values = statistic.votes(np.asarray(y, dtype=np.float64))
         search, bounds = self._make_search(X)
         return ValuePoll(
-            **self._settle(columns, plan, guarantee), bounds=bounds, statistic=statistic, values=values, search=search
+            **self._open_account(columns, plan, guarantee),
+            bounds=bounds,
+            statistic=statistic,
+            values=values,
+            search=search,
         )
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:

@@ -43,7 +43,7 @@ class _Torch:
 
     @contextmanager
     def threads(self, count: int | None) -> Iterator[None]:
-        """Use so many threads for a while. A single image is done before a second thread is awake."""
+        """Limit the number of threads. One image takes less time than the start of a second thread."""
         before = self.torch.get_num_threads()
         self.torch.set_num_threads(before if count is None else count)
         try:

@@ -194,7 +194,7 @@ class PateClassifier(VotingClassifier):
             source=self._source,
         )
         return TeacherPoll(
-            **self._settle(columns, plan, guarantee), classes=classes, abstain_label=declined, teachers=teachers
+            **self._open_account(columns, plan, guarantee), classes=classes, abstain_label=declined, teachers=teachers
         )
 
     def _check_screening(self) -> dict[str, int]:

@@ -245,17 +245,17 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         ExhaustedError
             If the account has paid for all publications before.
         """
-        snapshot = self._snapshot()
-        plan = plan_publications(check_epsilon_given(snapshot.epsilon), snapshot.delta, snapshot.publications)
-        checked = snapshot._check(X, y, public)
-        projection = snapshot._learn_projection(checked, plan.vote_noise)
-        unit = name_inferred_unit(snapshot.unit) if snapshot.classes is None else snapshot.unit
-        guarantee = replace(plan.guarantee(snapshot.delta, unit=unit, source=snapshot._source), basis=BASIS)
+        estimator = self._copy_parameters()
+        plan = plan_publications(check_epsilon_given(estimator.epsilon), estimator.delta, estimator.publications)
+        checked = estimator._check(X, y, public)
+        projection = estimator._learn_projection(checked, plan.vote_noise)
+        unit = name_inferred_unit(estimator.unit) if estimator.classes is None else estimator.unit
+        guarantee = replace(plan.guarantee(estimator.delta, unit=unit, source=estimator._source), basis=BASIS)
         self._warn_of_search()
         warn_of_scaled_rows(checked.rows)
-        snapshot._pay(plan, guarantee)
-        release = partial(_release_share, plan, snapshot._source)
-        problem = snapshot._project(checked, projection, release)
+        estimator._charge_account(plan, guarantee)
+        release = partial(_release_share, plan, estimator._source)
+        problem = estimator._project(checked, projection, release)
         sums = release(problem.sums(), problem.projection.sums_share)
         statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
         model = problem.model(statistics, guarantee)
@@ -276,10 +276,10 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         -------
         Forecast
         """
-        snapshot = self._snapshot()
-        plan = plan_publications(check_epsilon_given(snapshot.epsilon), snapshot.delta, snapshot.publications)
-        checked = snapshot._check(X, y, public)
-        problem = snapshot._project_simulated(checked, plan.vote_noise)
+        estimator = self._copy_parameters()
+        plan = plan_publications(check_epsilon_given(estimator.epsilon), estimator.delta, estimator.publications)
+        checked = estimator._check(X, y, public)
+        problem = estimator._project_simulated(checked, plan.vote_noise)
         noise = _split_noise(plan.vote_noise, problem.projection.sums_share)
         shares = problem.cross_validate(noise, _DRAWS)
         draws = shares.mean(axis=1)
@@ -290,7 +290,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
             accuracy=float(draws.mean()),
             accuracy_range=(low, high),
             class_accuracy=dict(zip(present, shares.mean(axis=0).tolist(), strict=True)),
-            without_noise=float(snapshot._project_simulated(checked, 0.0).cross_validate(0.0, 1).mean()),
+            without_noise=float(estimator._project_simulated(checked, 0.0).cross_validate(0.0, 1).mean()),
             floor=1 / len(labels),
             records_per_class=dict(zip(labels, counts, strict=True)),
             noise_per_class=noise / COUNT_UNIT,
@@ -378,11 +378,11 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
 
         return self._project(checked, self._learn_projection(checked, noise), simulate)
 
-    def _pay(self, plan: VotePlan, guarantee: Guarantee) -> None:
+    def _charge_account(self, plan: VotePlan, guarantee: Guarantee) -> None:
         account = find_account(self.ledger, self.account, plan, guarantee)
         if account is not None and plan.max_answered > 1 and not account.has_plan(plan.events):
             raise ValueError(
-                "account must have been opened for these publications, as nobody else counts them: give a ledger and "
+                "account must have been opened for these publications, so that it counts them: give a ledger and "
                 "the name of a new one, or publications=1"
             )
         if not open_spending(account, plan, guarantee).take("answered", 1):
@@ -407,7 +407,7 @@ class _CheckedRecords:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How many records each class has."""
+        """The number of records of each class."""
         return np.bincount(self.codes, minlength=len(self.classes))
 
 
@@ -427,7 +427,7 @@ class _DiscriminantProblem:
 
     @cached_property
     def moments(self) -> PublicMoments:
-        """Of the public images."""
+        """The moments of the public images."""
         return PublicMoments.measure(self.images)
 
     def sums(self, chosen: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.int64]:

@@ -68,7 +68,7 @@ class ClassProjection:
 
     components: NDArray[np.int16] | None = field(repr=False)
     offset: Rows = field(repr=False)  # the projected public mean
-    scale: Rows = field(repr=False)  # what each direction is multiplied by
+    scale: Rows = field(repr=False)  # the factor of each direction
     reach: float  # larger values are cut off
     n_features: int
     bounds: ColumnBounds | None = None  # columns are scaled by them before anything else
@@ -111,7 +111,7 @@ class ClassProjection:
 
     @property
     def n_directions(self) -> int:
-        """How many numbers the image of a row has."""
+        """The number of directions of an image."""
         return len(self.offset)
 
     def round(self, rows: Rows, name: str = "X") -> NDArray[np.int16]:
@@ -129,7 +129,7 @@ class ClassProjection:
 
     @property
     def _bits(self) -> int:
-        """Of a row's whole numbers."""
+        """The number of bits of a rounded row: with more, sums of products would not be exact."""
         return _EXACT - 1 - _COMPONENT_BITS - math.ceil(math.log2(self.n_features + 1))
 
     def _project(self, rows: Rows) -> Rows:
@@ -143,9 +143,9 @@ class ClassProjection:
 
 
 def _find_directions(public: Rows, n_components: int) -> Rows:
-    """Return directions as columns, those first in which all rows vary most for the variation of neighbours.
+    """Return directions as columns, sorted by the variance of all rows over the variance of neighbours.
 
-    Neighbours are mostly of one class: what they vary by, made alike in all directions, stands for that within classes.
+    Neighbours are mostly of one class, so their variance estimates the variance within classes.
     """
     n_axes = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
     pca = PCA(n_axes, random_state=0).fit(public)
@@ -164,20 +164,20 @@ def _find_directions(public: Rows, n_components: int) -> Rows:
 
 
 CENTRE_SHARE = 0.2
-"""Of the budget, for the mean of rows in public bounds: without it, rows of norm one have much in common."""
+"""Share of the budget for the mean of rows in public bounds: without it, rows of norm one are much alike."""
 COUNT_UNIT = LONGEST // 4
-"""A record adds this to the count of its class: counts get four times the noise of sums, which they can bear."""
+"""A record adds this to the count of its class. Counts get four times the noise of sums; they need less precision."""
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
-"""How far one record more or less moves all sums and counts together, in the L2 norm."""
-_LEAST_COUNT = 0.3  # of the mean count: no class is taken to be smaller, unless the noise is small enough
-_LEAST_SPREAD = 0.05  # of the mean count, squared: the variance of counts is taken to be at least this
+"""The L2 sensitivity of all sums and counts together to one added or removed record."""
+_LEAST_COUNT = 0.3  # of the mean count: the least count of a class, unless the noise is small enough
+_LEAST_SPREAD = 0.05  # of the squared mean count: the least variance of counts
 _SHARES = (0.02, 0.9)  # bounds on the share of a direction's variance that is between classes
 _MEAN_SHARES = (0.05, 0.8)  # the same, for all directions together
 _SHARE_SPREAD = 0.1  # deviation of the shares of directions from their mean
-_BETWEEN = 0.7  # of the variance between noisy means is taken from the public covariance
+_BETWEEN = 0.7  # share of the variance between noisy means that is subtracted from the public covariance
 _LEAST_VARIANCE = 0.02  # of the mean variance of a direction
 SHRINKAGE = 0.005
-_SIMULATED = 2000  # images that a temperature is found by
+_SIMULATED = 2000  # images for the calibration of a temperature
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1.2, 20.0
 
 
@@ -201,7 +201,7 @@ class PublicMoments:
 
     @classmethod
     def measure(cls, images: Rows) -> Self:
-        """Return those of images, shape (n_public, n_directions); where there are none, of rows of norm one."""
+        """Measure images, shape (n_public, n_directions); without any, return the moments of rows of norm one."""
         size = images.shape[1]
         if not len(images):
             return cls(np.zeros(size), np.full(size, 1 / size), np.eye(size))
@@ -211,13 +211,13 @@ class PublicMoments:
 
 @dataclass(frozen=True)
 class ClassMeans:
-    """Best guesses of class means, and the variances that remain (`doubts`), in axes of the public covariance."""
+    """Posterior means and variances of the class means, in axes of the public covariance."""
 
     public: PublicMoments
     between: Rows = field(repr=False)  # variances of the means of classes
     counts: Rows = field(repr=False)  # positive
     means: Rows = field(repr=False)
-    doubts: Rows = field(repr=False)
+    posterior_variances: Rows = field(repr=False)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def estimate_means(statistics: NoisyStatistics, public: PublicMoments) -> ClassM
     observed = (statistics.sums / counts[:, None] - public.centre) @ public.axes
     noise = (statistics.noise / counts[:, None]) ** 2
     between = _estimate_shares(observed, noise, variances, counts) * variances
-    # A mean is drawn with variance `between` and observed with variance `error`: the best guess, and how far off it is.
+    # The prior variance of a mean is `between`, and the variance of its observation is `error`.
     error = (variances - between) / counts[:, None] + noise
     weights = between / (between + error)
     return ClassMeans(public, between, counts, observed * weights, error * weights)
@@ -247,7 +247,7 @@ def estimate_means(statistics: NoisyStatistics, public: PublicMoments) -> ClassM
 
 def fit_discriminant(means: ClassMeans, shrinkage: float) -> LinearScores:
     """Return the linear discriminant; `shrinkage` is the share of the covariance's trace added to its diagonal."""
-    covariance = _find_covariance(means) + np.diag(means.doubts.mean(axis=0))
+    covariance = _find_covariance(means) + np.diag(means.posterior_variances.mean(axis=0))
     covariance += shrinkage * np.trace(covariance) * np.eye(len(covariance))
     weights = np.linalg.solve(covariance, means.means.T).T
     biases = -0.5 * np.einsum("cd,cd->c", weights, means.means)
@@ -258,8 +258,8 @@ def fit_discriminant(means: ClassMeans, shrinkage: float) -> LinearScores:
 def calibrate_scores(scores: LinearScores, means: ClassMeans, images: Rows) -> LinearScores:
     """Return scores divided by the temperature that makes the classes of simulated images most likely.
 
-    An image is a class's mean within its doubt, plus a public image's deviation from the public mean, less the variance
-    between classes. Everything here is public, so the simulation has a fixed seed.
+    An image is a draw of a class's mean, plus a public image's deviation from the public mean, scaled to the variance
+    within classes. Everything here is public, so the simulation has a fixed seed.
     """
     temperature = _LEAST_TEMPERATURE
     if len(images):
@@ -275,17 +275,17 @@ def calibrate_scores(scores: LinearScores, means: ClassMeans, images: Rows) -> L
 
 
 def _simulate(means: ClassMeans, images: Rows) -> tuple[Rows, NDArray[np.int64]]:
-    """Return images of each class as they might be, and their classes."""
+    """Return simulated images of each class, and their classes."""
     rng, public = np.random.default_rng(0), means.public
     codes = np.arange(max(_SIMULATED, len(means.means))) % len(means.means)
     apart = (images[rng.integers(0, len(images), len(codes))] - public.centre) @ public.axes
-    moved = means.means[codes] + np.sqrt(means.doubts[codes]) * rng.standard_normal(apart.shape)
+    moved = means.means[codes] + np.sqrt(means.posterior_variances[codes]) * rng.standard_normal(apart.shape)
     simulated = moved + apart * np.sqrt(1 - means.between / public.variances)
     return public.centre + simulated @ public.axes.T, codes
 
 
 def estimate_counts(counts: Rows, noise: float) -> Rows:
-    """Return positive counts: noisy ones drawn to their mean, the more the noisier they are."""
+    """Return positive counts, shrunk to their mean in proportion to the noise."""
     mean = max(float(counts.mean()), 1.0)
     spread = max(float(counts.var()) - noise**2, _LEAST_SPREAD * mean**2)
     drawn = mean + (counts - mean) * spread / (spread + noise**2)
@@ -294,7 +294,7 @@ def estimate_counts(counts: Rows, noise: float) -> Rows:
 
 
 def _estimate_shares(observed: Rows, noise: Rows, variances: Rows, counts: Rows) -> Rows:
-    """Return the share of each direction's variance between classes, drawn to the mean share."""
+    """Return the share of each direction's variance between classes, shrunk to the mean share."""
     sampling = float((1 / counts).mean())  # of the variance within classes, in the mean of a class's records
     seen = ((observed**2 - noise).mean(axis=0) / variances - sampling) / max(1 - sampling, _LEAST_VARIANCE)
     relative = noise.mean() / variances + sampling
@@ -329,7 +329,7 @@ _LARGEST = {
     "counts": (MOST_CLASSES,),
 }
 CLEAR = 5
-"""A class is learned well if it has this many times as many records as there is noise on their count."""
+"""A class is learned well if its count is at least this many times the noise on it."""
 BASIS = Basis("Gaussian mechanism on whole-number sums, priced by PLD", "docs/theory/private-discriminant.md")
 
 
@@ -400,7 +400,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
     weights : ndarray of shape (n_classes, n_directions), float32
     biases : ndarray of shape (n_classes,), float32
     counts : ndarray of shape (n_classes,), float32
-        Noisy numbers of records, as they were released: negative where there is much noise.
+        The released noisy numbers of records; large noise may make them negative.
 
     Examples
     --------
@@ -439,7 +439,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
 
     @property
     def n_features(self) -> int:
-        """How many numbers a row has."""
+        """The number of features of a row."""
         return self.projection.n_features
 
     @property
@@ -456,7 +456,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
 
     @property
     def noisy_classes(self) -> NDArray[Any]:
-        """Classes with fewer than five times as many records as there is noise on their count, as far as is known."""
+        """Classes with noisy counts below five times the noise."""
         noisy: NDArray[Any] = self.classes[self.counts < CLEAR * self.noise_per_class]
         return noisy
 
@@ -501,7 +501,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
                 counts=check_dtype(read["counts"], "<f4"),
             )
         if model.model_id != read.public_id:
-            raise ModelError("data is not the model that it says it is")
+            raise ModelError("data is corrupted: its fingerprint does not match")
         return model
 
     @classmethod
@@ -543,7 +543,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
 
 
 def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
-    """Refuse what no published model can hold: before anything is paid."""
+    """Refuse classes, features and units that no published model can hold, before anything is paid."""
     check_words(unit)
     labels, kind = list_classes(classes)
     read_classes(labels, kind)

@@ -262,7 +262,7 @@ def _make_weights(rows: NDArray[np.float64]) -> Weights:
 
 
 Progress = Callable[[int], None]
-"""Called with how many queries were finished since the last call."""
+"""Called with the number of queries that were finished since the last call."""
 
 
 Tally = tuple[NDArray[np.int64], NDArray[np.float64] | None]
@@ -272,9 +272,9 @@ A = TypeVar("A")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Poll(ABC, Generic[A]):
-    """Everything that a fit settles: the records, the plan for asking them, and the account that pays. Immutable.
+    """The result of a fit: the records, the plan of noise and caps, and the account that pays. Immutable.
 
-    A new fit replaces it as a whole, and answers read it once: rows, labels, noise and caps of two fits never meet.
+    A new fit replaces it as a whole, and `answer` reads it once, so rows, labels, noise and caps are of one fit.
     """
 
     columns: "VotingEstimator[A]"  # empty but for the number, and perhaps the names, of the columns of queries
@@ -330,12 +330,12 @@ def _warn_of_noise(poll: Poll[Any]) -> None:
 
 
 class AnsweredScore(NamedTuple):
-    """How good answers are, and how many queries were answered at all.
+    """The quality of answers, and the share of queries that were answered.
 
     Attributes
     ----------
     score : float
-        Accuracy of a classifier, R^2 of a regressor, on the answered queries alone. NaN where none was answered.
+        Accuracy of a classifier, R^2 of a regressor, on the answered queries only. NaN if none was answered.
     answered : float
         Share of the queries that were answered.
 
@@ -370,7 +370,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     _metric: ClassVar[Callable[..., float]]  # of the true and the predicted labels or values
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Store the private records, and fix the plan for asking them.
+        """Store the private records, and fix the plan of noise and caps.
 
         Parameters
         ----------
@@ -385,7 +385,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         VotingEstimator
         """
         self._warn_of_search()
-        poll = self._snapshot()._make_poll(X, y)
+        poll = self._copy_parameters()._make_poll(X, y)
         self._poll = poll
         _warn_of_noise(poll)
         return self._set_fitted(poll.columns, **poll.public_attributes)
@@ -401,13 +401,13 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         plan, unit = make_plan(request), name_inferred_unit(self.unit) if inferred else self.unit
         return plan, plan.guarantee(request.delta, unit=unit, source=self._source)
 
-    def _settle(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> dict[str, Any]:
-        """Open the account and the caps, the last step of a fit that may fail; return the common parts of a poll."""
+    def _open_account(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> dict[str, Any]:
+        """Open the account and the caps, the last step that may fail; return the fields common to all polls."""
         spending = open_spending(find_account(self.ledger, self.account, plan, guarantee), plan, guarantee)
         return {"columns": columns, "plan": plan, "guarantee": guarantee, "source": self._source, "spending": spending}
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> A:
-        """Answer public queries, or decline, and show the noisy votes that decided.
+        """Answer public queries, or decline; return the labels with the noisy votes.
 
         The order is the guarantee: pay, search, vote, screen, pay for the votes, add noise, answer. A payment is
         durable before anything is computed from the records (``docs/theory/private-knn.md``).
@@ -417,7 +417,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         X : array-like of shape (n_queries, d)
             Public. Answered in their order until a cap is reached; the rest is declined.
         progress : callable, optional
-            Called with how many queries were counted since the last call.
+            Called with the number of queries that were counted since the last call.
 
         Returns
         -------
@@ -453,11 +453,11 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         return poll.make_answers(released, answered)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """Score the answered queries alone, as :meth:`score_answered` does, which says how many they are."""
+        """Score the answered queries only; :meth:`score_answered` also returns their share."""
         return self.score_answered(X, y, sample_weight).score
 
     def score_answered(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> AnsweredScore:
-        """Score the answered queries, and say what share of all they are. Every query is paid for, as by `predict`.
+        """Score the answered queries, and return their share of all queries. Every query is paid for, as by `predict`.
 
         Parameters
         ----------

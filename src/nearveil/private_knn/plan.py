@@ -101,7 +101,7 @@ def _make_gap_table(rate: float) -> Table:
 
 
 UNIT = 2.0**-20
-"""What a vote that is not whole is rounded to, towards zero, so that sums of votes are exact."""
+"""Votes that are not whole are rounded towards zero to multiples of it, so that sums of votes are exact."""
 
 _TOSS = 2.0**-51  # total variation between a toss and the coin that the accountant composes, generously
 _DELTA_PER_VALUE = 2.0**-100  # as nearveil.privacy.noise states for its tables
@@ -111,11 +111,11 @@ _ROUNDING_VARIANCE = 7  # in grid steps squared: what rounding takes of Gaussian
 
 @dataclass(frozen=True)
 class Screening:
-    """Say whether the votes of a fresh sample agree: max-vote + N(0, noise^2) >= threshold.
+    """Decide whether the votes of a fresh sample agree: max-vote + N(0, noise^2) >= threshold.
 
-    A coin is tossed with the probability that the accountant composes, to the last bit of a double: no low bits of
-    noise could leak more (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_mechanisms.py``).
-    Where votes are not `whole`, 0 or 1, the event is the Gaussian mechanism's.
+    Draws a bit with the probability that the accountant composes, to the last bit of a double: no low bits of noise
+    could leak more (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_mechanisms.py``).
+    If votes are not `whole`, 0 or 1, the event is that of the Gaussian mechanism.
     """
 
     sample: PoissonSample
@@ -126,16 +126,16 @@ class Screening:
 
     @cached_property
     def event(self) -> DpEvent:
-        """What one screening is charged as."""
+        """The event of one screening, for accountants."""
         screening = NoisyScreening(self.noise, self.threshold, self.n_neighbors)
         return self.sample.event(screening if self.whole else screening.gaussian)
 
     def extra_delta(self, epsilon: float) -> float:
-        """Return what finite precision adds to the delta of a guarantee of `epsilon`, for one screening."""
+        """Return the delta that finite precision adds to one screening at `epsilon`."""
         return (1 + math.exp(min(max(epsilon, 3.0), 64.0))) * _TOSS + self.sample.extra_delta(self.n_neighbors)
 
     def toss(self, max_votes: NDArray[np.float64], source: Source) -> NDArray[np.bool_]:
-        """Return who passes."""
+        """Return which screenings pass, shape (n,)."""
         score = (max_votes - self.threshold) / self.noise
         # The rarer outcome's probability has all its digits; 2^64 times it is a whole number of words, rounded down.
         rare = np.ldexp(ndtr(-np.abs(score)), 64).astype(np.uint64)
@@ -154,15 +154,15 @@ class NoisySums:
 
     @cached_property
     def event(self) -> DpEvent:
-        """What one release is charged as."""
+        """The event of one release, for accountants."""
         return self.sample.event(self.mechanism)
 
     def extra_delta(self, size: int) -> float:
-        """Return what finite tables add to delta for one release of `size` sums."""
+        """Return the delta that finite tables add to one release of `size` sums."""
         return size * _DELTA_PER_VALUE + self.sample.extra_delta(self.n_neighbors)
 
     def check(self) -> None:
-        """Raise where noise of this scale cannot be sampled."""
+        """Raise if noise of this scale cannot be sampled."""
         try:
             self._noise(1)
         except (ValueError, OverflowError):
@@ -389,7 +389,7 @@ class PlanRequest:
             return False
         if self.max_screened == 0:
             for name in (name for name, is_chosen in chosen.items() if is_chosen):
-                raise ValueError(f"{name} must not be given where max_screened is 0: nothing is screened")
+                raise ValueError(f"{name} must not be given if max_screened is 0: nothing is screened")
             return False
         if self.vote_noise is not None:
             if self.max_screened is None and not any(chosen.values()):
@@ -424,11 +424,11 @@ _CLEAR_VOTES = 2.0  # voters that agree, for each unit of vote noise: fewer are 
 
 
 class NoiseWarning(UserWarning):
-    """Answers are expected to be mostly noise. One that says "for you alone" depends on the records."""
+    """Answers are expected to be mostly noise. A message that says "for you alone" depends on the private records."""
 
 
 def find_needed_votes(plan: VotePlan, gain: float = 1.0) -> int:
-    """Return how many voters must agree before an answer is more than noise. It follows from public figures alone.
+    """Return how many voters must agree so that an answer is more than noise. It is a function of public figures.
 
     `gain` is how far one voter moves a released sum.
     """
@@ -437,7 +437,7 @@ def find_needed_votes(plan: VotePlan, gain: float = 1.0) -> int:
 
 
 def check_epsilon_given(epsilon: float | None, alternative: str = "") -> float:
-    """Return epsilon, or raise: nobody but the owner of the records can choose it."""
+    """Return epsilon, or raise if it is None: only the owner of the records can choose it."""
     if epsilon is None:
         raise ValueError(
             f"epsilon must be given{alternative}: it limits how much all answers together may reveal about one record. "
@@ -460,8 +460,8 @@ def make_plan(request: PlanRequest) -> VotePlan:
     target = check_epsilon_given(request.epsilon, " (or the noise itself, vote_noise)")
     if request.uses_screening and target > _LARGEST_SCREENED:
         raise ValueError(
-            f"epsilon must be at most {_LARGEST_SCREENED:g} where queries are screened: a larger one protects nothing, "
-            "and coins tossed in double precision do not bear it; max_screened=0 screens nothing"
+            f"epsilon must be at most {_LARGEST_SCREENED:g} if queries are screened: a larger one protects nothing, "
+            "and screening in double precision is not exact enough for it; max_screened=0 turns screening off"
         )
     plan = request.plan_at(_calibrate(request, target))
     plan.votes.check()

@@ -156,7 +156,7 @@ def find_account(
 ) -> Account | None:
     """Return the account that pays. It is opened with the plan if it is missing."""
     if account is not None and not guarantee.sound:
-        raise ValueError("source must be sound where an account pays: no budget covers coins that a seed foretells")
+        raise ValueError("source must be sound if an account pays: no budget covers random bits from a seed")
     if account is None or isinstance(account, Account):
         if ledger is not None:
             raise ValueError("account must be the name of an account in the ledger")
@@ -260,7 +260,7 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
                 stacklevel=3,
             )
 
-    def _snapshot(self) -> Self:
+    def _copy_parameters(self) -> Self:
         """Return a checked copy of the parameters: another thread may change them during a fit."""
         copy = type(self)(**self.get_params(deep=False))
         copy._validate_params()

@@ -39,13 +39,13 @@ from nearveil.private_knn.student_model import (
     normalize_rows,
 )
 
-_FRIENDS = 10  # neighbours of a row in the graph of the public rows
-_STEPS = 30  # of spreading; the weight of the start falls like _KEEP to this power
+_GRAPH_NEIGHBORS = 10  # of a row, in the graph of the public rows
+_STEPS = 30  # of spreading; the weight of a row's own score falls as _KEEP to this power
 _KEEP = 0.9  # share of a row's label that comes from its neighbours
 
 
 def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
-    """Return the public rows nearest to the centres of `count` clusters, filled up at random where some share one."""
+    """Return the public rows nearest to the centres of `count` clusters, completed at random if centres share one."""
     rng = np.random.default_rng(seed)
     if count >= len(rows):
         return rng.permutation(len(rows))
@@ -57,14 +57,14 @@ def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
 
 def build_graph(rows: Rows) -> sparse.csr_array:
     """Return the normalised graph of the nearest public neighbours."""
-    links = sparse.csr_array(kneighbors_graph(rows, min(_FRIENDS, len(rows) - 1)))
+    links = sparse.csr_array(kneighbors_graph(rows, min(_GRAPH_NEIGHBORS, len(rows) - 1)))
     links = links.maximum(links.T)
     scale = sparse.diags_array(1 / np.sqrt(np.maximum(links.sum(axis=1), 1.0)))
     return sparse.csr_array(scale @ links @ scale)
 
 
 def spread_labels(links: sparse.csr_array, scores: Rows) -> Rows:
-    """Let neighbours agree (Zhou et al. 2004): each row keeps a tenth of its own score."""
+    """Spread scores over the graph (Zhou et al. 2004); a tenth of each step is the row's own score."""
     result = scores
     for _ in range(_STEPS):
         result = _KEEP * (links @ result) + (1 - _KEEP) * scores
@@ -74,8 +74,8 @@ def spread_labels(links: sparse.csr_array, scores: Rows) -> Rows:
 def regress_votes(rows: Rows, queried: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
     """Return class scores of every public row from the noisy shares of votes, with a largest magnitude of 1.
 
-    Kernel ridge regression, in which alike queries average their noise away. The regularisation is known, as the noise
-    is public: its variance on a share over that of a class's share.
+    Kernel ridge regression, which averages the noise of similar queries. The regularisation follows from the public
+    noise: its variance on a share, divided by the variance of a class's share.
     """
     n_classes = shares.shape[1]
     gamma = 1 / max(rows.shape[1] * float(rows.var()), 1e-300)
@@ -93,7 +93,7 @@ _FEATURE_METHODS = ("transform", "decision_function", "predict_proba")  # the fi
 
 @dataclass(frozen=True)
 class StudentRound:
-    """One round: which public rows were asked about, and what came back. All of it is public."""
+    """One round: the queried public rows, their answers and labels. All of it is public."""
 
     rows: NDArray[np.int64]  # numbers of public rows
     answers: Answers  # in the same order
@@ -196,7 +196,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         public : array-like of shape (n_public, ...)
             Public rows of the same shape as the private ones, without labels.
         progress : callable, optional
-            Called with how many queries were finished since the last call.
+            Called with the number of queries that were finished since the last call.
 
         Returns
         -------
@@ -248,7 +248,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self._public = PublicStudent(self.classes_, guarantee, self.student_, self.features, whitening)
 
     def export(self) -> PublicStudent:
-        """Return what may be published: the model and its guarantee, and nothing else.
+        """Return the public part: the model and its guarantee, and nothing else.
 
         Returns
         -------
@@ -260,7 +260,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     @property
     def guarantee(self) -> Guarantee:
-        """The guarantee of all rounds together: of their caps, whatever was asked."""
+        """The guarantee of all rounds together. It follows from their caps."""
         return self.export().guarantee
 
     @property

@@ -1,4 +1,4 @@
-"""Products of 8-bit rows with words, modulo 2^32, compiled by Numba. Several rows share what is read of a question.
+"""Products of 8-bit rows with words, modulo 2^32, compiled by Numba. Several rows share one load of a question.
 
 Processors that multiply and add four pairs of bytes in one step (AVX512-VNNI) are used so: for them a question is as
 many digits to base 256 as it has bytes, and a word is put together again from the answers to its digits.
@@ -123,16 +123,16 @@ def _add_tile(typing, rows, row_stride, digits, digit_stride, steps, sums):
     """Add to ``sums[r, p]``, 4 x 6 words, the products of rows with digits, 64 bytes a step; all are addresses."""
     del typing, rows, row_stride, digits, digit_stride, steps, sums
 
-    def generate(context, builder, signature, given):
+    def generate(context, builder, signature, arguments):
         del signature
-        rows, row_stride, digits, digit_stride, steps, sums = given
+        rows, row_stride, digits, digit_stride, steps, sums = arguments
         of_words = ir.FunctionType(_WORDS, [_WORDS] * 3)
         dot = cgutils.get_or_insert_function(builder.module, of_words, "llvm.x86.avx512.vpdpbusd.512")
         add = cgutils.get_or_insert_function(
             builder.module, ir.FunctionType(_WORD, [_WORDS]), "llvm.vector.reduce.add.v16i32"
         )
         zero = ir.Constant(_WORDS, [0] * (_STEP // 4))
-        found = [[cgutils.alloca_once_value(builder, zero) for _ in range(_DIGITS)] for _ in range(_ROWS)]
+        totals = [[cgutils.alloca_once_value(builder, zero) for _ in range(_DIGITS)] for _ in range(_ROWS)]
         of_rows = [builder.add(rows, builder.mul(row_stride, steps.type(r))) for r in range(_ROWS)]
         of_digits = [builder.add(digits, builder.mul(digit_stride, steps.type(p))) for p in range(_DIGITS)]
 
@@ -145,12 +145,12 @@ def _add_tile(typing, rows, row_stride, digits, digit_stride, steps, sums):
             for p, base in enumerate(of_digits):
                 unsigned = load(base, offset)
                 for r in range(_ROWS):
-                    held = found[r][p]
-                    builder.store(builder.call(dot, [builder.load(held), unsigned, signed[r]]), held)
+                    total = totals[r][p]
+                    builder.store(builder.call(dot, [builder.load(total), unsigned, signed[r]]), total)
         out = builder.inttoptr(sums, _WORD.as_pointer())
-        for at, held in enumerate(one for row in found for one in row):
-            place = builder.gep(out, [ir.Constant(_WORD, at)])
-            builder.store(builder.add(builder.load(place), builder.call(add, [builder.load(held)])), place)
+        for position, total in enumerate(total for row in totals for total in row):
+            target = builder.gep(out, [ir.Constant(_WORD, position)])
+            builder.store(builder.add(builder.load(target), builder.call(add, [builder.load(total)])), target)
         return context.get_dummy_value()
 
     return types.void(*[types.intp] * 6), generate
@@ -163,24 +163,24 @@ def multiply_dots(database, digits, out, parts):
     sums = np.empty((_ROWS, _DIGITS), np.int32)
     for part in range(len(parts)):
         colour, first, last = parts[part]
-        rows, own = database[colour], digits[colour]
+        rows, block = database[colour], digits[colour]
         tiled = last - (last - first) % _ROWS
         for k in range(first, tiled, _ROWS):
-            for p in range(0, len(own), _DIGITS):
+            for p in range(0, len(block), _DIGITS):
                 sums[:] = 0
                 _add_tile(
                     rows.ctypes.data + k * rows.strides[0],
                     rows.strides[0],
-                    own.ctypes.data + p * own.strides[0],
-                    own.strides[0],
+                    block.ctypes.data + p * block.strides[0],
+                    block.strides[0],
                     whole,
                     sums.ctypes.data,
                 )
                 out[colour, k : k + _ROWS, p : p + _DIGITS] = sums
         for k in range(first, last):
             start = whole * _STEP if k < tiled else 0
-            for p in range(len(own)):
+            for p in range(len(block)):
                 rest = _I(0)
                 for c in range(start, database.shape[2]):
-                    rest += _I(rows[k, c]) * _I(own[p, c])
+                    rest += _I(rows[k, c]) * _I(block[p, c])
                 out[colour, k, p] = rest + (out[colour, k, p] if k < tiled else _I(0))

@@ -1,4 +1,4 @@
-"""Galleries that a server answers from: their interface, and the open kind with its snapshots and cached answers."""
+"""Galleries that a server answers from: their interface, and the open kind with its maps and cached answers."""
 
 import logging
 import math
@@ -21,7 +21,7 @@ from nearveil.gallery.publishing import IndexState
 from nearveil.server.errors import ServiceError
 from nearveil.server.sealed_builds import SealedAnswers, SealedBuilder
 from nearveil.wire.codes import CodesGroup, CodesSource
-from nearveil.wire.frames import Kind, WireError
+from nearveil.wire.frames import Kind, WireError, peek_header
 from nearveil.wire.messages import MapChanged, Refusal, RefusalCode, decode_frame
 from nearveil.wire.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
 from nearveil.wire.server import ServedMap, ServerProtocol
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 OFFERS: tuple[Offer, ...] = get_args(Offer)
-KIND, FLAGS = 4, 5  # offsets in a frame
 _STATUSES = {
     RefusalCode.MALFORMED: 400,
     RefusalCode.VERSION: 400,
@@ -54,9 +53,10 @@ def frame_status(reply: bytes) -> int:
     >>> frame_status(Refusal(RefusalCode.TOO_LARGE, "too large").to_bytes())
     413
     """
-    if reply[KIND] == Kind.ANSWER:
+    kind, _ = peek_header(reply)
+    if kind == Kind.ANSWER:
         return 200
-    return 409 if reply[KIND] == Kind.MAP_CHANGED else _STATUSES[decode_frame(reply, Refusal).code]
+    return 409 if kind == Kind.MAP_CHANGED else _STATUSES[decode_frame(reply, Refusal).code]
 
 
 class ByteCache:
@@ -102,10 +102,10 @@ class ByteCache:
 
 
 @dataclass(frozen=True, eq=False)
-class GallerySnapshot:
+class GalleryState:
     """A gallery in one state of its index: its maps, newest first, and the answers that were made in it."""
 
-    state: IndexState
+    index_state: IndexState
     maps: tuple[ServedMap, ...]
     protocol: ServerProtocol | None
     answers: ByteCache
@@ -219,7 +219,7 @@ class OpenGallery(Gallery):
         self._extras = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
         self._cache_bytes = cache
         self._lock = threading.Lock()
-        self._snapshot = GallerySnapshot(IndexState((), -1, ()), (), None, ByteCache(0))
+        self._state = GalleryState(IndexState((), -1, ()), (), None, ByteCache(0))
         self._codes_lock = threading.Lock()
         self._code_groups: dict[bytes, CodesGroup] = {}  # by their contents; they outlive a map
         self._codes: tuple[ServedMap, CodesSource] | None = None
@@ -228,17 +228,17 @@ class OpenGallery(Gallery):
     @property
     def is_published(self) -> bool:
         """Whether there was a map at the last `refresh`."""
-        return bool(self._snapshot.maps)
+        return bool(self._state.maps)
 
     @property
     def stale(self) -> bool:
         """Whether the index changed after its newest map was learned, or has no map."""
-        snapshot = self._load_snapshot()
-        return not snapshot.maps or snapshot.maps[0].published.revision != snapshot.state.revision
+        state = self._load_state()
+        return not state.maps or state.maps[0].published.revision != state.index_state.revision
 
     def info(self) -> GalleryInfo:
         """Return the public information about the gallery."""
-        maps = self._load_snapshot().maps
+        maps = self._load_state().maps
         fractions = dict.fromkeys(float(served.published.release.candidates) for served in maps)
         with _translate_errors():
             keys = self.index.metadata_keys() if "metadata" in self._offers else None
@@ -256,9 +256,9 @@ class OpenGallery(Gallery):
 
     def map(self, candidates: float | None = None) -> bytes:
         """Return the frame of the newest map, or of the newest for a fraction."""
-        snapshot = self._load_snapshot()
-        _require_maps(snapshot)
-        available = [served.published.release.candidates for served in snapshot.maps]
+        state = self._load_state()
+        _require_maps(state)
+        available = [served.published.release.candidates for served in state.maps]
         fraction = available[0] if candidates is None else candidates
         close = [math.isclose(other, fraction, rel_tol=0, abs_tol=_TOLERANCE) for other in available]
         if not any(close):
@@ -266,25 +266,26 @@ class OpenGallery(Gallery):
             raise ServiceError("unknown", f"candidates must be a fraction that this gallery has a map for: {fractions}")
         position = close.index(True)
         key = b"map %d" % position
-        frame = snapshot.answers.get(key)
+        frame = state.answers.get(key)
         if frame is None:
-            frame = snapshot.maps[position].make_public_part().to_bytes()
-            snapshot.answers.put(key, frame)
+            frame = state.maps[position].make_public_part().to_bytes()
+            state.answers.put(key, frame)
         return frame
 
     def query(self, data: bytes) -> bytes:
         """Answer the frame of a query with that of an answer, of a changed map, or of a refusal."""
-        snapshot = self._load_snapshot()
-        reply = snapshot.answers.get(data)
+        state = self._load_state()
+        reply = state.answers.get(data)
         if reply is not None:
             return reply
-        if snapshot.protocol is None:
+        if state.protocol is None:
             return MapChanged(self.name, 0).to_bytes()
-        reply = snapshot.protocol.answer(data)
+        reply = state.protocol.answer(data)
         self.on_cache_miss()
+        kind, extras = peek_header(reply)
         # Originals may be files, which change without notice.
-        if reply[KIND] == Kind.ANSWER and reply[FLAGS] != _ORIGINALS and len(data) <= _MAX_CACHED_QUERY:
-            snapshot.answers.put(data, reply)
+        if kind == Kind.ANSWER and extras != _ORIGINALS and len(data) <= _MAX_CACHED_QUERY:
+            state.answers.put(data, reply)
         return reply
 
     def original(self, number: int) -> bytes:
@@ -308,7 +309,7 @@ class OpenGallery(Gallery):
 
     def codes_group(self, number: int, blocks: tuple[int, ...] | None = None) -> bytes:
         """Return a group of codes: these blocks of it, or all."""
-        source, answers = self._load_codes(), self._snapshot.answers
+        source, answers = self._load_codes(), self._state.answers
         key = b"codes" + source.manifest.groups.get(number, b"")
         content = answers.get(key) if blocks is None else None
         if content is not None:
@@ -362,7 +363,7 @@ class OpenGallery(Gallery):
 
     def refresh(self) -> None:
         """Load new maps; start to build the sealed index of the newest if one was ever requested."""
-        maps = self._load_snapshot().maps
+        maps = self._load_state().maps
         if maps and self._builder.is_used:
             self._builder.request(maps[0])
 
@@ -374,7 +375,7 @@ class OpenGallery(Gallery):
         """Return the codes of the newest map, without deleted items."""
         if "codes" not in self._offers:
             raise ServiceError("not_offered", "This gallery does not offer its codes. Query it by messages.")
-        newest = _require_maps(self._load_snapshot())
+        newest = _require_maps(self._load_state())
         with self._codes_lock, _translate_errors():  # one thread reads every name, the others wait for it
             if self._codes is None or self._codes[0] is not newest:
                 self._codes = newest, newest.make_codes_source(self._code_groups)
@@ -396,7 +397,7 @@ class OpenGallery(Gallery):
 
     def _request_sealed(self) -> None:
         """Start to build the sealed index of the newest map, if there is none."""
-        self._builder.request(_require_maps(self._load_snapshot()))
+        self._builder.request(_require_maps(self._load_state()))
 
     def _get_sealed(self) -> SealedAnswers:
         """Return a sealed index that may answer now, without waiting for a build."""
@@ -404,19 +405,19 @@ class OpenGallery(Gallery):
         self._request_sealed()
         return self._builder.get()
 
-    def _load_snapshot(self) -> GallerySnapshot:
-        """Return the current snapshot, after loading changes."""
+    def _load_state(self) -> GalleryState:
+        """Return the current state, after loading changes."""
         with _translate_errors():
-            if self.index.state() == self._snapshot.state:
-                return self._snapshot
+            if self.index.state() == self._state.index_state:
+                return self._state
             with self._lock:  # one thread loads, the others wait for it
-                state = self.index.state()
-                if state != self._snapshot.state:
-                    self._snapshot = self._build_snapshot(self._snapshot, state)
-                return self._snapshot
+                index_state = self.index.state()
+                if index_state != self._state.index_state:
+                    self._state = self._build_state(self._state, index_state)
+                return self._state
 
-    def _build_snapshot(self, old: GallerySnapshot, state: IndexState) -> GallerySnapshot:
-        """Return the next snapshot; it keeps the answers if its maps have the same items."""
+    def _build_state(self, old: GalleryState, index_state: IndexState) -> GalleryState:
+        """Return the next state; it keeps the answers if its maps have the same items."""
         served = tuple(
             ServedMap(self.index, published, self.name, self._extractor, self._extras, self.index.alive(published))
             for published in self.index.maps()
@@ -424,16 +425,16 @@ class OpenGallery(Gallery):
         pairs = list(zip(served, old.maps, strict=False))
         same_maps = len(served) == len(old.maps) and all(new.published is last.published for new, last in pairs)
         if same_maps and all(np.array_equal(np.asarray(new.alive), np.asarray(last.alive)) for new, last in pairs):
-            return replace(old, state=state)
+            return replace(old, index_state=index_state)
         protocol = ServerProtocol(*served) if served else None
-        return GallerySnapshot(state, served, protocol, ByteCache(self._cache_bytes))
+        return GalleryState(index_state, served, protocol, ByteCache(self._cache_bytes))
 
 
-def _require_maps(snapshot: GallerySnapshot) -> ServedMap:
+def _require_maps(state: GalleryState) -> ServedMap:
     """Return the newest map; raise ServiceError if there is none."""
-    if not snapshot.maps:
+    if not state.maps:
         raise ServiceError("unknown", "This gallery has not published a map yet.")
-    return snapshot.maps[0]
+    return state.maps[0]
 
 
 @contextmanager

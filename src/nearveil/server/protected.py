@@ -221,7 +221,7 @@ class ProtectedGallery(Gallery):
             forecast = self._estimator().forecast(records.features, records.labels, public)
             if forecast.is_noise and not allow_noise:
                 raise PublicationError(_NOISE)
-            return self._pay_and_store(key, records, public)
+            return self._publish_under_key(key, records, public)
 
     def refresh(self) -> None:
         """Load the newest model."""
@@ -257,7 +257,7 @@ class ProtectedGallery(Gallery):
             self._publications = Publications(account)
         self._publications.refresh()
 
-    def _pay_and_store(self, key: str, records: Records, public: NDArray[np.float32]) -> Publication:
+    def _publish_under_key(self, key: str, records: Records, public: NDArray[np.float32]) -> Publication:
         """Debit the account, then compute the model, then store it; or return the one that is stored under the key."""
         plan, guarantee = self._terms.plan()
         account = open_account(self._ledger, self._payer, plan, guarantee)

@@ -22,7 +22,7 @@ from nearveil.private_knn.discriminant import plan_publications
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.published import MOST_CLASSES
 from nearveil.private_knn.spending import find_account
-from nearveil.wire.schema import Promise
+from nearveil.wire.schema import GuaranteeInfo
 
 _CHUNK = 1024  # rows
 _SAME_IMAGE = 1e-5  # two features of one image differ by less, in each number
@@ -235,10 +235,10 @@ class Publications:
         return self._stored[max(self._stored)] if self._stored else None
 
     @cached_property
-    def promise(self) -> Promise:
+    def promise(self) -> GuaranteeInfo:
         """The guarantee of everything that the account ever pays for."""
         guarantee = self.account.guarantee
-        return Promise(
+        return GuaranteeInfo(
             epsilon=guarantee.epsilon,
             delta=guarantee.delta,
             protects=guarantee.protects,

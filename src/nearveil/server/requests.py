@@ -17,7 +17,7 @@ from starlette.types import Scope as AsgiScope
 from nearveil.gallery.answers import EXTRAS
 from nearveil.ledger import LedgerError
 from nearveil.server.errors import ServiceError
-from nearveil.server.galleries import FLAGS, Gallery, OpenGallery, frame_status
+from nearveil.server.galleries import Gallery, OpenGallery, frame_status
 from nearveil.server.keys import IdempotencyRecord, IdempotencyStore
 from nearveil.server.limits import ByteBudget, Reservation, TokenBuckets, check_length, read_body
 from nearveil.server.logs import JsonLog
@@ -25,6 +25,7 @@ from nearveil.server.metrics import Metrics, read_gallery_metrics, send_heartbea
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import Scope, Token, TokenError, TokenStore
 from nearveil.server.workers import Poller, Workers
+from nearveil.wire.frames import peek_header
 from nearveil.wire.schema import FRAME, MOST_GALLERIES, GalleryInfo
 
 CONTEXT = "nearveil.context"  # keys of an ASGI scope: the context of the request
@@ -36,7 +37,7 @@ _SHARED_THREADS = 4
 _POLL_TIMEOUT = 2.0  # seconds that a gallery has to show that it can be read
 _READY_MAX_AGE = 1.0  # seconds that a check of all galleries is reused: anybody may ask for one
 _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
-_ORIGINALS = bytes([EXTRAS.index("originals")])
+_ORIGINALS = EXTRAS.index("originals")
 
 
 class RequestContext:
@@ -139,7 +140,7 @@ class AppState:
         self._pollers = {
             name: Poller(f"gallery {name}", gallery.refresh, timeout) for name, gallery in self.galleries.items()
         }
-        self._answer_sizes: dict[tuple[str, bytes], int] = {}  # of large answers: expected size of the next one
+        self._answer_sizes: dict[tuple[str, int], int] = {}  # of large answers: expected size of the next one
         self._ready, self._ready_checked = False, -_READY_MAX_AGE
         for gallery in self.galleries.values():
             if isinstance(gallery, OpenGallery):
@@ -184,7 +185,7 @@ class AppState:
         context.body.resize(length)
         body = await read_body(request.receive, length, self.settings.body_timeout)
         context.has_read_body = True
-        extras = bytes(body[FLAGS : FLAGS + 1])
+        _, extras = peek_header(body)
         if extras == _ORIGINALS:
             context.require("originals")
 

@@ -130,6 +130,11 @@ def unframe(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[Kind, int, by
     return kind, flags, body
 
 
+def peek_header(data: bytes | bytearray) -> tuple[int, int]:
+    """Return the numbers of kind and flags in the header of a frame, unchecked; zeros if `data` is shorter."""
+    return (data[4], data[5]) if len(data) >= HEADER_BYTES else (0, 0)
+
+
 def open_frame(data: bytes, kind: Kind, flags: int = 0, limits: Limits = DEFAULT_LIMITS) -> bytes:
     """Return the body of a frame that must be of a kind and have these flags."""
     actual_kind, actual_flags, body = unframe(data, limits)

@@ -26,7 +26,7 @@ class Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Promise(Model):
+class GuaranteeInfo(Model):
     """A guarantee in JSON."""
 
     epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -56,7 +56,7 @@ class GalleryInfo(Model):
         Of the newest map; of a protected gallery: how many models it has published.
     version : str
         Of the published model of a protected gallery: the SHA-256 of its bytes. Empty if there is none.
-    promise : Promise or None
+    promise : GuaranteeInfo or None
         The guarantee of a protected gallery to its records.
     metadata_keys : tuple of str or None
         The keys of all metadata of an open gallery, if it offers metadata and they are few; else None.
@@ -71,7 +71,7 @@ class GalleryInfo(Model):
     dimension: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
     revision: Annotated[int, Field(ge=0, lt=1 << 64)]
     version: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64})?$")] = ""
-    promise: Promise | None = None
+    promise: GuaranteeInfo | None = None
     metadata_keys: Annotated[tuple[MetadataKey, ...], Field(max_length=MOST_KEYS)] | None = None
 
     @property

@@ -44,7 +44,7 @@ _ITEMS_A_QUERY = 16  # with fewer queries, too few sets look best
 _SOFT_PASSES = 12
 _FIRMEST = 100.0
 _HARD = 1e5  # a softness that ignores the second best
-_FAINT = 0.01  # smaller shares of a query are ignored
+_MIN_SHARE = 0.01  # of a query; smaller shares are ignored
 _MOST_PASSES = 30
 _GAIN = 1e-4  # stop after a smaller gain
 _STARTS = 4
@@ -118,7 +118,7 @@ class Shares:
         nothing = np.exp(-softness * largest)  # the weight of a set that covers nothing
         total = np.bincount(rows, weight, minlength=n_queries) + (n_sets - counts) * nothing
         excess = ((weight - nothing[rows]) / total[rows]).astype(np.float32)
-        large = excess > _FAINT
+        large = excess > _MIN_SHARE
         starts = np.concatenate([[0], np.cumsum(np.bincount(rows[large], minlength=n_queries))])
         return cls(
             csr_array((excess[large], coverage.indices[large], starts), shape=coverage.shape),

@@ -223,7 +223,7 @@ def gaussian_graph(
         "exact": every weight, O(n^2) time, O(n) memory. "series": a polynomial of degree at most 3
         in the inner products, O(n d^degree) time; the least degree that meets `tolerance`.
         "neighbors": the weights to the nearest neighbours only. "auto": the cheaper of the first two
-        within `tolerance`, which a graph of neighbours never meets.
+        within `tolerance`; a graph of neighbours never satisfies this.
     tolerance : float, default=1e-6
         Largest ``|w~ - w| / w`` of an edge; see ``error_bound`` of the result. Rounding stays below it too, or an
         error is raised.
