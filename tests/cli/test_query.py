@@ -98,7 +98,7 @@ def test_the_nearest_are_found_and_paid_for(image: Path, here: Path) -> None:
 
 
 def test_the_first_query_says_which_account_it_opened(image: Path, here: Path) -> None:
-    first, second = fine("query", image), fine("query", image, "--epsilon", 2)
+    first, second = fine("query", image, "--epsilon", 4), fine("query", image, "--epsilon", 2)
     ledger = here / "data" / "nearveil" / "ledger.db"
     assert f"Opened the account 'queries' in {ledger}: epsilon 100 at delta 0" in first
     assert "Paid: epsilon 4, from the account 'queries'; left: 96 of 100." in first
@@ -110,8 +110,8 @@ def test_the_first_query_says_which_account_it_opened(image: Path, here: Path) -
 
 
 def test_as_many_as_an_answer_holds(image: Path) -> None:
-    assert len(told("query", image)["found"]) == 8
-    assert len(told("query", image, "-k", 5)["found"]) == 5
+    assert len(told("query", image, "--epsilon", 4)["found"]) == 8
+    assert len(told("query", image, "--epsilon", 4, "-k", 5)["found"]) == 5
 
 
 def test_the_other_half_sees_one_message(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_the_other_half_sees_one_message(image: Path, monkeypatch: pytest.Monkey
         return read_texts(self, ids, kind)
 
     monkeypatch.setattr(Index, "texts", looking)
-    found = told("query", image, "-k", 2)
+    found = told("query", image, "--epsilon", 4, "-k", 2)
     assert sent[0] == MAP_REQUEST
     assert len(sent) == 2
     message = decode_frame(sent[1], Query).message
@@ -162,13 +162,13 @@ def test_what_was_paid_for_can_be_asked_again(image: Path, here: Path, monkeypat
 
     with monkeypatch.context() as patch:
         sent = watched(patch, failing)
-        text = refused("query", image)
+        text = refused("query", image, "--epsilon", 4)
     assert "no disk" in text
     key = text.split("--key ")[1].split()[0]
     assert left(here) == 96.0
     with monkeypatch.context() as patch:
         later = watched(patch)
-        assert told("query", image, "--key", key)["paid"] == 0.0
+        assert told("query", image, "--epsilon", 4, "--key", key)["paid"] == 0.0
     assert later[1] == sent[1]
     assert left(here) == 96.0
 
@@ -199,7 +199,7 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
         (image, "--sheet", "no/where.png"): "does not exist",
         (image, "--account", "nobody"): "No ledger at",
     }.items():
-        text = refused("query", *words)
+        text = refused("query", "--epsilon", 4, *words)
         assert said in text, text
         assert "private.png" not in text
         assert "notes.jpg" not in text
@@ -228,7 +228,7 @@ def test_options_are_checked_before_anything_is_read(words: tuple[str, ...], sai
 def test_a_small_answer_is_no_silent_one(here: Path) -> None:
     gallery(here / "few", 12)
     fine("index", here / "few", "--into", here / "small", "--extractor", "hog")
-    asked = ("query", here / "few" / "0" / "00.png", "--index", here / "small")
+    asked = ("query", here / "few" / "0" / "00.png", "--epsilon", 4, "--index", here / "small")
     assert "Answers of this gallery hold 1 items" in told(*asked)["notes"][-1]
     every = told(*asked, "--epsilon", 0)
     assert len(every["found"]) == 8
@@ -249,9 +249,9 @@ def test_a_spent_budget_ends_it(image: Path, here: Path, monkeypatch: pytest.Mon
 def test_a_named_account_pays(image: Path, here: Path) -> None:
     ledger = ("--ledger", here / "mine.db")
     fine("budget", "create", "holiday", "--owner", "me", "--epsilon", 5, "--delta", 0, *ledger)
-    found = told("query", image, "--account", "holiday", *ledger)
+    found = told("query", image, "--epsilon", 4, "--account", "holiday", *ledger)
     assert (found["account"], found["left"], found["opened"]) == ("holiday", 1.0, None)
-    assert "No account 'other'" in refused("query", image, "--account", "other", *ledger)
+    assert "No account 'other'" in refused("query", image, "--epsilon", 4, "--account", "other", *ledger)
     assert not (here / "data" / "nearveil" / "ledger.db").exists()
 
 
@@ -264,7 +264,7 @@ def test_nothing_of_the_query_is_kept(image: Path, here: Path) -> None:
         }
 
     before = files()
-    fine("query", image)
+    fine("query", image, "--epsilon", 4)
     assert files() == before
     row = HogColor().extract([load_image(image)])[0].tobytes()
     for path in (here / "data" / "nearveil").iterdir():
@@ -273,7 +273,7 @@ def test_nothing_of_the_query_is_kept(image: Path, here: Path) -> None:
 
 def test_the_contact_sheet_shows_the_query_on_one_side(here: Path) -> None:
     private = picture(here / "private.png", MAGENTA)
-    text = fine("query", private, "--sheet", "sheet.png")
+    text = fine("query", private, "--epsilon", 4, "--sheet", "sheet.png")
     assert "Contact sheet: sheet.png" in text
     assert (here / "sheet.png").stat().st_mode & 0o777 == 0o600
     sheet = load_image(here / "sheet.png").astype(int)
@@ -282,7 +282,7 @@ def test_the_contact_sheet_shows_the_query_on_one_side(here: Path) -> None:
     assert not magenta[:, :half].any()
     assert magenta[:, half:].sum() > 10_000
     first = (here / "sheet.png").read_bytes()
-    fine("query", private, "--sheet", "sheet.png", "--force", "-k", 1)
+    fine("query", private, "--epsilon", 4, "--sheet", "sheet.png", "--force", "-k", 1)
     assert (here / "sheet.png").read_bytes() != first
 
 
@@ -290,7 +290,7 @@ def test_an_index_that_has_changed_says_so(image: Path, here: Path) -> None:
     with Index.open(here / "data" / "nearveil" / "index") as index:
         index.delete(index.ids()[:2])
         assert len(index) == COUNT - 2
-    found = told("query", image)
+    found = told("query", image, "--epsilon", 4)
     assert "run `nearveil index DIR`" in found["notes"][-1]
     assert all(one["id"] > 1 for one in found["found"])
 
@@ -303,14 +303,14 @@ def test_two_first_queries_open_one_account(image: Path, here: Path, monkeypatch
         return first(book)
 
     monkeypatch.setattr(_accounts, "_open_default_account", late)
-    assert told("query", image)["left"] == 96.0
+    assert told("query", image, "--epsilon", 4)["left"] == 96.0
 
 
 def test_a_sheet_that_cannot_be_written_is_noticed_before_paying(
     image: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda path, _: Path(path).name != here.name)
-    assert "is not writable; nothing was paid" in refused("query", image, "--sheet", "sheet.png")
+    assert "is not writable; nothing was paid" in refused("query", image, "--epsilon", 4, "--sheet", "sheet.png")
     assert not (here / "data" / "nearveil" / "ledger.db").exists()
 
 
@@ -330,10 +330,20 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     assert "two sealed messages of " in text
     assert "were compared, encrypted" in text
     assert "This is a computational guarantee" in text
-    assert f"All {COUNT} items of the copy on this machine were compared" in nothing
+    assert f"All {COUNT} items of the index on this machine were compared with your query, exactly" in nothing
     assert "Nothing is revealed about which record was asked for" in nothing
     sealed, home = (told("query", image, "--by", way) for way in ("sealed", "home"))
     assert sealed["found"][0]["id"] == home["found"][0]["id"]
     assert 8 <= sealed["candidates"] <= COUNT  # items, and not slots
     assert (sealed["epsilon"], sealed["paid"], sealed["account"]) == (0.0, 0.0, None)
     assert left(here) == _accounts.DEFAULT_EPSILON
+
+
+def test_a_query_without_an_epsilon_pays_nothing_and_searches_the_index_itself(image: Path, here: Path) -> None:
+    pytest.importorskip("cryptography")
+    found, text = told("query", image), fine("query", image)
+    assert (found["way"], found["candidates"], len(found["found"])) == ("index", COUNT, 8)
+    assert (found["paid"], found["epsilon"], found["account"], found["left"]) == (0.0, 0.0, None, None)
+    assert f"Nothing was sent. The index of all {COUNT} items was searched on this machine, at no cost." in text
+    assert not (here / "data" / "nearveil" / "ledger.db").exists()
+    assert "--candidates: it applies to messages only" in refused("query", image, "--candidates", 0.2)

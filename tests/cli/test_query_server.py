@@ -100,9 +100,9 @@ def test_a_server_is_asked_with_the_same_words(image: Path, served: Served, word
 
 
 def test_a_token_that_others_may_read_is_reported(image: Path, words: tuple[Any, ...], here: Path) -> None:
-    assert "can read the token" not in fine("query", image, *words)
+    assert "can read the token" not in fine("query", image, "--epsilon", 4, *words)
     (here / "token.txt").chmod(0o644)
-    assert "other users can read the token" in fine("query", image, *words)
+    assert "other users can read the token" in fine("query", image, "--epsilon", 4, *words)
 
 
 def test_a_question_goes_out_when_public_sizes_say_so(image: Path, words: tuple[Any, ...], watched: Watched) -> None:
@@ -120,9 +120,9 @@ def test_a_question_goes_out_when_public_sizes_say_so(image: Path, words: tuple[
 def test_the_token_may_come_from_the_environment(
     image: Path, served: Served, monkeypatch: pytest.MonkeyPatch, here: Path
 ) -> None:
-    assert "--token: a server needs one" in refused("query", image, "--server", served.url)
+    assert "--token: a server needs one" in refused("query", image, "--epsilon", 4, "--server", served.url)
     monkeypatch.setenv("NEARVEIL_TOKEN", served.token)
-    asked = ("query", image, "--server", served.url, "--gallery", "photos", "--key", "mine")
+    asked = ("query", image, "--epsilon", 4, "--server", served.url, "--gallery", "photos", "--key", "mine")
     text = fine(*asked, "--sheet", "found.png")
     saw = told(*asked)["server_saw"]
     assert f"The server saw: set {saw['set']} of {saw['of']}" in text  # one count for people and for programs
@@ -133,12 +133,14 @@ def test_the_token_may_come_from_the_environment(
 
 def test_a_wrong_token_is_not_shown_and_costs_nothing(image: Path, served: Served, here: Path) -> None:
     for token in ("nv_0123456789abcdef_wrong", "a b", "x\ny"):
-        text = refused("query", image, "--server", served.url, "--token", token)
+        text = refused("query", image, "--epsilon", 4, "--server", served.url, "--token", token)
         assert "Invalid or revoked token" in text or "--token: it must be" in text
         assert token not in text
     (here / "bytes").write_bytes(b"\xff" * 2000)
-    assert "--token: it must be" in refused("query", image, "--server", served.url, "--token-file", "bytes")
-    assert "No such file" in refused("query", image, "--server", served.url, "--token-file", "nowhere")
+    assert "--token: it must be" in refused(
+        "query", image, "--epsilon", 4, "--server", served.url, "--token-file", "bytes"
+    )
+    assert "No such file" in refused("query", image, "--epsilon", 4, "--server", served.url, "--token-file", "nowhere")
     assert debits(here) == 0
 
 
@@ -156,7 +158,7 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
         ("--server", "birds.example", "--token", "x"): "--server: must be a URL such as https://host:8321",
         ("--gallery", "birds"): "--gallery: a local index has one gallery",
     }.items():
-        text = refused("query", image, *more)
+        text = refused("query", image, "--epsilon", 4, *more)
         assert said in text, text
         assert "private.png" not in text
     assert debits(here) == 0
@@ -166,7 +168,7 @@ def test_nobody_listens(image: Path, words: tuple[Any, ...], here: Path, monkeyp
     monkeypatch.setattr(RetryPolicy, "pause", lambda *_: 0.0)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    text = refused("query", image, *words[2:], "--server", f"http://127.0.0.1:{port}")
+    text = refused("query", image, "--epsilon", 4, *words[2:], "--server", f"http://127.0.0.1:{port}")
     assert "Cannot reach" in text
     assert debits(here) == 0
 
@@ -181,10 +183,10 @@ def test_what_was_paid_for_can_be_asked_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(OpenGallery, "query", gone)
-        text = refused("query", image, *words)
+        text = refused("query", image, "--epsilon", 4, *words)
     assert "the gallery cannot be read now" in text
     key = text.split("with --key ")[1].split()[0]
-    found = told("query", image, *words, "--key", key)
+    found = told("query", image, "--epsilon", 4, *words, "--key", key)
     assert (found["paid"], found["repeated"]) == (0.0, True)
     assert debits(here) == 1
 
@@ -197,7 +199,7 @@ def test_a_certificate_of_ones_own_is_shown(image: Path, here: Path, monkeypatch
         raise ValueError("enough")
 
     monkeypatch.setattr(Client, "__init__", made)
-    asked = ("query", image, "--server", "https://birds.example", "--token", "x")
+    asked = ("query", image, "--epsilon", 4, "--server", "https://birds.example", "--token", "x")
     refused(*asked)
     refused(*asked, "--certificate", "me.pem")
     refused(*asked, "--certificate", "me.pem", "--certificate-key", "me.key")
@@ -206,27 +208,29 @@ def test_a_certificate_of_ones_own_is_shown(image: Path, here: Path, monkeypatch
 
 def test_a_key_of_another_map_is_of_no_use(image: Path, served: Served, here: Path) -> None:
     fine("index", served.folder / "photos", "--into", here / "index", "--extractor", "hog", "--candidates", 0.2)
-    fine("query", image, "--index", here / "index", "--key", "mine")
+    fine("query", image, "--epsilon", 4, "--index", here / "index", "--key", "mine")
     fine("index", served.folder / "photos", "--into", here / "index", "--candidates", 0.3)
-    text = refused("query", image, "--index", here / "index", "--key", "mine")
+    text = refused("query", image, "--epsilon", 4, "--index", here / "index", "--key", "mine")
     assert "another map than when this key was paid for" in text
     assert "a new question, with a new key, pays anew" in text
     assert debits(here) == 1
 
 
 def test_a_key_that_paid_for_something_else_is_told_in_words(image: Path, served: Served, here: Path) -> None:
-    fine("query", image, "--index", served.folder / "index", "--key", "mine")
+    fine("query", image, "--epsilon", 4, "--index", served.folder / "index", "--key", "mine")
     text = refused("query", image, "--index", served.folder / "index", "--key", "mine", "--epsilon", 1)
     assert "--key was used before, for something else: use another key, or leave out --key" in text
 
 
 def test_one_ledger_for_queries_and_budgets(image: Path, served: Served, here: Path) -> None:
-    text = fine("query", image, "--index", served.folder / "index")
+    text = fine("query", image, "--epsilon", 4, "--index", served.folder / "index")
     assert "See `nearveil budget show`." in text
     assert "queries" in fine("budget", "show")
     fine("budget", "create", "holiday", "--owner", "me", "--epsilon", 8, "--delta", 0)
-    assert told("query", image, "--index", served.folder / "index", "--account", "holiday")["left"] == 4.0
-    again = told("query", image, "--index", served.folder / "index", "--ledger", "my own.db")
+    assert (
+        told("query", image, "--epsilon", 4, "--index", served.folder / "index", "--account", "holiday")["left"] == 4.0
+    )
+    again = told("query", image, "--epsilon", 4, "--index", served.folder / "index", "--ledger", "my own.db")
     assert again["notes"][0].endswith("See `nearveil budget show --ledger 'my own.db'`.")
 
 
@@ -240,7 +244,7 @@ def test_who_interrupts_is_told_the_key(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Client, "nearest", interrupted)
-    result = run("query", image, *words, "--key", "mine")
+    result = run("query", image, "--epsilon", 4, *words, "--key", "mine")
     assert result.exit_code != 0
     assert "The query is paid for: repeat it at no cost with --key mine" in result.output
     assert debits(here) == 1
@@ -252,7 +256,7 @@ def test_a_nameless_image_is_shown_as_such(image: Path, served: Served, monkeypa
         return [b""] * len(ids)  # deleted while it is asked for
 
     monkeypatch.setattr(Index, "texts", unnamed)
-    found = told("query", image, "--index", served.folder / "index")
+    found = told("query", image, "--epsilon", 4, "--index", served.folder / "index")
     assert all(one["name"] == f"item {one['id']}" for one in found["found"])
 
 
@@ -271,5 +275,14 @@ def test_a_copy_is_fetched_by_command_and_searched_for_nothing(
     assert "The server saw nothing" in fine("query", image, "--epsilon", 0, *words)
     assert "--sheet" in refused("query", image, "--epsilon", 0, "--sheet", "found.png", *words)
     near = told("query", image, "--epsilon", 0, "-k", 3, "--index", served.folder / "index")
-    assert near["found"] == far["found"]
+    assert [match["id"] for match in near["found"]] == [match["id"] for match in far["found"]]
     assert debits(here) == 1
+
+
+def test_without_an_epsilon_nothing_is_paid_and_the_ways_are_named(
+    image: Path, words: tuple[Any, ...], here: Path
+) -> None:
+    text = refused("query", image, *words)
+    assert "--epsilon: there is no local copy of photos: `nearveil sync` fetches one for nothing" in text
+    assert "--epsilon 4, for example, costs 4, from your account" in text
+    assert debits(here) == 0

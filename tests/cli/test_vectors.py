@@ -125,7 +125,7 @@ def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:
     again = told(*words, "--key", found["key"])
     assert (again["found"], again["paid"]) == (found["found"], 0)
     np.save("row.npy", ROWS[7][None])
-    other = told("query", "row.npy", *words[2:])["found"]
+    other = told("query", "row.npy", "--epsilon", 4, *words[2:])["found"]
     assert [one["id"] for one in other] == [one["id"] for one in found["found"]]
 
     def spent() -> float:
@@ -141,8 +141,8 @@ def test_a_vector_is_asked_for_and_paid_once(here: Path) -> None:
         ("many", ROWS, "holds 60 rows, and a query needs one"),
     ):
         np.save(f"{name}.npy", row)
-        assert said in refused("query", f"{name}.npy", *words[2:])
-    assert "--sheet: a vector" in refused(*words, "--sheet", "found.png")
+        assert said in refused("query", f"{name}.npy", "--epsilon", 4, *words[2:])
+    assert "--sheet: it shows the answer to a message about an image" in refused(*words, "--sheet", "found.png")
     assert spent() == before
 
 
@@ -150,7 +150,7 @@ def test_a_key_is_good_until_the_map_changes() -> None:
     words = ("index", write("npz"), "--into", "texts", "--ids", "key", *TERMS)
     fine(*words)
     np.save("q.npy", ROWS[7])
-    asked = ("query", "q.npy", "--index", "texts", "--ledger", "budget.db", "--key", "my question")
+    asked = ("query", "q.npy", "--epsilon", 4, "--index", "texts", "--ledger", "budget.db", "--key", "my question")
     first = told(*asked)
     fine(*words)  # nothing has changed
     again = told(*asked)

@@ -214,7 +214,7 @@ def test_servers_on_one_postgresql_are_killed_and_added_under_load(
                         assert time.monotonic() < until
                         try:
                             with Client(url, secret, account=account, extractor=None) as client:
-                                assert len(client.nearest(rows[number], k=3, key=key).matches) == 3
+                                assert len(client.nearest(rows[number], epsilon=4.0, k=3, key=key).matches) == 3
                             break
                         except (UnreachableError, UnansweredError) as error:
                             if "another map" in str(error):

@@ -71,7 +71,7 @@ def wrap_configurable(retriever: NearveilRetriever) -> Any:
 @pytest.mark.parametrize("wrap", [wrap_retriever, wrap_configurable])
 def test_all_attempts_of_a_retry_are_one_payment_and_one_message(here: Scene, wrap: Any, way: str) -> None:
     client, wire = here.client(Breaks(3), retries=0)
-    runnable = wrap(NearveilRetriever(client=client, embed=embed, k=3))
+    runnable = wrap(NearveilRetriever(client=client, embed=embed, epsilon=4.0, k=3))
     if way == "invoke":
         documents = runnable.invoke("text")
     elif way == "ainvoke":
@@ -88,7 +88,7 @@ def test_all_attempts_of_a_retry_are_one_payment_and_one_message(here: Scene, wr
 def test_another_call_with_the_same_text_is_another_message(here: Scene, wrap: Any) -> None:
     """A server that withholds an answer must not learn whether the next call has the same text."""
     client, wire = here.client(Breaks(2), retries=0)
-    runnable = wrap(NearveilRetriever(client=client, embed=embed))
+    runnable = wrap(NearveilRetriever(client=client, embed=embed, epsilon=4.0))
     with pytest.raises(UnansweredError):
         runnable.invoke("text")
     with contextlib.suppress(UnansweredError):
@@ -98,20 +98,22 @@ def test_another_call_with_the_same_text_is_another_message(here: Scene, wrap: A
 
 def test_a_chain_that_is_retried_pays_for_each_attempt(here: Scene) -> None:
     client, _ = here.client(Breaks(2), retries=0)
-    chain = RunnableLambda(str) | NearveilRetriever(client=client, embed=embed)
+    chain = RunnableLambda(str) | NearveilRetriever(client=client, embed=embed, epsilon=4.0)
     assert retry(chain).invoke("text")
     assert here.paid == 3
-    assert retry(NearveilRetriever(client=here.client(Breaks(2), retries=0)[0], embed=embed)).invoke("text")
+    assert retry(NearveilRetriever(client=here.client(Breaks(2), retries=0)[0], embed=embed, epsilon=4.0)).invoke(
+        "text"
+    )
     assert here.paid == 4
 
 
 def test_another_text_epsilon_or_client_never_gets_the_key(here: Scene) -> None:
     client, _ = here.client(Breaks(1), retries=0)
     with pytest.raises(UnansweredError):
-        NearveilRetriever(client=client, embed=embed).invoke("text")
-    NearveilRetriever(client=client, embed=embed).invoke("another text")
+        NearveilRetriever(client=client, embed=embed, epsilon=4.0).invoke("text")
+    NearveilRetriever(client=client, embed=embed, epsilon=4.0).invoke("another text")
     NearveilRetriever(client=client, embed=embed, epsilon=2.0).invoke("text")
-    NearveilRetriever(client=here.client()[0], embed=embed).invoke("text")
+    NearveilRetriever(client=here.client()[0], embed=embed, epsilon=4.0).invoke("text")
     assert here.paid == 4
 
 
@@ -142,7 +144,7 @@ class StubClient:
 )
 def test_a_key_is_used_again_as_long_as_it_can_help(first: BaseException, same: bool) -> None:
     client = StubClient(UnansweredError("it broke", "key"), first, None, None)
-    retriever, run = NearveilRetriever(client=client, embed=embed), uuid4()
+    retriever, run = NearveilRetriever(client=client, embed=embed, epsilon=4.0), uuid4()
 
     def ask() -> None:
         with retriever._choose_key("text", run) as key:
@@ -161,7 +163,7 @@ def test_a_key_is_used_again_as_long_as_it_can_help(first: BaseException, same: 
 
 def test_two_questions_at_once_have_two_keys() -> None:
     client = StubClient(UnansweredError("it broke", "key"))
-    retriever = NearveilRetriever(client=client, embed=embed)
+    retriever = NearveilRetriever(client=client, embed=embed, epsilon=4.0)
     run = uuid4()
     with pytest.raises(UnansweredError), retriever._choose_key("text", run) as first:
         retriever._search("text", 3, first)
@@ -171,7 +173,7 @@ def test_two_questions_at_once_have_two_keys() -> None:
 
 def test_a_question_that_is_cancelled_was_paid_for(here: Scene) -> None:
     client, wire = here.client()
-    retriever = NearveilRetriever(client=client, embed=embed, k=3)
+    retriever = NearveilRetriever(client=client, embed=embed, epsilon=4.0, k=3)
 
     async def cancel() -> None:
         task = asyncio.ensure_future(retriever.ainvoke("text"))
@@ -194,7 +196,7 @@ def test_a_map_that_changes_is_a_new_question(here: Scene) -> None:
         return framed(MapChanged("birds", 9).to_bytes(), 409) if is_post(request) else reply
 
     client, wire = here.client(republished, retries=0)
-    retriever = NearveilRetriever(client=client, embed=embed)
+    retriever = NearveilRetriever(client=client, embed=embed, epsilon=4.0)
     with pytest.raises(UnansweredError):
         retriever.invoke("text")
     wire.change = None
@@ -212,7 +214,7 @@ def test_unknown_and_wrong_fields_are_refused(fields: dict[str, Any]) -> None:
 
 def test_no_text_of_a_retriever_shows_its_filter() -> None:
     """Chains print their parts, and tracers send the text of what they cannot serialize."""
-    retriever = NearveilRetriever(client=StubClient(), embed=embed, where={"diagnosis": "secret"})
+    retriever = NearveilRetriever(client=StubClient(), embed=embed, epsilon=4.0, where={"diagnosis": "secret"})
     texts = (
         repr(retriever),
         str(retriever),
@@ -225,7 +227,7 @@ def test_no_text_of_a_retriever_shows_its_filter() -> None:
 
 def test_unknown_arguments_of_a_call_are_refused_before_anything_is_sent() -> None:
     client = StubClient()
-    retriever = NearveilRetriever(client=client, embed=embed)
+    retriever = NearveilRetriever(client=client, embed=embed, epsilon=4.0)
     for options in ({"epsilon": 0.1}, {"by": "home"}, {"top_k": 3}):
         with pytest.raises(TypeError, match=next(iter(options))):
             retriever.invoke("text", **options)
@@ -246,12 +248,19 @@ def test_a_search_at_home_sends_and_pays_nothing(made: Path, tmp_path: Path, mon
         before = len(wire.requests)
         assert len(NearveilRetriever(client=client, embed=embed, by="home").invoke("text")) == 4
         assert (here.paid, len(wire.requests)) == (0, before)
-        with pytest.raises(QuestionError, match="pass epsilon=0"):
+        with pytest.raises(QuestionError, match="leave epsilon out"):
             NearveilRetriever(client=client, embed=embed, by="home", epsilon=4.0).invoke("text")
-        NearveilRetriever(client=client, embed=embed, by="message").invoke("text")
+        NearveilRetriever(client=client, embed=embed, epsilon=4.0, by="message").invoke("text")
         assert (here.paid, len(wire.posts)) == (1, 1)
 
 
 def test_any_object_with_embed_query_makes_vectors(here: Scene) -> None:
     model = SimpleNamespace(embed_query=lambda text: [float(len(text))] * DIMENSION)
-    assert NearveilRetriever(client=here.client()[0], embed=model).invoke("text")
+    assert NearveilRetriever(client=here.client()[0], embed=model, epsilon=4.0).invoke("text")
+
+
+def test_without_an_epsilon_nothing_is_paid(here: Scene) -> None:
+    client, wire = here.client()
+    with pytest.raises(QuestionError, match="epsilon=4, for example, costs 4, from the account 'me'"):
+        NearveilRetriever(client=client, embed=embed).invoke("text")
+    assert (here.paid, wire.posts) == (0, [])

@@ -166,7 +166,7 @@ def test_images_come_for_all_candidates_alike(here: Scene) -> None:
         "originals": lambda n: b"original %d" % n if n % 3 else b"",
     }
     for word, image in cases.items():
-        found = client.nearest(PRIVATE, 3, thumbnails=word == "thumbnails", originals=word == "originals")
+        found = client.nearest(PRIVATE, 3, epsilon=4.0, thumbnails=word == "thumbnails", originals=word == "originals")
         assert [match.image for match in found.matches] == [image(match.id) for match in found.matches]
         assert [match.name for match in found.matches] == [f"bird {match.id}.png" for match in found.matches]
         assert found.answer is not None
@@ -180,7 +180,7 @@ def test_images_come_for_all_candidates_alike(here: Scene) -> None:
 def test_names_that_are_not_offered_are_left_out(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, offers=()) as quiet:
         client, wire = quiet.client()
-        assert {match.name for match in client.nearest(PRIVATE).matches} == {""}
+        assert {match.name for match in client.nearest(PRIVATE, epsilon=4.0).matches} == {""}
         assert [decode_frame(body, Query).extras for *_, body in wire.posts] == ["none"]
 
 
@@ -193,7 +193,7 @@ def test_it_is_paid_and_stored_before_it_is_sent(here: Scene) -> None:
 
     client, wire = here.client()
     wire.before = looking
-    found = client.nearest(PRIVATE)
+    found = client.nearest(PRIVATE, epsilon=4.0)
     assert histories == [["opened", "debit", "message"]]
     with here.account.spend(found.guarantee, found.key) as debit:
         assert debit.message is not None
@@ -213,7 +213,7 @@ def test_a_retry_is_the_same_to_the_byte_and_free(here: Scene, pauses: list[floa
         return framed(b'{"code": "busy", "message": "later"}', trouble, "application/json", **later)
 
     client, wire = here.client(failing, retries=5)
-    found = client.nearest(PRIVATE, 3)
+    found = client.nearest(PRIVATE, 3, epsilon=4.0)
     assert len(wire.posts) == 5
     assert len(set(wire.posts)) == 1
     assert pauses == [0.5, 1.0, 7.0, 4.0]
@@ -226,7 +226,7 @@ def test_a_server_does_not_say_how_long_a_client_sleeps(here: Scene, pauses: lis
         return framed(b"{}", 503, "application/json", **{"retry-after": pause}) if is_post(request) else reply
 
     with pytest.raises(UnansweredError):
-        here.client(busy)[0].nearest(PRIVATE)
+        here.client(busy)[0].nearest(PRIVATE, epsilon=4.0)
     assert len(pauses) == 3
     assert 0 < max(pauses) <= 20
 
@@ -239,17 +239,17 @@ def test_what_was_paid_for_is_asked_again_with_the_key(here: Scene, pauses: list
 
     first, before = here.client(lost, retries=2)
     with pytest.raises(UnansweredError, match="It is paid for: key='") as raised:
-        first.nearest(PRIVATE, thumbnails=True)
+        first.nearest(PRIVATE, epsilon=4.0, thumbnails=True)
     assert len(before.posts) == 3
     assert raised.value.again
     assert isinstance(raised.value.__cause__, UnreachableError)
     second, after = here.client()
-    found = second.nearest(PRIVATE, thumbnails=True, key=raised.value.key)
+    found = second.nearest(PRIVATE, epsilon=4.0, thumbnails=True, key=raised.value.key)
     assert after.posts[0] == before.posts[0]
     assert found.repeated
     assert here.paid == 1
     third, again = here.client()
-    third.nearest(PRIVATE, thumbnails=True, key=raised.value.key)  # the stored message
+    third.nearest(PRIVATE, epsilon=4.0, thumbnails=True, key=raised.value.key)  # the stored message
     assert again.posts == after.posts
     assert len(again.posts) == 2
     assert here.paid == 1
@@ -278,7 +278,7 @@ def asked(self, data):
     return ask(self, data)
 OpenGallery.query = asked
 with Client(place, account="me", ledger=ledger) as client:
-    found = client.nearest(feature, 3, key="the question")
+    found = client.nearest(feature, 3, 4.0, key="the question")
     print(found.repeated, len(found.matches))
 for make in (Client, AsyncClient):
     try:
@@ -312,7 +312,7 @@ def test_a_client_that_was_killed_goes_on_with_the_same_message_and_needs_no_net
 def test_an_account_that_is_spent_sends_nothing(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, epsilon=5.0) as poor:
         client, wire = poor.client()
-        client.nearest(PRIVATE)
+        client.nearest(PRIVATE, epsilon=4.0)
         with pytest.raises(OverBudgetError):
             client.nearest(PRIVATE, epsilon=2.0)
         assert len(wire.posts) == 1
@@ -326,20 +326,24 @@ def test_what_is_wrong_is_said_before_anything_is_paid(
     (tmp_path / "notes.png").write_text("a private text")
     client, wire = here.client()
     cases: list[tuple[dict[str, Any], type[ValueError], str]] = [
-        ({"image": tmp_path / "nowhere.png"}, ValueError, "there is no file at"),
-        ({"image": tmp_path / "notes.png"}, ValueError, "not an image"),
-        ({"image": b"a private text"}, ValueError, "not an image"),
-        ({"image": np.zeros((9, 9, 3), np.uint8)}, QuestionError, "extractor: the features are from an extractor"),
-        ({"image": QUERIES}, QuestionError, "image: an array must be"),
-        ({"image": ["0.5"] * 8}, QuestionError, "image: it must be a path"),
-        ({"image": PRIVATE[:5]}, QuestionError, "image: a feature must have 8 numbers"),
-        ({"image": np.full(8, np.nan)}, ValueError, "finite"),
-        ({"image": np.full(8, 1e7)}, ValueError, "beyond"),
+        ({"query": tmp_path / "nowhere.png"}, ValueError, "there is no file at"),
+        ({"query": tmp_path / "notes.png"}, ValueError, "not an image"),
+        ({"query": b"a private text"}, ValueError, "not an image"),
+        ({"query": np.zeros((9, 9, 3), np.uint8)}, QuestionError, "extractor: the features are from an extractor"),
+        ({"query": QUERIES}, QuestionError, "query: an array must be"),
+        ({"query": ["0.5"] * 8}, QuestionError, "query: it must be a path"),
+        ({"query": PRIVATE[:5]}, QuestionError, "query: a feature must have 8 numbers"),
+        ({"query": np.full(8, np.nan)}, ValueError, "finite"),
+        ({"query": np.full(8, 1e7)}, ValueError, "beyond"),
         ({"k": CANDIDATES + 1}, QuestionError, f"k: at most {CANDIDATES}"),
         ({"k": 0}, QuestionError, "k: it must be"),
         ({"k": 2.0}, QuestionError, "k: it must be"),
         ({"k": True}, QuestionError, "k: it must be"),
-        ({"epsilon": 0.0}, QuestionError, "epsilon: birds offers neither a copy"),
+        (
+            {"epsilon": 0.0},
+            QuestionError,
+            "epsilon: birds offers no free way.* costs 4, from the account 'me', which has 100 left",
+        ),
         ({"epsilon": np.nan}, ValueError, "epsilon must be"),
         ({"epsilon": 41.0}, ValueError, "epsilon must be"),
         ({"candidates": 0.3}, DeclinedError, "0.1, 0.2"),
@@ -353,7 +357,7 @@ def test_what_is_wrong_is_said_before_anything_is_paid(
         ({"key": ""}, ValueError, "key must be"),
     ]
     for changed, kind, words in cases:
-        given = {"image": PRIVATE} | changed
+        given = {"query": PRIVATE, "epsilon": 4.0} | changed
         with pytest.raises(kind, match=words) as raised:
             client.nearest(**given)
         assert "private text" not in str(raised.value)
@@ -368,7 +372,7 @@ def test_what_is_wrong_by_itself_is_said_before_anything_is_sent(here: Scene) ->
     wrong: list[dict[str, Any]] = [{"epsilon": 41.0}, {"k": 0}, {"candidates": 2.0}, {"key": "\n"}]
     for changed in wrong:
         with pytest.raises(ValueError, match=next(iter(changed))):
-            client.nearest(PRIVATE, **changed)
+            client.nearest(PRIVATE, **({"epsilon": 4.0} | changed))
     assert wire.requests == []
 
 
@@ -377,7 +381,7 @@ def test_what_is_not_offered_is_said_before_anything_is_paid(made: Path, tmp_pat
         client, wire = plain.client()
         for word in ("thumbnails", "originals"):
             with pytest.raises(QuestionError, match=f"{word}: this gallery does not offer {word}"):
-                client.nearest(PRIVATE, thumbnails=word == "thumbnails", originals=word == "originals")
+                client.nearest(PRIVATE, epsilon=4.0, thumbnails=word == "thumbnails", originals=word == "originals")
         assert (wire.posts, plain.paid) == ([], 0)
         with pytest.raises(DeclinedError, match="403 not_offered"):
             client.original_not_private(3)
@@ -385,8 +389,8 @@ def test_what_is_not_offered_is_said_before_anything_is_paid(made: Path, tmp_pat
 
 def test_somebody_must_pay(here: Scene, made: Path) -> None:
     client, wire = here.client(account=None)
-    with pytest.raises(QuestionError, match=r"account: an account must pay: `nearveil budget .* or ask with epsilon=0"):
-        client.nearest(PRIVATE)
+    with pytest.raises(QuestionError, match=r"account: an account must pay: `nearveil budget .* or leave epsilon out"):
+        client.nearest(PRIVATE, epsilon=4.0)
     assert [url.rsplit("/", 1)[1] for _, url, *_ in wire.requests] == ["galleries"]  # a protected one says so
     assert client.original_not_private(4) == b"original 4"
     for options, words in (
@@ -408,21 +412,21 @@ def test_one_gallery_needs_no_name_and_several_do(made: Path, tmp_path: Path) ->
         wire = server.wire()
         with Client(URL, server.token, account=account, transport=wire) as client:
             with pytest.raises(QuestionError, match=r"birds \(open\), cars \(open\): name one"):
-                client.nearest(PRIVATE)
-            assert len(client.nearest(PRIVATE, gallery="cars").matches) == DEFAULT_K
+                client.nearest(PRIVATE, epsilon=4.0)
+            assert len(client.nearest(PRIVATE, epsilon=4.0, gallery="cars").matches) == DEFAULT_K
         assert [url.split("/galleries/")[1] for _, url, *_ in wire.posts] == ["cars/query"]
         server.close()
 
 
 def test_a_number_of_neighbours_that_always_fits(here: Scene) -> None:
     client, _ = here.client()
-    assert len(client.nearest(PRIVATE, None).matches) == DEFAULT_K
-    assert len(client.nearest(PRIVATE, CANDIDATES).matches) == CANDIDATES
+    assert len(client.nearest(PRIVATE, None, epsilon=4.0).matches) == DEFAULT_K
+    assert len(client.nearest(PRIVATE, CANDIDATES, epsilon=4.0).matches) == CANDIDATES
 
 
 def test_a_key_pays_once_and_goes_with_one_promise(here: Scene) -> None:
     client, wire = here.client()
-    first, again = (client.nearest(PRIVATE, key="mine") for _ in range(2))
+    first, again = (client.nearest(PRIVATE, epsilon=4.0, key="mine") for _ in range(2))
     assert (first.matches, first.repeated, again.repeated) == (again.matches, False, True)
     assert wire.posts[0] == wire.posts[1]
     assert here.paid == 1
@@ -431,7 +435,7 @@ def test_a_key_pays_once_and_goes_with_one_promise(here: Scene) -> None:
     with here.account.spend(first.guarantee, "theirs") as debit:
         debit.store(b"something else")
     with pytest.raises(QuestionError, match="key: The key was spent on something else"):
-        client.nearest(PRIVATE, key="theirs")
+        client.nearest(PRIVATE, epsilon=4.0, key="theirs")
     assert len(wire.posts) == 2
 
 
@@ -442,7 +446,7 @@ def test_keys_of_requests_tell_neither_the_key_nor_two_clients_apart_wrongly(her
     for secret in (here.server.token, token):
         wire = here.server.wire()
         with Client(URL, secret, account=here.account, transport=wire) as client:
-            client.nearest(PRIVATE, key="mine")
+            client.nearest(PRIVATE, epsilon=4.0, key="mine")
         wires.append(wire)
     keys = [dict(wire.posts[0][2])[b"Nearveil-Key"] for wire in wires]
     assert keys[0] != keys[1]
@@ -460,7 +464,7 @@ def test_a_map_that_changes_after_the_debit_is_not_paid_for_again(made: Path, tm
         with pytest.raises(
             UnansweredError, match="of no more use: a new question, with a new key, pays anew"
         ) as raised:
-            client.nearest(PRIVATE)
+            client.nearest(PRIVATE, epsilon=4.0)
         assert not raised.value.again
         assert (len(wire.posts), moving.paid) == (1, 1)
 
@@ -469,7 +473,7 @@ def test_maps_are_kept_and_looked_at_anew_before_each_question(made: Path, tmp_p
     place = Path(shutil.copytree(made, tmp_path / "birds"))
     with scene(place, tmp_path) as moving:
         client, wire = moving.client()
-        first, second = (client.nearest(PRIVATE) for _ in range(2))
+        first, second = (client.nearest(PRIVATE, epsilon=4.0) for _ in range(2))
         assert [seen[1].rsplit("/", 1)[1] for seen in wire.requests] == ["galleries", "map", "query", "map", "query"]
         tags = [dict(headers).get(b"If-None-Match") for _, url, headers, _ in wire.requests if url.endswith("/map")]
         assert tags[0] is None
@@ -478,18 +482,18 @@ def test_maps_are_kept_and_looked_at_anew_before_each_question(made: Path, tmp_p
         with Index.open(place) as index:
             index.delete(index.ids()[:6])
             index.publish(4.0, 0.1, n_sets=5, reach=0.0)
-        assert client.nearest(PRIVATE).n_sets == 5
+        assert client.nearest(PRIVATE, epsilon=4.0).n_sets == 5
 
 
 def test_a_message_for_an_old_map_is_not_sent_to_a_new_one(made: Path, tmp_path: Path) -> None:
     place = Path(shutil.copytree(made, tmp_path / "birds"))
     with scene(place, tmp_path) as moving:
         client, wire = moving.client()
-        client.nearest(PRIVATE, key="mine")
+        client.nearest(PRIVATE, epsilon=4.0, key="mine")
         with Index.open(place) as index:
             index.publish(4.0, 0.1, n_sets=5, reach=0.0, keep=1)
         with pytest.raises(UnansweredError, match="another map than when this key was paid for") as raised:
-            client.nearest(PRIVATE, key="mine")
+            client.nearest(PRIVATE, epsilon=4.0, key="mine")
         assert (raised.value.again, raised.value.key) == (False, "mine")
         assert (len(wire.posts), moving.paid) == (1, 1)
 
@@ -501,9 +505,9 @@ def test_a_gallery_with_other_features_than_it_was_listed_with(made: Path, tmp_p
         listed = client.galleries()[0]
         client._client._session._galleries = (listed.model_copy(update={"fingerprint": "another"}),)
         with pytest.raises(ReplyError, match="changed since it was listed; ask again"):
-            client.nearest(PRIVATE)
+            client.nearest(PRIVATE, epsilon=4.0)
         assert moving.paid == 0
-        client.nearest(PRIVATE)  # it has looked anew
+        client.nearest(PRIVATE, epsilon=4.0)  # it has looked anew
         assert len(wire.posts) == 1
 
 
@@ -513,7 +517,7 @@ def test_a_refusal_is_told_with_the_key(here: Scene) -> None:
 
     client, wire = here.client(refusing)
     with pytest.raises(UnansweredError, match=r"refused \(too_large\): too large. It is paid for: key='mine'"):
-        client.nearest(PRIVATE, key="mine")
+        client.nearest(PRIVATE, epsilon=4.0, key="mine")
     assert len(wire.posts) == 1
 
 
@@ -545,14 +549,14 @@ def test_what_was_given_stays_open_and_what_was_opened_is_closed(
     with new_account(tmp_path / "budget.db") as account, Index.open(made) as index:
         for where, count in ((index, 0), (OpenGallery(index, "birds"), 0), (made, 1), (str(made), 2)):
             with Client(where, account=account) as client:
-                assert len(client.nearest(PRIVATE, 3).matches) == 3
+                assert len(client.nearest(PRIVATE, 3, epsilon=4.0).matches) == 3
             assert len(closed) == count
 
 
 def test_a_map_is_needed(tmp_path: Path) -> None:
     with Index.create(tmp_path / "bare", dimension=8) as index, new_account(tmp_path / "budget.db") as account:
         with Client(index, account=account) as client, pytest.raises(QuestionError, match="local has no map yet"):
-            client.nearest(PRIVATE)
+            client.nearest(PRIVATE, epsilon=4.0)
         assert account.balance().left == 100.0
 
 
@@ -608,6 +612,6 @@ def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
 
 def test_random_keys_are_made_where_none_is_given(here: Scene) -> None:
     client, _ = here.client()
-    keys = {client.nearest(PRIVATE).key for _ in range(3)}
+    keys = {client.nearest(PRIVATE, epsilon=4.0).key for _ in range(3)}
     assert len(keys) == 3
     assert {len(key) for key in keys} == {len(new_key())}

@@ -59,17 +59,17 @@ def test_an_index_here_is_asked_with_the_same_words(made: Path, tmp_path: Path) 
         with new_account(tmp_path / "a.db") as account:
             async with AsyncClient(made, account=account) as client:
                 assert [one.name for one in await client.galleries()] == ["local"]
-                found = await client.nearest(PRIVATE, 3, thumbnails=True, rng=seeded())
+                found = await client.nearest(PRIVATE, 3, epsilon=4.0, thumbnails=True, rng=seeded())
                 assert await client.original_not_private(4) == b"original 4"
                 with pytest.raises(QuestionError, match="k: at most"):
-                    await client.nearest(PRIVATE, 99)
+                    await client.nearest(PRIVATE, 99, epsilon=4.0)
                 await client.nearest(PRIVATE, 3, 40.0)
                 await client.nearest(PRIVATE, 3, 40.0)
                 with pytest.raises(OverBudgetError):
                     await client.nearest(PRIVATE, 3, 40.0)
             assert repr(client) == f"AsyncClient({str(made)!r})"
             with new_account(tmp_path / "b.db") as other, Client(made, account=other) as waiting:
-                assert waiting.nearest(PRIVATE, 3, thumbnails=True, rng=seeded()).matches == found.matches
+                assert waiting.nearest(PRIVATE, 3, epsilon=4.0, thumbnails=True, rng=seeded()).matches == found.matches
 
     asyncio.run(ask())
 
@@ -97,7 +97,7 @@ def test_features_debits_and_rankings_are_made_in_threads(
     async def ask() -> None:
         for where, token, wire in ((URL, here.server.token, here.server.wire()), (made, None, None)):
             async with AsyncClient(where, token, account=Payer(), transport=wire) as client:
-                await client.nearest(PRIVATE)
+                await client.nearest(PRIVATE, epsilon=4.0)
 
     asyncio.run(ask())
     assert places.keys() == {"debit", "ranking", "feature"}
@@ -108,7 +108,7 @@ def test_who_cancels_after_the_debit_is_told_the_key(here: Scene) -> None:
     async def ask() -> tuple[Seen, str]:
         silent = Silent(httpx.ASGITransport(here.server.app))
         async with AsyncClient(URL, here.server.token, account=here.account, transport=silent) as client:
-            task = asyncio.create_task(client.nearest(PRIVATE))
+            task = asyncio.create_task(client.nearest(PRIVATE, epsilon=4.0))
             await silent.arrived.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError) as raised:
@@ -120,7 +120,7 @@ def test_who_cancels_after_the_debit_is_told_the_key(here: Scene) -> None:
     sent, key = asyncio.run(ask())
     assert here.paid == 1
     client, wire = here.client()
-    assert client.nearest(PRIVATE, key=key).repeated
+    assert client.nearest(PRIVATE, epsilon=4.0, key=key).repeated
     assert wire.posts[0] == sent
     assert here.paid == 1
 
@@ -132,7 +132,7 @@ def test_a_time_limit_of_ones_own(here: Scene) -> None:
 
             async def limited() -> None:
                 async with asyncio.timeout(None) as limit:
-                    task = asyncio.ensure_future(client.nearest(PRIVATE, key="mine"))
+                    task = asyncio.ensure_future(client.nearest(PRIVATE, epsilon=4.0, key="mine"))
                     await silent.arrived.wait()
                     limit.reschedule(0)
                     await task
@@ -157,7 +157,7 @@ def test_a_debit_that_has_begun_is_finished_before_a_cancellation(here: Scene) -
     async def ask() -> int:
         wire = here.server.wire()
         async with AsyncClient(URL, here.server.token, account=Slow(), transport=wire) as client:
-            task = asyncio.create_task(client.nearest(PRIVATE, key="mine"))
+            task = asyncio.create_task(client.nearest(PRIVATE, epsilon=4.0, key="mine"))
             await asyncio.to_thread(begun.wait)
             task.cancel()
             await asyncio.sleep(0.05)
@@ -172,7 +172,7 @@ def test_a_debit_that_has_begun_is_finished_before_a_cancellation(here: Scene) -
 
     assert asyncio.run(ask()) == 0
     assert [entry.kind for entry in here.account.history()] == ["opened", "debit", "message"]
-    assert here.client()[0].nearest(PRIVATE, key="mine").repeated
+    assert here.client()[0].nearest(PRIVATE, epsilon=4.0, key="mine").repeated
 
 
 def test_who_interrupts_is_told_the_key(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,10 +191,10 @@ def test_who_interrupts_is_told_the_key(here: Scene, monkeypatch: pytest.MonkeyP
     with monkeypatch.context() as only:
         only.setattr(client._client._transport, "send", interrupted)
         with pytest.raises(KeyboardInterrupt) as raised:
-            client.nearest(PRIVATE, key="mine")
+            client.nearest(PRIVATE, epsilon=4.0, key="mine")
     assert raised.value.__notes__ == ["key='mine' asks the same again: it is paid for at most once"]
     assert [entry.kind for entry in here.account.history()] == ["opened", "debit", "message"]
-    assert client.nearest(PRIVATE, key="mine").repeated
+    assert client.nearest(PRIVATE, epsilon=4.0, key="mine").repeated
     assert wire.posts
 
 
@@ -241,7 +241,7 @@ def test_retries_wait_without_holding_the_loop(here: Scene, monkeypatch: pytest.
         wire = here.server.wire(busy)
         async with AsyncClient(URL, here.server.token, account=here.account, transport=wire, retries=2) as client:
             with pytest.raises(UnansweredError, match="It is paid for"):
-                await client.nearest(PRIVATE)
+                await client.nearest(PRIVATE, epsilon=4.0)
         return wire.posts
 
     posts = asyncio.run(ask())
@@ -256,7 +256,7 @@ def test_what_it_opened_is_closed(made: Path, tmp_path: Path) -> None:
 
     async def ask() -> None:
         async with AsyncClient(str(made), account="me", ledger=tmp_path / "budget.db") as client:
-            await client.nearest(PRIVATE)
+            await client.nearest(PRIVATE, epsilon=4.0)
         with pytest.raises(QuestionError, match=r"^token: "):
             AsyncClient(URL, account="me", ledger=tmp_path / "budget.db")
 

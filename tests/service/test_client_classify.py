@@ -153,16 +153,16 @@ def test_a_gallery_here_needs_no_server(here: Scene) -> None:
 def test_what_is_wrong_is_named(here: Scene) -> None:
     client, _ = here.client()
     cases: list[tuple[dict[str, Any], str]] = [
-        ({"image": np.ones(3)}, f"{DIMENSION} numbers"),
-        ({"image": np.full(DIMENSION, np.nan)}, "finite"),
+        ({"query": np.ones(3)}, f"{DIMENSION} numbers"),
+        ({"query": np.full(DIMENSION, np.nan)}, "finite"),
         ({"gallery": "birds"}, "none named 'birds'"),
     ]
     for changed, words in cases:
         with pytest.raises(ValueError, match=words):
-            client.classify(**({"image": ROWS[0]} | changed))
+            client.classify(**({"query": ROWS[0]} | changed))
     for one in (client, here.client(account=None)[0]):
         with pytest.raises(QuestionError, match="scans: it is protected, and answers classify only"):
-            one.nearest(ROWS[0], gallery="scans")
+            one.nearest(ROWS[0], epsilon=4.0, gallery="scans")
         for asks in (one.nearest, lambda _, one=one: one.map()):
             with pytest.raises(QuestionError, match="none is open, and a protected one answers classify only"):
                 asks(ROWS[0])

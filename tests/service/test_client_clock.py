@@ -72,7 +72,7 @@ def test_a_question_goes_out_when_public_sizes_say_so(here: Scene, watched: Watc
     requests, ends = 2 if images else 1, set()
     for work in WORK:
         watched.work(paying=work, choosing=work / 4, ranking=work)
-        client.nearest(QUERIES[0], thumbnails=images, rng=seeded())
+        client.nearest(QUERIES[0], epsilon=4.0, thumbnails=images, rng=seeded())
         (_, came) = watched.heard[0]
         assert watched.sent[0][0] == "map"
         assert watched.sent[1] == ("query", came + period)  # to the last bit
@@ -88,7 +88,7 @@ def test_late_work_is_seen_as_a_number_of_periods(here: Scene, watched: Watched)
     period = question_period(public_of(here.gallery))
     for work, count in ((0.9, 1), (1.1, 2), (1.9, 2), (2.5, 3)):
         watched.work(paying=work * period)
-        client.nearest(QUERIES[0])
+        client.nearest(QUERIES[0], epsilon=4.0)
         assert watched.sent[1][1] == watched.heard[0][1] + count * period
 
 
@@ -107,11 +107,11 @@ def test_a_retry_goes_by_the_same_rule(here: Scene, watched: Watched) -> None:
         busy = True
         watched.work(paying=work, choosing=work)
         with pytest.raises(UnansweredError) as lost:
-            client.nearest(QUERIES[1])
+            client.nearest(QUERIES[1], epsilon=4.0)
         first = tuple(watched.gaps())
         busy = False
         watched.work()
-        client.nearest(QUERIES[1], key=lost.value.key)
+        client.nearest(QUERIES[1], epsilon=4.0, key=lost.value.key)
         seen.add((first, tuple(watched.gaps())))
     ((first, again),) = seen
     assert [what for what, _ in first] == ["query"] * 4
@@ -129,13 +129,13 @@ def test_images_are_features_before_the_first_request(
         watched.work(decoding=work, extracting=work)
         client, _ = here.client(extractor=toy if given else None)
         start = watched.clock.time
-        client.nearest(png(number))
+        client.nearest(png(number), epsilon=4.0)
         assert watched.sent[0] == ("galleries", start + PERIOD)
         assert watched.gaps()[0] == ("map", 0.0 if given else PERIOD)
         seen.add(tuple(watched.gaps()))
         watched.work(decoding=2 * work, extracting=2 * work)
         start = watched.clock.time
-        client.nearest(png(number))  # the gallery is listed: the extractor is known
+        client.nearest(png(number), epsilon=4.0)  # the gallery is listed: the extractor is known
         assert watched.sent[0] == ("map", start + PERIOD)
         seen.add(tuple(watched.gaps()))
     assert len(seen) == 2
@@ -156,15 +156,15 @@ def test_features_that_cannot_be_compared_are_refused_before_the_first_request(
         wire.requests.clear()
     images: list[Any] = [*bad, QUERIES[0]] if made_by == "user" else [png(number) for number in range(5)]
     for image in images[:-1]:
-        with pytest.raises(QuestionError, match=r"^image: .*feature must be finite, with no number beyond"):
-            client.nearest(image)
+        with pytest.raises(QuestionError, match=r"^query: .*feature must be finite, with no number beyond"):
+            client.nearest(image, epsilon=4.0)
     assert (wire.requests, here.paid) == ([], 0)
 
 
 def test_vectors_are_checked_in_a_short_step_before_the_first_request(here: Scene, watched: Watched) -> None:
     client, _ = here.client()
     start = watched.clock.time
-    client.nearest(QUERIES[0])
+    client.nearest(QUERIES[0], epsilon=4.0)
     assert watched.sent[0] == ("galleries", start + VECTOR_PERIOD)
     assert watched.gaps()[0] == ("map", 0.0)
 
@@ -175,7 +175,7 @@ def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypat
 
     async def asked(image: Any) -> tuple[tuple[str, float], ...]:
         async with AsyncClient(URL, here.server.token, account=here.account, transport=here.server.wire()) as client:
-            await client.nearest(image)
+            await client.nearest(image, epsilon=4.0)
         return tuple(watched.gaps())
 
     seen = set()
@@ -185,7 +185,7 @@ def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypat
     (gaps,) = seen
     client, _ = here.client()
     watched.work()
-    client.nearest(png(0))
+    client.nearest(png(0), epsilon=4.0)
     assert tuple(watched.gaps()) == gaps
 
 
@@ -217,7 +217,7 @@ def test_a_class_is_returned_when_a_slot_ends(
 def test_nobody_watches_a_gallery_in_this_process(made: Path, here: Scene, watched: Watched) -> None:
     start = watched.clock.time
     with Client(made, account=here.another("local")) as client:
-        client.nearest(QUERIES[0])
+        client.nearest(QUERIES[0], epsilon=4.0)
     assert watched.clock.time == start
 
 

@@ -85,12 +85,12 @@ def test_a_question_without_a_copy_is_refused_and_sends_nothing_of_it(here: Scen
     ("options", "words"),
     [
         ({"by": "message"}, "above 0"),
-        ({"by": "home", "epsilon": 4.0}, "pass epsilon=0"),
+        ({"by": "home", "epsilon": 4.0}, "leave epsilon out"),
         ({"by": "magic"}, "one of"),
         ({"thumbnails": True}, "no images"),
         ({"candidates": 0.1}, "candidates: it applies to messages only"),
         ({"k": COUNT + 1}, "at most"),
-        ({"image": np.ones(3)}, "numbers"),
+        ({"query": np.ones(3)}, "numbers"),
     ],
 )
 def test_what_does_not_fit_a_search_at_home_is_refused(
@@ -100,7 +100,7 @@ def test_what_does_not_fit_a_search_at_home_is_refused(
     client.sync()
     sent = len(wire.requests)
     with pytest.raises(QuestionError, match=words):
-        client.nearest(**({"image": QUERIES[0], "epsilon": 0} | options))
+        client.nearest(**({"query": QUERIES[0], "epsilon": 0} | options))
     assert (len(wire.requests), here.paid) == (sent, 0)
 
 

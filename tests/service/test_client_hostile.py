@@ -151,7 +151,7 @@ def test_an_answer_that_does_not_end_is_not_kept(here: Scene) -> None:
     tracemalloc.start()
     try:
         with pytest.raises(UnansweredError, match="larger than"):
-            client.nearest(QUERIES[0])
+            client.nearest(QUERIES[0], epsilon=4.0)
         assert tracemalloc.get_traced_memory()[1] < 4 << 20
     finally:
         tracemalloc.stop()
@@ -207,7 +207,7 @@ def test_lists_of_galleries_that_are_none(here: Scene, body: bytes) -> None:
 
     client, wire = here.client(hostile)
     with pytest.raises(ReplyError, match=r"not that of a nearveil server|unprintable"):
-        client.nearest(QUERIES[0])
+        client.nearest(QUERIES[0], epsilon=4.0)
     assert len(wire.requests) == 1
 
 
@@ -231,7 +231,7 @@ def test_maps_that_are_none_cost_nothing(here: Scene, make: Reply, words: str) -
 
     client, wire = here.client(hostile)
     with pytest.raises(ValueError, match=words):
-        client.nearest(QUERIES[0])
+        client.nearest(QUERIES[0], epsilon=4.0)
     assert wire.posts == []
 
 
@@ -242,7 +242,7 @@ def test_the_map_of_another_fraction_is_refused(here: Scene) -> None:
 
     client, _ = here.client(hostile)
     with pytest.raises(ReplyError, match="another fraction"):
-        client.nearest(QUERIES[0], candidates=0.3)
+        client.nearest(QUERIES[0], epsilon=4.0, candidates=0.3)
 
 
 @pytest.mark.parametrize("etag", ['"a\r\nX: y"', "naked", '"' + "x" * 300 + '"', '"ü"', ""])
@@ -254,7 +254,7 @@ def test_tags_that_cannot_stand_in_a_header_are_dropped(here: Scene, etag: str) 
 
     client, wire = here.client(hostile)
     for _ in range(2):
-        client.nearest(QUERIES[0], 3)
+        client.nearest(QUERIES[0], 3, epsilon=4.0)
     sent = [dict(headers).get(b"If-None-Match") for _, url, headers, _ in wire.requests if url.endswith("/map")]
     assert sent == [None, None]
 
@@ -331,7 +331,7 @@ def test_nobody_listens() -> None:
         Client(f"http://127.0.0.1:{port}", "token", retries=0) as client,
         pytest.raises(UnreachableError, match=f"Cannot reach http://127.0.0.1:{port}, .*; nothing was paid$"),
     ):
-        client.nearest(np.ones(4))
+        client.nearest(np.ones(4), epsilon=4.0)
 
 
 def test_the_documented_caps_are_those_of_the_code() -> None:

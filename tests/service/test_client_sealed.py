@@ -143,17 +143,17 @@ def test_a_gallery_that_changed_is_read_anew(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"epsilon": 4.0}, "sealed costs nothing: pass epsilon=0; it is 4"),
+        ({"epsilon": 4.0}, "sealed costs nothing: leave epsilon out; it is 4"),
         ({"thumbnails": True}, "no images"),
         ({"candidates": 0.1}, "candidates: it applies to messages only"),
         ({"where": {"colour": "red"}}, "no metadata"),
         ({"k": COUNT + 1}, "at most"),
-        ({"image": np.ones(3)}, "numbers"),
+        ({"query": np.ones(3)}, "numbers"),
     ],
 )
 def test_what_cannot_be_asked_is_refused(here: Scene, options: dict[str, Any], words: str) -> None:
     client, wire = here.client()
-    asked: dict[str, Any] = {"image": QUERIES[0], "k": 5, "epsilon": 0, "by": "sealed"} | options
+    asked: dict[str, Any] = {"query": QUERIES[0], "k": 5, "epsilon": 0, "by": "sealed"} | options
     with pytest.raises(QuestionError, match=words):
         client.nearest(**asked)
     assert not wire.posts
@@ -260,10 +260,13 @@ def test_records_that_a_server_spoiled_are_wrong_matches_and_no_error(
 
 def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(here: Scene, tmp_path: Path) -> None:
     client, wire = here.client(home=tmp_path / "home")
-    for by in ("auto", "sealed", "home"):
+    for by in ("sealed", "home"):
         with pytest.raises(NearveilError):
             client.nearest(b"no image", 3, epsilon=0, by=by)
     assert not wire.requests
+    with pytest.raises(NearveilError):
+        client.nearest(b"no image", 3)
+    assert [url.rpartition("/")[2] for _, url, _, _ in wire.requests] == ["galleries"]  # what it offers: for any image
 
 
 def test_only_what_changed_of_the_hints_is_sent_again(tmp_path: Path) -> None:

@@ -153,12 +153,12 @@ def test_who_interrupts_again_and_again_waits_for_the_debit_and_is_told_the_key(
 
     result = in_thread(impatient)
     with pytest.raises(KeyboardInterrupt) as raised:
-        client.nearest(PRIVATE, key="mine")
+        client.nearest(PRIVATE, epsilon=4.0, key="mine")
     result()
     assert raised.value.__notes__ == NOTE
     assert [entry.kind for entry in here.account.history()] == ["opened", "debit", "message"]
     assert wire.posts == []
-    assert client.nearest(PRIVATE, key="mine").repeated
+    assert client.nearest(PRIVATE, epsilon=4.0, key="mine").repeated
 
 
 def test_a_signal_that_raises_an_error_of_its_own_says_the_key_too(here: Scene) -> None:
@@ -179,7 +179,7 @@ def test_a_signal_that_raises_an_error_of_its_own_says_the_key_too(here: Scene) 
 
         result = in_thread(send)
         with pytest.raises(TimeoutError, match="enough") as raised:
-            client.nearest(PRIVATE, key="mine")
+            client.nearest(PRIVATE, epsilon=4.0, key="mine")
         result()
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -202,7 +202,7 @@ def test_an_interrupt_does_not_wait_for_features(made: Path, tmp_path: Path) -> 
         client = Client(made, account=account, extractor=cast("Any", Endless()))
         try:
             with pytest.raises(KeyboardInterrupt):
-                client.nearest(np.zeros((9, 9, 3), np.uint8))
+                client.nearest(np.zeros((9, 9, 3), np.uint8), epsilon=4.0)
             assert not go_on.is_set()
         finally:
             go_on.set()
@@ -218,7 +218,7 @@ def test_a_payer_that_exits_ends_no_loop(here: Scene) -> None:
 
     client, _ = here.client(account=Exits())
     with pytest.raises(SystemExit):
-        client.nearest(PRIVATE)
+        client.nearest(PRIVATE, epsilon=4.0)
     assert in_thread(client.galleries)()[0].name == "birds"
 
 
@@ -289,7 +289,7 @@ def find_loop(thread: threading.Thread) -> asyncio.AbstractEventLoop:
 def test_closing_waits_for_questions_and_refuses_others(here: Scene) -> None:
     slow = Slow(here)
     client, _ = here.client(account=slow)
-    asked = in_thread(lambda: client.nearest(PRIVATE, 3))
+    asked = in_thread(lambda: client.nearest(PRIVATE, 3, epsilon=4.0))
     assert slow.begun.wait(20)
     closed = in_thread(client.close)
     wait_for(lambda: isinstance(in_thread(client.galleries)(), RuntimeError))
@@ -348,12 +348,12 @@ def test_it_works_in_a_running_loop_and_with_the_context_of_who_asks(made: Path,
 
     async def ask(client: Client) -> None:
         who.set("loop")
-        client.nearest(PRIVATE)
+        client.nearest(PRIVATE, epsilon=4.0)
         await asyncio.to_thread(client.nearest, PRIVATE)
 
     with new_account(tmp_path / "budget.db") as account, Client(made, account=Payer()) as client:
         asyncio.run(ask(client))
-        client.nearest(PRIVATE)
+        client.nearest(PRIVATE, epsilon=4.0)
     assert seen == ["loop", "loop", "nobody"]
 
 
@@ -370,7 +370,7 @@ def test_an_error_does_not_keep_the_image(here: Scene) -> None:
         image = np.ones(5, np.float32).view(Image)
         place = weakref.ref(image)
         with pytest.raises(QuestionError) as raised:
-            client.nearest(image)
+            client.nearest(image, epsilon=4.0)
         del image, raised
         wait_for(lambda: place() is None)
     finally:

@@ -61,7 +61,7 @@ def test_vectors_of_any_library_and_any_norm_ask_the_same(made: Path, here: Scen
         [PRIVATE.tolist()],
     ]
     with Client(made, account=here.account) as client:
-        answers = [client.nearest(kind, key="one question") for kind in kinds]
+        answers = [client.nearest(kind, epsilon=4.0, key="one question") for kind in kinds]
     assert here.paid == 1
     for other in answers[1:]:
         assert [match.id for match in other.matches] == [match.id for match in answers[0].matches]
@@ -75,26 +75,26 @@ def test_vectors_of_any_library_and_any_norm_ask_the_same(made: Path, here: Scen
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        (np.zeros(DIMENSION), "image: its feature must not be all zeros"),
-        ([0.0] * DIMENSION, "image: its feature must not be all zeros"),
-        ([np.nan] * DIMENSION, "image: feature must be finite"),
-        (QUERIES[:2], "image: an array must be one row"),
-        ([1.0, "a"], "image: it must be a path"),
-        (7.0, "image: it must be a path"),
-        (np.array(["a"] * DIMENSION), "image: an array must be one row of numbers"),
+        (np.zeros(DIMENSION), "query: its feature must not be all zeros"),
+        ([0.0] * DIMENSION, "query: its feature must not be all zeros"),
+        ([np.nan] * DIMENSION, "query: feature must be finite"),
+        (QUERIES[:2], "query: an array must be one row"),
+        ([1.0, "a"], "query: it must be a path"),
+        (7.0, "query: it must be a path"),
+        (np.array(["a"] * DIMENSION), "query: an array must be one row of numbers"),
     ],
 )
 def test_what_has_no_direction_is_refused_before_anything_is_sent(here: Scene, wrong: Any, words: str) -> None:
     client, wire = here.client()
     with pytest.raises(QuestionError, match=words):
-        client.nearest(wrong)
+        client.nearest(wrong, epsilon=4.0)
     assert wire.requests == []
     assert here.paid == 0
 
 
 def test_metadata_comes_back_with_every_match(here: Scene) -> None:
     client, _ = here.client()
-    for match in client.nearest(PRIVATE, k=CANDIDATES).matches:
+    for match in client.nearest(PRIVATE, epsilon=4.0, k=CANDIDATES).matches:
         assert match.external_id == f"doc-{match.id}"
         assert match.name == f"text {match.id}"
         assert match.metadata == {"even": match.id % 2 == 0, "n": match.id}
@@ -102,14 +102,14 @@ def test_metadata_comes_back_with_every_match(here: Scene) -> None:
 
 def test_a_filter_is_applied_here_and_never_sent(here: Scene) -> None:
     client, wire = here.client()
-    everything = client.nearest(PRIVATE, k=CANDIDATES, key="a question")
+    everything = client.nearest(PRIVATE, epsilon=4.0, k=CANDIDATES, key="a question")
     sent = list(wire.posts)
-    even = client.nearest(PRIVATE, k=3, key="a question", where={"even": True})
+    even = client.nearest(PRIVATE, epsilon=4.0, k=3, key="a question", where={"even": True})
     assert list(even.matches) == [match for match in everything.matches if match.metadata["even"]][:3]
     assert even.matches
-    late = client.nearest(PRIVATE, key="a question", where=lambda match: match.metadata["n"] > 60)
+    late = client.nearest(PRIVATE, epsilon=4.0, key="a question", where=lambda match: match.metadata["n"] > 60)
     assert list(late.matches) == [match for match in everything.matches if match.id > 60][:8]
-    assert client.nearest(PRIVATE, key="a question", where={"n": -1}).matches == ()
+    assert client.nearest(PRIVATE, epsilon=4.0, key="a question", where={"n": -1}).matches == ()
     assert wire.posts == 4 * sent
     assert here.paid == 1
 
@@ -124,7 +124,7 @@ def test_a_filter_reads_all_candidates_whatever_it_accepts(here: Scene) -> None:
             read.append(match.id)
             return accepted
 
-        client.nearest(PRIVATE, k=1, where=accept)
+        client.nearest(PRIVATE, epsilon=4.0, k=1, where=accept)
         assert len(read) == CANDIDATES
 
 
@@ -132,12 +132,12 @@ def test_filters_that_cannot_work_are_refused_before_anything_is_paid(made: Path
     with scene(made, tmp_path, offers=("names",)) as here:
         client, wire = here.client()
         with pytest.raises(QuestionError, match="where: this gallery does not offer metadata"):
-            client.nearest(PRIVATE, where={"even": True})
+            client.nearest(PRIVATE, epsilon=4.0, where={"even": True})
         with pytest.raises(QuestionError, match="where: it must be a mapping"):
-            client.nearest(PRIVATE, where="even")  # type: ignore[arg-type]
+            client.nearest(PRIVATE, epsilon=4.0, where="even")  # type: ignore[arg-type]
         assert wire.posts == []
         assert here.paid == 0
-        assert {match.external_id for match in client.nearest(PRIVATE).matches} == {None}
+        assert {match.external_id for match in client.nearest(PRIVATE, epsilon=4.0).matches} == {None}
 
 
 def test_a_key_that_no_item_has_is_refused_before_anything_is_paid(made: Path, here: Scene) -> None:
@@ -148,7 +148,7 @@ def test_a_key_that_no_item_has_is_refused_before_anything_is_paid(made: Path, h
             with pytest.raises(
                 QuestionError, match="where: no item has 'evne' in its metadata; the keys are: even"
             ) as raised:
-                one.nearest(PRIVATE, where={"even": "a secret", "evne": "a secret"})
+                one.nearest(PRIVATE, epsilon=4.0, where={"even": "a secret", "evne": "a secret"})
             assert "secret" not in str(raised.value)
     assert (wire.posts, here.paid) == ([], 0)
 
@@ -164,35 +164,37 @@ def test_a_key_that_came_after_the_gallery_was_listed_is_known(tmp_path: Path) -
             index.add_table(rows[:1], metadata=[{"fresh": 1}])
             sent = len(wire.requests)
             with pytest.raises(QuestionError, match=r"client\.galleries\(\) updates them"):
-                client.nearest(PRIVATE, where={"fresh": 1})
+                client.nearest(PRIVATE, epsilon=4.0, where={"fresh": 1})
             assert len(wire.requests) == sent  # what is asked must not depend on a filter
             client.galleries()
-            client.nearest(PRIVATE, where={"fresh": 1})
+            client.nearest(PRIVATE, epsilon=4.0, where={"fresh": 1})
             assert here.paid == 1
             index.add_table(rows[:1], metadata=[{f"key {n}": 1 for n in range(64)}])  # too many to be told
             assert index.metadata_keys() is None
             assert client.galleries()[0].metadata_keys is None
-            client.nearest(PRIVATE, where={"whatever": 1})
+            client.nearest(PRIVATE, epsilon=4.0, where={"whatever": 1})
 
 
 def test_a_vector_may_lie_in_a_file(here: Scene, tmp_path: Path) -> None:
     client, wire = here.client()
     np.save(tmp_path / "one.npy", PRIVATE)
     np.save(tmp_path / "two.npy", QUERIES[:2])
-    by_file, by_row = (client.nearest(one, key="a question") for one in (str(tmp_path / "one.npy"), PRIVATE))
+    by_file, by_row = (
+        client.nearest(one, epsilon=4.0, key="a question") for one in (str(tmp_path / "one.npy"), PRIVATE)
+    )
     assert by_file.matches == by_row.matches
     assert here.paid == 1
     sent = len(wire.requests)
     for name, words in (("two.npy", "two.npy holds 2 rows"), ("no.npy", "there is no file at")):
-        with pytest.raises(QuestionError, match=f"image: .*{words}"):
-            client.nearest(tmp_path / name)
+        with pytest.raises(QuestionError, match=f"query: .*{words}"):
+            client.nearest(tmp_path / name, epsilon=4.0)
     assert len(wire.requests) == sent
 
 
 def test_a_feature_of_another_length_is_told_both_lengths(here: Scene) -> None:
     client, _ = here.client()
     with pytest.raises(QuestionError, match=f"must have {DIMENSION} numbers, as those of the gallery; it has 3"):
-        client.nearest(np.ones(3))
+        client.nearest(np.ones(3), epsilon=4.0)
 
 
 @pytest.mark.parametrize("given", [2, "a.jpg", b"bytes"])
@@ -214,7 +216,7 @@ def test_many_rows_pay_one_debit_and_have_one_key_each(here: Scene) -> None:
 
     async def ask() -> list[Any]:
         async with AsyncClient(URL, here.server.token, account=here.account, transport=here.server.wire()) as other:
-            return await other.nearest_many(QUERIES[:2], keys=["first", "second"])
+            return await other.nearest_many(QUERIES[:2], epsilon=4.0, keys=["first", "second"])
 
     assert [one.key for one in asyncio.run(ask())] == ["first", "second"]
     assert here.paid == 7
@@ -227,7 +229,7 @@ def test_each_of_many_rows_is_sent_at_a_fixed_moment(here: Scene, watched: Watch
     for work in (0.0, 0.0078125, 0.03125):
         start = watched.clock.time
         watched.work(paying=work, ranking=work)
-        client.nearest_many(QUERIES[:3])
+        client.nearest_many(QUERIES[:3], epsilon=4.0)
         sent = [moment for what, moment in watched.sent if what == "query"]
         heard = [moment for what, moment in watched.heard if what == "map"]
         assert sent == [moment + period for moment in heard]
@@ -247,10 +249,10 @@ def test_what_was_answered_before_a_failure_is_not_lost(here: Scene) -> None:
 
     client, _ = here.client(broken, retries=0)
     with pytest.raises(UnfinishedError, match=r"rows\[2\]: .*nearest_many\(rows, keys=error.keys\)") as raised:
-        client.nearest_many(QUERIES[:4])
+        client.nearest_many(QUERIES[:4], epsilon=4.0)
     assert (len(raised.value.results), len(raised.value.keys), here.paid) == (2, 4, 3)
     other, _ = here.client()
-    found = other.nearest_many(QUERIES[:4], keys=raised.value.keys)
+    found = other.nearest_many(QUERIES[:4], epsilon=4.0, keys=raised.value.keys)
     assert [one.repeated for one in found] == [True, True, True, False]
     assert here.paid == 4
 
@@ -263,13 +265,13 @@ def test_what_was_answered_before_a_failure_is_not_lost(here: Scene) -> None:
         (QUERIES[:2], ["one"], "keys: there must be 2"),
         (QUERIES[:2], ["one", "one"], "no two the same"),
         ("text", None, "rows must be numbers"),
-        (QUERIES[:2, :5], None, "image: a feature must have 8 numbers"),
+        (QUERIES[:2, :5], None, "query: a feature must have 8 numbers"),
     ],
 )
 def test_all_rows_are_checked_before_the_first_is_paid(here: Scene, rows: Any, keys: Any, words: str) -> None:
     client, wire = here.client()
     with pytest.raises(ValueError, match=words):
-        client.nearest_many(rows, keys=keys)
+        client.nearest_many(rows, epsilon=4.0, keys=keys)
     assert wire.posts == []
     assert here.paid == 0
 

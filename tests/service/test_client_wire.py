@@ -97,7 +97,7 @@ def test_another_message_is_the_only_thing_that_differs(here: Scene) -> None:
 def test_keys_of_requests_are_as_random_as_their_nonce(here: Scene) -> None:
     client, wire = here.client()
     for _ in range(8):
-        client.nearest(QUERIES[0], rng=seeded())
+        client.nearest(QUERIES[0], epsilon=4.0, rng=seeded())
     assert len({body for *_, body in wire.posts}) == 1
     assert len({key_of(seen) for seen in wire.posts}) == 8
 
@@ -109,7 +109,7 @@ def key_of(seen: Seen) -> str:
 def test_nobody_guesses_what_a_question_is_called(here: Scene) -> None:
     """People call their questions "patient 0417". The server knows the token and everything that it was sent."""
     client, wire = here.client()
-    client.nearest(QUERIES[0], key="patient 0417")
+    client.nearest(QUERIES[0], epsilon=4.0, key="patient 0417")
     told, body = key_of(wire.posts[0]), wire.posts[0][3]
     salts = (b"", here.server.token.encode(), hashlib.sha256(here.server.token.encode()).digest(), body)
     for number in range(10_000):
@@ -127,7 +127,7 @@ def test_the_key_of_a_request_is_of_one_ledger(here: Scene, tmp_path: Path) -> N
             with Ledger(tmp_path / f"{name}.db") as ledger:
                 account = ledger.account("me") if ledger.accounts() else opened_account(ledger, "me")
                 client, wire = here.client(account=account)
-                client.nearest(QUERIES[0], key="patient 0417", rng=seeded())
+                client.nearest(QUERIES[0], epsilon=4.0, key="patient 0417", rng=seeded())
                 told.append(wire.posts)
     (first, again), (other, _) = told[:2], told[2:]
     assert first == again
@@ -156,7 +156,7 @@ def test_neither_image_nor_feature_is_in_any_request(here: Scene) -> None:
 
 def test_the_body_is_the_message_that_was_paid(here: Scene) -> None:
     client, wire = here.client()
-    found = client.nearest(QUERIES[0], thumbnails=True)
+    found = client.nearest(QUERIES[0], epsilon=4.0, thumbnails=True)
     queries = [decode_frame(body, Query) for *_, body in wire.posts]
     assert {query.message for query in queries} == {queries[0].message}
     assert queries[0].message.arrays.keys() == {"sets"}
@@ -172,7 +172,7 @@ def test_all_requests_are_there_before_the_first_answer_is_looked_at(here: Scene
 
     client, wire = here.client(damaged)
     with pytest.raises(UnansweredError):
-        client.nearest(QUERIES[0], thumbnails=True)
+        client.nearest(QUERIES[0], epsilon=4.0, thumbnails=True)
     assert [decode_frame(body, Query).extras for *_, body in wire.posts] == ["thumbnails", "names"]
 
 
@@ -198,7 +198,7 @@ def test_a_token_goes_to_its_origin_alone(here: Scene, status: int, kind: str) -
 
     client, wire = here.client(elsewhere)
     with pytest.raises((ReplyError, UnansweredError), match=f"redirects .{status}."):
-        client.nearest(QUERIES[0])
+        client.nearest(QUERIES[0], epsilon=4.0)
     assert {httpx.URL(url).host for _, url, *_ in wire.requests} == {"birds.example"}
     assert here.paid == (kind == "POST")
 
@@ -216,14 +216,14 @@ def test_a_token_is_in_no_text(here: Scene, caplog: pytest.LogCaptureFixture, tm
         with new_account(tmp_path / f"{len(texts)}.db") as account:
             client = Client(URL, SECRET, account=account, transport=wire, retries=0)
             with client, pytest.raises(ValueError, match=r".") as raised:
-                client.nearest(QUERIES[0])
+                client.nearest(QUERIES[0], epsilon=4.0)
             texts += [repr(client), str(raised.value), repr(raised.value)]
             cause: BaseException | None = raised.value
             while cause is not None:
                 texts += [repr(cause), *getattr(cause, "__notes__", ())]
                 cause = cause.__cause__ or cause.__context__
     with here.client()[0] as good:
-        good.nearest(QUERIES[0])
+        good.nearest(QUERIES[0], epsilon=4.0)
     texts.append(caplog.text)
     assert "401" in "".join(texts)
     assert "s3cret" not in "".join(texts)
@@ -285,14 +285,14 @@ def test_no_cookie_is_kept(here: Scene) -> None:
         return reply
 
     client, wire = here.client(setting)
-    client.nearest(QUERIES[0])
-    client.nearest(QUERIES[0])
+    client.nearest(QUERIES[0], epsilon=4.0)
+    client.nearest(QUERIES[0], epsilon=4.0)
     assert not any(name.lower() == b"cookie" for *_, headers, _ in wire.requests for name, _ in headers)
 
 
 def test_nothing_that_is_packed_is_asked_for(here: Scene) -> None:
     client, wire = here.client()
-    client.nearest(QUERIES[0])
+    client.nearest(QUERIES[0], epsilon=4.0)
     for *_, headers, _ in wire.requests:
         assert dict(headers)[b"Accept-Encoding"] == b"identity"
 
@@ -382,10 +382,10 @@ def test_a_client_in_a_loop_and_in_threads(here: Scene) -> None:
     client, wire = here.client()
 
     async def inside() -> int:
-        return len(client.nearest(QUERIES[0], 3).matches)
+        return len(client.nearest(QUERIES[0], 3, epsilon=4.0).matches)
 
     assert asyncio.run(inside()) == 3
-    threads = [threading.Thread(target=client.nearest, args=(QUERIES[n],)) for n in range(4)]
+    threads = [threading.Thread(target=client.nearest, args=(QUERIES[n], 3, 4.0)) for n in range(4)]
     for one in threads:
         one.start()
     for one in threads:
@@ -422,7 +422,7 @@ def test_pauses_grow_and_end() -> None:
 
 def test_ledgers_hold_nothing_but_messages(here: Scene, tmp_path: Path) -> None:
     client, _ = here.client()
-    client.nearest(QUERIES[0], thumbnails=True)
+    client.nearest(QUERIES[0], epsilon=4.0, thumbnails=True)
     here.account._ledger.close()
     held = b"".join(path.read_bytes() for path in tmp_path.glob("budget.db*"))
     for form in (QUERIES[0], QUERIES[0].astype(np.float64)):

@@ -306,6 +306,16 @@ def test_questions_at_epsilon_zero_cost_nothing(made: Path, tmp_path: Path, way:
         assert here.left == 12.0
 
 
+def test_a_question_without_an_epsilon_searches_the_index_and_pays_nothing(here: Page) -> None:
+    (gallery,) = here.get("/api/galleries").json()["galleries"]
+    assert (gallery["copy"], gallery["is_local"]) == (COUNT, True)
+    shown = here.post("/api/ask", png(100), params={"gallery": "local"}).json()
+    assert (shown["kind"], shown["way"], shown["saw"]) == ("free", "index", {"messages": [], "total": COUNT})
+    assert (len(shown["got"]), shown["cost"], here.debits) == (8, "0", 0)
+    assert all(match["image"] for match in shown["got"])
+    assert here.get("/api/preview").json()["cost"] == "0"
+
+
 def test_all_that_was_told_so_far_is_counted(here: Page) -> None:
     assert here.get("/api/about").json()["balance"]["odds"] is None
     for total in ("7.4", "55"):

@@ -50,6 +50,10 @@ class LazyAccount:
         self.has_paid = True
         return debit
 
+    def balance(self) -> "Balance | None":
+        """Return the balance of the account; None before the first payment."""
+        return self.account.balance() if self.has_paid else None
+
     def __enter__(self) -> None:
         pass
 

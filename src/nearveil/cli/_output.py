@@ -26,6 +26,8 @@ _COMMANDS = {  # Python calls in error messages, and the commands that do the sa
     " verify() lists": " `nearveil budget verify` lists",
     "take a new one (new_key())": "use another key, or leave out --key",
     "Index.create()": "`nearveil index DIR --into`",
+    "client.sync() or `nearveil sync`": "`nearveil sync`",
+    "epsilon=4,": "--epsilon 4,",
 }
 
 

@@ -42,13 +42,13 @@ def query(
     payment: PaymentOptions,
     image: Path = argument("The private image, or a vector in a .npy file.", default=REQUIRED, metavar="IMAGE"),
     epsilon: float | None = option(
-        "Privacy cost of the query; 4 by default. 0 searches the local copy that `nearveil sync` fetched; "
-        "without a copy, it sends a sealed query, if the gallery offers that.",
+        "Pay this privacy cost for a message. Without it the query is free: it searches the local index, or the copy "
+        "that `nearveil sync` fetched, or sends a sealed query if the gallery offers that.",
         min=0,
         max=40,
     ),
     by: Literal["auto", "message", "home", "sealed"] = option(
-        "How to search. home and sealed have epsilon 0 and cost nothing.", default="auto"
+        "How to search. home and sealed cost nothing; a message needs --epsilon.", default="auto"
     ),
     k: int | None = option("Number of matches; 8 by default, or all that an answer holds.", "-k", min=1),
     candidates: float | None = option(
@@ -61,32 +61,31 @@ def query(
     force: Force = False,
     as_json: Json = False,
 ) -> None:
-    """Find the images nearest to a private image. The server sees the number of one set, and nothing else.
+    """Find the images nearest to a private image. Nothing is paid without --epsilon.
 
-    With --by sealed it sees noise; with --by home, nothing. The account pays before the query is sent. Your image and
-    its features stay in memory and are not stored, unless you ask for a contact sheet. With --server, any local index
-    is ignored.
+    A local index or copy is searched on this machine: a server sees nothing. Of a sealed query it sees noise, and of a
+    message with --epsilon the number of one set; the account pays before the message is sent. Your image and its
+    features stay in memory and are not stored, unless you ask for a contact sheet. With --server, any local index is
+    ignored.
 
     For example:
         nearveil query me.jpg
+        nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt
+        nearveil query me.jpg --epsilon 4 --server https://birds.example:8321 --token-file token.txt --gallery birds
         nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
-        nearveil query me.jpg --account holiday --ledger budget.db --json
-        nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt --gallery birds
-        nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
-        nearveil query me.jpg --by sealed --server https://birds.example:8321 --token-file token.txt
+        nearveil query me.jpg --epsilon 4 --account holiday --ledger budget.db --json
     """
-    is_free, is_vector = by in ("home", "sealed"), image.suffix.lower() == ".npy"
-    if is_free and epsilon:
+    is_vector = image.suffix.lower() == ".npy"
+    if by in ("home", "sealed") and epsilon:
         raise typer.BadParameter(f"--by {by} reveals nothing and costs nothing; leave it out", param_hint="--epsilon")
-    if by == "message" and epsilon == 0:
+    if by == "message" and not epsilon:
         raise typer.BadParameter("a message needs an epsilon above 0", param_hint="--epsilon")
-    epsilon = (0.0 if is_free else 4.0) if epsilon is None else epsilon
     from nearveil.features import load_image
     from nearveil.features.vectors import read_vector
     from nearveil.ledger import new_key
 
     if sheet is not None:
-        _check_sheet(sheet, force=force, has_images=epsilon > 0 and not is_vector)
+        _check_sheet(sheet, force=force, has_images=bool(epsilon) and not is_vector)
     key, payer = key or new_key(), LazyAccount(payment)
     with payer, _name_retry(key, payer, local=options.server is None):
         chosen_extractor = load_extractor(extractor)
@@ -102,7 +101,7 @@ def query(
                 key=key,
                 by=by,
             )
-        balance = payer.account.balance() if epsilon else None
+        balance = payer.balance()
     answer = PaidAnswer(nearest, balance, payer.new_ledger, stale, options.server)
     # Print first: a contact sheet that cannot be written must not lose the answer.
     if as_json:
@@ -121,7 +120,7 @@ def _name_retry(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None
     try:
         yield
     except QuestionError as error:
-        if local and error.field == "k":
+        if local and error.words.endswith("of an answer"):
             error.add_note("for more, run `nearveil index DIR --candidates` with a larger share")
         raise
     except UnansweredError as error:
@@ -138,7 +137,7 @@ class PaidAnswer:
     """The answer to a query, and its cost."""
 
     nearest: "Nearest"
-    balance: "Balance | None"  # of the account that paid; None at epsilon 0
+    balance: "Balance | None"  # of the account that paid; None if nothing was to pay
     new_ledger: str  # the ledger in which the default account was opened by this query; empty if it existed
     stale: bool  # whether the index has changed since its map was learned
     server: str | None  # None for a local index
@@ -150,11 +149,6 @@ class PaidAnswer:
             (rank, match.id, match.name or match.external_id or f"item {match.id}", match.similarity)
             for rank, match in enumerate(self.nearest.matches, 1)
         ]
-
-    @property
-    def paid(self) -> float:
-        """Epsilon that this run cost."""
-        return 0.0 if self.nearest.repeated else self.nearest.guarantee.epsilon
 
     @property
     def probability(self) -> float:
@@ -177,9 +171,9 @@ class PaidAnswer:
         if self.nearest.set is not None and self.nearest.n_candidates < DEFAULT_K:
             notes.append(
                 f"Answers of this gallery hold {self.nearest.n_candidates} items, so a message returns no more. If the "
-                "gallery offers it, --epsilon 0 compares all items, reveals nothing and costs nothing."
+                "gallery offers it, a query without --epsilon compares all items, reveals nothing and costs nothing."
             )
-        if self.stale:
+        if self.stale and self.nearest.way != "index":
             notes.append("The index has changed since its map was made; run `nearveil index DIR` to include new items.")
         return notes
 
@@ -198,11 +192,12 @@ class PaidAnswer:
                 "probability_of_the_right_one": self.probability,
             },
             **{name: getattr(nearest, name) for name in same},
+            "way": nearest.way,
             "quality": nearest.quality_summary,
             "candidates": nearest.n_candidates,
             "epsilon": nearest.guarantee.epsilon,
             "promise": str(nearest.guarantee),
-            "paid": self.paid,
+            "paid": nearest.paid,
             "account": None if balance is None else balance.account,
             "spent": None if balance is None else replace_infinity(balance.spent),
             "left": None if balance is None else balance.left,
@@ -222,7 +217,7 @@ def _print_answer(answer: PaidAnswer, sheet: Path | None) -> None:
     print_lines(_describe_server_view(answer), nearest.guarantee)
     if balance is not None:
         print_lines(
-            f"Paid: epsilon {answer.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "
+            f"Paid: epsilon {nearest.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "
             f"of {balance.epsilon:g}."
         )
     print_lines(*answer.notes)
@@ -239,7 +234,8 @@ def _describe_server_view(answer: PaidAnswer) -> str:
         sizes = " and ".join(f"{len(message):,}" for message in nearest.sealed)
         return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
     if nearest.set is None:
-        return f"The server saw nothing. A copy of all {count:,} items was searched on this machine, at no cost."
+        searched = "Nothing was sent. The index" if nearest.way == "index" else "The server saw nothing. A copy"
+        return f"{searched} of all {count:,} items was searched on this machine, at no cost."
     return (
         f"The server saw: set {nearest.set + 1} of {nearest.n_sets}. It sent all {count:,} items of that set, and the "
         f"matches were chosen on this machine. A message names the best set for its query with probability "
@@ -251,7 +247,7 @@ def _check_sheet(path: Path, *, force: bool, has_images: bool) -> None:
     """Raise if a contact sheet cannot be written, before anything is paid."""
     folder = path.absolute().parent
     if not has_images:
-        raise ValueError("--sheet: a vector, or a query at epsilon 0, gets names and no images; leave it out")
+        raise ValueError("--sheet: it shows the answer to a message about an image; pass --epsilon, or leave it out")
     if path.suffix.lower() != ".png":
         raise ValueError("--sheet: must end in .png")
     if not folder.is_dir():

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from nearveil.client.copies import HomeCopy
     from nearveil.client.home import Progress
     from nearveil.client.images import Image, Images
-    from nearveil.client.questions import Filter, Method
+    from nearveil.client.questions import Filter, Method, NearestQuestion
     from nearveil.client.results import Classified, Nearest
     from nearveil.client.sealed import CachedSeal
     from nearveil.client.session import Payer
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nearveil.features.extractor import Extractor
     from nearveil.gallery import Index
     from nearveil.ledger import Ledger
+    from nearveil.ledger.history import Balance
     from nearveil.privacy.noise import Source
     from nearveil.private_knn import PublicDiscriminant
     from nearveil.server.galleries import Gallery
@@ -195,6 +196,7 @@ async def _run(answer: _Answer[T], ask: Callable[[], Awaitable[T]]) -> None:
 
 Location: TypeAlias = "str | os.PathLike[str] | Index | Gallery"
 _URL = re.compile(r"https?://", re.IGNORECASE)
+_HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}/?")
 
 
 class AsyncClient:
@@ -233,14 +235,17 @@ class AsyncClient:
         from nearveil.client.session import RetryPolicy, Session
         from nearveil.client.transport import LocalTransport
 
+        _check_scheme(where)
         self._shown, remote = _hide_password(where), _is_url(where)
+        self._index: Index | None = None
         payer, self._ledger = _open_account(account, ledger)
         try:
             self._transport: Transport
             if remote:
                 self._transport = _open_http(str(where), token, insecure, timeout, ca, certificate, proxies, transport)
             else:
-                self._transport = LocalTransport.open(where)
+                self._transport = local = LocalTransport.open(where)
+                self._index = local.index
         except BaseException:
             if self._ledger is not None:
                 self._ledger.close()
@@ -254,9 +259,9 @@ class AsyncClient:
 
     async def nearest(
         self,
-        image: Image,
+        query: Image,
         k: int | None = 8,
-        epsilon: float = 4.0,
+        epsilon: float | None = None,
         candidates: float | None = None,
         *,
         gallery: str | None = None,
@@ -267,21 +272,23 @@ class AsyncClient:
         where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
-        """Find the nearest images of an open gallery.
+        """Find the nearest items of an open gallery. Nothing is paid without an epsilon.
 
-        The account pays before the message exists. The message names one of a few sets of the gallery; all images of
-        that set come back, and the choice is made here. Nothing is sent after it. At epsilon 0 nothing is paid: the
-        copy that :meth:`sync` fetched is searched here, and nothing is sent; without a copy a sealed question is sent.
+        Without an epsilon, a local index itself is searched, or the copy that :meth:`sync` fetched, and nothing is
+        sent; without either, a sealed question is sent if the gallery answers them; else an error names the ways and
+        their prices. With an epsilon, the account pays before a message exists. The message names one of a few sets of
+        the gallery; all items of that set come back, and the choice is made here. Nothing is sent after it. The way is
+        chosen by public facts, never by the query.
 
         Parameters
         ----------
-        image : path, bytes, image of Pillow, or array-like
+        query : path, bytes, image of Pillow, or array-like
             Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,) or (1, d): of NumPy,
             torch, pandas or pyarrow, a list, or a ``.npy`` file. A feature is divided by its norm, as all are.
         k : int or None, default=8
             How many; None for 8, or as many as an answer holds.
-        epsilon : float, default=4.0
-            Of the message, from 1e-6 to 40; 0 for "home" and "sealed".
+        epsilon : float, optional
+            The price of a message, from 1e-6 to 40. None and 0 pay nothing: only free ways.
         candidates : float, optional
             The part of the gallery that an answer holds; there must be a map for it. The newest map otherwise.
         gallery : str, optional
@@ -292,8 +299,7 @@ class AsyncClient:
             Names this question. The same image with the same key sends the same again and pays nothing. Never derive
             it from the image: the ledger keeps it.
         by : {"auto", "message", "home", "sealed"}, default="auto"
-            The way to ask. By default a message where epsilon is above 0; at 0 the copy that is here, or, without one,
-            a sealed question if the gallery answers them.
+            The way to ask. By default a message with an epsilon, else a free way.
         where : mapping or callable, optional
             Which matches are wanted: those whose metadata has these values, or those for which the function is true.
             It is applied here, after the answer: one that was sent would tell. There may be fewer than `k`.
@@ -314,16 +320,19 @@ class AsyncClient:
         UnansweredError
             It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
         """
-        from nearveil.client.home import search_home
+        from nearveil.client.home import search_home, search_index
         from nearveil.client.questions import NearestQuestion, ask_nearest
 
-        question = NearestQuestion(image, k, epsilon, candidates, gallery, thumbnails, originals, key, rng, by, where)
-        if question.epsilon:
+        question = NearestQuestion(query, k, epsilon, candidates, gallery, thumbnails, originals, key, rng, by, where)
+        way = await self._choose_way(question)
+        if way == "message":
             return await ask_nearest(self._session, question)
-        if question.by == "sealed" or (question.by == "auto" and await self._lacks_copy(gallery)):
+        if way == "sealed":
             from nearveil.client.sealed import ask_sealed
 
             return await ask_sealed(self._session, question, self._sealed)
+        if self._index is not None:
+            return await search_index(self._session, question, self._index)
         if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
             await self.sync(gallery=gallery)
         return await search_home(self._session, question, self._copies)
@@ -332,14 +341,14 @@ class AsyncClient:
         self,
         rows: Any,
         k: int | None = 8,
-        epsilon: float = 4.0,
+        epsilon: float | None = None,
         candidates: float | None = None,
         *,
         gallery: str | None = None,
         keys: Sequence[str] | None = None,
         where: Filter | None = None,
     ) -> list[Nearest]:
-        """Find the nearest of many rows: one question, one key and one debit for each, one after the other.
+        """Find the nearest of many rows, one question after the other; with an epsilon, one key and one debit for each.
 
         All rows are checked before the first is asked about. Each question is sent at a moment that public sizes fix,
         as of :meth:`nearest`; the server sees how many there are.
@@ -377,9 +386,41 @@ class AsyncClient:
             results.append(result)
         return results
 
-    async def _lacks_copy(self, gallery: str | None) -> bool:
-        """Return whether a gallery of a server has no copy here. Nothing is sent."""
-        return self._session.pad_timing and await asyncio.to_thread(self._copies.find, gallery) is None
+    async def _choose_way(self, question: NearestQuestion) -> Method:
+        """Choose by public facts, before the query is read: the arguments, a copy, and what the gallery offers."""
+        if question.by != "auto":
+            return question.by
+        if question.epsilon:
+            return "message"
+        if self._index is not None or await asyncio.to_thread(self._copies.find, question.gallery) is not None:
+            return "home"
+        info = await self._session.find_gallery(question.gallery, "open")
+        if "codes" in info.offers and not self._session.pad_timing:  # it is read in this process
+            return "home"
+        if "sealed" in info.offers:
+            return "sealed"
+        from nearveil.client.questions import describe_ways
+
+        raise QuestionError("epsilon", await describe_ways(info, self._session.account))
+
+    @property
+    def index(self) -> Index | None:
+        """The local index that questions without an epsilon search itself; None for a server or PostgreSQL."""
+        return self._index
+
+    async def balance(self) -> Balance:
+        """Return what the account has spent and what is left. Nothing is sent or paid.
+
+        Returns
+        -------
+        Balance
+        """
+        from nearveil.client.session import OPEN_ACCOUNT, read_balance
+
+        balance = await asyncio.to_thread(read_balance, self._session.account)
+        if balance is None:
+            raise QuestionError("account", f"this client has no account with a balance: {OPEN_ACCOUNT}")
+        return balance
 
     def home(self, *, gallery: str | None = None) -> HomeCopy | None:
         """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
@@ -448,7 +489,7 @@ class AsyncClient:
 
         await prepare_sealed(self._session, n_questions, gallery, self._sealed)
 
-    async def classify(self, image: Image, *, gallery: str | None = None) -> Classified:
+    async def classify(self, query: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.
 
         The model is fetched once and kept; at most once an hour the gallery is asked whether it has a newer one. Both
@@ -456,7 +497,7 @@ class AsyncClient:
 
         Parameters
         ----------
-        image : path, bytes, image of Pillow, or ndarray
+        query : path, bytes, image of Pillow, or ndarray
             Private; as of :meth:`nearest`.
         gallery : str, optional
             Its name; needed where there are several protected ones.
@@ -472,7 +513,7 @@ class AsyncClient:
         """
         from nearveil.client.questions import classify_image
 
-        return await classify_image(self._session, image, gallery)
+        return await classify_image(self._session, query, gallery)
 
     async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
         """Make features of images, as :meth:`nearest` does before it asks. Nothing private is sent, nothing is paid.
@@ -624,7 +665,7 @@ def _same_parameters(
 
 
 class Client:
-    """Search galleries privately: pay first, send one message, rank locally.
+    """Search galleries privately: for nothing where that is possible, or pay first, send one message, rank locally.
 
     ``docs/theory/service.md`` proves what a server or an observer of the network learns. Your address and the times of
     your questions are not hidden.
@@ -636,7 +677,7 @@ class Client:
     token : str, optional
         For a server. It goes to that server alone and stands in no text that the client makes.
     account : Account, str or any object with `spend`, optional
-        Who pays; a name needs `ledger`. Without, only what costs nothing can be asked.
+        Who pays for messages; a name needs `ledger`. Only a question with an epsilon pays.
     ledger : str, Path or Ledger, optional
         Where the account of that name is.
     extractor : Extractor, optional
@@ -679,6 +720,12 @@ class Client:
     galleries = _blocking(AsyncClient.galleries)
     map = _blocking(AsyncClient.map)
     model = _blocking(AsyncClient.model)
+    balance = _blocking(AsyncClient.balance)
+
+    @property
+    def index(self) -> Index | None:
+        """The local index that questions without an epsilon search itself; None for a server or PostgreSQL."""
+        return self._client.index
 
     def home(self, *, gallery: str | None = None) -> HomeCopy | None:
         """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
@@ -711,6 +758,13 @@ class Client:
 def _is_url(where: Location) -> bool:
     """Return whether a location is the URL of a server."""
     return isinstance(where, str) and _URL.match(where) is not None
+
+
+def _check_scheme(where: Location) -> None:
+    """Refuse a host with a port but without a scheme, unless it is the name of a folder."""
+    if isinstance(where, str) and _HOST_AND_PORT.fullmatch(where) and not Path(where).exists():
+        scheme = "http" if where.startswith(("127.", "localhost:", "[::1]")) else "https"
+        raise QuestionError("where", f"the URL of a server begins with its scheme: {scheme}://{where}")
 
 
 def _hide_password(where: Location) -> str:

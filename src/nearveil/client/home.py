@@ -5,7 +5,9 @@ import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
+
+import numpy as np
 
 from nearveil.client.copies import HomeCopy, HomeError, LoadedCopy
 from nearveil.client.errors import QuestionError, ReplyError
@@ -13,6 +15,7 @@ from nearveil.client.images import FeatureMaker
 from nearveil.client.questions import (
     NOTHING_SENT,
     NearestQuestion,
+    check_filter,
     filter_matches,
     limit_count,
     make_matches,
@@ -21,13 +24,17 @@ from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import FILTERING, TEXT, extraction_period, scoring_period
 from nearveil.client.transport import Request, make_refusal, read_frame
-from nearveil.gallery.answers import ID_BYTES
+from nearveil.gallery.answers import ID_BYTES, ItemDetails
 from nearveil.privacy.checks import is_integer
 from nearveil.wire.codes import CodesGroup, CodesManifest
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.wire.schema import GalleryInfo
 
+if TYPE_CHECKING:
+    from nearveil.gallery import Index
+
 Progress = Callable[[int, int], None]
+_FIRST_READ, _NEXT_READ = 16, 8  # items of an index to read for each match with a filter; growth if too few pass it
 _MAX_ATTEMPTS = 3  # if the gallery changes during a download
 _PARALLEL = 4  # requests for groups
 _LOCK_POLL, _LOCK_POLLS = 0.02, 500  # seconds between attempts to lock a copy, and their number
@@ -35,10 +42,6 @@ _SEARCH = 0.1  # seconds: a search in a copy, besides its numbers
 _OPERATION = 2e-9  # seconds for each number that is compared
 _ITEM = 1e-7  # seconds for each item besides its numbers: a heap takes 3 to 30e-9, by the order of scores
 _TEXT_BYTE = 1e-7  # seconds to parse a byte of metadata
-NO_COPY = (
-    "epsilon=0 searches a copy of the gallery's codes, and there is no copy: fetch one with Client.sync or "
-    "`nearveil sync`, on a schedule and not because of an image"
-)
 _GUARANTEE = replace(NOTHING_SENT, basis=replace(NOTHING_SENT.basis, link="docs/theory/home.md"))
 
 
@@ -116,11 +119,13 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     for name, is_set in (("thumbnails", question.thumbnails), ("originals", question.originals)):
         if is_set:
             raise QuestionError(name, "a local copy holds no images; leave it out, or ask by a message")
-    if question.candidates is not None:
-        raise QuestionError("candidates", "it applies to messages only; leave it out at epsilon 0")
     copy = await asyncio.to_thread(copies.find, question.gallery)
     if copy is None:
-        raise QuestionError("epsilon", NO_COPY)
+        raise QuestionError(
+            "by",
+            "there is no local copy of the gallery: fetch one with client.sync() or `nearveil sync`, on a schedule and "
+            "not because of a query",
+        )
     try:
         # Before the query is read: whether this fails depends on the copy alone.
         loaded = await asyncio.to_thread(copy.load)
@@ -129,9 +134,9 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
         raise QuestionError("home", str(error)) from None
     if isinstance(question.where, Mapping) and not loaded.has_metadata:
         raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
-    count, info = limit_count(question.k, len(loaded)), _describe(loaded)
+    count, info = limit_count(question.k, len(loaded), "the copy"), _describe(loaded)
     since = session.clock.now()
-    period = extraction_period([question.image]) + search_period(loaded, count, filtered=question.where is not None)
+    period = extraction_period([question.query]) + search_period(loaded, count, filtered=question.where is not None)
     async with session.private_step(since, period) as step:
         return await step.run(_search, loaded, info, session.features, question, count)
 
@@ -150,16 +155,60 @@ def _search(
     copy: LoadedCopy, info: GalleryInfo, features: FeatureMaker, question: NearestQuestion, count: int
 ) -> Nearest:
     """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
-    (row,) = features.rows([question.image], info)
+    (row,) = features.rows([question.query], info)
     where = question.where
     ids, scores = (best[0] for best in copy.search(row[None], count if where is None else len(copy)))
     matches = filter_matches(make_matches(ids, scores, copy.details(ids)), where, count)
     return Nearest(
         matches=matches,
+        way="home",
         guarantee=_GUARANTEE,
         key="",
         repeated=False,
         n_candidates=len(copy),
+        set=None,
+        n_sets=0,
+        bytes_sent=0,
+        bytes_received=0,
+        names={match.id: match.name for match in matches},
+        expected_share=1.0,
+    )
+
+
+async def search_index(session: Session, question: NearestQuestion, index: "Index") -> Nearest:
+    """Find the nearest items in an index in a folder of this machine, exactly. Nobody observes it: no deadline."""
+    info = await session.find_gallery(question.gallery, "open", refresh=True, published=False)
+    check_filter(question.where, info)
+    if not len(index):
+        raise QuestionError("gallery", "the index is empty: add items first")
+    return await asyncio.to_thread(_search_index, index, info, session.features, question)
+
+
+def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, question: NearestQuestion) -> Nearest:
+    """Search an index; with a filter, read more items until enough pass it."""
+    index.assert_open()
+    (row,) = features.rows([question.query], info)
+    size = len(index)
+    count = limit_count(question.k, size, "the index")
+    n_read = count if question.where is None else min(size, _FIRST_READ * count)
+    while True:
+        ids, scores = (best[0] for best in index.search(row, n_read))
+        stored = {item.id: item for item in index.items(ids, lenient=True, originals=question.originals)}
+        items, existing = list(stored.values()), np.isin(ids, list(stored))  # unless deleted meanwhile
+        images = [(item.read_original() or b"") if question.originals else item.thumbnail for item in items]
+        details = [ItemDetails(item.name, item.external_id, item.metadata) for item in items]
+        candidates = make_matches(ids[existing], scores[existing], details, images)
+        matches = filter_matches(candidates, question.where, count)
+        if len(matches) == count or n_read == size:
+            break
+        n_read = min(size, _NEXT_READ * n_read)
+    return Nearest(
+        matches=matches,
+        way="index",
+        guarantee=NOTHING_SENT,
+        key="",
+        repeated=False,
+        n_candidates=size,
         set=None,
         n_sets=0,
         bytes_sent=0,

@@ -95,7 +95,7 @@ def decode_images(images: Images) -> list[NDArray[Any]]:
 
 
 def _name_argument(number: int) -> str:
-    return "image" if number == 0 else f"images[{number}]"
+    return "query" if number == 0 else f"images[{number}]"
 
 
 def _decode_image(image: Image, name: str) -> NDArray[Any]:

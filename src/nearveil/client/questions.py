@@ -7,8 +7,8 @@ Requests are a function of messages, nonces and public facts, never of a feature
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from nearveil.client.errors import QuestionError, UnansweredError, UnreachableError, make_unanswered
 from nearveil.client.images import FeatureMaker, Image
 from nearveil.client.results import Classified, Match, Nearest
-from nearveil.client.session import CachedModel, Payer, Session, Traffic, fit_protocol
+from nearveil.client.session import OPEN_ACCOUNT, CachedModel, Payer, Session, Traffic, fit_protocol, read_balance
 from nearveil.client.timing import choice_period, extraction_period, question_period
 from nearveil.client.transport import Response, make_refusal, read_frame
 from nearveil.gallery.answers import (
@@ -67,9 +67,9 @@ _CLASSIFYING_NUMBER = 2e-8  # seconds for each number of the projection and the 
 class NearestQuestion:
     """The arguments of a question, checked as far as that is possible without a gallery."""
 
-    image: Image = field(repr=False)
+    query: Image = field(repr=False)
     k: int | None
-    epsilon: float
+    epsilon: float | None  # None and 0 are the same: only free ways
     candidates: float | None
     gallery: str | None
     thumbnails: bool
@@ -80,14 +80,7 @@ class NearestQuestion:
     where: Filter | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.by not in get_args(Method):
-            raise QuestionError("by", f"it must be one of {', '.join(get_args(Method))}")
-        if self.by == "message" and self.epsilon == 0:
-            raise QuestionError("by", "a message needs an epsilon above 0; home and sealed need epsilon=0")
-        if self.by in ("home", "sealed") and self.epsilon != 0:
-            raise QuestionError("by", f"{self.by} costs nothing: pass epsilon=0; it is {self.epsilon} (4.0 by default)")
-        if self.epsilon != 0:
-            check_channel_epsilon(self.epsilon)
+        self._check_price()
         if self.k is not None and not is_integer(self.k, 1):
             raise QuestionError("k", "it must be a whole number of at least 1")
         fraction = self.candidates
@@ -100,6 +93,36 @@ class NearestQuestion:
         if not (self.where is None or callable(self.where) or isinstance(self.where, Mapping)):
             raise QuestionError("where", "it must be a mapping of metadata, or a function of a match")
 
+    def _check_price(self) -> None:
+        """Check the arguments that decide between a paid message and a free way."""
+        if self.by not in get_args(Method):
+            raise QuestionError("by", f"it must be one of {', '.join(get_args(Method))}")
+        if self.by == "message" and not self.epsilon:
+            raise QuestionError("by", "a message needs an epsilon above 0: it pays that much")
+        if self.by in ("home", "sealed") and self.epsilon:
+            raise QuestionError("by", f"{self.by} costs nothing: leave epsilon out; it is {self.epsilon}")
+        if self.epsilon:
+            check_channel_epsilon(self.epsilon)
+        elif self.candidates is not None:
+            raise QuestionError("candidates", "it applies to messages only: leave it out, or pass an epsilon")
+
+
+async def describe_ways(info: GalleryInfo, account: "Payer | None") -> str:
+    """Return how to search a gallery that has no free way now, with the price of each way."""
+    balance = await asyncio.to_thread(read_balance, account)  # loads the ledger if there is one
+    payer = OPEN_ACCOUNT
+    if account is not None:
+        payer = "from your account"
+    if balance is not None:
+        from nearveil.ledger.budget import format_down
+
+        payer = f"from the account {balance.account!r}, which has {format_down(balance.left)} left"
+    message = f"a message pays for an answer: epsilon=4, for example, costs 4, {payer}"
+    if "codes" not in info.offers:
+        return f"{info.name} offers no free way to search (no copy of its codes, no sealed questions); {message}"
+    copy = "client.sync() or `nearveil sync` fetches one for nothing (on a schedule, not because of a query)"
+    return f"there is no local copy of {info.name}: {copy}, and searching it is free; {message}"
+
 
 async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     """Find the nearest items with one differentially private message: prepare, pay, send, rank.
@@ -110,15 +133,18 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     traffic = Traffic()
     with _explain_unreachable():
         account = await session.require_account(question.gallery)
-        info, (row,) = await session.prepare_features([question.image], question.gallery)
-        _check_filter(question.where, info)
+        info, (row,) = await session.prepare_features([question.query], question.gallery)
+        check_filter(question.where, info)
         public = await session.fetch_map(info, question.candidates, traffic)
+    assert question.epsilon
     protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
     key = make_key(question.key)
     with _attach_retry_note(key):
         async with session.private_step(traffic.last_reply_at, question_period(public)) as step:
-            debit, message = await step.run_to_end(lambda: _make_debit(protocol, row, account, key, question.rng))
+            debit, message, remaining = await step.run_to_end(
+                lambda: _make_debit(protocol, row, account, key, question.rng)
+            )
         try:
             replies: list[tuple[Extras, bytes]] = []
             for extras, most in plan:
@@ -129,7 +155,8 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
             filtered = question.where is not None
             period = choice_period(public, len(replies), size, text_bytes=text_bytes, filtered=filtered)
             async with session.private_step(traffic.last_reply_at, period) as step:
-                return await step.run(_rank, protocol, row, replies, k, debit, message, traffic, question.where)
+                result = await step.run(_rank, protocol, row, replies, k, debit, message, traffic, question.where)
+                return replace(result, remaining=remaining)
         except Exception as error:
             raise make_unanswered(error, key) from error
 
@@ -171,8 +198,8 @@ def make_key(key: str | None) -> str:
 
 def _make_debit(
     protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, rng: Source | None
-) -> tuple["Debit", bytes]:
-    """Return a durable debit and its stored message; translate errors of a key that was spent."""
+) -> tuple["Debit", bytes, float | None]:
+    """Return a durable debit, its stored message and what is left; translate errors of a key that was spent."""
     try:
         debit = protocol.pay(row, account, key, rng)
     except OutdatedMapError:
@@ -181,10 +208,13 @@ def _make_debit(
     except ProtocolError as error:
         raise QuestionError("key", str(error)) from None
     assert debit.message is not None
-    return debit, debit.message
+    balance = None
+    with suppress(Exception):  # the message is paid for: it must be sent
+        balance = read_balance(account)
+    return debit, debit.message, None if balance is None else balance.left
 
 
-def _check_filter(where: Filter | None, info: GalleryInfo) -> None:
+def check_filter(where: Filter | None, info: GalleryInfo) -> None:
     """Refuse a filter by a key that no item has. Nothing is sent for it: a filter is private."""
     keys = info.metadata_keys
     if isinstance(where, Mapping) and keys is not None and (unknown := where.keys() - set(keys)):
@@ -193,12 +223,12 @@ def _check_filter(where: Filter | None, info: GalleryInfo) -> None:
         raise QuestionError("where", f"{words} (client.galleries() updates them)")
 
 
-def limit_count(k: int | None, candidates: int) -> int:
-    """Return the number of matches, or raise if an answer has fewer candidates."""
+def limit_count(k: int | None, candidates: int, of: str = "an answer") -> int:
+    """Return the number of matches, or raise if an answer, a copy or an index has fewer candidates."""
     if k is None:
         return min(DEFAULT_K, candidates)
     if k > candidates:
-        raise QuestionError("k", f"at most {candidates}, the items of an answer")
+        raise QuestionError("k", f"at most {candidates}, the items of {of}")
     return k
 
 
@@ -268,6 +298,7 @@ def _rank(
     named_set = int(released["sets"][0])
     return Nearest(
         matches=filter_matches(matches, where, k),
+        way="message",
         guarantee=protocol.guarantee.as_seeded() if released.seeded else protocol.guarantee,
         key=debit.key,
         repeated=debit.repeated,
@@ -329,12 +360,12 @@ def check_many(rows: Any, keys: Sequence[str] | None) -> tuple[NDArray[np.float3
     return normalize_rows(features, "rows:"), names
 
 
-async def classify_image(session: Session, image: Image, gallery: str | None) -> Classified:
+async def classify_image(session: Session, query: Image, gallery: str | None) -> Classified:
     """Classify an image locally. All requests are sent before the image is read; most calls send none."""
     cached = await session.fetch_model(gallery)
-    since, period = session.clock.now(), extraction_period([image]) + classification_period(cached.model)
+    since, period = session.clock.now(), extraction_period([query]) + classification_period(cached.model)
     async with session.private_step(since, period) as step:
-        return await step.run(_classify, session.features, cached, image)
+        return await step.run(_classify, session.features, cached, query)
 
 
 def classification_period(model: "PublicDiscriminant") -> float:
@@ -343,9 +374,9 @@ def classification_period(model: "PublicDiscriminant") -> float:
     return _CLASSIFYING + _CLASSIFYING_NUMBER * directions * (model.n_features + len(model.classes))
 
 
-def _classify(features: FeatureMaker, cached: CachedModel, image: Image) -> Classified:
+def _classify(features: FeatureMaker, cached: CachedModel, query: Image) -> Classified:
     """Extract the feature of an image and classify it. Probabilities are finite for any model."""
-    (row,) = features.rows([image], cached.info)
+    (row,) = features.rows([query], cached.info)
     model = cached.model
     with np.errstate(all="ignore"):  # were numpy told to raise, an underflow for some features would be an error
         probabilities = dict(zip(model.classes.tolist(), model.predict_proba(row[None])[0].tolist(), strict=True))

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from nearveil.gallery.answers import Answer
 from nearveil.privacy import Guarantee
+
+Way = Literal["message", "home", "index", "sealed"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +22,8 @@ class Match:
     similarity : float
         The cosine of the features, less the public mean; as precise as the gallery's codes.
     image : bytes or None
-        The requested thumbnail or original; empty if the gallery has none.
+        The requested thumbnail or original; empty if the gallery has none. A local index returns thumbnails without a
+        request.
     external_id : str or None
         The owner's id, if the gallery offers metadata and the item has one.
     metadata : mapping
@@ -43,6 +46,9 @@ class Nearest:
     ----------
     matches : tuple of Match
         Best first.
+    way : {"message", "home", "index", "sealed"}
+        How the items were found: by a paid message, in the local copy, in a local index itself, or by encrypted
+        questions.
     guarantee : Guarantee
         Of the message; not sound if its noise came from a seed.
     key : str
@@ -50,8 +56,8 @@ class Nearest:
     repeated : bool
         Whether the key was paid before.
     n_candidates : int
-        The number of compared items: of an answer, of a copy, or of the cells of a sealed question, which depends on
-        the image.
+        The number of compared items: of an answer, a copy or an index, or of the cells of a sealed question, which
+        depends on the image.
     set : int or None
         The set that the message named; None for other ways to ask.
     n_sets : int
@@ -70,9 +76,13 @@ class Nearest:
     expected_share : float or None
         The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
         sealed question, which uses no map.
+    remaining : float or None
+        What is left in the account that paid, after this question. None if nothing was paid, or for a payer without a
+        balance.
     """
 
     matches: tuple[Match, ...]
+    way: Way
     guarantee: Guarantee
     key: str
     repeated: bool
@@ -86,12 +96,22 @@ class Nearest:
     sealed: tuple[bytes, ...] = field(default=(), repr=False)
     named_best_set: bool = True
     expected_share: float | None = None
+    remaining: float | None = None
+
+    @property
+    def paid(self) -> float:
+        """Return the epsilon that this question cost: 0 if it was free, or paid before with the same key."""
+        return 0.0 if self.repeated else self.guarantee.epsilon
 
     @property
     def quality_summary(self) -> str:
         """Return a one-line estimate of the quality of the answer. Private: show it to nobody else."""
         if self.sealed:
             return f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted."
+        if self.way == "index":
+            return (
+                f"All {self.n_candidates:,} items of the index on this machine were compared with your query, exactly."
+            )
         if self.set is None or self.expected_share is None:
             return f"All {self.n_candidates:,} items of the copy on this machine were compared with your query."
         share = f"about {self.expected_share:.0%} of the items nearest to your query"

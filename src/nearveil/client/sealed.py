@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.client.errors import QuestionError, ReplyError
-from nearveil.client.home import NO_COPY
 from nearveil.client.questions import NearestQuestion, limit_count, make_matches
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
@@ -75,10 +74,7 @@ async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[st
     """
     _check_question(question)
     traffic = Traffic(last_reply_at=session.clock.now())
-    info, (feature,) = await session.prepare_features([question.image], question.gallery)
-    if "sealed" not in info.offers and question.by == "auto":
-        neither = f"{info.name} offers neither a copy of its codes nor sealed questions: ask with an epsilon above 0"
-        raise QuestionError("epsilon", NO_COPY if "codes" in info.offers else neither)
+    info, (feature,) = await session.prepare_features([question.query], question.gallery)
     _check_offered(info, "by")
     public = await session.fetch_map(info, None, traffic)
     seal = await _fetch_seal(session, info, cache, traffic)
@@ -106,11 +102,12 @@ def _check_question(question: NearestQuestion) -> None:
     """Refuse options that a sealed question does not have."""
     for name in ("thumbnails", "originals"):
         if getattr(question, name):
-            raise QuestionError(name, "a sealed question fetches no images: leave it out, or ask by a message")
-    if question.candidates is not None:
-        raise QuestionError("candidates", "it applies to messages only: leave it out")
+            raise QuestionError(name, "a sealed question fetches no images: leave it out, or pass an epsilon")
     if question.where is not None:
-        raise QuestionError("where", "a sealed question fetches no metadata: leave it out, or ask by a message")
+        raise QuestionError(
+            "where",
+            "a sealed question fetches no metadata: leave it out, fetch a copy with client.sync(), or pass an epsilon",
+        )
 
 
 class SealedPeriods(NamedTuple):
@@ -232,6 +229,7 @@ def _rank(
     best = first[np.argsort(-values[first], kind="stable")[: min(count, n_records)]]
     return Nearest(
         matches=tuple(make_matches(ids[best], values[best], [details[position] for position in best.tolist()])),
+        way="sealed",
         guarantee=client.guarantee,
         key="",
         repeated=False,

@@ -37,6 +37,7 @@ from nearveil.wire.schema import MOST_MODEL, Galleries, GalleryInfo, GalleryKind
 
 if TYPE_CHECKING:
     from nearveil.ledger import Debit
+    from nearveil.ledger.history import Balance
     from nearveil.private_knn import PublicDiscriminant
 
 Payer: TypeAlias = "_Payer[Debit]"
@@ -124,7 +125,7 @@ class Session:
         """Return the account that pays; report a missing gallery before a missing account."""
         if self.account is None:
             await self.find_gallery(gallery, "open")
-            raise QuestionError("account", f"an account must pay: {OPEN_ACCOUNT}; or ask with epsilon=0")
+            raise QuestionError("account", f"an account must pay: {OPEN_ACCOUNT}; or leave epsilon out")
         return self.account
 
     async def fetch_galleries(self, traffic: Traffic | None = None) -> tuple[GalleryInfo, ...]:
@@ -134,12 +135,18 @@ class Session:
         return self._galleries
 
     async def find_gallery(
-        self, name: str | None, kind: GalleryKind, traffic: Traffic | None = None, *, refresh: bool = False
+        self,
+        name: str | None,
+        kind: GalleryKind,
+        traffic: Traffic | None = None,
+        *,
+        refresh: bool = False,
+        published: bool = True,
     ) -> GalleryInfo:
         """Return the gallery of a name, or the only one of its kind; fetch the list if it is not cached."""
         if refresh or not self._is_listed(name):
             await self.fetch_galleries(traffic)
-        return _choose_gallery(self._galleries, name, kind)
+        return _choose_gallery(self._galleries, name, kind, published=published)
 
     def _is_listed(self, name: str | None) -> bool:
         return any(name in (None, info.name) for info in self._galleries)
@@ -252,6 +259,12 @@ class Session:
             raise
 
 
+def read_balance(account: "Payer | None") -> "Balance | None":
+    """Return the balance of an account; None if there is none, or it is a payer without a balance."""
+    read = getattr(account, "balance", None)
+    return None if read is None else read()
+
+
 @lru_cache(maxsize=8)
 def fit_protocol(public: PublicPart, epsilon: float) -> ClientProtocol:
     """Return the client's half for a map, fitted once: a map is the same object as long as a session caches it."""
@@ -270,7 +283,9 @@ def _read_model(body: bytes) -> "PublicDiscriminant":
     return model
 
 
-def _choose_gallery(infos: tuple[GalleryInfo, ...], name: str | None, kind: GalleryKind) -> GalleryInfo:
+def _choose_gallery(
+    infos: tuple[GalleryInfo, ...], name: str | None, kind: GalleryKind, *, published: bool
+) -> GalleryInfo:
     listing = ", ".join(f"{info.name} ({info.kind})" for info in infos) or "no galleries"
     matching = [info for info in infos if (info.kind == kind if name is None else info.name == name)]
     if name is None and len(matching) != 1:
@@ -282,7 +297,7 @@ def _choose_gallery(infos: tuple[GalleryInfo, ...], name: str | None, kind: Gall
     info = matching[0]
     if info.kind != kind:
         raise QuestionError("gallery", f"{info.name}: {_WRONG_KIND[kind]}")
-    if not info.is_published:
+    if published and not info.is_published:
         missing = "map" if info.kind == "open" else "model"
         raise QuestionError("gallery", f"{info.name} has no {missing} yet: publish one, or ask another")
     return info

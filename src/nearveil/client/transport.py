@@ -344,8 +344,9 @@ def _check_text(value: Any) -> None:
 class LocalTransport:
     """Send requests to a gallery in this process, in threads. Close the gallery if it is `owned`."""
 
-    def __init__(self, gallery: "Gallery", *, owned: bool) -> None:
+    def __init__(self, gallery: "Gallery", *, owned: bool, index: "Index | None" = None) -> None:
         self._gallery, self._owned = gallery, owned
+        self.index = index  # of a folder, opened by its owner: searching it sends nothing to anybody
 
     @classmethod
     def open(cls, source: "str | os.PathLike[str] | Index | Gallery") -> "LocalTransport":
@@ -356,9 +357,12 @@ class LocalTransport:
         owned = isinstance(source, (str, os.PathLike))
         if isinstance(source, (str, os.PathLike)):
             source = Index.open(os.fspath(source))
+        index = None
         if isinstance(source, Index):
+            if source.sealed_file is not None:  # not in PostgreSQL, whose server would see what is searched
+                index = source
             source = OpenGallery(source, "local", offers=OFFERS)  # all of them: its owner asks
-        return cls(source, owned=owned)
+        return cls(source, owned=owned, index=index)
 
     async def send(self, request: Request) -> Response:
         """Ask the gallery, and return the reply that a server would send."""

@@ -24,13 +24,17 @@ __all__ = ["NearveilRetriever"]
 
 _MAX_UNANSWERED = 1000  # queries to remember
 
-_Question: TypeAlias = tuple[UUID, int, str, float, str | None]  # run, identity of the client, text, epsilon, gallery
+_Question: TypeAlias = tuple[
+    UUID, int, str, float | None, str | None
+]  # run, identity of the client, text, epsilon, gallery
 
 
 class NearveilRetriever(BaseRetriever):
-    """Retrieves documents of an open gallery privately: text and vector stay local, the server sees one message.
+    """Retrieves documents of an open gallery privately: text and vector stay local.
 
-    Every query debits `epsilon` from the client's account. ``retriever.with_retry()`` debits once for all attempts,
+    Without an epsilon nothing is paid: a local index or copy is searched, or a sealed query is sent. With an epsilon
+    the server sees one message, and every query debits that epsilon from the client's account.
+    ``retriever.with_retry()`` debits once for all attempts,
     which send the same message. A chain that is retried as a whole pays for each attempt, so retry the retriever.
     Unrelated calls never share a message: that would reveal that their texts are equal. The server sees the number of
     queries of a chain or an agent; if it depends on the private text, no guarantee covers that.
@@ -45,7 +49,7 @@ class NearveilRetriever(BaseRetriever):
     by : {"auto", "message", "home", "sealed"}, default="auto"
         The search method, as in :meth:`nearveil.Client.nearest`.
     epsilon : float, optional
-        Cost of each query. Default: 0 for "home" and "sealed", which are free, else 4.0.
+        Cost of each query. Without it only free ways are used, or an error names the ways and their prices.
     gallery : str, optional
         Required if the server has several.
     where : mapping or callable, optional
@@ -94,18 +98,13 @@ class NearveilRetriever(BaseRetriever):
         result: Nearest = self.client.nearest(
             row,
             self.k if k is None else k,
-            self._find_epsilon(),
+            self.epsilon,
             gallery=self.gallery,
             where=self.where,
             by=self.by,
             key=key,
         )
         return [_make_document(match, self.text_key) for match in result.matches]
-
-    def _find_epsilon(self) -> float:
-        if self.epsilon is not None:
-            return self.epsilon
-        return 0.0 if self.by in ("home", "sealed") else 4.0
 
     @contextmanager
     def _choose_key(self, query: str, run: UUID | None) -> Iterator[str]:
@@ -117,7 +116,7 @@ class NearveilRetriever(BaseRetriever):
         if run is None:
             yield new_key()
             return
-        question = (run, id(self.client), query, self._find_epsilon(), self.gallery)
+        question = (run, id(self.client), query, self.epsilon, self.gallery)
         key = _UNANSWERED.take(question) or new_key()
         try:
             yield key

@@ -101,7 +101,9 @@ def _add_queries(app: FastAPI, session: PageSession) -> None:
         app.get(f"/api/{method.__name__}")(method)
 
     @app.post("/api/ask")
-    async def ask(request: Request, gallery: str, epsilon: float, candidates: float | None = None) -> dict[str, Any]:
+    async def ask(
+        request: Request, gallery: str, epsilon: float | None = None, candidates: float | None = None
+    ) -> dict[str, Any]:
         image = await _read_body(request, MOST_BYTES)
         query = QueryParameters(epsilon, gallery, candidates)
         return await run_in_threadpool(session.ask, image, query, lambda: _is_connected(request))

@@ -186,10 +186,10 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
 
 
 def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
-    """Return the matches of a query at epsilon 0, and its sealed messages, if any."""
+    """Return the matches of a free query, and its sealed messages, if any."""
     return {
         "kind": "free",
-        "way": "sealed" if nearest.sealed else "home",
+        "way": nearest.way,
         "saw": {
             "messages": [{"bytes": len(message), "hex": shorten_hex(message)} for message in nearest.sealed],
             "total": nearest.n_candidates,

@@ -13,7 +13,7 @@ from nearveil.client.clients import Client
 from nearveil.gallery.answers import Singles
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
-from nearveil.ledger.history import make_refusal
+from nearveil.ledger.history import Balance, make_refusal
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.privacy import Guarantee
@@ -51,6 +51,10 @@ class RecordingPayer:
         self.debit = self.account.spend(guarantee, key)
         return self.debit
 
+    def balance(self) -> Balance:
+        """Return the balance of the account."""
+        return self.account.balance()
+
 
 _FREE_PROMISE = "Nothing about your image is revealed."
 _MAX_THUMBNAILS = 4000  # candidates of one answer
@@ -63,7 +67,7 @@ _LOG = logging.getLogger(__name__)
 class QueryParameters:
     """Parameters of a query, without the image."""
 
-    epsilon: float
+    epsilon: float | None  # None and 0 are free
     gallery: str
     candidates: float | None = None  # None for the newest map
 
@@ -141,6 +145,7 @@ class PageSession:
                     "extractor": info.extractor,
                     "offers": info.offers,
                     "copy": self._count_copy(info),
+                    "is_local": self.client.index is not None,
                     "promise": None if info.promise is None else info.promise.words,
                 }
                 for info in infos
@@ -174,7 +179,7 @@ class PageSession:
             },
         }
 
-    def preview(self, epsilon: float) -> dict[str, Any]:
+    def preview(self, epsilon: float = 0.0) -> dict[str, Any]:
         """Return the cost and the guarantee of a query. Nothing is spent."""
         if epsilon == 0:
             left = self.balance()["left_words"]
@@ -197,7 +202,7 @@ class PageSession:
         The same image asked again is a new query, and is charged. An answer that the browser did not receive, by
         `is_connected`, waits for :meth:`again`.
         """
-        if query.epsilon == 0:
+        if not query.epsilon:
             return self._ask_free(image, query.gallery)
         check_channel_epsilon(query.epsilon)
         with self._take_turn(query.gallery):
@@ -213,11 +218,14 @@ class PageSession:
             return {"items": len(copy), "fetched": copy.fetched}
 
     def _ask_free(self, image: bytes, gallery: str) -> dict[str, Any]:
-        """Search the local copy, or send a sealed query; both are free."""
+        """Search the local index or copy, or send a sealed query; all are free."""
         with self._take_turn(gallery):
-            return view_free(self.client.nearest(image, None, 0, gallery=gallery), self.balance())
+            return view_free(self.client.nearest(image, None, gallery=gallery), self.balance())
 
     def _count_copy(self, info: GalleryInfo) -> int:
+        """Return the number of items that a free search compares on this machine."""
+        if self.client.index is not None:
+            return len(self.client.index)
         copy = self.client.home(gallery=info.name) if "codes" in info.offers else None
         return 0 if copy is None else len(copy)
 

@@ -6,8 +6,9 @@ const chance = (share) => (share > 0.995 ? "above 99%" : percent(share));
 const likely = (share) => (share < 0.001 ? "below 0.1%" : share > 0.999 ? "above 99.9%" : `${(100 * share).toFixed(1)}%`);
 
 function showFree(target, { way, saw }) {
-  if (way === "home") {
-    put(target, make("p", { class: "big" }, "Nothing"), make("p", {}, `The local copy of ${count(saw.total, "item")} was searched on this machine. Nothing was sent.`));
+  if (way !== "sealed") {
+    const searched = way === "index" ? "The index" : "The local copy";
+    put(target, make("p", { class: "big" }, "Nothing"), make("p", {}, `${searched} of ${count(saw.total, "item")} was searched on this machine. Nothing was sent.`));
     return;
   }
   const size = saw.messages.reduce((sum, one) => sum + one.bytes, 0);

@@ -7,6 +7,7 @@ import { chosen, state } from "./state.js";
 
 const STOPS = [0, 0.25, 0.5, 1, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10, 12];
 const LEAST = 1e-6, MOST = 40;
+const EXAMPLE = 4; // the epsilon of the curve while none is given
 const LARGEST = 64 * 2 ** 20;
 
 let file = null, map = null, asked = null, busy = false, previewed = 0, looked = 0;
@@ -14,12 +15,14 @@ let file = null, map = null, asked = null, busy = false, previewed = 0, looked =
 const epsilon = () => Number(find("epsilon-number").value);
 const nearestStop = (value) => STOPS.reduce((best, stop, target) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? target : best), 0);
 const isProtected = () => chosen()?.kind === "protected";
-const isFree = () => find("epsilon-number").value.trim() !== "" && epsilon() === 0;
+const isFree = () => !find("epsilon-number").validity.badInput && epsilon() === 0; // also an empty field
 const valid = () => isFree() || (Number.isFinite(epsilon()) && epsilon() >= LEAST && epsilon() <= MOST);
 
 function showCurve() {
-  if (map !== null && valid() && !isFree()) put(find("curve"), curve(map, epsilon(), asked));
+  if (map !== null && valid()) put(find("curve"), curve(map, epsilon() || EXAMPLE, asked));
 }
+
+const LEAD = find("ask-lead").textContent;
 
 // The model of a protected gallery runs here: there is nothing to pay and nothing to choose.
 function showKind() {
@@ -28,15 +31,16 @@ function showKind() {
   find("ask-button").textContent = hidden ? "Classify" : "Search";
   find("ask-lead").textContent = hidden
     ? "Your image stays on this machine. The gallery’s model is downloaded, and nothing about your image is sent."
-    : "Your image stays on this machine. The server learns the name of one set of its gallery, and nothing else.";
+    : LEAD;
   if (!hidden) return;
   find("cost-note").textContent = "This is free.";
   if (asked === null) find("promise").textContent = "Nothing about your image is revealed.";
 }
 
-// At epsilon 0: a local copy, or a sealed query. A query never downloads a copy.
+// Without an epsilon: a local index or copy, or a sealed query. A query never downloads a copy.
 function freeWay() {
   const gallery = chosen(), offers = gallery?.offers ?? [];
+  if (gallery?.is_local) return `Nothing is sent: all ${count(gallery.copy, "item")} of the index on this machine are searched.`;
   if (gallery?.copy) return `Nothing is sent: the local copy of ${count(gallery.copy, "item")} is searched.`;
   if (offers.includes("sealed")) return "The server computes on an encrypted query that it cannot read.";
   if (offers.includes("codes")) return "There is no local copy yet. Download one in the tab Gallery, at a time unrelated to any image.";
@@ -247,8 +251,8 @@ function listen() {
 }
 
 export function start() {
-  find("epsilon-number").value = 4;
-  find("epsilon").value = STOPS.indexOf(4);
+  find("epsilon-number").value = 0; // nothing is paid without a choice
+  find("epsilon").value = 0;
   listen();
   return loadGalleries();
 }

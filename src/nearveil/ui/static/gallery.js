@@ -17,7 +17,7 @@ function mapCard(map) {
 
 // Only this button downloads a copy, because the server sees when.
 function copyCard(gallery) {
-  if (!gallery.offers.includes("codes")) return null;
+  if (gallery.is_local || !gallery.offers.includes("codes")) return null;
   const note = make("p", { class: "note", "aria-live": "polite" }, gallery.copy ? `The local copy has ${count(gallery.copy, "item")}.` : "There is no local copy yet.");
   const button = make("button", { type: "button", id: "sync", onclick: async () => {
     button.disabled = true;
