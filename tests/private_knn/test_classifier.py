@@ -28,7 +28,7 @@ from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import Answers, ExhaustedError, PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import make_hard_votes, make_label_votes, make_soft_votes
-from nearveil.private_knn.neighbors import NOBODY, NeighborSearch, draw_voters
+from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, draw_voters
 from nearveil.private_knn.plan import UNIT, PoissonSample
 from nearveil.private_knn.spending import MemorySpending
 from tests.estimators import run_check
@@ -317,7 +317,7 @@ def test_soft_rows_with_negative_weights_are_refused() -> None:
 
 def test_nobody_votes_for_nothing() -> None:
     _, votes, _ = make_hard_votes([0, 1, 1], [0, 1])
-    assert votes.count(np.array([[0, 1, NOBODY], [NOBODY, NOBODY, NOBODY]], dtype=np.int32)).tolist() == [
+    assert votes.count(np.array([[0, 1, NO_VOTER], [NO_VOTER, NO_VOTER, NO_VOTER]], dtype=np.int32)).tolist() == [
         [1, 1],
         [0, 0],
     ]
@@ -364,7 +364,7 @@ def test_nobody_wins_where_all_votes_are_negative() -> None:
 
 def test_a_search_that_spends_many_times_warns() -> None:
     grid = {"n_neighbors": [3, 5]}
-    with pytest.warns(UserWarning, match="fits PrivateKNeighborsClassifier many times, and each has a budget of its"):
+    with pytest.warns(UserWarning, match="fits PrivateKNeighborsClassifier many times, and each has its own budget"):
         GridSearchCV(quiet(), grid, cv=2).fit(DIGITS[:200], LABELS[:200])
     with pytest.warns(UserWarning, match="cost epsilon times the number of fits"):
         cross_val_score(make_pipeline(Normalizer(), quiet()), DIGITS[:200], LABELS[:200], cv=2)
@@ -449,7 +449,7 @@ def test_seeds_and_accounts_of_other_plans_do_not_go_together(tmp_path: Path) ->
     PrivateKNeighborsClassifier(**known, classes=range(10)).fit(DIGITS[:50], LABELS[:50])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="classes must be given"):
         PrivateKNeighborsClassifier(**known).fit(DIGITS[:50], LABELS[:50])  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="account does not pay for what this estimator does"):
+    with pytest.raises(ValueError, match="account cannot pay for this estimator"):
         PrivateKNeighborsClassifier(**(known | {"epsilon": 1.0}), classes=range(10)).fit(DIGITS[:50], LABELS[:50])  # type: ignore[arg-type]
 
 

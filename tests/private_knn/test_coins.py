@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 
 from nearveil.privacy.events import VoteHistogram
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.private_knn.neighbors import NOBODY, NeighborSearch, draw_voters
+from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, draw_voters
 from nearveil.private_knn.plan import PoissonSample
 
 RATE, K, N = 0.4, 2, 6
@@ -23,7 +23,7 @@ def voters_by_brute_force() -> dict[tuple[int, ...], float]:
     found: dict[tuple[int, ...], float] = defaultdict(float)
     for coins in itertools.product((0, 1), repeat=N):
         kept = tuple(np.flatnonzero(coins)[:K])
-        found[(*kept, *[NOBODY] * (K - len(kept)))] += RATE ** sum(coins) * (1 - RATE) ** (N - sum(coins))
+        found[(*kept, *[NO_VOTER] * (K - len(kept)))] += RATE ** sum(coins) * (1 - RATE) ** (N - sum(coins))
     return dict(found)
 
 
@@ -45,7 +45,7 @@ def test_drawn_voters_have_the_distribution_of_sample_then_search() -> None:
     outcomes = sorted(expected)
     assert chisquare([drawn[o] for o in outcomes], [20_000 * expected[o] for o in outcomes]).pvalue > LEAST_P
     # Screening and vote have coins of their own: the nearest voters of both are independent.
-    nearest = {o: RATE * (1 - RATE) ** o for o in range(N)} | {NOBODY: (1 - RATE) ** N}
+    nearest = {o: RATE * (1 - RATE) ** o for o in range(N)} | {NO_VOTER: (1 - RATE) ** N}
     joint = list(itertools.product(nearest, repeat=2))
     wanted = [20_000 * nearest[a] * nearest[b] for a, b in joint]
     assert chisquare([pairs[pair] for pair in joint], wanted).pvalue > LEAST_P
@@ -86,7 +86,7 @@ def test_fewer_vote_only_at_the_true_end() -> None:
     (voters,), *_ = draw_voters(
         NeighborSearch(rows), rows[:1].repeat(500, axis=0), PoissonSample(0.5), 8, unsafe_seeded(4), draws=1
     )
-    there = np.maximum((voters != NOBODY).sum(axis=1), 2)  # of 10, with probability 1/2 each: binomial, cut at 8
+    there = np.maximum((voters != NO_VOTER).sum(axis=1), 2)  # of 10, with probability 1/2 each: binomial, cut at 8
     observed = np.bincount(there, minlength=9)[2:]
     assert chisquare(observed, 500 * np.array([56, 120, 210, 252, 210, 120, 56]) / 1024).pvalue > LEAST_P
 

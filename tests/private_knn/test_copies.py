@@ -246,7 +246,7 @@ def test_an_account_that_cannot_pay_takes_nothing_from_the_cap(ledger: Ledger) -
 
 
 def test_a_pure_account_does_not_pay_for_votes(ledger: Ledger) -> None:
-    with pytest.raises(ValueError, match="account does not pay"):
+    with pytest.raises(ValueError, match="this account cannot pay"):
         voter(wide(ledger, delta=0.0))
     assert [entry.kind for entry in ledger.account("wide").history()] == ["opened"]
 

@@ -95,8 +95,8 @@ def test_images_without_labels_do_no_harm() -> None:
 
 def test_an_image_counts_once_the_network_is_sure() -> None:
     out = torch.zeros((3, 4), requires_grad=True)
-    opinions = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.3, 0.3, 0.2, 0.2], [0.1, 0.1, 0.1, 0.7]])
-    _compute_loss(torch, out, opinions, torch.tensor([True, False, True]), decided=True).backward()
+    estimates = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0.3, 0.3, 0.2, 0.2], [0.1, 0.1, 0.1, 0.7]])
+    _compute_loss(torch, out, estimates, torch.tensor([True, False, True]), decided=True).backward()
     assert not out.grad[1].any()
     assert out.grad.argmin(dim=1)[[0, 2]].tolist() == [0, 3]  # towards the largest opinion
 

@@ -12,7 +12,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import ExhaustedError, PrivateKNeighborsRegressor
 from nearveil.private_knn._knn import ValueStatistic, count_balance
-from nearveil.private_knn.neighbors import NOBODY
+from nearveil.private_knn.neighbors import NO_VOTER
 from tests.estimators import run_check
 
 QUIET: dict[str, Any] = {"vote_noise": 0.01, "max_answered": 10**6}
@@ -92,7 +92,7 @@ def test_one_record_in_and_one_out_changes_the_sum_by_the_range() -> None:
 
 def test_one_record_in_and_one_out_changes_each_count_by_one() -> None:
     """All sets of up to three voters on four cells, and all splits: the balance, in half votes, moves by at most 2."""
-    cells = [NOBODY, 0, 1, 2, 3]
+    cells = [NO_VOTER, 0, 1, 2, 3]
     for voters in itertools.product(cells, repeat=3):
         for position, cell in itertools.product(range(3), cells):
             other = list(voters)
@@ -100,7 +100,7 @@ def test_one_record_in_and_one_out_changes_each_count_by_one() -> None:
             for point in (1, 2, 3):
                 found = count_balance(np.array([voters, other]), np.array([point, point]))
                 assert abs(found[0] - found[1]) <= 2
-                assert found[0] == sum(1 if 0 <= v < point else -1 for v in voters if v != NOBODY)
+                assert found[0] == sum(1 if 0 <= v < point else -1 for v in voters if v != NO_VOTER)
 
 
 def test_caps_decline_and_then_raise() -> None:

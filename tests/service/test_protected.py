@@ -506,7 +506,7 @@ def test_an_account_that_pays_for_other_noise_pays_for_no_model(place: Path) -> 
         about: dict[str, Any] = {"protects": "database", "relation": "add-remove", "unit": "record", "owner": "me"}
         ledger.open_account("scans", epsilon=30.0, delta=1e-6, plan=[(VoteHistogram(0.7), 3)], **about)
         found = gallery(place, ledger)
-        with pytest.raises(ValueError, match="account does not pay for what this estimator does"):
+        with pytest.raises(ValueError, match="account cannot pay for this estimator"):
             found.publish()
         assert debits(found) == 0
 

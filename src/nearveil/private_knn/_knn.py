@@ -28,12 +28,12 @@ from nearveil.private_knn.estimator import (
     make_label_votes,
     make_soft_votes,
 )
-from nearveil.private_knn.neighbors import NOBODY, NeighborSearch, SearchParameters, draw_voters
+from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, SearchParameters, draw_voters
 from nearveil.private_knn.plan import Ballot, GaussianSums, VotePlan
 
 
 def count_agreeing_records(plan: VotePlan, votes: Labels | Weights) -> tuple[float, str]:
-    """Return how many records can agree on a query, and a sentence for their owner alone."""
+    """Return the largest number of records that can agree on a query, and a description for their owner only."""
     which = "of one class" if isinstance(votes, Labels) else "in all"
     words = f"at most {votes.most_agreeing:,} records {which} can (this figure is for you alone)"
     return min(plan.n_neighbors, votes.most_agreeing * plan.sampling_rate), words
@@ -41,7 +41,7 @@ def count_agreeing_records(plan: VotePlan, votes: Labels | Weights) -> tuple[flo
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class NeighborPoll(ClassPoll):
-    """The nearest records vote."""
+    """A poll of the classes of the nearest records."""
 
     ballots: Labels | Weights  # the vote of each record
     search: NeighborSearch
@@ -247,26 +247,26 @@ class ValueStatistic:
         y = np.clip(y, self.low, self.high)
         if self.method == "mean":
             most = math.floor(self.width / 2 / self.unit)
-            whole, nobody = np.clip(np.rint((y - self.middle) / self.unit), -most, most), 0
+            whole, absent = np.clip(np.rint((y - self.middle) / self.unit), -most, most), 0
         else:
             cells = 2**self.depth
-            whole, nobody = np.clip(np.floor((y - self.low) / self.width * cells), 0, cells - 1), NOBODY
-        return Weights(np.append(whole, nobody).astype(np.int64)[:, None])
+            whole, absent = np.clip(np.floor((y - self.low) / self.width * cells), 0, cells - 1), NO_VOTER
+        return Weights(np.append(whole, absent).astype(np.int64)[:, None])
 
 
 def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return, in half votes, how many voters are below a point minus how many are not; `NOBODY` is neither.
+    """Return the number of voters below a point minus the others, in half votes; `NO_VOTER` is not counted.
 
-    One voter more changes it by one half, one in and one out by at most two: the sensitivity is one vote.
+    Adding one voter changes it by one half, replacing one by at most two halves: the sensitivity is one vote.
     """
-    present = cells != NOBODY
+    present = cells != NO_VOTER
     below = np.sum((cells < points[:, None]) & present, axis=1)
     return np.asarray(2 * below - np.sum(present, axis=1))
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class ValuePoll(Poll[NDArray[np.float64]]):
-    """The nearest records give their values."""
+    """A poll of the values of the nearest records."""
 
     statistic: ValueStatistic
     values: Weights  # of each record

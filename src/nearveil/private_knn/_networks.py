@@ -1,4 +1,4 @@
-"""Networks that a student can be (the extra `torch`): those of the supplement's tables 1 and 2."""
+"""Neural networks for students (the extra `torch`), from tables 1 and 2 of the supplement of Private-kNN."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,10 +16,10 @@ from sklearn.utils.validation import check_is_fitted
 Architecture = Literal["mnist", "svhn"]
 
 _AT_ONCE = 1000  # images in a prediction
-_MEMORY = 0.8  # how much of its opinion of a row a network keeps when it sees the row again
-_SURE = 0.6  # an image without a label counts once the opinion is as sure as this
-_SOFT = 0.1  # label smoothing
-_TURN, _SCALE, _SHEAR, _SHIFT = 0.26, 0.1, 0.2, 0.14  # at augmentation 1: 15 degrees; shares of the image
+_MOMENTUM = 0.8  # of the running estimate of an image's class
+_MIN_CONFIDENCE = 0.6  # of an estimate, for an unlabelled image to count in the loss
+_LABEL_SMOOTHING = 0.1
+_ROTATION, _SCALE, _SHEAR, _SHIFT = 0.26, 0.1, 0.2, 0.14  # at augmentation 1: 15 degrees; shares of the image
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,10 @@ class _Torch:
             raise ModuleNotFoundError("NetworkStudent needs torch: pip install nearveil[torch]") from missing
         return cls(torch)
 
-    def device(self, wanted: str) -> Any:
-        if wanted == "auto":
+    def device(self, name: str) -> Any:
+        if name == "auto":
             return self.torch.device("cuda" if self.torch.cuda.is_available() else "cpu")
-        return self.torch.device(wanted)
+        return self.torch.device(name)
 
     @contextmanager
     def threads(self, count: int | None) -> Iterator[None]:
@@ -76,17 +76,17 @@ class _Torch:
     def _with_head(self, body: Any, shape: tuple[int, int, int], n_classes: int) -> Any:
         network = self.torch.nn.Sequential(body, self.torch.nn.Linear(192, n_classes))
         with self.torch.no_grad():
-            network.eval()(self.torch.zeros(1, *shape))  # settles the width of the first dense layer
+            network.eval()(self.torch.zeros(1, *shape))  # sets the width of the first dense layer
         return network
 
     def augment(self, images: Any, strength: float) -> Any:
-        """Turn, scale, shear and shift images a little. Digits are never mirrored."""
+        """Rotate, scale, shear and shift images at random. Digits are never mirrored."""
         functional = self.torch.nn.functional
 
         def draw(most: float) -> Any:
             return (2 * self.torch.rand(len(images), device=images.device) - 1) * most * strength
 
-        turn, scale = draw(_TURN), 1 + draw(_SCALE)
+        turn, scale = draw(_ROTATION), 1 + draw(_SCALE)
         cosine, sine = scale * turn.cos(), scale * turn.sin()
         first = self.torch.stack([cosine, draw(_SHEAR) - sine, draw(_SHIFT)], dim=1)
         second = self.torch.stack([sine, cosine, draw(_SHIFT)], dim=1)
@@ -96,11 +96,11 @@ class _Torch:
 
 @dataclass(eq=False, repr=False)
 class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
-    """A convolutional network for images, trained on few or doubtful labels and on images without any.
+    """A convolutional network for images, trained on few or noisy labels and on unlabelled images.
 
-    Every image is seen in a new variation each time. The network keeps a running opinion of each image, from its label
-    and from its predictions for earlier variations, and is trained towards that: a wrong label among many right ones is
-    outvoted, and an image without a label counts once the opinion is sure.
+    Every epoch augments every image at random. Training keeps a running estimate of the class of each image, from its
+    label and from earlier predictions, and fits the network to it. So a wrong label among many right ones is corrected,
+    and an unlabelled image counts as soon as its estimate is confident.
 
     Parameters
     ----------
@@ -109,11 +109,11 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
     epochs : int, default=12
     batch_size : int, default=128
     learning_rate : float, default=0.002
-        The highest one; it rises to it and falls.
+        The maximum of a one-cycle schedule.
     augmentation : float, default=1.0
-        Strength of the variations: at 1 up to 15 degrees, a tenth of the size, a seventh of the width.
+        Strength of the augmentation: at 1 up to 15 degrees, a tenth of the size, a seventh of the width.
     device : str, default="auto"
-        "auto" is CUDA where there is one.
+        "auto" is CUDA if available, else the CPU.
     random_state : int, RandomState or None, default=None
         Two fits with one seed on one device give the same network.
 
@@ -171,17 +171,17 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         self.classes_, codes = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("y must hold at least two classes")
-        opinions = np.eye(len(self.classes_), dtype=np.float32)[codes]
+        estimates = np.eye(len(self.classes_), dtype=np.float32)[codes]
         if unlabeled is not None:
             unlabeled_images = _move_channels_first(unlabeled)
             if unlabeled_images.shape[1:] != images.shape[1:]:
                 raise ValueError("unlabeled must hold images of the same shape as X")
             images = np.concatenate([images, unlabeled_images])
             uniform = np.full((len(unlabeled_images), len(self.classes_)), 1 / len(self.classes_), dtype=np.float32)
-            opinions = np.concatenate([opinions, uniform])
+            estimates = np.concatenate([estimates, uniform])
         self.n_features_in_ = images.shape[3]
         self._shape = images.shape[1:]
-        self._train(images, opinions, len(labels), int(check_random_state(self.random_state).randint(2**31)))
+        self._train(images, estimates, len(labels), int(check_random_state(self.random_state).randint(2**31)))
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
@@ -199,7 +199,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         return chosen
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return how sure the network is of each class.
+        """Return the probability of each class.
 
         Parameters
         ----------
@@ -212,7 +212,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         return self._run(X, lambda network, batch: network(batch).softmax(dim=1))
 
     def transform(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the features that the last layer sees.
+        """Return the input of the last layer.
 
         Parameters
         ----------
@@ -239,14 +239,14 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
             ]
         return np.concatenate(parts).astype(np.float64)
 
-    def _train(self, images: NDArray[np.float32], opinions: NDArray[np.float32], n_labels: int, seed: int) -> None:
+    def _train(self, images: NDArray[np.float32], estimates: NDArray[np.float32], n_labels: int, seed: int) -> None:
         library = _Torch.load()
         torch, device = library.torch, library.device(self.device)
         exact = torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), exact:
             torch.manual_seed(seed)
             network = getattr(library, self.architecture)(self._shape, len(self.classes_)).to(device).train()
-            inputs, running = torch.from_numpy(images).to(device), torch.from_numpy(opinions).to(device)
+            inputs, running = torch.from_numpy(images).to(device), torch.from_numpy(estimates).to(device)
             steps = -(-len(images) // self.batch_size)
             optimiser = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=0.01)
             schedule = torch.optim.lr_scheduler.OneCycleLR(
@@ -255,8 +255,8 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
             for epoch in range(self.epochs):
                 for rows in torch.randperm(len(images), device=device).tensor_split(steps):
                     out = network(library.augment(inputs[rows], self.augmentation))
-                    running[rows] = _MEMORY * running[rows] + (1 - _MEMORY) * out.detach().softmax(dim=1)
-                    counts = (rows < n_labels) | (running[rows].amax(dim=1) >= _SURE)
+                    running[rows] = _MOMENTUM * running[rows] + (1 - _MOMENTUM) * out.detach().softmax(dim=1)
+                    counts = (rows < n_labels) | (running[rows].amax(dim=1) >= _MIN_CONFIDENCE)
                     decided = epoch >= min(2, self.epochs // 2)
                     loss = _compute_loss(torch, out, running[rows], counts, decided=decided)
                     optimiser.zero_grad()
@@ -280,7 +280,7 @@ def flatten_network(student: NetworkStudent) -> NDArray[np.float32]:
 def restore_network(
     architecture: Any, shape: tuple[int, int, int], classes: NDArray[Any], values: NDArray[np.float32]
 ) -> NetworkStudent:
-    """Return a network with the numbers of :func:`flatten_network`, or raise a ValueError where they do not fit."""
+    """Return a network with the numbers of :func:`flatten_network`, or raise a ValueError if they do not fit."""
     if architecture not in get_args(Architecture):
         raise ValueError("architecture is not known")
     library = _Torch.load()
@@ -307,11 +307,11 @@ def _list_numbers(network: Any) -> list[Any]:
     return [values for values in network.state_dict().values() if values.is_floating_point()]
 
 
-def _compute_loss(torch: Any, out: Any, opinions: Any, counts: Any, *, decided: bool) -> Any:
-    """Return the loss against the opinions that count: as they are at first, by their largest class later."""
+def _compute_loss(torch: Any, out: Any, estimates: Any, counts: Any, *, decided: bool) -> Any:
+    """Return the loss against the estimates that count: against their probabilities, or their class if `decided`."""
     functional = torch.nn.functional
-    targets = functional.one_hot(opinions.argmax(dim=1), opinions.shape[1]).to(out.dtype) if decided else opinions
-    each = functional.cross_entropy(out, targets, label_smoothing=_SOFT, reduction="none")
+    targets = functional.one_hot(estimates.argmax(dim=1), estimates.shape[1]).to(out.dtype) if decided else estimates
+    each = functional.cross_entropy(out, targets, label_smoothing=_LABEL_SMOOTHING, reduction="none")
     return (each * counts).sum() / counts.sum().clamp_min(1)
 
 

@@ -24,13 +24,13 @@ _SEEDS = np.uint64(2**31 - 1)
 
 @dataclass(frozen=True)
 class Teachers:
-    """Trained teachers, or the class that one always names. Private: they answer without noise."""
+    """Trained teachers, or the constant class of an empty part. Private: they answer without noise."""
 
     members: tuple[BaseEstimator | int, ...] = field(repr=False)
     n_classes: int
 
     def count_votes(self, queries: NDArray[Any]) -> NDArray[np.int64]:
-        """Count, for each query, how many teachers name each class."""
+        """Count the teachers that name each class, for each query."""
         counts, rows = np.zeros((len(queries), self.n_classes), dtype=np.int64), np.arange(len(queries))
         for member in self.members if len(queries) else ():
             counts[rows, member if isinstance(member, int) else self._predict_member(member, queries)] += 1
@@ -99,7 +99,7 @@ _BATCH = 1024  # queries
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TeacherPoll(ClassPoll):
-    """Teachers vote."""
+    """A poll of teachers."""
 
     teachers: Teachers
 

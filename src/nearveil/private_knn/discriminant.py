@@ -60,7 +60,7 @@ from nearveil.private_knn.spending import (
 )
 
 _MOST_UNPROJECTED = 4096  # features of a row
-_MOST_VALUES = MOST_CLASSES * (_MOST_UNPROJECTED + 1)  # released at once: what finite tables cost is charged for these
+_MOST_VALUES = MOST_CLASSES * (_MOST_UNPROJECTED + 1)  # of one release; the delta of finite tables is charged for them
 _LEAST_COMPONENTS = 8
 _COMPONENTS = 10  # directions for a class that has one public row for one unit of noise; they grow like the root
 _FOLDS = 10
@@ -145,7 +145,7 @@ class Forecast:
 
     @property
     def small_classes(self) -> tuple[Any, ...]:
-        """Classes with fewer than five times as many records as there is noise on their count: too few to rely on."""
+        """Classes with counts below five times the noise, too few to rely on."""
         least = CLEAR * self.noise_per_class
         return tuple(label for label, count in self.records_per_class.items() if count < least)
 
@@ -173,7 +173,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         deviations on either side of the means of the public rows. Without public rows, a fifth of the budget goes to
         the mean of the scaled rows.
     publications : int, default=1
-        How many fits together cost epsilon and delta. An account counts them; without one, nobody does.
+        Number of fits that together cost epsilon and delta. Only an account counts them.
     classes, unit, ledger, source
         As of :class:`PrivateKNeighborsClassifier`.
     account : Account or str, optional
@@ -338,7 +338,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         elif self.bounds is not None:
             bounds = ColumnBounds.make(self.bounds, rows.shape[1])
             if public_rows is None and len(classes) >= MOST_CLASSES:  # the mean is one more release of as many values
-                raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} where bounds are given without public")
+                raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} if bounds are given without public")
         return _CheckedRecords(columns, classes, labels.codes[:-1], rows, public_rows, bounds)
 
     def _learn_projection(self, checked: "_CheckedRecords", noise: float) -> ClassProjection:
@@ -358,7 +358,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
     def _project(
         self, checked: "_CheckedRecords", projection: ClassProjection, release: "_Release"
     ) -> "_DiscriminantProblem":
-        """Map the records, centred by their noisy mean where no public rows centre them."""
+        """Map the records, centred by their noisy mean if there are no public rows."""
         if projection.is_centred_by_noise:
             projection = replace(projection, offset=_release_centre(checked, release))
         images = np.zeros((0, projection.n_directions))
@@ -475,7 +475,7 @@ def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: in
 
 
 def _warn_of_noise(model: PublicDiscriminant) -> None:
-    """Warn if most classes have too few records. That follows from the released counts, so anybody may know it."""
+    """Warn if most classes have too few records, by the released counts, which are public."""
     noisy, noise = len(model.noisy_classes), model.noise_per_class
     if 2 * noisy > len(model.classes):
         warnings.warn(

@@ -100,12 +100,12 @@ _LEAST_CLIP = 0.001  # below which rounding to units would distort the weights
 class Labels:
     """One class for each record."""
 
-    codes: NDArray[np.int64] = field(repr=False)  # numbers of the classes; the last, for nobody, is beyond them
+    codes: NDArray[np.int64] = field(repr=False)  # numbers of the classes; the last, of `NO_VOTER`, is `n_classes`
     n_classes: int
 
     @property
     def most_agreeing(self) -> int:
-        """How many records the largest class has."""
+        """The number of records of the largest class."""
         return int(np.bincount(self.codes[:-1], minlength=1).max())
 
     def count(self, voters: Voters) -> NDArray[np.int64]:
@@ -120,12 +120,12 @@ class Labels:
 class Weights:
     """A vote of several parts for each record, in units."""
 
-    units: NDArray[np.int64] = field(repr=False)  # the last row, of nobody, is zero
+    units: NDArray[np.int64] = field(repr=False)  # the last row, of `NO_VOTER`, is zero
     weight_scale: float | None = None  # factor of the last column, the records' weights; None without that column
 
     @property
     def most_agreeing(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return len(self.units) - 1
 
     def count(self, voters: Voters) -> NDArray[np.int64]:
@@ -162,7 +162,7 @@ def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[An
     if np.any(rows < 0) or np.any(rows.sum(axis=1) > 1 + 1e-6):
         raise ValueError("y must hold weights of at least 0 that sum to at most 1 in each row")
     names = _check_columns(rows, classes)
-    # A sum that rounding lifted above 1 is scaled back; rounding towards zero never lengthens.
+    # Scale back sums above 1 by rounding errors; rounding towards zero never increases a sum.
     rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1.0)
     return names, _make_weights(rows), Ballot(VoteHistogram, len(names), unit=UNIT, whole=False)
 
@@ -177,7 +177,7 @@ def make_label_votes(
     if not _LEAST_CLIP <= check_positive(clip, "clip") <= 1 / UNIT:
         raise ValueError("clip must be from 0.001 to a million")
     if kind == "binary" and not np.all((rows == 0) | (rows == 1)):
-        raise ValueError('y must hold 0 and 1 alone for votes="binary"')
+        raise ValueError('y must hold only 0 and 1 for votes="binary"')
     if kind == "nonnegative" and np.any(rows < 0):
         raise ValueError('y must not be negative for votes="nonnegative"')
     names = _check_columns(rows, classes)
@@ -223,12 +223,12 @@ def check_public_rows(public: ArrayLike, X: ArrayLike) -> None:
     if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):
         raise ValueError(
             "public must not be X, or a part of it: the model of public rows is published without noise. "
-            "Give rows that anybody may see"
+            "Give public rows"
         )
 
 
 def _check_types(y: Any, name: str = "y") -> Any:
-    """Refuse labels of several types: NumPy turns all into one, so one record's label changes the others'.
+    """Refuse labels of several types: NumPy converts them to one, so one record's label would change the others.
 
     An array of objects is returned as a list, so that NumPy finds the type of its labels.
     """
@@ -283,7 +283,7 @@ class Poll(ABC, Generic[A]):
     source: Source
     spending: Spending
     bounds: ColumnBounds | None = None  # queries are scaled by them, as the records were
-    gain: ClassVar[float] = 1.0  # how far one voter moves a released sum
+    gain: ClassVar[float] = 1.0  # change of a released sum by one voter
 
     @abstractmethod
     def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
@@ -291,7 +291,7 @@ class Poll(ABC, Generic[A]):
 
     @abstractmethod
     def count_agreeing(self) -> tuple[float, str]:
-        """Return how many voters can agree at most, and a description of them. Private if these are records."""
+        """Return the largest number of voters that can agree, and a description. Private if voters are records."""
 
     @abstractmethod
     def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> A:
@@ -478,7 +478,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         if not answered.any():
             return AnsweredScore(math.nan, 0.0)
         chosen = None if weights is None else weights[answered]
-        # Through lists: in an array of objects, scikit-learn does not see of what type labels are.
+        # Through lists: scikit-learn does not find the type of labels in an array of objects.
         pairs = (np.array(values[answered].tolist()) for values in (truth, predictions))
         return AnsweredScore(float(self._metric(*pairs, sample_weight=chosen)), float(np.mean(answered)))
 
@@ -490,7 +490,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def guarantee(self) -> Guarantee:
         """The guarantee of everything answered so far and of everything that the caps still allow.
 
-        It follows from the caps, not from the queries so far: how many pass the screening depends on the records. All
+        It follows from the caps, not from the queries so far: the number that passes depends on the records. All
         copies of an estimator with an account share the caps in its ledger, so they keep this one guarantee together.
         """
         check_is_fitted(self)

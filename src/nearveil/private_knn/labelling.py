@@ -215,7 +215,7 @@ def _prepare(
         raise LabelInputError(
             f"PRIVATE has {private_rows.shape[1]} features and PUBLIC {rows.shape[1]}: they must be the same"
         )
-    if records.skipped:  # for the owner, who learns the reasons and no count
+    if records.skipped:  # for the owner: the reasons, without counts
         share = "most" if records.skipped.total() > len(records.values) else "some"
         warn(f"PRIVATE: {share} files were left out: {'; '.join(sorted(records.skipped))}")
     names = tuple(classes or records.folders or sorted(set(records.labels)))
@@ -463,7 +463,7 @@ def _load_gray(file: Path, side: int) -> NDArray[np.uint8]:
 
 
 def _encode(text: str) -> bytes:
-    """Encode as UTF-8; names of files that are not UTF-8 come back as they were."""
+    """Encode as UTF-8; bytes of file names that are not UTF-8 stay unchanged."""
     return text.encode("utf-8", errors="surrogateescape")
 
 
@@ -494,7 +494,7 @@ class ReservedFile:
     def write(self, text: str) -> None:
         """Write the text, sync it to the disk, and rename the file."""
         self._fill(_encode(text))
-        check_writable(self._path, force=self._force)  # a file may have appeared meanwhile
+        check_writable(self._path, force=self._force)  # another program may have created the file
         self._part.replace(self._path)
         with suppress(OSError):  # some file systems cannot sync a folder
             flush_folder(self._path.absolute().parent)

@@ -311,7 +311,7 @@ def _choose_engine(engine: str) -> str:
 
 
 def _find_batch_length(n_rows: int) -> int:
-    """Return how many queries are scored at once."""
+    """Return the number of queries to score at once."""
     return max(1, min(_MOST_QUERIES, SCORE_BYTES // (4 * max(1, n_rows))))
 
 
@@ -364,7 +364,7 @@ def _keep_float32(device: str) -> Iterator[None]:
     """Make torch multiply in full float32, and restore its settings."""
     import torch
 
-    host: Any = torch.backends.mkldnn  # torch's own annotations do not know its `matmul`
+    host: Any = torch.backends.mkldnn  # torch's annotations lack its `matmul`
     backends = torch.backends.cuda.matmul, host.matmul
     before = [backend.fp32_precision for backend in backends]
     with ExitStack() as stack:
@@ -377,7 +377,7 @@ def _keep_float32(device: str) -> Iterator[None]:
 
 Voters = NDArray[np.int32]
 
-NOBODY = -1
+NO_VOTER = -1
 """Fills the list of voters if a sample has fewer records than may vote."""
 
 
@@ -422,7 +422,7 @@ def draw_voters(
     *,
     draws: int,
 ) -> Iterator[list[Voters]]:
-    """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NOBODY`.
+    """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NO_VOTER`.
 
     The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the full
     order (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_coins.py``). A list that is too short
@@ -437,9 +437,9 @@ def draw_voters(
 
 def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]) -> Voters:
     listed, n_rows = ids.shape[1], search.n_rows
-    voters = np.full(ranks.shape, NOBODY, dtype=np.int32)
+    voters = np.full(ranks.shape, NO_VOTER, dtype=np.int32)
     present = ranks < listed
-    voters[present] = np.take_along_axis(ids, np.where(present, ranks, 0), axis=1)[present] if listed else NOBODY
+    voters[present] = np.take_along_axis(ids, np.where(present, ranks, 0), axis=1)[present] if listed else NO_VOTER
     needed = np.minimum(ranks[:, -1] + 1, n_rows)
     short = np.flatnonzero(needed > listed)
     if len(short):

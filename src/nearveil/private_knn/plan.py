@@ -33,7 +33,7 @@ from nearveil.privacy.noise import (
 from nearveil.progress import show_spinner
 
 _BITS = 320  # of weights while a table is made
-_REACH = 4095  # a longer gap continues with another draw: coins have no memory
+_REACH = 4095  # a longer gap continues with another draw, as draws are independent
 _LEAST_RATE = 2.0**-20
 _FAILURE = 1e-12  # probability that a list of neighbours is too short
 _DELTA_PER_GAP = 2.0**-100  # tables are within 2^-240 of the truth, and epsilon is at most 64
@@ -43,7 +43,7 @@ _DELTA_PER_GAP = 2.0**-100  # tables are within 2^-240 of the truth, and epsilon
 class PoissonSample:
     """Keep every record with probability `rate`, independently: the sampler and its accounting event in one."""
 
-    rate: float  # from 2^-20 to 1. At 1 all records are kept, no coin is tossed and nothing is amplified
+    rate: float  # from 2^-20 to 1. At 1 all records are kept, nothing is drawn, and privacy is not amplified
 
     def __post_init__(self) -> None:
         """Validate the rate."""
@@ -51,11 +51,11 @@ class PoissonSample:
             raise ValueError(f"sampling_rate must be at least {_LEAST_RATE:.1e}")
 
     def event(self, mechanism: DpEvent) -> DpEvent:
-        """Return what happens when a mechanism runs on one fresh sample."""
+        """Return the event of a mechanism on one fresh sample."""
         return mechanism if self.rate == 1 else PoissonSampledDpEvent(self.rate, mechanism)
 
     def extra_delta(self, n_neighbors: int) -> float:
-        """Return what the finite table adds to delta for one sample."""
+        """Return the delta that the finite table adds to one sample."""
         return 0.0 if self.rate == 1 else (n_neighbors + 1) * _DELTA_PER_GAP
 
     def ranks(self, n_queries: int, n_neighbors: int, source: Source) -> NDArray[np.int64]:
@@ -72,9 +72,9 @@ class PoissonSample:
         return np.cumsum(gaps.reshape(n_queries, n_neighbors) + 1, axis=1) - 1
 
     def list_length(self, n_neighbors: int) -> int:
-        """Return how many neighbours to list, so that the sample wants more with a probability below `_FAILURE`.
+        """Return the number of neighbours to list; a sample needs more with a probability below `_FAILURE`.
 
-        That is no part of the guarantee: a list that runs out is lengthened, and its coins are kept.
+        The guarantee does not depend on it: a list that is too short is extended, and the draws stay the same.
         """
         if self.rate == 1:
             return n_neighbors
@@ -89,7 +89,7 @@ class PoissonSample:
 
 @lru_cache(maxsize=16)
 def _make_gap_table(rate: float) -> Table:
-    """Return the table of how many records are left out before the next that is kept; the last cell means "more"."""
+    """Return the table of the numbers of omitted records before the next kept one; the last cell means "more"."""
     keep = int(Fraction(rate) * (1 << _BITS))  # whole: a rate from 2^-20 has no bit below 2^-72
     leave, weight = (1 << _BITS) - keep, keep
     weights, rest = [], 1 << _BITS
@@ -103,10 +103,10 @@ def _make_gap_table(rate: float) -> Table:
 UNIT = 2.0**-20
 """Votes that are not whole are rounded towards zero to multiples of it, so that sums of votes are exact."""
 
-_TOSS = 2.0**-51  # total variation between a toss and the coin that the accountant composes, generously
+_TOSS = 2.0**-51  # bound on the total variation between a drawn bit and the bit that the accountant composes
 _DELTA_PER_VALUE = 2.0**-100  # as nearveil.privacy.noise states for its tables
 _FINEST = 2.0**-16  # the noise's grid, as a share of its scale
-_ROUNDING_VARIANCE = 7  # in grid steps squared: what rounding takes of Gaussian noise (docs/theory/noise.md, Theorem 3)
+_ROUNDING_VARIANCE = 7  # in grid steps squared: lost to rounding Gaussian noise (docs/theory/noise.md, Theorem 3)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class NoisySums:
     """Release sums over the voters of a fresh sample with noise on each."""
 
     sample: PoissonSample
-    mechanism: DpEvent  # the event of one release, without the sampling; it knows the sensitivity
+    mechanism: DpEvent  # the event of one release, without the sampling
     noise: float  # standard deviation of Gaussian noise, or the scale of Laplace noise
     n_neighbors: int
     unit: float = 1.0  # sums are whole multiples of it; a power of two
@@ -189,14 +189,14 @@ class NoisySums:
 _THRESHOLD = 0.6  # of the voters, as published
 _SCREENING = 2.0  # screening noise for each unit of vote noise: a quarter of the voters, as published
 _SCREENED = 1.5  # screenings for each answer
-_LARGEST_EPSILON = 64.0  # up to which what samplers add to delta is proved
-_LARGEST_SCREENED = 12.0  # the same with screenings: their coins are off by 2^-51
+_LARGEST_EPSILON = 64.0  # the proved bounds on the delta of samplers end here
+_LARGEST_SCREENED = 12.0  # the same with screenings, whose probabilities are off by 2^-51
 _LEAST_DELTA = 1e-12
-_MOST_NEIGHBORS = 10**6  # that are chosen by themselves
+_MOST_NEIGHBORS = 10**6  # of a default
 _MOST_SCREENED = 20_000  # composed exactly, step by step; more are charged as Gaussian mechanisms
 _GUESSES = 24
 _LOG = logging.getLogger(__name__)
-_CLOSE = 1e-3  # how near to its budget a calibrated plan comes
+_CLOSE = 1e-3  # largest unused share of the budget of a calibrated plan
 
 
 Kind = Literal["binary", "nonnegative", "signed"]
@@ -233,7 +233,7 @@ class Ballot:
     """
 
     event: Callable[[float], DpEvent]
-    size: int  # how many values are released
+    size: int  # number of released values
     unit: float = 1.0  # sums are whole multiples of it
     whole: bool = True  # whether votes are 0 or 1
     can_screen: bool = True  # whether there is a largest vote to screen
@@ -244,12 +244,12 @@ class Ballot:
 class VotePlan:
     """Caps and noise of all queries to a database, for any choice of queries, and their cost."""
 
-    n_neighbors: int  # how many of the sample vote
+    n_neighbors: int  # voters, from the sample
     screening: Screening | None
-    max_screened: int  # at most so many queries are screened
+    max_screened: int  # cap on screened queries
     votes: NoisySums
-    max_answered: int  # at most so many are voted on
-    size: int  # how many values a vote releases
+    max_answered: int  # cap on answered queries
+    size: int  # number of values that a vote releases
 
     @property
     def sampling_rate(self) -> float:
@@ -279,13 +279,13 @@ class VotePlan:
 
     @property
     def caps(self) -> dict[Part, int]:
-        """How many queries may be screened and answered."""
+        """The largest numbers of screened and of answered queries."""
         caps: dict[Part, int] = {"screened": self.max_screened, "answered": self.max_answered}
         return {part: caps[part] for part in self.parts}
 
     @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
-        """Everything that may happen, and how often."""
+        """All events that the caps allow, with their counts."""
         return tuple((event, self.caps[part]) for part, event in self.parts.items())
 
     @property
@@ -293,12 +293,12 @@ class VotePlan:
         return tuple(SelfComposedDpEvent(event, count) for event, count in self.events)
 
     def extra_delta(self, epsilon: float) -> float:
-        """Return what samplers of finite precision add to the delta of a guarantee of `epsilon`."""
+        """Return the delta that samplers of finite precision add at `epsilon`."""
         votes = self.max_answered * self.votes.extra_delta(self.size)
         return votes if self.screening is None else votes + self.max_screened * self.screening.extra_delta(epsilon)
 
     def epsilon(self, delta: float) -> float:
-        """Return the cost of all of it: screenings by Bellman's equation, votes by PLD; infinity without a guarantee.
+        """Return the cost of all events: screenings by Bellman's equation, votes by PLD; infinity without a guarantee.
 
         Holds for any order, any number of calls and queries chosen along the way, because the caps are fixed
         (``docs/theory/accounting.md``, Theorem 5; attacked by ``tests/private_knn/test_plan.py``).
@@ -327,7 +327,7 @@ class VotePlan:
         return math.inf
 
     def guarantee(self, delta: float, *, unit: str, source: Source) -> Guarantee:
-        """Return the guarantee of everything that may happen, for records that are each one `unit`."""
+        """Return the guarantee of all events that the caps allow, for records that are each one `unit`."""
         epsilon = self.epsilon(delta)
         name = "PLD of all votes" if self.screening is None else "Bellman's equation for screenings, PLD for votes"
         return Guarantee(
@@ -361,13 +361,13 @@ class PlanRequest:
     def __post_init__(self) -> None:
         """Validate parameters."""
         if check_delta(self.delta) < _LEAST_DELTA:
-            raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: the coins of some screenings cost as much")
+            raise ValueError(f"delta must be at least {_LEAST_DELTA:g}: the finite precision of screenings costs more")
         PoissonSample(self.sampling_rate)
         for name in ("epsilon", "screening_noise", "vote_noise"):
             if getattr(self, name) is not None:
                 check_positive(getattr(self, name), name)
         if self.epsilon is not None and self.epsilon > _LARGEST_EPSILON:
-            raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}: beyond that nothing is guaranteed")
+            raise ValueError(f"epsilon must be at most {_LARGEST_EPSILON:g}: larger values guarantee nothing")
         for name, least in (("max_answered", 1), ("n_neighbors", 1), ("max_screened", 0)):
             if getattr(self, name) is not None:
                 check_count(getattr(self, name), name, least=least)

@@ -36,11 +36,11 @@ class Spending(ABC):
 
     @abstractmethod
     def left(self) -> dict[Part, int]:
-        """Return how many queries may still be screened and answered."""
+        """Return the remaining numbers of queries to screen and to answer."""
 
     @abstractmethod
-    def take(self, part: Part, wanted: int) -> int:
-        """Pay for up to `wanted` queries and return for how many."""
+    def take(self, part: Part, count: int) -> int:
+        """Pay for at most `count` queries; return the number that were paid for."""
 
     @abstractmethod
     def take_once(self, key: str, client: str | None) -> Debit:
@@ -48,15 +48,15 @@ class Spending(ABC):
 
     @abstractmethod
     def assert_affordable(self, n_queries: int) -> None:
-        """Raise, before anything is spent, where nobody could pay if every query passed its screening."""
+        """Raise, before anything is spent, unless the account can pay even if every query passes its screening."""
 
     def assert_open(self) -> None:
-        """Raise where no further query may be answered."""
+        """Raise if no further query may be answered."""
         spent = [part for part, left in self.left().items() if not left]
         if spent:
             raise ExhaustedError(
-                f"max_{spent[0]} is reached: the guarantee covers no further query. Fit again with a budget of its "
-                "own; the cost of that comes on top"
+                f"max_{spent[0]} is reached: the guarantee covers no further query. Fit again with a new budget; "
+                "its cost is added to this one"
             )
 
     def __copy__(self) -> Self:
@@ -67,7 +67,7 @@ class Spending(ABC):
 
 
 class MemorySpending(Spending):
-    """Caps in the memory of one process; a pickle or a fork cannot know what others spend, so it pays for nothing."""
+    """Caps in the memory of one process. A pickle or a fork does not share them, so it has no queries left."""
 
     def __init__(self, caps: dict[Part, int]) -> None:
         self._left, self._lock, self._process = dict(caps), threading.Lock(), os.getpid()
@@ -75,19 +75,19 @@ class MemorySpending(Spending):
     def left(self) -> dict[Part, int]:
         if self._process != os.getpid():
             raise ExhaustedError(
-                "this estimator was pickled or its process forked, and a copy must not spend what another has: give it "
-                "a ledger and an account before fit, then copies share one budget"
+                "this estimator was pickled or its process forked, and its copies must not each spend the budget: give "
+                "it a ledger and an account before fit, then copies share one budget"
             )
         return dict(self._left)
 
-    def take(self, part: Part, wanted: int) -> int:
+    def take(self, part: Part, count: int) -> int:
         with self._lock:
-            granted = min(wanted, self.left()[part])
+            granted = min(count, self.left()[part])
             self._left[part] -= granted
         return granted
 
     def assert_affordable(self, n_queries: int) -> None:
-        pass  # nobody pays
+        pass  # there is no account
 
     def take_once(self, key: str, client: str | None) -> Debit:  # noqa: ARG002
         raise ValueError("account must be given before fit: answers under a key are stored in its ledger")
@@ -97,7 +97,7 @@ class MemorySpending(Spending):
 
 
 def _make_empty() -> MemorySpending:
-    """Return the spending of a pickle: nothing."""
+    """Return the state of a pickle, with no queries left."""
     spending = MemorySpending({})
     spending._process = -1
     return spending
@@ -108,7 +108,7 @@ class AccountSpending(Spending):
     """Caps that are counted in the ledger with the debits: copies, pickles, forks and processes share them."""
 
     account: Account  # pays, durably, for everything
-    cap: str | None  # of the account; None where the account has the very plan of the estimator, and caps it
+    cap: str | None  # of the account; None if the account was opened with this plan, which is the cap
     parts: Mapping[Part, Guarantee]  # charge of one query of each part
 
     @classmethod
@@ -128,8 +128,8 @@ class AccountSpending(Spending):
             counts = {part: min(n_queries, left[part]) for part in self.parts}
             self.account.assert_affordable((self.parts[part], times) for part, times in counts.items() if times)
 
-    def take(self, part: Part, wanted: int) -> int:
-        return self.account.take(self.parts[part], wanted, cap=self.cap)
+    def take(self, part: Part, count: int) -> int:
+        return self.account.take(self.parts[part], count, cap=self.cap)
 
     def take_once(self, key: str, client: str | None) -> Debit:
         try:
@@ -141,12 +141,12 @@ class AccountSpending(Spending):
 
 
 def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee) -> Spending:
-    """Open the caps of a plan where they are counted: in an account, or in memory."""
+    """Open the caps of a plan: in an account, or in memory without one."""
     return MemorySpending(plan.caps) if account is None else AccountSpending.open(account, plan, guarantee)
 
 
 def _count(remaining: Sequence[tuple[DpEvent, int]], charge: Guarantee) -> int:
-    """Return how often a guarantee's events are among those that remain."""
+    """Return how many times the remaining events contain those of a guarantee."""
     (charged, times), *_ = split_event(charge.events[0])
     return next((count // times for event, count in remaining if event == charged), 0)
 
@@ -192,14 +192,14 @@ def _check_account(account: Account, guarantee: Guarantee) -> None:
     try:
         account._budget.price(account._charge(guarantee))
     except UnpricedError as refused:
-        raise ValueError(f"account does not pay for what this estimator does: {refused}") from None
+        raise ValueError(f"this account cannot pay for this estimator: {refused}") from None
 
 
 def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee) -> Account:
     try:
         return ledger.account(name)
     except AccountError:
-        # The ledger composes plans on a grid of its own, which may find a little more than the guarantee says.
+        # The ledger composes plans on another grid, which may give a slightly larger cost than the guarantee.
         cost = find_plan_cost(open_budget(guarantee.epsilon, guarantee.delta, plan.events, "add-remove"))
         return ledger.open_account(
             name,
@@ -245,15 +245,15 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
         super().__setattr__(name, value)
 
     def __sklearn_clone__(self) -> Any:
-        """Return a copy that was not fitted. One that scikit-learn's searches make is marked, for `_warn_of_search`."""
+        """Return an unfitted copy; mark copies that scikit-learn's searches make, for `_warn_of_search`."""
         copy = _clone_parametrized(self)
         copy._in_search = _is_in_search()
         return copy
 
     def _warn_of_search(self) -> None:
-        """Warn before a copy is fitted that a grid search or a cross-validation has made."""
+        """Warn before the fit of a copy that a grid search or a cross-validation made."""
         if self.__dict__.get("_in_search") and self.source is None:
-            account = "all draw on one account" if self.account is not None else "each has a budget of its own"
+            account = "all spend from one account" if self.account is not None else "each has its own budget"
             warnings.warn(
                 f"a search or cross-validation fits {type(self).__name__} many times, and {account}: together they "
                 "cost epsilon times the number of fits. Choose parameters on public records instead",
@@ -267,7 +267,7 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
         return copy
 
     def _columns(self) -> Self:
-        """Return an empty estimator, for `validate_data` to note the columns in: `self` changes all at once."""
+        """Return an empty estimator in which `validate_data` records the columns; `_set_fitted` copies them."""
         return type(self).__new__(type(self))
 
     def _set_fitted(self, columns: Self, **learned: Any) -> Self:

@@ -41,7 +41,7 @@ from nearveil.private_knn.student_model import (
 
 _GRAPH_NEIGHBORS = 10  # of a row, in the graph of the public rows
 _STEPS = 30  # of spreading; the weight of a row's own score falls as _KEEP to this power
-_KEEP = 0.9  # share of a row's label that comes from its neighbours
+_KEEP = 0.9  # weight of the neighbours in a step
 
 
 def choose_typical(rows: Rows, count: int, seed: int) -> NDArray[np.int64]:
@@ -104,14 +104,14 @@ class StudentRound:
 class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """Learn from private records through their votes on public rows.
 
-    A round: the most typical public rows are asked about, once each; the noisy votes are spread over all public rows;
-    a student is trained on those. The next round looks for neighbours in the student's features. Only the votes touch
-    private records, so the trained student is public, and predicting costs nothing: :meth:`export` returns it, to be
-    published. A pickle of this object holds no record either, but the voter's parameters, with the ledger's address.
+    A round queries the most typical public rows, once each, spreads the noisy votes over all public rows, and trains a
+    student on them. The next round searches neighbours in the student's features. Only the votes use private records,
+    so the trained student is public, and predicting costs nothing: :meth:`export` returns it, to be published. A pickle
+    of this object holds no record either, but the voter's parameters, with the ledger's address.
 
     The voter's `epsilon` and caps are those of all rounds together. Noise is the same in all of them; `shares` divides
-    the caps. Which rows are asked, and how they are mapped, may follow from earlier answers: the guarantee is that of
-    the caps (``docs/theory/private-knn.md``).
+    the caps. The choice of rows and their features may follow from earlier answers: the guarantee is that of the caps
+    (``docs/theory/private-knn.md``).
 
     Parameters
     ----------
@@ -203,7 +203,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         Student
         """
         parameters = self.get_params(deep=False)
-        # A copy learns, with a copy of the voter's parameters: other threads may set parameters or fit meanwhile.
+        # Fit a copy, with a copy of the voter's parameters: other threads may set parameters or fit at the same time.
         copy = type(self)(**{**parameters, "voter": self.voter and _copy_voter(self.voter)})
         copy._validate_params()
         copy._learn_from(X, y, public, progress)
@@ -318,7 +318,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 
     def _transform_rows(self, private: NDArray[Any], inputs: NDArray[Any]) -> tuple[Rows, Rows]:
         """Return private and public rows in the student's features, centred by the public ones."""
-        # One by one: what a batch makes of a row may depend on the other rows, down to the last bit.
+        # One by one: the last bits of a row's features may depend on the other rows of its batch.
         singles = (private[i : i + 1] for i in range(len(private)))
         rows = np.concatenate(
             [self._extract_learned(row if self._takes_images else normalize_rows(row)) for row in singles]
@@ -376,7 +376,7 @@ def _is_row_exact(features: Features | None) -> bool:
 
 
 def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:
-    """Return what the next round may ask. What earlier rounds left over goes to the last."""
+    """Return the caps of the next round; the last round gets all that remains."""
     caps = {"max_answered": plan.max_answered - sum(int(step.answers.answered.sum()) for step in done)}
     if plan.screening is not None:
         caps["max_screened"] = plan.max_screened - sum(len(step.rows) for step in done)
@@ -386,7 +386,7 @@ def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, la
 
 
 def _fix_parameters(plan: VotePlan, caps: dict[str, int]) -> dict[str, Any]:
-    """Return parameters of a voter that goes on with a plan."""
+    """Return parameters of a voter that continues a plan."""
     fixed: dict[str, Any] = {"vote_noise": plan.vote_noise, **caps}
     if plan.screening is not None:
         fixed |= {"screening_noise": plan.screening_noise, "threshold": plan.threshold}

@@ -313,7 +313,7 @@ class PublicStudent(PublicModel):
         with translate_errors("student"):
             parts = _read_parts(message, about)
         if _fingerprint(dict(message.arrays)) != message.public_id:
-            raise ModelError("data is not the student that it says it is")
+            raise ModelError("data is corrupted: its fingerprint does not match")
         if (about["features"] == "own") != (features is not None):
             raise ValueError(
                 "features must be left out: the student was trained without a function"
