@@ -28,6 +28,7 @@ from nearveil.client.timing import (
     question_period,
     slot_end,
 )
+from nearveil.features import ImageError
 from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap
 from tests.clocks import SetClock, Watched, watched
@@ -287,6 +288,29 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
         (((layout, scores, records), end),) = seen
         assert [what for what, _ in (layout, scores, records)] == ["layout", "sealed", "sealed"]
         assert min(scores[1], records[1], end) > 0.01
+
+
+def test_the_way_without_an_epsilon_is_chosen_before_the_query_is_read(
+    made: Path, tmp_path: Path, watched: Watched
+) -> None:
+    """The list is requested at the call, whatever the query is; the rest when public sizes say so."""
+    pytest.importorskip("cryptography")
+    with scene(made, tmp_path, offers=("names", "sealed")) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        seen = set()
+        for number, work in enumerate((*WORK, None)):
+            client, wire = here.client(extractor=Toy(), home=tmp_path / f"home {number}")
+            begun = watched.clock.time
+            watched.work(decoding=work or 0.0, extracting=work or 0.0)
+            if work is None:
+                with pytest.raises(ImageError):
+                    client.nearest(b"no image")
+                assert [url.rpartition("/")[2] for _, url, _, _ in wire.requests] == ["galleries"]
+                continue
+            client.nearest(png(number))
+            first, at = watched.sent[0]
+            seen.add((first, at - begun, watched.gaps()[0]))
+        assert seen == {("galleries", 0.0, ("map", PERIOD))}
 
 
 def test_a_sealed_question_that_finds_nothing_prepares_the_next_one_too(
