@@ -22,7 +22,7 @@ from nearveil.client.questions import (
 )
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
-from nearveil.client.timing import FILTERING, TEXT, extraction_period, scoring_period
+from nearveil.client.timing import FILTERING, TEXT, extraction_period, private_step, scoring_period
 from nearveil.client.transport import Request, make_refusal, read_frame
 from nearveil.gallery.answers import ID_BYTES, ItemDetails
 from nearveil.privacy.checks import is_integer
@@ -137,8 +137,8 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     count, info = limit_count(question.k, len(loaded), "the copy"), _describe(loaded)
     since = session.clock.now()
     period = extraction_period([question.query]) + search_period(loaded, count, filtered=question.where is not None)
-    async with session.private_step(since, period) as step:
-        return await step.run(_search, loaded, info, session.features, question, count)
+    async with private_step(session, since, period):
+        return await asyncio.to_thread(_search, loaded, info, session.features, question, count)
 
 
 def search_period(copy: LoadedCopy, count: int, *, filtered: bool) -> float:

@@ -2,7 +2,7 @@
 
 Requests are a function of messages, nonces and public facts, never of a feature, of scores or of a choice
 (``docs/theory/service.md``; tested by ``tests/service/test_client_wire.py``). All work on private values runs in a
-:class:`~nearveil.client.timing.PrivateStep`, which ends at a public deadline, on success and on error.
+:func:`~nearveil.client.timing.private_step`, which ends at a public deadline, on success and on error.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from nearveil.client.errors import QuestionError, UnansweredError, UnreachableEr
 from nearveil.client.images import FeatureMaker, Image
 from nearveil.client.results import Classified, Match, Nearest
 from nearveil.client.session import OPEN_ACCOUNT, CachedModel, Payer, Session, Traffic, fit_protocol, read_balance
-from nearveil.client.timing import choice_period, extraction_period, question_period
+from nearveil.client.timing import choice_period, extraction_period, private_step, question_period, run_to_end
 from nearveil.client.transport import Response, make_refusal, read_frame
 from nearveil.gallery.answers import (
     ID_BYTES,
@@ -131,20 +131,20 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     every private step ends at a public deadline, on success and on error (``docs/theory/service.md``, Theorem 3).
     """
     traffic = Traffic()
-    with _explain_unreachable():
+    try:
         account = await session.require_account(question.gallery)
         info, (row,) = await session.prepare_features([question.query], question.gallery)
         check_filter(question.where, info)
         public = await session.fetch_map(info, question.candidates, traffic)
+    except UnreachableError as error:
+        raise UnreachableError(f"{error}; nothing was paid", again=error.again) from None
     assert question.epsilon
     protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
     key = make_key(question.key)
     with _attach_retry_note(key):
-        async with session.private_step(traffic.last_reply_at, question_period(public)) as step:
-            debit, message, remaining = await step.run_to_end(
-                lambda: _make_debit(protocol, row, account, key, question.rng)
-            )
+        async with private_step(session, traffic.last_reply_at, question_period(public)):
+            debit, message, remaining = await run_to_end(lambda: _make_debit(protocol, row, account, key, question.rng))
         try:
             replies: list[tuple[Extras, bytes]] = []
             for extras, most in plan:
@@ -154,20 +154,13 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
             text_bytes = sum(len(data) for extras, data in replies if extras in _TEXTS)
             filtered = question.where is not None
             period = choice_period(public, len(replies), size, text_bytes=text_bytes, filtered=filtered)
-            async with session.private_step(traffic.last_reply_at, period) as step:
-                result = await step.run(_rank, protocol, row, replies, k, debit, message, traffic, question.where)
+            async with private_step(session, traffic.last_reply_at, period):
+                result = await asyncio.to_thread(
+                    _rank, protocol, row, replies, k, debit, message, traffic, question.where
+                )
                 return replace(result, remaining=remaining)
         except Exception as error:
             raise make_unanswered(error, key) from error
-
-
-@contextmanager
-def _explain_unreachable() -> Iterator[None]:
-    """Add to the error of an unreachable server that nothing was paid."""
-    try:
-        yield
-    except UnreachableError as error:
-        raise UnreachableError(f"{error}; nothing was paid", again=error.again) from None
 
 
 @contextmanager
@@ -364,8 +357,8 @@ async def classify_image(session: Session, query: Image, gallery: str | None) ->
     """Classify an image locally. All requests are sent before the image is read; most calls send none."""
     cached = await session.fetch_model(gallery)
     since, period = session.clock.now(), extraction_period([query]) + classification_period(cached.model)
-    async with session.private_step(since, period) as step:
-        return await step.run(_classify, session.features, cached, query)
+    async with private_step(session, since, period):
+        return await asyncio.to_thread(_classify, session.features, cached, query)
 
 
 def classification_period(model: "PublicDiscriminant") -> float:

@@ -12,7 +12,7 @@ from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.questions import NearestQuestion, limit_count, make_matches
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
-from nearveil.client.timing import scoring_period
+from nearveil.client.timing import private_step, scoring_period
 from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, make_refusal, read_etag, read_frame
 from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, ItemDetails
 from nearveil.wire.client import center_rows
@@ -85,15 +85,15 @@ async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[st
         raise ReplyError("The gallery's layout has other features than the gallery")
     count = limit_count(question.k, min(records.n_fetched, int(client.layout.counts.sum())))
     periods = sealed_periods(client.layout, public)
-    async with session.private_step(session.clock.now(), periods.question) as step:
-        row = (await step.run(center_rows, public, feature))[0]
-        scores = await step.run(client.ask, row)
+    async with private_step(session, session.clock.now(), periods.question):
+        row = (await asyncio.to_thread(center_rows, public, feature))[0]
+        scores = await asyncio.to_thread(client.ask, row)
     answer = await _send(session, info, scores.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, traffic)
-    async with session.private_step(traffic.last_reply_at, periods.choice) as step:
-        fetch = await step.run(_choose_records, client, scores, answer)
+    async with private_step(session, traffic.last_reply_at, periods.choice):
+        fetch = await asyncio.to_thread(_choose_records, client, scores, answer)
     answer = await _send(session, info, fetch.data, HEADER_BYTES + DEFAULT_LIMITS.sealed_answer, traffic)
-    async with session.private_step(traffic.last_reply_at, periods.ranking) as step:
-        result = await step.run(_rank, client, public, row, (scores, fetch), answer, count, traffic)
+    async with private_step(session, traffic.last_reply_at, periods.ranking):
+        result = await asyncio.to_thread(_rank, client, public, row, (scores, fetch), answer, count, traffic)
     seal.prepare_next()
     return result
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from nearveil.client.errors import QuestionError, ReplyError, UnreachableError
 from nearveil.client.images import FeatureMaker, Images, decode_images
-from nearveil.client.timing import Clock, PrivateStep, extraction_period
+from nearveil.client.timing import Clock, extraction_period, private_step
 from nearveil.client.transport import (
     Request,
     Response,
@@ -117,10 +117,6 @@ class Session:
         self._maps: dict[tuple[str, float | None], tuple[str, PublicPart]] = {}
         self._models: dict[str | None, CachedModel] = {}  # by the requested name
 
-    def private_step(self, since: float, period: float) -> PrivateStep:
-        """Return the context for private work; `since` is the time of a public event, `period` from public sizes."""
-        return PrivateStep(self.clock, since, period, pad_timing=self.pad_timing)
-
     async def require_account(self, gallery: str | None) -> Payer:
         """Return the account that pays; report a missing gallery before a missing account."""
         if self.account is None:
@@ -162,14 +158,14 @@ class Session:
         # Now: the list of another question may come while images are decoded.
         info = await self.find_gallery(name, "open") if self._is_listed(name) else None
         rows: list[NDArray[Any]] | None = None
-        async with self.private_step(traffic.last_reply_at, period) as step:
-            arrays = await step.run(decode_images, images)
+        async with private_step(self, traffic.last_reply_at, period):
+            arrays = await asyncio.to_thread(decode_images, images)
             if info is not None or not self.features.needs_gallery(images):
-                rows = await step.run(self.features.extract, arrays, info)
+                rows = await asyncio.to_thread(self.features.extract, arrays, info)
         info = info or await self.find_gallery(name, "open", traffic, refresh=True)
         if rows is None:
-            async with self.private_step(traffic.last_reply_at, period) as step:
-                rows = await step.run(self.features.extract, arrays, info)
+            async with private_step(self, traffic.last_reply_at, period):
+                rows = await asyncio.to_thread(self.features.extract, arrays, info)
         self.features.check(arrays, rows, info)
         return info, rows
 

@@ -12,18 +12,19 @@ import contextvars
 import math
 import os
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, Self, TypeVar, TypeVarTuple
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from nearveil.gallery.answers import Codes
 
 if TYPE_CHECKING:
+    from nearveil.client.session import Session
     from nearveil.wire.messages import PublicPart
 
 T = TypeVar("T")
-Arguments = TypeVarTuple("Arguments")
 
 EXTRACTION_PERIOD = 1.0  # seconds to decode and extract an image; a photograph of 12 megapixels takes 0.3
 VECTOR_PERIOD = 0.02  # seconds to read, check and normalize a vector of at most 16,000 numbers: it takes 0.001
@@ -119,41 +120,41 @@ def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
     return _NUMBER * columns * n_codes + _OPERATION * columns * n_features
 
 
-class PrivateStep:
-    """Run private work in threads, and leave at a public deadline: ``async with session.private_step(...) as step``.
+@asynccontextmanager
+async def private_step(session: "Session", since: float, period: float) -> AsyncIterator[None]:
+    """Leave private work at a public deadline: the first multiple of `period` after `since` that has not passed.
 
     `since` is the time of a public event. `period`, in seconds, depends on public sizes alone. The body awaits nothing
-    but :meth:`run` and :meth:`run_to_end`. An error waits for the deadline as a result does; a cancellation does not,
-    because its time is the caller's choice.
+    but threads. An error waits for the deadline as a result does; a cancellation does not, because its time is the
+    caller's choice.
     """
+    if not 0 < period < math.inf:
+        raise ValueError("period must be a positive number of seconds")
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as caught:
+        error = caught
+    try:
+        if session.pad_timing:
+            await session.clock.until(slot_end(since, period, session.clock.now()))
+        if error is not None:
+            raise error
+    finally:
+        del error  # it holds this frame
 
-    def __init__(self, clock: Clock, since: float, period: float, *, pad_timing: bool) -> None:
-        if not 0 < period < math.inf:
-            raise ValueError("period must be a positive number of seconds")
-        self._clock, self._since, self._period, self._pad_timing = clock, since, period, pad_timing
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        if self._pad_timing and (kind is None or issubclass(kind, Exception)):
-            await self._clock.until(slot_end(self._since, self._period, self._clock.now()))
-
-    async def run(self, work: Callable[[*Arguments], T], *arguments: *Arguments) -> T:
-        """Run work in a thread: other questions go on meanwhile."""
-        return await asyncio.to_thread(work, *arguments)
-
-    async def run_to_end(self, work: Callable[[], T]) -> T:
-        """Run work in a thread, and finish it before a cancellation: a debit is not left half made."""
-        # No task: one that raises SystemExit ends the loop.
-        future = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
-        cancellation: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError as error:
-                cancellation = error
-        if cancellation is not None:
-            future.exception()  # retrieved, so that asyncio does not log it
-            raise cancellation
-        return future.result()
+async def run_to_end(work: Callable[[], T]) -> T:
+    """Run work in a thread, and finish it before a cancellation: a debit is not left half made."""
+    # No task: one that raises SystemExit ends the loop.
+    future = asyncio.get_running_loop().run_in_executor(None, contextvars.copy_context().run, work)
+    cancellation: asyncio.CancelledError | None = None
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError as error:
+            cancellation = error
+    if cancellation is not None:
+        future.exception()  # retrieved, so that asyncio does not log it
+        raise cancellation
+    return future.result()

@@ -9,7 +9,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from nearveil.ledger.budget import canonical_json
-from nearveil.ledger.entries import GENESIS, BudgetRow, Entry, Receipt, make_slot
+from nearveil.ledger.entries import DEBIT, GENESIS, MESSAGE, BudgetRow, Entry, Receipt, make_slot
 from nearveil.ledger.errors import AccountError, CorruptLedgerError, LedgerError, RolledBackError
 from nearveil.ledger.witness import Witness
 from nearveil.privacy.checks import check_text
@@ -201,11 +201,12 @@ def find_hash(connection: sa.Connection, name: str, sequence: int) -> str | None
     return connection.execute(query).scalar_one_or_none()
 
 
-def find_entry_by_key(connection: sa.Connection, name: str, key: str, kind: str) -> Entry | None:
-    """Return the debit or the message of a key."""
-    query = sa.select(*_ENTRY_COLUMNS).where(entries.c.slot == make_slot(name, key, kind))
-    row = connection.execute(query).one_or_none()
-    return None if row is None else Entry(**row._mapping)
+def find_entries_by_key(connection: sa.Connection, name: str, key: str) -> tuple[Entry | None, Entry | None]:
+    """Return the debit and the message of a key."""
+    slots = [make_slot(name, key, kind) for kind in (DEBIT, MESSAGE)]
+    rows = connection.execute(sa.select(*_ENTRY_COLUMNS).where(entries.c.slot.in_(slots)))
+    stored = {row.slot: Entry(**row._mapping) for row in rows}
+    return stored.get(slots[0]), stored.get(slots[1])
 
 
 def read_entries(connection: sa.Connection, name: str) -> Iterator[Entry]:

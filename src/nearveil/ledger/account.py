@@ -14,7 +14,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from nearveil.ledger._store import (
     append_entry,
-    find_entry_by_key,
+    find_entries_by_key,
     find_row,
     insert_row,
     load_account,
@@ -137,17 +137,17 @@ class Debit:
 
         def append(connection: sa.Connection) -> tuple[Receipt, Receipt]:
             row = load_account(connection, account.name, database.witness, lock=True)
-            debit = find_entry_by_key(connection, account.name, self.key, DEBIT)
+            debit, stored = find_entries_by_key(connection, account.name, self.key)
             if debit is None or debit.nonce != self.nonce:
                 raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
-            stored = find_entry_by_key(connection, account.name, self.key, MESSAGE)
             if stored is None:
                 row = append_entry(
                     connection, row, MESSAGE, content, time=database.now(), nonce=self.nonce, key=self.key
                 )
             elif stored.message != message:  # the same message: an attempt of this call, whose reply was lost
                 raise LedgerError("another message is stored already for this key; a key releases one message, once")
-            return row.receipt, row.receipt
+            receipt = row.receipt
+            return receipt, receipt
 
         self.receipt = database.write(append)
         self.message = message
@@ -322,9 +322,9 @@ class Account:
         def append_debit(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
             row = load_account(connection, self.name, database.witness, lock=True)
             shares = [load_share(connection, self.name, name) for name in (client, cap) if name is not None]
-            earlier = find_entry_by_key(connection, self.name, key, DEBIT)
+            earlier, stored = find_entries_by_key(connection, self.name, key)
             if earlier is not None and earlier.nonce != nonce:
-                message = _find_message(connection, earlier, client, charge)
+                message = _require_message(earlier, stored, client, charge)
                 return make_debit(nonce=earlier.nonce, receipt=row.receipt, repeated=True, message=message), None
             if earlier is None:  # else an attempt of this call was committed, and its reply was lost
                 paid = {payer.client: payer.debit(charge) for payer in (row, *shares)}  # all of them, or none
@@ -337,7 +337,8 @@ class Account:
                 if cap is not None:
                     limit, price = paid[cap]
                     row = append_entry(connection, row, TAKE, {"price": price}, share=limit, **call)
-            return make_debit(nonce=nonce, receipt=row.receipt, repeated=False), row.receipt
+            receipt = row.receipt
+            return make_debit(nonce=nonce, receipt=receipt, repeated=False), receipt
 
         try:
             return database.write(append_debit)  # durable, and recorded by the witness
@@ -436,6 +437,11 @@ class Account:
         return self._ledger._database.read(lambda connection: list(read_entries(connection, self.name)))
 
     def _charge(self, guarantee: Guarantee) -> Charge:
+        if not isinstance(guarantee, Guarantee):
+            raise TypeError(
+                "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one "
+                "(release.guarantee); nearveil.privacy.compose_events makes one of events of your own"
+            )
         details = self._details
         return charge_guarantee(
             guarantee, details["protects"], details["unit"], details["relation"], self._budget.delta
@@ -481,12 +487,11 @@ class Account:
         return f"Account({self.name!r} of {self._ledger!r})"
 
 
-def _find_message(connection: sa.Connection, debit: Entry, client: str | None, charge: Charge) -> bytes:
+def _require_message(debit: Entry, stored: Entry | None, client: str | None, charge: Charge) -> bytes:
     """Return the stored message of a key that was spent before; raise unless it was spent for the same release."""
     if debit.client != client or debit.charge != charge:
         # The same text for both: a client that tries the key of another learns nothing more.
         raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
-    stored = find_entry_by_key(connection, debit.account, str(debit.key), MESSAGE)
     if stored is None or stored.message is None:
         raise KeySpentError(
             "key was spent, but its message was never stored. Release nothing for it; to release, spend again with "

@@ -144,13 +144,12 @@ def _check_counts(counts: Mapping[str, int]) -> Charge:
     return tuple(sorted(counts.items()))
 
 
+@lru_cache(maxsize=256)
 def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
-    """Return the charge of a guarantee for an account with the other four terms, after a check that they agree."""
-    if not isinstance(guarantee, Guarantee):
-        raise TypeError(
-            "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one (release.guarantee); "
-            "nearveil.privacy.compose_events makes one of events of your own"
-        )
+    """Return the charge of a guarantee for an account with the other four terms, after a check that they agree.
+
+    It is cached for all messages with one guarantee.
+    """
     if not guarantee.sound:
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:
@@ -165,12 +164,6 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError(f"guarantee is about the unit {guarantee.unit!r}, this account about {unit!r}")
     if guarantee.relation != relation:
         raise ValueError(f'guarantee is for "{guarantee.relation}", this account for "{relation}"')
-    return _charge_events(guarantee, relation, delta)
-
-
-@lru_cache(maxsize=256)
-def _charge_events(guarantee: Guarantee, relation: Relation, delta: float) -> Charge:
-    """Return the charge of a guarantee that an account covers; cached for all its messages."""
     whole = guarantee if guarantee.whole is None else guarantee.whole
     check_samplers(whole.events, whole.extra_delta, delta)
     return make_charge(guarantee.events, relation)

@@ -28,7 +28,7 @@ class Witness:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._offsets: dict[str, int] = {}  # of records by account digest; records never move
+        self._records: dict[str, tuple[str, int]] = {}  # digest of each account, and offset: records never move
 
     def exists(self) -> bool:
         """Return whether the file exists; it may be empty."""
@@ -51,10 +51,9 @@ class Witness:
     def check(self, account: str, sequence: int, head: str, find_hash: Callable[[int], str | None]) -> None:
         """Raise unless an account at `sequence` (0 if missing) with the hash `head` continues the witnessed history."""
         with self._open(fcntl.LOCK_SH) as file:
-            record = self._find(file, digest(account))
-        if record is None:
+            _, _, seen, seen_hash = self._find(file, account)
+        if not seen_hash:
             return
-        _, seen, seen_hash = record
         if seen > sequence:
             raise RolledBackError(
                 f"account {account!r} is at entry {sequence}, but its witness has seen entry {seen}: an old copy of "
@@ -69,20 +68,19 @@ class Witness:
     def advance(self, receipt: Receipt) -> None:
         """Record the latest entry of an account, unless a later one is recorded."""
         with self._open(fcntl.LOCK_EX) as file:
-            name = digest(receipt.account)
-            offset, sequence, _ = self._find(file, name) or (_find_end(file), 0, "")
+            name, offset, sequence, _ = self._find(file, receipt.account)
             if sequence < receipt.sequence:
                 _write_record(file, offset, name, receipt)
 
-    def _find(self, file: int, name: str) -> tuple[int, int, str] | None:
-        """Return offset, sequence and hash of an account's record."""
-        start = self._offsets.get(name)
+    def _find(self, file: int, account: str) -> tuple[str, int, int, str]:
+        """Return the digest of an account, and offset, sequence and hash of its record, of the next if it has none."""
+        name, start = self._records.get(account) or (digest(account), None)
         nearby = () if start is None else _read_records(file, self.path, start, _RECORD_BYTES)
         for offset, stored_name, sequence, hash_ in chain(nearby, _read_records(file, self.path)):
             if stored_name == name:
-                self._offsets[name] = offset
-                return offset, sequence, hash_
-        return None
+                self._records[account] = name, offset
+                return name, offset, sequence, hash_
+        return name, _find_end(file), 0, ""
 
     @contextmanager
     def _open(self, lock: int) -> Iterator[int]:

@@ -274,7 +274,7 @@ class Release(Parameters, ABC):
             )
 
     @classmethod
-    def _drop_cached(cls, state: dict[str, Any]) -> dict[str, Any]:
+    def _drop_cached(cls, state: Mapping[str, Any]) -> dict[str, Any]:
         """Return attributes without those of cached properties."""
         return {k: v for k, v in state.items() if not isinstance(getattr(cls, k, None), cached_property)}
 
