@@ -144,7 +144,7 @@ def repeat(event: Any, count: int) -> str:
 HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "truncated": ("truncated", lambda data: data[:-1]),
     "of another kind": ("not a student", lambda _: Message("covers", "0", {"codes": np.arange(2)}).to_bytes()),
-    "flipped": ("not the student", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
+    "flipped": ("fingerprint does not match", lambda data: data[:-1] + bytes([data[-1] ^ 1])),
     "a lower epsilon": ("epsilon must be at least", lambda data: forge(data, **guarantee(data, epsilon=0.1))),
     "no events": ("events must be 1 to 2", lambda data: forge(data, **guarantee(data, events=[]))),
     "other events": (
@@ -179,7 +179,7 @@ HOSTILE: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "an endless gamma": ("must fit", lambda data: forge(data, parameters={"gamma": 1e999})),
     "many bits": ("1 to 52 bits", lambda data: forge(data, whitening={"reach": 1.0, "bits": 4000})),
     "no reach": ("positive reach", lambda data: forge(data, whitening={"reach": 0.0, "bits": 20})),
-    "no whitening": ("rows alone", lambda data: forge(data, whitening=None)),
+    "no whitening": ("not for images", lambda data: forge(data, whitening=None)),
     "a wide mean": ("for each component", lambda data: forge(data, {"mean": np.zeros(99)})),
     "an array too many": ("unexpected array", lambda data: forge(data, {"code": np.zeros(1)})),
     "no components": ("must hold 'components'", lambda data: forge(data, {"components": None})),

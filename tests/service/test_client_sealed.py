@@ -535,7 +535,7 @@ def test_layouts_that_would_take_terabytes_are_refused(here: Scene, sizes: dict[
         **({"records": None} | sizes),
     ).to_bytes()
     assert len(huge) < 1_300_000
-    with pytest.raises(WireError, match="larger than a question, an answer or a hint may be"):
+    with pytest.raises(WireError, match="too large for a question, an answer or a hint"):
         Layout.from_bytes(huge)
 
     def forge(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
@@ -543,7 +543,7 @@ def test_layouts_that_would_take_terabytes_are_refused(here: Scene, sizes: dict[
         return framed(huge) if is_layout else reply
 
     other, _ = here.client(forge)
-    with pytest.raises(ReplyError, match="larger than a question, an answer or a hint may be"):
+    with pytest.raises(ReplyError, match="too large for a question, an answer or a hint"):
         other.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
 
 

@@ -49,10 +49,10 @@ class IntegerRows:
     """
 
     n_features: int
-    feature_norm: float | None = None  # a public bound, never taken from the private rows
+    feature_norm: float | None = None  # a public bound, never computed from the private rows
 
     def __post_init__(self) -> None:
-        """Refuse parameters that no row can be rounded with."""
+        """Check the parameters."""
         if not 1 <= self.n_features <= MOST_FEATURES:
             raise ValueError(f"rows must have 1 to {MOST_FEATURES:,} features; reduce their number before the search")
         if self.feature_norm is not None and not (self.feature_norm > 0 and math.isfinite(self.feature_norm)):
@@ -98,11 +98,11 @@ Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
 
 SCORE_BYTES: Final = 2**28
-"""No engine holds more scores at a time than fit into this."""
+"""Bytes of the scores that an engine has in memory at a time, at most."""
 _MOST_QUERIES: Final = 1024  # in a batch; more are not faster
 _HOST_BLOCK: Final = 128  # queries a worker multiplies at once: enough for a fast product, few enough for the cache
-_GROUP: Final = 16  # queries selected at once: their positions fit into the cache, and threads seldom meet in Python
-_SAMPLE: Final = 2000  # scores that the threshold of a row is guessed from
+_GROUP: Final = 16  # queries selected at once: their positions fit into the cache, and threads seldom need the GIL
+_SAMPLE: Final = 2000  # scores for the estimate of a row's threshold
 _BLAS: Final = ThreadpoolController().select(user_api="blas")
 _ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would restore each other's limits
 
@@ -154,7 +154,7 @@ class NeighborSearch:
 
 
 def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
-    """Return rounded rows with minus their squared lengths behind them."""
+    """Return rounded rows with an additional column, minus their squared lengths."""
     rounded = integers.round(rows)
     table = np.empty((len(rounded), integers.n_features + 1), dtype=np.float32)
     table[:, :-1] = rounded
@@ -199,7 +199,7 @@ def _search_block(
 ) -> _Nearest:
     """Return the nearest rows of the block that starts at row `first`, and their exact scores."""
     if _hash_block(rows) != digests[first]:
-        raise ValueError("the rows of this block are not those that were fitted: call fit again with rows that stay")
+        raise ValueError("the rows of this block have changed since fit: call fit again with persistent rows")
     table = _make_table(rows, integers)
     if not len(table):
         return np.empty((len(queries), 0), np.int32), np.empty((len(queries), 0), np.float32)
@@ -280,7 +280,7 @@ class _TorchEngine:
             ids = (keys[:, :length] % n).int()
             if n_listed > length:
                 tied = torch.nonzero(keys[:, length - 1] // n == keys[:, length] // n)[:, 0]
-                # Keys and what makes them take several times the memory of scores: eight parts keep the bound.
+                # Keys and their temporary arrays take several times the memory of scores: eight parts keep the bound.
                 for part in torch.split(tied, max(1, _find_batch_length(n) // 8)):
                     unique = self._keys(scores[part], self._numbers)
                     ids[part] = (torch.topk(unique, length, dim=1, largest=False).values % n).int()
@@ -400,7 +400,7 @@ class SearchParameters:
     engine: SearchEngine = "auto"
 
     def _make_search(self, rows: Any) -> tuple[NeighborSearch, ColumnBounds | None]:
-        """Return a search of the rows, and the bounds that queries are scaled by as the rows are.
+        """Return a search of the rows, and the bounds that scale rows and queries.
 
         Rows within bounds are compared by distance: none is longer than the corner of the box.
         """
@@ -424,7 +424,7 @@ def draw_voters(
 ) -> Iterator[list[Voters]]:
     """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NO_VOTER`.
 
-    The coins do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the full
+    The draws do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the full
     order (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_coins.py``). A list that is too short
     for its coins is lengthened; the coins stay.
     """
@@ -432,7 +432,7 @@ def draw_voters(
     for rows, ids in search.batches(queries, sample.list_length(most)):
         coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]
         voters = [_look_up(search, queries[rows], ids, ranks) for ranks in coins]
-        yield voters if len(voters) == draws else voters * draws  # all records are kept: no coins, one search
+        yield voters if len(voters) == draws else voters * draws  # all records are kept: no draws, one search
 
 
 def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]) -> Voters:

@@ -1,4 +1,4 @@
-"""A published student, and its bytes: numbers and JSON, no code. Reading runs nothing that the bytes bring."""
+"""A published student, and its bytes: numbers and JSON, no code, so that reading never runs any."""
 
 import math
 import os
@@ -45,7 +45,7 @@ Features = Callable[[NDArray[Any]], NDArray[Any]]
 Kind = Literal["constant", "linear", "kernel", "network"]
 
 AT_ONCE = 4096  # rows that are mapped, or of a kernel matrix
-_EXACT = 53  # bits of a whole number that float64 holds
+_EXACT = 53  # bits of an exact integer in float64
 _NAME = "student"
 _LINK = "docs/theory/private-knn.md"
 _MOST_ROWS = 1 << 20  # support vectors
@@ -177,7 +177,7 @@ def normalize_rows(rows: Rows) -> Rows:
 
 
 def extract_rows(X: NDArray[Any], features: Features | None) -> Rows:
-    """Return the features of images; rows are their own, without a function."""
+    """Return the features of images; without a function, the rows themselves."""
     extract = features if features is not None else hog if X.ndim > 2 else np.asarray
     rows = np.asarray(extract(X), dtype=np.float64)
     if rows.ndim != 2 or len(rows) != len(X) or not np.isfinite(rows).all():
@@ -231,7 +231,7 @@ class PublicStudent(PublicModel):
     guarantee: Guarantee
     _classifier: Any = field(repr=False)
     _features: Features | None = field(repr=False)
-    _space: HalfWhitening | None = field(repr=False)  # None where the classifier takes images
+    _space: HalfWhitening | None = field(repr=False)  # None if the classifier takes images
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classify rows or images. Costs nothing.
@@ -283,7 +283,7 @@ class PublicStudent(PublicModel):
         arrays["codes"] = np.searchsorted(self.classes, self._classifier.classes_).astype("<i8")
         arrays["about"] = encode_about(about)
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
-        Message.from_bytes(data, _LARGEST)  # refuses a model that no reader would take, as the next line does
+        Message.from_bytes(data, _LARGEST)  # refuses a model that readers would refuse, as the next line does
         _read_events(events)
         return data
 
@@ -384,7 +384,7 @@ def _read_parts(message: Message, about: dict[str, Any]) -> tuple[NDArray[Any], 
         raise ModelError("codes must be those of classes, in their order")
     whitening = None if about["whitening"] is None else _read_whitening(message, about["whitening"])
     if (whitening is None) != (about["model"] == "network"):
-        raise ModelError("whitening must be given for rows, and for rows alone")
+        raise ModelError("whitening must be given for rows, and not for images")
     width = None if whitening is None else len(whitening._scale)
     classifier = _read_model(message, about["model"], about["parameters"], classes[codes], width)
     fields = about["guarantee"]
@@ -408,7 +408,7 @@ def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any],
     if kind == "constant" and n_classes == 1:
         return LinearModel(classes, np.zeros((1, 0)), np.zeros(1))
     if n_classes < 2:
-        raise ModelError("codes must be at least two, but for a constant")
+        raise ModelError("codes must be at least two, except for a constant")
     n_scores, n_pairs = 1 if n_classes == 2 else n_classes, n_classes * (n_classes - 1) // 2
     if kind == "linear":
         weights, biases = (check_dtype(message[name], "<f8") for name in ("weights", "biases"))
@@ -444,7 +444,7 @@ def _read_events(texts: Any) -> tuple[DpEvent, ...]:
 
 
 def _read_event(text: Any) -> DpEvent:
-    """Return votes or screenings, a limited number of times: an accountant prices no others here, nor for long."""
+    """Return votes or screenings, a limited number of times: other events could take long to price."""
     event = parse_event(text) if isinstance(text, str) and len(text) <= 1000 else None
     if not isinstance(event, SelfComposedDpEvent) or not 1 <= event.count <= _MOST_TIMES:
         raise ModelError(f"events must be votes or screenings, 1 to {_MOST_TIMES:,} of them")

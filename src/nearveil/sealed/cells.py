@@ -18,15 +18,15 @@ Whole = NDArray[np.int64]
 
 _SEED = 20260901  # of k-means and of ties: the result is public, and should be the same each time
 _SAMPLE = 40  # training rows of k-means for each cell, at least
-_MOVED = 200, 1 << 18  # rows that move the centroids: for each cell, and in all
+_MOVED = 200, 1 << 18  # rows that move the centroids: for each cell, and in total
 _PASSES = 8  # of k-means, and of moving cells
 _CHOICES = 8  # candidate cells of an item, largest margin first
 _MARGIN_BLOCK = 1 << 22  # margins in memory at a time
 _APART = 1e-6  # of the longest square: 32 bits cannot distinguish cells at a smaller squared distance
 _DISTANCE_BLOCK = 1 << 18  # distances in memory at a time: they fit in a core's cache
 _ROUNDS = 60
-_STEP = 0.5, 0.95, 0.05  # how fast prices move at first, how much slower in each round, and at least
-_NEAR = 48  # cells whose colours should differ from a cell's own
+_STEP = 0.5, 0.95, 0.05  # of prices: the first, its factor in each round, and the least
+_NEAR = 48  # near cells that should have other colours
 _SWAPS = 20
 _TRIED = 1024  # cells with which a cell may swap colours, in one pass
 

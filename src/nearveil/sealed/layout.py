@@ -11,7 +11,7 @@ from nearveil.errors import NearveilError
 from nearveil.sealed.lwe import SEED_BYTES, Bytes
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
-from nearveil.wire.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, frame, unframe, write_fields
+from nearveil.wire.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, frame, open_frame, write_fields
 
 Singles = NDArray[np.float32]
 
@@ -42,7 +42,7 @@ class RecordLayout:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The public parameters of a sealed index, without its hints. `version` rises with every change.
+    """The public parameters of a sealed index, without its hints. `version` changes with the content.
 
     `projection`, shape (n_features, dimension), maps a row to a code; `centroids` is (n_cells, dimension).
     `counts` holds the number of filled slots of each cell; filled slots come first. `reach` bounds the Euclidean norm
@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def question_bytes(self) -> int:
-        """Bytes of a question for scores, its header aside."""
+        """Bytes of a question for scores, without its header."""
         return count_question_bytes(SCORES, self.n_colours * self.n_samples)
 
     def to_bytes(self) -> bytes:
@@ -106,7 +106,7 @@ class Layout:
         if not (1 <= dimension <= _MOST_DIMENSIONS and 1 <= n_features <= _MOST_FEATURES):
             raise WireError("the sealed layout must be of 1 to 4096 dimensions and 1 to 65536 features")
         if not (1 <= n_colours <= n_cells < _MOST and n_cells % n_colours == 0 and 1 <= n_slots < 1 << 16):
-            raise WireError("the sealed layout must have as many cells of every colour, and 1 to 65535 slots a cell")
+            raise WireError("the sealed layout must have equally many cells of each colour, and 1 to 65535 slots each")
         if not 1 <= reach < 1 << 16 or n_cells // n_colours * dimension > SCORES.most_samples:
             raise WireError("the sealed layout has numbers that are out of range")
         _check_part(SCORES, "scores", n_cells * dimension, n_colours * n_slots, 1, limits)
@@ -135,7 +135,7 @@ def _check_part(parameters: LweParameters, part: str, n_sent: int, n_rows: int, 
         or ANSWER_BYTES * n_rows * n_answers > limits.sealed_answer
         or HINT_BYTES[part] * n_rows * parameters.dimension > limits.sealed_hint
     ):
-        raise WireError(f"the sealed layout has {part} that are larger than a question, an answer or a hint may be")
+        raise WireError(f"the sealed layout has {part} too large for a question, an answer or a hint")
 
 
 def _check_records(records: RecordLayout, n_positions: int) -> None:
@@ -148,18 +148,10 @@ def _check_records(records: RecordLayout, n_positions: int) -> None:
         raise WireError("the sealed layout has records that do not fit its cells")
 
 
-def open_frame(data: bytes, kind: Kind, flags: int, limits: Limits) -> bytes:
-    """Return the body of a frame; WireError if its kind or flags differ."""
-    frame_kind, frame_flags, body = unframe(data, limits)
-    if frame_kind is not kind or frame_flags != flags:
-        raise WireError(f"data must be a frame of kind {kind.name} and of this part")
-    return body
-
-
 def _read_array(reader: Reader, kind: str, count: int) -> NDArray[np.generic]:
     data = reader.read_bytes()
     if len(data) != count * np.dtype(kind).itemsize:
-        raise WireError("the sealed layout has an array of another size than it says")
+        raise WireError("the sealed layout has an array of the wrong size")
     return np.frombuffer(data, kind)
 
 
@@ -196,7 +188,7 @@ def pad_records(records: Sequence[bytes], width: int) -> Bytes:
     out = np.zeros((len(records), width), np.uint8)
     for row, record in zip(out, records, strict=True):
         if not isinstance(record, bytes) or len(record) >= width:
-            raise SealedError(f"records must be bytes, each of fewer than {width} here")
+            raise SealedError(f"records must be bytes, each of fewer than {width} bytes")
         row[: len(record) + 1] = np.frombuffer(record + b"\1", np.uint8)
     return out.view(np.int8)
 

@@ -6,7 +6,7 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.sealed.layout import Layout, SealedError, open_frame
+from nearveil.sealed.layout import Layout, SealedError
 from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
@@ -18,6 +18,7 @@ from nearveil.wire.frames import (
     Reader,
     WireError,
     frame,
+    open_frame,
     unframe,
     write_fields,
 )
@@ -48,7 +49,7 @@ class Hint:
         version, listed = reader.read_int(), reader.read_bytes()
         rows = np.frombuffer(listed, "<u4", count=len(listed) // 4).astype(np.uint32)
         if len(listed) % 4 or (rows >= n_rows).any() or len(np.unique(rows)) != len(rows):
-            raise WireError("the hint names rows that are not there, or one of them twice")
+            raise WireError("the hint has rows that do not exist, or repeated rows")
         packed, width = reader.read_bytes(), get_parameters(part).dimension
         reader.check_end()
         if len(packed) != len(rows) * width * HINT_BYTES[part]:
@@ -76,7 +77,7 @@ def measure_questions(layout: Layout) -> dict[str, int]:
 
 
 def read_question(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, int, bytes]:
-    """Return the part that a question asks, the version that it was made for, and its packed numbers."""
+    """Return the part of a question, the version of its layout, and its packed numbers."""
     kind, flags, body = unframe(data, limits)
     if kind is not Kind.SEALED_QUESTION or flags >= len(_PARTS):
         raise WireError("data is not a sealed question")
