@@ -419,12 +419,13 @@ def test_a_search_at_home_returns_at_its_deadline(
         return real(self, *arguments)
 
     monkeypatch.setattr(LoadedCopy, "search", search)
-    with scene(made, tmp_path, offers=("names", "codes")) as here:
+    filters: tuple[Any, ...] = (None, lambda match: match.id % 2 == 0, {"lang": "de"}, {})
+    with scene(made, tmp_path, offers=("names", "metadata", "codes")) as here:
         client, _ = here.client(home=tmp_path / "home")
         copy = client.sync().load()
-        for filtered in (False, True):
-            where = (lambda match: match.id % 2 == 0) if filtered else None
-            period = VECTOR_PERIOD + search_period(copy, 8, filtered=filtered)
+        for where in filters:
+            pairs = copy.count_pairs() if isinstance(where, dict) else None
+            period = VECTOR_PERIOD + search_period(copy, 8, filtered=callable(where), pairs=pairs)
             for work in WORK:
                 seconds = work
                 watched.work()
@@ -438,6 +439,8 @@ def test_periods_of_a_search_at_home_grow_with_public_sizes(made: Path, tmp_path
     with scene(made, tmp_path, offers=("names", "codes")) as here:
         copy = here.client(home=tmp_path / "home")[0].sync().load()
         assert search_period(copy, 8, filtered=True) > search_period(copy, 8, filtered=False)
+        periods = [search_period(copy, 8, filtered=False, pairs=pairs) for pairs in (None, 0, 10**7)]
+        assert periods[0] < periods[1] < periods[2] < periods[0] + 1
         assert search_period(copy, 16, filtered=False) - 8 * TEXT > search_period(copy, 8, filtered=False) > 0.1
         copy.text_bytes, copy.longest_text = 10**7, 10**6
         assert search_period(copy, 8, filtered=True) > 1.0

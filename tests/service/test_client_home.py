@@ -247,6 +247,39 @@ def test_metadata_comes_with_a_copy_and_filters_there(texts: Path, tmp_path: Pat
         assert (len(wire.requests), here.paid) == (sent, 0)
 
 
+def test_values_of_a_filter_are_equal_as_in_python(tmp_path: Path) -> None:
+    values: list[Any] = [1, 1.0, True, "1", 0, None, [1, 2], [1.0, 2.0], {"a": [1]}, 0.5, 1e300, "\ud7ff", "", 2**70]
+    queries: list[Any] = [*values, (1, 2), {1, 2}, np.float32(0.5), np.int64(1), float("nan"), [2, 1], object()]
+    with Index.create(tmp_path / "texts", dimension=QUERIES.shape[1]) as index:
+        rows = np.random.default_rng(1).standard_normal((40, QUERIES.shape[1]))
+        index.add_table(rows, metadata=[{"v": v} for v in values] + [{"other": 1}] * (40 - len(values)))
+        index.publish(4.0, 0.5)
+    with scene(tmp_path / "texts", tmp_path, offers=("metadata", "codes")) as here:
+        client, _ = here.client(home=tmp_path / "home")
+        copy = client.sync().load()
+        assert copy.count_pairs() == 40
+        for query in queries[:-1]:
+            wanted = query.tolist() if isinstance(query, np.generic) else list(query) if query == (1, 2) else query
+            expected = [number for number, value in enumerate(values) if value == wanted]
+            assert np.flatnonzero(copy.find_matching({"v": query})).tolist() == expected, query
+            found = client.nearest(QUERIES[0], 40, epsilon=0, where={"v": query}).matches
+            assert sorted(match.id for match in found) == expected
+        assert not copy.find_matching({"v": queries[-1]}).any()
+        assert not copy.find_matching({"v": 1, "other": 1}).any()
+        assert copy.find_matching({}).all()
+
+
+def test_a_filtered_search_ranks_as_an_unfiltered_one(texts: Path, tmp_path: Path) -> None:
+    with scene(texts, tmp_path, offers=("metadata", "codes")) as here:
+        client, _ = here.client(home=tmp_path / "home")
+        client.sync()
+        for query in QUERIES[:5]:
+            everything = client.nearest(query, 300, epsilon=0).matches
+            for rare in (True, False):
+                found = client.nearest(query, 9, epsilon=0, where={"rare": rare}).matches
+                assert found == tuple(match for match in everything if match.metadata["rare"] is rare)[:9]
+
+
 def test_a_copy_without_metadata_filters_by_names_alone(here: Scene, tmp_path: Path) -> None:
     client, _ = here.client(home=tmp_path / "home")
     client.sync()
@@ -287,8 +320,8 @@ def test_a_sync_during_a_search_fails_no_search(here: Scene, tmp_path: Path, mon
     other, _ = here.client()
     other._client._copies = client._client._copies
 
-    def search_and_sync(self: LoadedCopy, rows: Any, k: int = 8) -> Any:
-        result = search(self, rows, k)
+    def search_and_sync(self: LoadedCopy, rows: Any, k: int = 8, *more: Any) -> Any:
+        result = search(self, rows, k, *more)
         here.gallery.index.delete(result[0][0].tolist())  # type: ignore[attr-defined]
         other.sync()
         return result

@@ -1,11 +1,12 @@
 """A local copy of the codes of a gallery: stored in a folder, loaded into memory, searched there."""
 
 import fcntl
+import json
 import os
 import re
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -238,15 +239,53 @@ class LoadedCopy:
                 index.add(_limit_range(table.decode(self.codes[start : start + (1 << 16)])))
         return index
 
-    def search(self, rows: ArrayLike, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
-        """Return ids and scores, shape (q, k), of the nearest items, compared by their codes."""
+    @cached_property
+    def _pairs(self) -> tuple[dict[tuple[str, str], int], NDArray[np.int32], NDArray[np.int32]]:
+        """The numbers of all names and values of metadata; and of each occurrence, its number and its item."""
+        numbers: dict[tuple[str, str], int] = {}
+        found: list[tuple[int, int]] = []
+        for position, details in enumerate(self.details(self.ids)):
+            for name, value in details.metadata.items():
+                text = _encode_value(value)
+                if text is not None:
+                    found.append((numbers.setdefault((name, text), len(numbers)), position))
+        occurrences = np.array(found, np.int32).reshape(-1, 2).T.copy()
+        return numbers, occurrences[0], occurrences[1]
+
+    def count_pairs(self) -> int:
+        """Return how many names with a value the metadata of all items has; read it, unless it was read before."""
+        return len(self._pairs[1])
+
+    def find_matching(self, where: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Return which items have these values in their metadata. Every condition reads every item."""
+        numbers, occurrences, positions = self._pairs
+        matching = np.ones(len(self.ids), np.bool_)
+        for name, value in where.items():
+            number = numbers.get((name, _encode_value(value) or ""), -1)
+            matching &= np.bincount(positions, occurrences == number, minlength=len(matching)) > 0
+        return matching
+
+    def search(
+        self, rows: ArrayLike, k: int = 8, matching: NDArray[np.bool_] | None = None
+    ) -> tuple[NDArray[np.int64], Singles]:
+        """Return ids and scores, shape (q, k), of the nearest items, compared by their codes.
+
+        With fewer than k `matching` items, ids and scores are as many.
+        """
         queries = center_rows(self.public, rows)
         if not is_integer(k, 1, len(self)):
             raise ValueError(f"k must be a whole number from 1 to {len(self)}, the items of the copy")
         table = self.public.table
+        n_scored, options = self.count_scored(k), {}
+        if matching is not None:
+            n_matching = int(matching.sum())
+            k, n_scored = min(k, n_matching), min(n_scored, n_matching)
+            options = {"params": _select(matching)}
         ids, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
+        if not k:
+            return ids, scores
         with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
-            candidates = self._index.search(_limit_range(table.project(queries)), self.count_scored(k))[1]
+            candidates = self._index.search(_limit_range(table.project(queries)), n_scored, **options)[1]
             for row, positions in enumerate(np.sort(candidates, axis=1)):
                 similarities = table.scores(queries[row : row + 1], self.codes[positions])[0]
                 similarities = np.nan_to_num(similarities, nan=float(np.finfo(np.float32).min))
@@ -274,12 +313,44 @@ class LoadedCopy:
         if (positions == len(self.ids)).any() or (self.ids[positions] != ids).any():
             raise ValueError("ids must be of items of the copy")
         number, contents = self._columns.index(column), []
-        for position in positions.tolist():
-            block = int(np.searchsorted(self._edges, position, side="right")) - 1
+        blocks = np.searchsorted(self._edges, positions, side="right") - 1
+        for block, offset in zip(blocks.tolist(), (positions - self._edges[blocks]).tolist(), strict=True):
             ends, text = self._texts[block][number]
-            offset = position - int(self._edges[block])
             contents.append(text[int(ends[offset - 1]) if offset else 0 : int(ends[offset])])
         return contents
+
+
+def _select(matching: NDArray[np.bool_]) -> Any:
+    import faiss
+
+    bitmap: Any = faiss.IDSelectorBitmap
+    return faiss.SearchParameters(sel=bitmap(np.packbits(matching, bitorder="little")))  # type: ignore[call-arg]
+
+
+def _encode_value(value: Any) -> str | None:
+    """Return the same text for equal values of JSON, such as 1 and 1.0; None for other values, which equal none.
+
+    Not the value itself: a gallery could choose numbers with equal hashes, texts have secret ones.
+    """
+    if type(value) is str:
+        return f'"{value}'
+    if type(value) is int or type(value) is bool:
+        return str(int(value))  # as JSON, and faster
+    try:
+        return json.dumps(_normalize(value), sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _normalize(value: Any) -> Any:
+    if callable(getattr(value, "tolist", None)):  # NumPy
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): _normalize(content) for name, content in value.items()}
+    if isinstance(value, list):
+        return [_normalize(content) for content in value]
+    is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
+    return int(value) if is_whole else value
 
 
 def _limit_range(values: Rows) -> Singles:

@@ -42,6 +42,8 @@ _SEARCH = 0.1  # seconds: a search in a copy, besides its numbers
 _OPERATION = 2e-9  # seconds for each number that is compared
 _ITEM = 1e-7  # seconds for each item besides its numbers: a heap takes 3 to 30e-9, by the order of scores
 _TEXT_BYTE = 1e-7  # seconds to parse a byte of metadata
+_CONDITIONS = 8  # of a filter that fit into one period
+_CONDITION, _PAIR = 1e-4, 1e-8  # seconds for a condition, and for each pair of metadata and each item: 1.3e-9
 _GUARANTEE = replace(NOTHING_SENT, basis=replace(NOTHING_SENT.basis, link="docs/theory/home.md"))
 
 
@@ -132,21 +134,29 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
         await asyncio.to_thread(loaded.build_index)
     except HomeError as error:
         raise QuestionError("home", str(error)) from None
-    if isinstance(question.where, Mapping) and not loaded.has_metadata:
+    is_mapping = isinstance(question.where, Mapping)
+    if is_mapping and not loaded.has_metadata:
         raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
+    pairs = await asyncio.to_thread(loaded.count_pairs) if is_mapping else None
     count, info = limit_count(question.k, len(loaded), "the copy"), _describe(loaded)
     since = session.clock.now()
-    period = extraction_period([question.query]) + search_period(loaded, count, filtered=question.where is not None)
+    filtered = question.where is not None and not is_mapping
+    period = extraction_period([question.query]) + search_period(loaded, count, filtered=filtered, pairs=pairs)
     async with private_step(session, since, period):
         return await asyncio.to_thread(_search, loaded, info, session.features, question, count)
 
 
-def search_period(copy: LoadedCopy, count: int, *, filtered: bool) -> float:
-    """Return the seconds for a search in a copy, by its sizes; a filter reads all items."""
+def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | None = None) -> float:
+    """Return the seconds for a search in a copy, by its sizes.
+
+    A function filters if `filtered`, and reads all items. A mapping filters by so many `pairs` of all metadata.
+    """
     public = copy.public
     features, n_scored = len(public.mean), len(copy) if filtered else copy.count_scored(count)
     texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)
     comparing = len(copy) * (_ITEM + _OPERATION * features + filtered * FILTERING)
+    if pairs is not None:
+        comparing += _CONDITIONS * (_CONDITION + _PAIR * (pairs + len(copy)))
     reading = TEXT * (len(copy) if filtered else count) + _TEXT_BYTE * texts
     return _SEARCH + comparing + scoring_period(public.table, features, n_scored) + reading
 
@@ -156,8 +166,12 @@ def _search(
 ) -> Nearest:
     """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
     (row,) = features.rows([question.query], info)
-    where = question.where
-    ids, scores = (best[0] for best in copy.search(row[None], count if where is None else len(copy)))
+    where, matching, n_ranked = question.where, None, count
+    if isinstance(where, Mapping):
+        matching, where = copy.find_matching(where), None
+    elif where is not None:
+        n_ranked = len(copy)
+    ids, scores = (best[0] for best in copy.search(row[None], n_ranked, matching))
     matches = filter_matches(make_matches(ids, scores, copy.details(ids)), where, count)
     return Nearest(
         matches=matches,
