@@ -329,9 +329,9 @@ def test_the_default_is_where_queries_pay(here: Path) -> None:
         (("preview", "camera", "1x1", "--mechanism", "gaussian"), 2, "Gaussian noise is not pure"),
         (("preview", "camera", "1x1", "--client", "eve"), 1, "has no quota"),
         (("create", "camera", "--owner", "me", "--epsilon", "1"), 1, "exists already"),
-        (("create", "x", "--owner", "me", "--epsilon", "-1"), 2, "must be above 0 and at most 500"),
-        (("create", "x", "--owner", "me", "--epsilon", "501"), 2, "must be above 0 and at most 500"),
-        (("create", "x", "--owner", "me", "--epsilon", "nan"), 2, "must be above 0 and at most 500"),
+        (("create", "x", "--owner", "me", "--epsilon", "-1"), 2, "must be a finite number above 0"),
+        (("create", "x", "--owner", "me", "--epsilon", "inf"), 2, "must be a finite number above 0"),
+        (("create", "x", "--owner", "me", "--epsilon", "nan"), 2, "must be a finite number above 0"),
         (("create", "x", "--owner", "me", "--epsilon", "1", "--delta", "2"), 1, "delta must"),
         (("create", "x", "--owner", " ", "--epsilon", "1"), 1, "owner must"),
         (("create", "x", "--owner", "me"), 2, "--epsilon"),
@@ -369,10 +369,17 @@ def test_a_mistake_is_told_in_words(words: tuple[str, ...], code: int, why: str,
 def test_nothing_is_made_for_a_misspelt_ledger_or_a_bad_epsilon(words: tuple[str, ...], here: Path) -> None:
     result = run(*words, "--ledger", "misspelt.db")
     assert result.exit_code in (1, 2)
-    assert "must be above 0 and at most 500" in result.output or "Create one with `nearveil budget create`" in " ".join(
+    assert "must be a finite number above 0" in result.output or "Create one with `nearveil budget create`" in " ".join(
         result.output.split()
     )
     assert not list(here.rglob("*"))
+
+
+def test_a_large_budget_is_opened_with_a_warning(here: Path) -> None:
+    result = run("create", "large", "--owner", "me", "--epsilon", "1000", "--delta", "0")
+    assert result.exit_code == 0, result.output
+    assert "epsilon 1000 guarantees nothing about a record" in result.stderr
+    assert "guarantees nothing" not in run("create", "small", "--owner", "me", "--epsilon", "40").stderr
 
 
 def test_names_cannot_steer_the_terminal(here: Path) -> None:

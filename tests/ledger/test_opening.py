@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
-from nearveil.ledger import Account, Ledger, LedgerError
+from nearveil.ledger import Account, BudgetWarning, Ledger, LedgerError, OverBudgetError
 from nearveil.ledger.database import explain_error
 from nearveil.ledger.errors import CorruptLedgerError, LedgerFullError
 from nearveil.privacy.events import NoisyScreening, PureDp
@@ -281,3 +281,21 @@ def test_an_account_has_the_guarantee_of_all_that_it_may_pay_for(
         replace(guarantee, epsilon=0.5)
     with pytest.raises(ValueError, match="what the events cost"):
         replace(guarantee, within=None, epsilon=0.0, delta=0.0)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1e-6])
+def test_any_finite_budget_is_accepted_with_a_warning_where_it_guarantees_nothing(tmp_path: Path, delta: float) -> None:
+    with Ledger(tmp_path / "budget.db") as ledger:
+        with pytest.warns(BudgetWarning, match=r"factor of 10\^434"):
+            account = open_large(ledger, 1000.0, delta)
+        account.spend(stated(PureDp(400.0)), "first")
+        account.spend(stated(PureDp(400.0)), "second")
+        with pytest.raises(OverBudgetError):
+            account.spend(stated(PureDp(400.0)), "third")
+        for epsilon in (0.0, -1.0, float("inf"), float("nan")):
+            with pytest.raises(ValueError, match="finite number above 0"):
+                open_large(ledger, epsilon, delta)
+
+
+def open_large(ledger: Ledger, epsilon: float, delta: float) -> Account:
+    return ledger.open_account("large", **ABOUT | {"epsilon": epsilon, "delta": delta})

@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -44,7 +45,6 @@ Mechanism: TypeAlias = Annotated[
     PlanMechanism,
     typer.Option(help="Type of each release: any pure epsilon-private one, Laplace noise, or Gaussian noise."),
 ]
-_LARGEST_EPSILON = 500
 _ACCOUNTING = {"pure": "pure epsilon, summed", "filter": "Renyi filter", "plan": "fixed plan, composed by PLD"}
 _KEY_LETTERS = 12  # of a key or client name in the table of entries
 
@@ -53,7 +53,7 @@ _KEY_LETTERS = 12  # of a key or client name in the table of entries
 def create(
     name: Name,
     options: LedgerOptions,
-    epsilon: float = option("The budget: above 0, and at most 500.", default=REQUIRED),
+    epsilon: float = option("The budget, above 0.", default=REQUIRED),
     owner: str = option("Who is responsible for the account.", default=REQUIRED),
     plan: OptionalPlan = None,
     delta: float = option("Delta of the budget; 0 sums pure epsilons.", default=1e-5),
@@ -77,28 +77,32 @@ def create(
         nearveil budget create camera --owner me --epsilon 4
         nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
-    if not 0 < epsilon <= _LARGEST_EPSILON:
-        raise typer.BadParameter(f"must be above 0 and at most {_LARGEST_EPSILON}", param_hint="--epsilon")
+    if not 0 < epsilon < math.inf:
+        raise typer.BadParameter("must be a finite number above 0", param_hint="--epsilon")
     events = read_plan(plan, mechanism, delta) if plan else None
     with options.open(create=True) as ledger:
-        from nearveil.ledger import AccountError, LedgerError
+        from nearveil.ledger import AccountError, BudgetWarning, LedgerError
 
         try:
-            account = ledger.open_account(
-                name,
-                owner=owner,
-                protects=protects,
-                unit=unit or ("image" if protects == "query" else "record"),
-                relation=relation,
-                epsilon=epsilon,
-                delta=delta,
-                plan=events,
-            )
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", BudgetWarning)
+                account = ledger.open_account(
+                    name,
+                    owner=owner,
+                    protects=protects,
+                    unit=unit or ("image" if protects == "query" else "record"),
+                    relation=relation,
+                    epsilon=epsilon,
+                    delta=delta,
+                    plan=events,
+                )
         except AccountError:
             raise LedgerError(
                 f"Account {name!r} exists already, and its terms never change. Use another name, or see "
                 "`nearveil budget show`."
             ) from None
+        for warning in caught:
+            print_lines(str(warning.message), stderr=True)
         _print_accounts([account], details=True, as_json=as_json)
 
 

@@ -6,6 +6,7 @@ from nearveil.ledger.account import Account, Debit, new_key
 from nearveil.ledger.entries import Receipt
 from nearveil.ledger.errors import (
     AccountError,
+    BudgetWarning,
     KeyConflictError,
     KeySpentError,
     LedgerError,
@@ -16,6 +17,7 @@ from nearveil.ledger.errors import (
 __all__ = [
     "Account",
     "AccountError",
+    "BudgetWarning",
     "Debit",
     "KeyConflictError",
     "KeySpentError",

@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import math
 import secrets
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -31,11 +33,13 @@ from nearveil.ledger.account import Account
 from nearveil.ledger.budget import Events, canonical_json, find_plan_cost, format_up, open_budget
 from nearveil.ledger.database import Clock, LedgerDatabase, read_utc_clock
 from nearveil.ledger.entries import OPENED, BudgetRow, Entry, Receipt
-from nearveil.ledger.errors import AccountError, LedgerError, OverBudgetError, RolledBackError
+from nearveil.ledger.errors import AccountError, BudgetWarning, LedgerError, OverBudgetError, RolledBackError
 from nearveil.ledger.witness import Witness
 from nearveil.privacy.checks import check_choice, check_text
 from nearveil.privacy.guarantee import Protects, Relation
 from nearveil.storage import data_folder, describe_url, make_data_folder, parse_url, without_secrets
+
+_VACUOUS = 100.0  # epsilon: odds may change by a factor of 10^43
 
 
 class Ledger:
@@ -132,6 +136,7 @@ class Ledger:
         relation : {"replace", "add-remove"}
             The neighbouring relation.
         epsilon : float
+            Above 0 and finite. Above 100 there is a :class:`BudgetWarning`.
         delta : float
             Above 0: a plan composed by PLD, or without a plan a Renyi filter, for parameters chosen adaptively.
             0: pure epsilons are summed.
@@ -151,6 +156,14 @@ class Ledger:
         check_choice(relation, "relation", Relation)
         opening = canonical_json({"owner": owner, "protects": protects, "unit": unit, "relation": relation})
         budget = open_budget(epsilon, delta, plan, relation)
+        if budget.epsilon > _VACUOUS:
+            factor = math.floor(budget.epsilon / math.log(10))
+            warnings.warn(
+                f"epsilon {budget.epsilon:g} guarantees nothing about a record that all of it is spent on: the odds "
+                f"may change by a factor of 10^{factor}. Each release still has its own guarantee.",
+                BudgetWarning,
+                stacklevel=2,
+            )
         cost = find_plan_cost(budget)
         if cost is not None and cost > budget.epsilon:
             raise OverBudgetError(

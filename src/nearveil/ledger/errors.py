@@ -42,6 +42,10 @@ class OverBudgetError(LedgerError, BudgetExceededError):
         self.epsilon, self.spent, self.cost, self.left = epsilon, spent, cost, left
 
 
+class BudgetWarning(UserWarning):
+    """The budget is so large that spending all of it on one record guarantees nothing about that record."""
+
+
 class KeySpentError(LedgerError):
     """The key was spent and no message is stored: release nothing, and never run the mechanism again for this key."""
 

@@ -67,9 +67,8 @@ def check_epsilon(value: float, name: str = "epsilon") -> float:
 
 
 def check_budget(value: float, name: str = "epsilon") -> float:
-    """Return the epsilon of a budget, a number in (0, 500], as a float, or raise."""
-    rule = f"be above 0 and at most {MAX_EPSILON:g}: a budget of 0 buys nothing"
-    return _check(value, name, rule, lambda number: 0 < number <= MAX_EPSILON)
+    """Return the epsilon of a budget, a finite number above 0, as a float, or raise."""
+    return _check(value, name, "be a finite number above 0", lambda number: 0 < number < math.inf)
 
 
 def check_order(value: float, name: str = "order") -> float:
