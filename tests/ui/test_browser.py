@@ -122,7 +122,8 @@ class Look:
     def origin(self) -> str:
         return self.address.partition("/?")[0]
 
-    def open(self) -> None:
+    def open(self, epsilon: str = "4") -> None:
+        """Load the page, and choose to pay for messages; with "" the page stays free, as it opens."""
         page = self.page
         page.add_init_script(
             "addEventListener('securitypolicyviolation', (e) => console.error('policy', e.violatedDirective));"
@@ -132,6 +133,9 @@ class Look:
         page.on("console", self._said)
         page.goto(self.address)
         expect(page.locator("#curve svg").first).to_be_visible()
+        assert page.locator("#epsilon-number").input_value() == "0"
+        if epsilon:
+            page.fill("#epsilon-number", epsilon)
 
     def _said(self, message: ConsoleMessage) -> None:
         # A reply with an error status is told in words on the page; the browser writes it down as well.
@@ -270,7 +274,7 @@ def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_
         looking(chromium, address) as look,
     ):
         page = look.page
-        look.open()
+        look.open(epsilon="")
         page.select_option("#gallery-choice", "kinds")
         expect(page.locator("#epsilon-field")).to_be_hidden()
         expect(page.locator("#candidates-field")).to_be_hidden()
@@ -299,6 +303,8 @@ def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_
         page.select_option("#gallery-choice", "stripes")  # and back to one that is asked
         expect(page.locator("#epsilon-field")).to_be_visible()
         expect(page.locator("#answer")).to_be_hidden()
+        expect(page.locator("#cost-note")).to_have_text("This is free.")
+        page.fill("#epsilon-number", "4")
         expect(page.locator("#cost-note")).to_have_text("This will cost 4 of the 12 left.")
         look.ask()
         expect(page.locator(".matches li")).to_have_count(8)
@@ -644,7 +650,7 @@ def test_it_can_be_read_and_fits_narrow_screens(
 
 def test_a_keyboard_is_enough(chromium: Browser, birds: Birds, server: Loopback, tmp_path: Path) -> None:
     with shown(tmp_path, server.url, server.token) as address, looking(chromium, address) as look:
-        look.open()
+        look.open(epsilon="")
         page = look.page
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.className") == "skip"
@@ -663,6 +669,10 @@ def test_a_keyboard_is_enough(chromium: Browser, birds: Birds, server: Loopback,
                 ".some((one) => one && getComputedStyle(one).outlineStyle === 'solid')"
             )
             assert outlined, reached
+            if reached[-1] == "epsilon":
+                for _ in range(9):
+                    page.keyboard.press("ArrowRight")
+                expect(page.locator("#cost-note")).to_have_text("This will cost 4 of the 12 left.")
             if reached[-1] == "ask-button":
                 break
         wanted = ["ask", "gallery", "budget", "file", "epsilon-number", "epsilon", "candidates", "ask-button"]
