@@ -179,7 +179,7 @@ def test_numpys_laplace_at_its_low_bits() -> None:
 def test_a_request_after_the_answer() -> None:
     report = attacked(make_wire_experiment(broken.fetch_chosen), 400)
     assert report.verdict == "broken"
-    silent = attacked(make_wire_experiment(), 400)
+    silent = attacked(make_wire_experiment(), 800)
     assert silent.verdict != "broken"
     assert silent.shown_epsilon > 0.2  # the message itself is seen, and tells what it may
 

@@ -101,7 +101,7 @@ def test_private_rows_that_change_after_fit_are_noticed(tmp_path: Path) -> None:
     rows = ROWS.copy()
     rows[[160, 161]] = rows[[161, 160]]
     np.save(place, rows)
-    with pytest.raises(PartitionError, match=r"partition 2 of 4: the rows of this block are not those that were fit"):
+    with pytest.raises(PartitionError, match=r"partition 2 of 4: the rows of this block have changed since fit"):
         search.nearest(QUERIES, 5)
     np.save(place, ROWS)
     np.testing.assert_array_equal(search.nearest(QUERIES, 5), found)

@@ -349,7 +349,7 @@ def test_it_works_in_a_running_loop_and_with_the_context_of_who_asks(made: Path,
     async def ask(client: Client) -> None:
         who.set("loop")
         client.nearest(PRIVATE, epsilon=4.0)
-        await asyncio.to_thread(client.nearest, PRIVATE)
+        await asyncio.to_thread(client.nearest, PRIVATE, epsilon=4.0)
 
     with new_account(tmp_path / "budget.db") as account, Client(made, account=Payer()) as client:
         asyncio.run(ask(client))
