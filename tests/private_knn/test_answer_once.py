@@ -18,7 +18,7 @@ from nearveil.ledger import (
     OverBudgetError,
 )
 from nearveil.private_knn import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier
-from nearveil.private_knn.estimator import Poll, decode_votes, encode_votes
+from nearveil.private_knn.estimator import VotingEstimator, decode_votes, encode_votes
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y = DIGITS[:300], LABELS[:300]
@@ -62,7 +62,7 @@ def test_it_is_paid_for_before_the_count_and_stored_before_it_is_told(
 ) -> None:
     asked, order = voter(ledger), []
     counting, store = type(asked._poll), Debit.store
-    count = counting.count_votes
+    count = counting._count_votes
 
     def counted(self: Any, *arguments: Any) -> Any:
         order.append(("count", debits(ledger)))
@@ -72,7 +72,7 @@ def test_it_is_paid_for_before_the_count_and_stored_before_it_is_told(
         order.append(("store", debits(ledger)))
         store(self, message)
 
-    monkeypatch.setattr(counting, "count_votes", counted)
+    monkeypatch.setattr(counting, "_count_votes", counted)
     monkeypatch.setattr(Debit, "store", stored)
     told = asked.answer_once(QUERY, "one")
     assert order == [("count", 1), ("store", 1)]
@@ -84,14 +84,14 @@ def test_what_is_released_is_the_count_with_the_noise_of_the_plan(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = voter(ledger)
-    ((sums, _),) = asked._poll.count_votes(QUERY[None])
-    seen, release = [], Poll.release
+    ((sums, _),) = asked._poll._count_votes(QUERY[None])
+    seen, release = [], VotingEstimator._release
 
     def released(self: Any, counts: Any) -> Any:
         seen.append(counts)
         return release(self, counts)
 
-    monkeypatch.setattr(Poll, "release", released)
+    monkeypatch.setattr(VotingEstimator, "_release", released)
     votes = asked.answer_once(QUERY, "one").votes
     np.testing.assert_array_equal(seen[0], sums)
     assert 0 < np.abs(votes - sums).max() < 7 * asked.plan_.vote_noise  # more once in 10^10 runs

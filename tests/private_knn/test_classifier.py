@@ -27,9 +27,9 @@ import nearveil
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import Answers, ExhaustedError, PrivateKNeighborsClassifier
-from nearveil.private_knn.estimator import make_hard_votes, make_label_votes, make_soft_votes
 from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, draw_voters
 from nearveil.private_knn.plan import UNIT, PoissonSample
+from nearveil.private_knn.records import make_hard_votes, make_label_votes, make_soft_votes
 from nearveil.private_knn.spending import MemorySpending
 from tests.estimators import run_check
 
@@ -348,7 +348,7 @@ def test_probabilities_are_shares_of_the_noisy_votes() -> None:
     assert np.isnan(shares[60:]).all()  # declined
     clear = quiet().fit(DIGITS[:400], LABELS[:400])
     np.testing.assert_array_equal(clear.predict_proba(DIGITS[:50]).argmax(axis=1), clear.predict(DIGITS[:50]))
-    assert clear._poll.spending.left()["answered"] == clear.max_answered - 100  # both were paid for
+    assert clear._poll._spending.left()["answered"] == clear.max_answered - 100  # both were paid for
     many = PrivateKNeighborsClassifier(votes="binary", clip=1.0, max_screened=0)
     assert not hasattr(many, "predict_proba")
 
@@ -386,8 +386,8 @@ def test_screening_and_vote_have_samples_of_their_own() -> None:
     assert 420 < answers.answered.sum() < 580
     assert 0.4 < np.rint(answers.votes[answers.answered, 0]).mean() < 0.6
     poll, queries = voter._poll, np.ones((1000, 2))
-    votes = np.rint(poll.release(np.concatenate([sums for sums, _ in poll.count_votes(queries)])))
-    largest = np.concatenate([maxima for _, maxima in poll.count_votes(queries) if maxima is not None])
+    votes = np.rint(poll._release(np.concatenate([sums for sums, _ in poll._count_votes(queries)])))
+    largest = np.concatenate([maxima for _, maxima in poll._count_votes(queries) if maxima is not None])
     assert 0.4 < votes.mean() < 0.6
     assert 0.4 < largest.mean() < 0.6
 
@@ -497,7 +497,7 @@ def test_nothing_private_is_shown(caplog: pytest.LogCaptureFixture) -> None:
         seen.append(str(error.value))
     seen += [repr(voter), str(voter), voter._repr_html_(), repr(voter.plan_), repr(voter.guarantee), caplog.text]
     seen += [repr(value) for value in vars(voter).values()]
-    tally = next(voter._poll.count_votes(DIGITS[300:302]))
+    tally = next(voter._poll._count_votes(DIGITS[300:302]))
     seen += [repr(tally)]
     assert not any(str(PRIVATE) in text for text in seen)
 

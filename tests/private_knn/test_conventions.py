@@ -23,7 +23,7 @@ from nearveil.private_knn import (
     PrivateKNeighborsRegressor,
     Student,
 )
-from nearveil.private_knn.estimator import make_hard_votes
+from nearveil.private_knn.records import make_hard_votes
 
 X, Y = load_digits(return_X_y=True)
 QUIET: dict[str, Any] = {"n_neighbors": 5, "vote_noise": 0.01, "max_answered": 10**6}

@@ -21,9 +21,10 @@ from nearveil.private_knn import (
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
     Student,
+    estimator,
 )
-from nearveil.private_knn.estimator import Poll, VotingEstimator
-from nearveil.private_knn.spending import AccountSpending
+from nearveil.private_knn.estimator import VotingEstimator
+from nearveil.private_knn.spending import AccountSpending, open_spending
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y, QUERIES = DIGITS[:300], LABELS[:300], DIGITS[400:440]
@@ -170,7 +171,7 @@ def test_everything_is_debited_before_it_is_counted_and_released(
     account = wide(ledger)
     asked, order = voter(account, **(SCREENED if screened else {})), []
     counting = type(asked._poll)
-    count, release = counting.count_votes, Poll.release
+    count, release = counting._count_votes, VotingEstimator._release
 
     def paid() -> int:
         return sum(times for entry in account.history() if entry.kind == "debit" for _, times in entry.events)
@@ -183,8 +184,8 @@ def test_everything_is_debited_before_it_is_counted_and_released(
         order.append(("release", paid()))
         return release(self, sums)
 
-    monkeypatch.setattr(counting, "count_votes", counted)
-    monkeypatch.setattr(Poll, "release", released)
+    monkeypatch.setattr(counting, "_count_votes", counted)
+    monkeypatch.setattr(VotingEstimator, "_release", released)
     assert asked.answer(QUERIES[:3]).answered.all()
     assert order == [("count", 3), ("release", 6 if screened else 3)]
 
@@ -352,15 +353,14 @@ def test_what_another_thread_sets_during_a_fit_changes_nothing(
     monkeypatch: pytest.MonkeyPatch, model: VotingEstimator[Any]
 ) -> None:
     """The guarantee was made for one source of noise, and the noise was drawn from another."""
-    open_account = VotingEstimator._open_account
 
-    def swapped(self: VotingEstimator[Any], *arguments: Any) -> Any:
+    def swapped(*arguments: Any) -> Any:
         model.set_params(source=unsafe_seeded(0))
-        return open_account(self, *arguments)
+        return open_spending(*arguments)
 
-    monkeypatch.setattr(VotingEstimator, "_open_account", swapped)
+    monkeypatch.setattr(estimator, "open_spending", swapped)
     assert model.fit(X, Y).guarantee.sound
-    assert model._poll.source.sound
+    assert model._poll._source.sound
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from nearveil.private_knn import (
     PublicDiscriminant,
     plan_publications,
 )
-from nearveil.private_knn.estimator import make_hard_votes
+from nearveil.private_knn.records import make_hard_votes
 from tests.private_knn.test_discriminant import changed, fitted
 
 RNG = np.random.default_rng(7)

@@ -11,7 +11,8 @@ import pytest
 from nearveil.ledger import Ledger
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import PrivateKNeighborsClassifier
-from nearveil.private_knn.estimator import encode_votes, make_label_votes
+from nearveil.private_knn.estimator import encode_votes
+from nearveil.private_knn.records import make_label_votes
 
 N_LABELS = 14
 N_RECORDS = 200
@@ -163,7 +164,7 @@ def test_a_key_keeps_the_weight_and_an_answer_without_it_is_refused(tmp_path: Pa
         np.testing.assert_array_equal(first.votes, again.votes)
         np.testing.assert_array_equal(first.weight, again.weight)
         assert first.labels.tolist() == [[1, 1]]
-        with voter._poll.spending.take_once("old", None) as debit:
+        with voter._poll._spending.take_once("old", None) as debit:
             debit.store(encode_votes(np.arange(2), np.array([[200.0, 200.0]])))
         with pytest.raises(ValueError, match="without the sum of the weights: use a new key"):
             voter.answer_once(make_rows()[0], "old")

@@ -3,7 +3,6 @@
 import itertools
 import math
 import pickle
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,7 @@ def fitted(counts: list[int], **parameters: Any) -> PateClassifier:
     voter = PateClassifier(sum(counts), classes=range(len(counts)), source=unsafe_seeded(11), **parameters)
     voter.fit(X, np.zeros(len(X), dtype=int))
     teachers = Teachers(tuple(np.repeat(np.arange(len(counts)), counts).tolist()), len(counts))
-    voter._poll = replace(voter._poll, teachers=teachers)
+    voter._poll._teachers = teachers
     return voter
 
 
@@ -291,7 +290,7 @@ def test_errors_name_no_record() -> None:
         voter = PateClassifier(4, Talkative(how), mechanism="gnmax", vote_noise=30.0, max_answered=60).fit(X, Y)
         with pytest.raises(ValueError, match="estimator must be a classifier"):
             voter.predict(QUERIES)
-    assert "members" not in repr(voter._poll.teachers)
+    assert "members" not in repr(voter._poll._teachers)
     assert repr(voter) == repr(clone(voter))  # parameters alone
 
 
@@ -335,7 +334,7 @@ def test_a_pickle_answers_nothing() -> None:
 def test_more_teachers_than_records() -> None:
     voter = PateClassifier(300, mechanism="gnmax", vote_noise=50.0, max_answered=60).fit(X, Y)
     assert set(voter.predict(QUERIES)) <= {0, 1, 2}
-    assert sum(itertools.chain.from_iterable(voter._poll.teachers.count_votes(QUERIES[:1]).tolist())) == 300
+    assert sum(itertools.chain.from_iterable(voter._poll._teachers.count_votes(QUERIES[:1]).tolist())) == 300
 
 
 # With one teacher and hardly any noise nothing is left to chance; what remains is what privacy makes impossible.

@@ -94,7 +94,7 @@ def test_teachers_and_students_that_were_fitted_before_do_not_go_along() -> None
     rival = PateClassifier(5, mechanism="gnmax", vote_noise=2.0, max_answered=30, classes=range(10))
     secret = RidgeClassifier().fit(PRIVATE, PRIVATE_Y)
     student = Student(rival.fit(PRIVATE, PRIVATE_Y), secret, random_state=0).fit(PRIVATE, PRIVATE_Y, PUBLIC)
-    private = [secret, *(one for one in rival._poll.teachers.members if isinstance(one, RidgeClassifier))]
+    private = [secret, *(one for one in rival._poll._teachers.members if isinstance(one, RidgeClassifier))]
     assert len(private) == 6
     for stored in (pickle.dumps(student), pickle.dumps(student.export())):
         assert not any(one.coef_[0].tobytes() in stored for one in private)

@@ -139,7 +139,7 @@ def test_parameters_that_change_after_fit_change_no_release() -> None:
     voter.set_params(depth=20, method="mean", low=-100, high=100, source=unsafe_seeded(0))
     assert set(voter.predict(X[:5])) <= {2.0, 6.0}  # one step of the bisection, as was paid
     assert voter.guarantee.sound
-    assert voter._poll.source.sound
+    assert voter._poll._source.sound
 
 
 def test_private_values_are_not_shown() -> None:

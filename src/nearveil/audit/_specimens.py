@@ -241,7 +241,7 @@ class _Careless(PrivateKNeighborsClassifier):
 
     def _decide(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
         """Return answers with other votes and the labels that follow from them."""
-        return Answers(self._poll.labels(np.nan_to_num(votes), answers.answered), answers.answered, votes)
+        return Answers(self._poll._choose_labels(np.nan_to_num(votes), answers.answered), answers.answered, votes)
 
 
 class QuietVotes(_Careless):

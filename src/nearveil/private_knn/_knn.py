@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from numbers import Integral, Real
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,66 +12,64 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils._param_validation import Interval, StrOptions
 
-from nearveil.private_knn.estimator import (
+from nearveil.private_knn.estimator import A, Answers, Tally, VotingClassifier, VotingEstimator
+from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, SearchEngine, Voters, draw_voters
+from nearveil.private_knn.plan import Ballot, GaussianSums
+from nearveil.private_knn.records import (
     MULTILABEL,
-    Answers,
-    ClassPoll,
     Labels,
-    Poll,
-    Tally,
     Votes,
-    VotingClassifier,
-    VotingEstimator,
     Weights,
     check_records,
     make_hard_votes,
     make_label_votes,
     make_soft_votes,
 )
-from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, SearchParameters, draw_voters
-from nearveil.private_knn.plan import Ballot, GaussianSums, VotePlan
+from nearveil.private_knn.scaling import ColumnBounds
 
 
-def count_agreeing_records(plan: VotePlan, votes: Labels | Weights) -> tuple[float, str]:
-    """Return the largest number of records that can agree on a query, and a description for their owner only."""
-    which = "of one class" if isinstance(votes, Labels) else "in all"
-    words = f"at most {votes.most_agreeing:,} records {which} can (this figure is for you alone)"
-    return min(plan.n_neighbors, votes.most_agreeing * plan.sampling_rate), words
+@dataclass(eq=False, repr=False, kw_only=True)
+class NeighborEstimator(VotingEstimator[A]):
+    """An estimator whose voters are the nearest records."""
 
+    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
+        **VotingEstimator._parameter_constraints,
+        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
+        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
+        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
+        "bounds": ["array-like", None],
+        "engine": [StrOptions(set(get_args(SearchEngine)))],
+    }
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class NeighborPoll(ClassPoll):
-    """A poll of the classes of the nearest records."""
+    n_neighbors: int | None = None
+    sampling_rate: float = 1.0
+    feature_norm: float | None = None
+    bounds: ArrayLike | None = None
+    engine: SearchEngine = "auto"
+    _votes: Labels | Weights = field(init=False)  # of each record
+    _search: NeighborSearch = field(init=False)
 
-    ballots: Labels | Weights  # the vote of each record
-    search: NeighborSearch
-    votes: Votes
+    def _learn(self, rows: Any) -> None:
+        """Prepare the search. Within bounds, distances are compared: no row is longer than the corner of the box."""
+        norm = self.feature_norm
+        if self.bounds is not None:
+            self._bounds = ColumnBounds.make(self.bounds, rows.shape[1])
+            rows, norm = self._bounds.scale(rows), math.sqrt(rows.shape[1]) if norm is None else norm
+        self._search = NeighborSearch(rows, feature_norm=norm, engine=self.engine)
 
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
-        plan = self.plan
-        draws = 1 if plan.screening is None else 2
-        for drawn in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, self.source, draws=draws):
-            largest = self.ballots.count(drawn[1]).max(axis=1) * plan.votes.unit if draws == 2 else None
-            yield self.ballots.count(drawn[0]), largest
+    def _draw_voters(self, queries: NDArray[np.float64], draws: int = 1) -> Iterator[list[Voters]]:
+        plan = self.plan_
+        return draw_voters(self._search, queries, plan.votes.sample, plan.n_neighbors, self._source, draws=draws)
 
-    def count_agreeing(self) -> tuple[float, str]:
-        return count_agreeing_records(self.plan, self.ballots)
-
-    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
-        if self.votes not in MULTILABEL:
-            return super().make_answers(released, answered)
-        votes, weight, thresholds = np.full((len(answered), len(self.classes)), np.nan), None, np.zeros(len(answered))
-        votes[answered] = released[:, : len(self.classes)]
-        if isinstance(self.ballots, Weights) and self.ballots.weight_scale is not None:
-            weight = np.full(len(answered), np.nan)
-            weight[answered] = released[:, -1] / self.ballots.weight_scale
-            thresholds = weight / 2
-        labels = np.where(answered[:, None], votes > thresholds[:, None], self.abstain_label)
-        return Answers(labels.astype(int), answered, votes, weight)
+    def _count_agreeing(self) -> tuple[float, str]:
+        votes = self._votes
+        which = "of one class" if isinstance(votes, Labels) else "in all"
+        description = f"at most {votes.most_agreeing:,} records {which} can (this figure is for you alone)"
+        return min(self.plan_.n_neighbors, votes.most_agreeing * self.plan_.sampling_rate), description
 
 
 @dataclass(eq=False, repr=False)
-class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
+class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     """Classify public queries by the votes of their nearest private records.
 
     Private-kNN (Zhu, Yu, Chandraker and Wang 2020), with the exact cost of its parameters. The guarantee is about the
@@ -162,7 +160,7 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **VotingClassifier._parameter_constraints,
-        **SearchParameters._parameter_constraints,
+        **NeighborEstimator._parameter_constraints,
         "votes": [StrOptions({"classes", "soft", *MULTILABEL})],
         "clip": [Interval(Real, 0, None, closed="neither"), None],
     }
@@ -174,28 +172,34 @@ class PrivateKNeighborsClassifier(SearchParameters, VotingClassifier):
     votes: Votes = "classes"
     clip: float | None = None
 
-    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> NeighborPoll:
-        columns = self._columns()
-        X, _ = check_records(columns, X, y, multi_output=True)
-        ballots: Labels | Weights
+    def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
+        X, _ = check_records(self, X, y, multi_output=True)
         if self.votes == "classes":
-            classes, ballots, ballot = make_hard_votes(y, self.classes)
+            self.classes_, self._votes, ballot = make_hard_votes(y, self.classes)
         elif self.votes == "soft":
-            classes, ballots, ballot = make_soft_votes(y, self.classes)
+            self.classes_, self._votes, ballot = make_soft_votes(y, self.classes)
         else:
-            classes, ballots, ballot = make_label_votes(y, self.classes, self.clip, self.votes)
-        declined = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else classes)
-        plan, guarantee = self._make_plan(ballot, inferred=self.votes == "classes" and self.classes is None)
-        search, bounds = self._make_search(X)
-        return NeighborPoll(
-            **self._open_account(columns, plan, guarantee),
-            bounds=bounds,
-            classes=classes,
-            abstain_label=declined,
-            ballots=ballots,
-            search=search,
-            votes=self.votes,
-        )
+            self.classes_, self._votes, ballot = make_label_votes(y, self.classes, self.clip, self.votes)
+        self._abstain_label = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else self.classes_)
+        return X, ballot
+
+    def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        draws = 1 if self.plan_.screening is None else 2
+        for samples in self._draw_voters(queries, draws):
+            largest = self._votes.count(samples[1]).max(axis=1) * self.plan_.votes.unit if draws == 2 else None
+            yield self._votes.count(samples[0]), largest
+
+    def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
+        if self.votes not in MULTILABEL:
+            return super()._make_answers(released, answered)
+        votes, weight, thresholds = np.full((len(answered), len(self.classes_)), np.nan), None, np.zeros(len(answered))
+        votes[answered] = released[:, : len(self.classes_)]
+        if isinstance(self._votes, Weights) and self._votes.weight_scale is not None:
+            weight = np.full(len(answered), np.nan)
+            weight[answered] = released[:, -1] / self._votes.weight_scale
+            thresholds = weight / 2
+        labels = np.where(answered[:, None], votes > thresholds[:, None], self._abstain_label)
+        return Answers(labels.astype(int), answered, votes, weight)
 
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
@@ -264,47 +268,8 @@ def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArra
     return np.asarray(2 * below - np.sum(present, axis=1))
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ValuePoll(Poll[NDArray[np.float64]]):
-    """A poll of the values of the nearest records."""
-
-    statistic: ValueStatistic
-    values: Weights  # of each record
-    search: NeighborSearch
-
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
-        plan, mean = self.plan, self.statistic.method == "mean"
-        for (voters,) in draw_voters(self.search, queries, plan.votes.sample, plan.n_neighbors, self.source, draws=1):
-            yield self.values.count(voters) if mean else self.values.units[voters, 0], None
-
-    @property
-    def gain(self) -> float:  # type: ignore[override]
-        return self.statistic.width / 2 if self.statistic.method == "mean" else 0.5
-
-    def count_agreeing(self) -> tuple[float, str]:
-        return count_agreeing_records(self.plan, self.values)
-
-    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        if self.statistic.method == "mean":
-            return super().release(sums)
-        low = np.zeros(len(sums), dtype=np.int64)
-        for step in reversed(range(self.statistic.depth)):
-            point = low + (1 << step)
-            low = np.where(super().release(count_balance(sums, point)) < 0, point, low)
-        return low[:, None].astype(np.float64)
-
-    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[np.float64]:
-        statistic, values = self.statistic, np.full(len(answered), np.nan)
-        if statistic.method == "mean":
-            estimates = statistic.middle + released[:, 0] / self.plan.n_neighbors
-        else:
-            estimates = statistic.low + statistic.width * (released[:, 0] + 0.5) / 2**statistic.depth
-        values[answered] = np.clip(estimates, statistic.low, statistic.high)
-        return values
-
-
 @dataclass(eq=False, repr=False)
-class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimator[NDArray[np.float64]]):  # type: ignore[misc]
+class PrivateKNeighborsRegressor(RegressorMixin, NeighborEstimator[NDArray[np.float64]]):  # type: ignore[misc]
     """Predict numbers for public queries from their nearest private records.
 
     "mean" releases the sum of the voters' values, clipped to [low, high], with noise. "median" finds the middle value
@@ -342,8 +307,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **VotingEstimator._parameter_constraints,
-        **SearchParameters._parameter_constraints,
+        **NeighborEstimator._parameter_constraints,
         "low": [Real],
         "high": [Real],
         "method": [StrOptions({"mean", "median"})],
@@ -355,21 +319,37 @@ class PrivateKNeighborsRegressor(RegressorMixin, SearchParameters, VotingEstimat
     _: KW_ONLY
     method: Literal["mean", "median"] = "mean"
     depth: int = 8
+    _votes: Weights = field(init=False)
+    _statistic: ValueStatistic = field(init=False)
 
-    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> ValuePoll:
-        columns = self._columns()
-        X, y = check_records(columns, X, y, y_numeric=True)
-        statistic = ValueStatistic(float(self.low), float(self.high), self.method, int(self.depth))
-        plan, guarantee = self._make_plan(statistic.ballot, max_screened=0)
-        values = statistic.votes(np.asarray(y, dtype=np.float64))
-        search, bounds = self._make_search(X)
-        return ValuePoll(
-            **self._open_account(columns, plan, guarantee),
-            bounds=bounds,
-            statistic=statistic,
-            values=values,
-            search=search,
-        )
+    def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
+        X, y = check_records(self, X, y, y_numeric=True)
+        self._statistic = statistic = ValueStatistic(float(self.low), float(self.high), self.method, int(self.depth))
+        self._votes = statistic.votes(np.asarray(y, dtype=np.float64))
+        self._gain = statistic.width / 2 if self.method == "mean" else 0.5
+        return X, statistic.ballot
+
+    def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        for (voters,) in self._draw_voters(queries):
+            yield self._votes.count(voters) if self.method == "mean" else self._votes.units[voters, 0], None
+
+    def _release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        if self.method == "mean":
+            return super()._release(sums)
+        low = np.zeros(len(sums), dtype=np.int64)
+        for step in reversed(range(self._statistic.depth)):
+            point = low + (1 << step)
+            low = np.where(super()._release(count_balance(sums, point)) < 0, point, low)
+        return low[:, None].astype(np.float64)
+
+    def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[np.float64]:
+        statistic, values = self._statistic, np.full(len(answered), np.nan)
+        if self.method == "mean":
+            estimates = statistic.middle + released[:, 0] / self.plan_.n_neighbors
+        else:
+            estimates = statistic.low + statistic.width * (released[:, 0] + 0.5) / 2**statistic.depth
+        values[answered] = np.clip(estimates, statistic.low, statistic.high)
+        return values
 
     def predict(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries as :meth:`answer` does: within [low, high]; NaN where a query was declined.

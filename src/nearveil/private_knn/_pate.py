@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from numbers import Integral
 from typing import Any, ClassVar, Literal
 
@@ -15,9 +15,9 @@ from sklearn.utils.validation import validate_data
 
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
-from nearveil.private_knn.estimator import ClassPoll, Tally, VotingClassifier, make_hard_votes, run_shielded
-from nearveil.private_knn.plan import Ballot
-from nearveil.private_knn.scaling import warn_of_scaled_rows
+from nearveil.private_knn.estimator import Tally, VotingClassifier
+from nearveil.private_knn.plan import Ballot, PlanRequest
+from nearveil.private_knn.records import make_hard_votes, run_shielded
 
 _SEEDS = np.uint64(2**31 - 1)
 
@@ -97,22 +97,6 @@ Mechanism = Literal["lnmax", "gnmax", "confident-gnmax"]
 _BATCH = 1024  # queries
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class TeacherPoll(ClassPoll):
-    """A poll of teachers."""
-
-    teachers: Teachers
-
-    def count_agreeing(self) -> tuple[float, str]:
-        n_teachers = len(self.teachers.members)
-        return n_teachers, f"there are {n_teachers:,} teachers"
-
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
-        for start in range(0, len(queries), _BATCH):
-            counts = self.teachers.count_votes(queries[start : start + _BATCH])
-            yield counts, None if self.plan.screening is None else counts.max(axis=1).astype(np.float64)
-
-
 @dataclass(eq=False, repr=False)
 class PateClassifier(VotingClassifier):
     """Classify public queries by the votes of teachers that were trained on disjoint parts of the private records.
@@ -173,37 +157,45 @@ class PateClassifier(VotingClassifier):
     estimator: BaseEstimator | None = None
     _: KW_ONLY
     mechanism: Mechanism = "confident-gnmax"
-    _poll: TeacherPoll = field(init=False)
+    _codes: NDArray[np.int64] = field(init=False)  # the class of each record, until the teachers are trained
+    _teachers: Teachers = field(init=False)
 
-    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> TeacherPoll:
-        columns = self._columns()
-        rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)  # hard_votes checks y
-        warn_of_scaled_rows(rows, stacklevel=4)
-        classes, labels, _ = make_hard_votes(y, self.classes)
-        declined = self._find_abstain_label(classes)
+    def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
+        self._check_screening()
+        rows, _ = run_shielded(validate_data, self, X, y, dtype=np.float64, multi_output=True)  # y: make_hard_votes
+        self.classes_, labels, _ = make_hard_votes(y, self.classes)
+        self._abstain_label = self._find_abstain_label(self.classes_)
+        self._codes = labels.codes[:-1]
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
-        ballot = Ballot(event, len(classes), can_screen=self.mechanism == "confident-gnmax")
-        fixed = {"n_neighbors": self.n_teachers} | self._check_screening()
-        plan, guarantee = self._make_plan(ballot, inferred=self.classes is None, **fixed)
-        teachers = train_teachers(
+        return rows, Ballot(event, len(self.classes_), can_screen=self.mechanism == "confident-gnmax")
+
+    def _make_request(self, ballot: Ballot) -> PlanRequest:
+        return replace(super()._make_request(ballot), n_neighbors=self.n_teachers)
+
+    def _learn(self, rows: NDArray[np.float64]) -> None:
+        self._teachers = train_teachers(
             RidgeClassifier() if self.estimator is None else self.estimator,
             rows,
-            labels.codes[:-1],
+            self._codes,
             n_teachers=self.n_teachers,
-            n_classes=len(classes),
+            n_classes=len(self.classes_),
             source=self._source,
         )
-        return TeacherPoll(
-            **self._open_account(columns, plan, guarantee), classes=classes, abstain_label=declined, teachers=teachers
-        )
+        del self._codes
 
-    def _check_screening(self) -> dict[str, int]:
-        """Refuse screening options that the mechanism does not use; return the cap that follows from it."""
+    def _count_agreeing(self) -> tuple[float, str]:
+        return self.n_teachers, f"there are {self.n_teachers:,} teachers"
+
+    def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        for start in range(0, len(queries), _BATCH):
+            counts = self._teachers.count_votes(queries[start : start + _BATCH])
+            yield counts, None if self.plan_.screening is None else counts.max(axis=1).astype(np.float64)
+
+    def _check_screening(self) -> None:
+        """Refuse screening options that the mechanism does not use, and missing ones that it needs."""
         if self.mechanism != "confident-gnmax":
             for name in ("screening_noise", "threshold", "max_screened"):
                 if getattr(self, name) is not None:
                     raise ValueError(f'{name} must not be given for mechanism="{self.mechanism}": nothing is screened')
-            return {"max_screened": 0}
-        if self.vote_noise is not None and None in (self.screening_noise, self.threshold):
+        elif self.vote_noise is not None and None in (self.screening_noise, self.threshold):
             raise ValueError("screening_noise and threshold must be given: vote_noise is, so nothing is calibrated")
-        return {}

@@ -38,7 +38,6 @@ from nearveil.private_knn.discriminant_model import (
     estimate_means,
     fit_discriminant,
 )
-from nearveil.private_knn.estimator import check_public_rows, make_hard_votes, run_shielded
 from nearveil.private_knn.neighbors import LONGEST, IntegerRows
 from nearveil.private_knn.plan import (
     Ballot,
@@ -50,6 +49,7 @@ from nearveil.private_knn.plan import (
     make_plan,
 )
 from nearveil.private_knn.published import MOST_CLASSES
+from nearveil.private_knn.records import check_public_rows, make_hard_votes, run_shielded
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.private_knn.spending import (
     ExhaustedError,
@@ -260,7 +260,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
         model = problem.model(statistics, guarantee)
         _warn_of_noise(model)
-        return self._set_fitted(checked.columns, classes_=checked.classes, statistics_=statistics, _model=model)
+        return self._set_fitted(estimator, classes_=checked.classes, statistics_=statistics, _model=model)
 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
         """Estimate the accuracy before anything is paid. For the owner of the records alone: never publish it.
@@ -317,9 +317,8 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
 
     def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_CheckedRecords":
         """Check the input."""
-        columns = self._columns()
         rows: Rows
-        rows, _ = run_shielded(validate_data, columns, X, y, dtype=np.float64, multi_output=True)
+        rows, _ = run_shielded(validate_data, self, X, y, dtype=np.float64, multi_output=True)
         classes, labels, _ = make_hard_votes(y, self.classes)
         check_publishable(classes, rows.shape[1], self.unit)
         public_rows: Rows | None = None
@@ -339,7 +338,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
             bounds = ColumnBounds.make(self.bounds, rows.shape[1])
             if public_rows is None and len(classes) >= MOST_CLASSES:  # the mean is one more release of as many values
                 raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} if bounds are given without public")
-        return _CheckedRecords(columns, classes, labels.codes[:-1], rows, public_rows, bounds)
+        return _CheckedRecords(classes, labels.codes[:-1], rows, public_rows, bounds)
 
     def _learn_projection(self, checked: "_CheckedRecords", noise: float) -> ClassProjection:
         """Learn the projection from public rows and bounds: more directions for more rows of a class and less noise."""
@@ -395,7 +394,6 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
 class _CheckedRecords:
     """Checked input. It holds the records and never leaves the estimator."""
 
-    columns: PrivateDiscriminant  # empty but for the number, and perhaps the names, of the columns
     classes: NDArray[Any]
     codes: NDArray[np.int64]  # the number of each record's class
     rows: Rows

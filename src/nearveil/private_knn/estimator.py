@@ -1,332 +1,34 @@
-"""The base of all voting estimators: votes of records, and answering queries (pay, screen, pay, vote)."""
+"""The base of all voting estimators: fit (check, plan, open the caps) and answer (pay, count, screen, pay, release)."""
 
 import json
 import math
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
-from typing import Any, ClassVar, Generic, Literal, NamedTuple, Self, TypeVar, get_args
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
-from sklearn.utils import check_array, check_consistent_length, column_or_1d
+from sklearn.utils import check_consistent_length
 from sklearn.utils._param_validation import Interval
 from sklearn.utils.metaestimators import available_if
-from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.cluster import is_dask_array
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_positive
-from nearveil.privacy.events import VoteHistogram
-from nearveil.privacy.noise import Source
-from nearveil.private_knn.neighbors import Voters
-from nearveil.private_knn.plan import (
-    UNIT,
-    Ballot,
-    ClippedSums,
-    Kind,
-    NoiseWarning,
-    PlanRequest,
-    VotePlan,
-    find_needed_votes,
-    make_plan,
-)
-from nearveil.private_knn.scaling import ColumnBounds
+from nearveil.private_knn.plan import Ballot, NoiseWarning, PlanRequest, VotePlan, find_needed_votes, make_plan
+from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.private_knn.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
 
-T = TypeVar("T")
-
-# Messages of scikit-learn that quote no data. Others are cut at a known prefix, or replaced.
-_SAFE = re.compile(
-    r"Input [Xy] contains |Found array with (0|\d+) (sample|feature)|Found array with dim|Found input variables with "
-    r"inconsistent|X has \d+ features|Sparse data was passed|The feature names should match|y should be a 1d array|"
-    r"Input contains NaN|Unknown label type: |bad input shape|This \w+ estimator requires y to be passed|"
-    r"float\(\) argument must be "
-)
-_TRIMMED = ("Complex data not supported", "Expected 2D array, got 1D array instead", "Expected 2D array, got scalar")
-
-
-def run_shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Run a check on private input; if it fails, raise an error without values.
-
-    Examples
-    --------
-    >>> run_shielded(float, "a private word")
-    Traceback (most recent call last):
-    ...
-    ValueError: X and y must hold real numbers of the right shape; private values are not shown
-    """
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The number of unique classes")  # depends on the labels
-        try:
-            return check(*arguments, **options)
-        except (TypeError, ValueError) as error:
-            kind, words = (TypeError if isinstance(error, TypeError) else ValueError), _clean(str(error))
-    raise kind(words)  # outside of the handler: the context of the first error is private
-
-
-def check_records(columns: Any, X: Any, y: Any, **options: Any) -> tuple[Any, Any]:
-    """Let scikit-learn check private records. Workers check the rows of a Dask array."""
-    if not is_dask_array(X):
-        X, y = run_shielded(validate_data, columns, X, y, dtype=np.float64, **options)
-        return X, y
-    _, y = run_shielded(validate_data, columns, np.zeros((X.shape[0], 1)), y, dtype=np.float64, **options)
-    columns.n_features_in_ = int(X.shape[1])
-    return X, y
-
-
-def _clean(words: str) -> str:
-    if _SAFE.match(words.partition("\n")[0]):
-        return words
-    for prefix in _TRIMMED:
-        if words.startswith(prefix):
-            return f"{prefix}: X must have a row for each record"
-    return "X and y must hold real numbers of the right shape; private values are not shown"
-
-
-Votes = Literal["classes", "soft", "binary", "nonnegative", "signed"]
-MULTILABEL = get_args(Kind)
-_BATCH = 2**22  # votes gathered at a time
-_LEAST_CLIP = 0.001  # below which rounding to units would distort the weights
-
-
-@dataclass(frozen=True)
-class Labels:
-    """One class for each record."""
-
-    codes: NDArray[np.int64] = field(repr=False)  # numbers of the classes; the last, of `NO_VOTER`, is `n_classes`
-    n_classes: int
-
-    @property
-    def most_agreeing(self) -> int:
-        """The number of records of the largest class."""
-        return int(np.bincount(self.codes[:-1], minlength=1).max())
-
-    def count(self, voters: Voters) -> NDArray[np.int64]:
-        """Count the votes of each query for each class, shape (n_queries, n_classes)."""
-        bins = self.n_classes + 1
-        keys = self.codes[voters] + bins * np.arange(len(voters))[:, None]
-        counts = np.bincount(keys.ravel(), minlength=bins * len(voters))
-        return counts.reshape(len(voters), bins)[:, : self.n_classes].astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Weights:
-    """A vote of several parts for each record, in units."""
-
-    units: NDArray[np.int64] = field(repr=False)  # the last row, of `NO_VOTER`, is zero
-    weight_scale: float | None = None  # factor of the last column, the records' weights; None without that column
-
-    @property
-    def most_agreeing(self) -> int:
-        """The number of records."""
-        return len(self.units) - 1
-
-    def count(self, voters: Voters) -> NDArray[np.int64]:
-        """Sum the votes on each query, shape (n_queries, size)."""
-        size = self.units.shape[1]
-        sums = np.zeros((len(voters), size), dtype=np.int64)
-        step = max(1, _BATCH // max(1, voters.shape[1] * size))
-        for start in range(0, len(voters), step):
-            sums[start : start + step] = self.units[voters[start : start + step]].sum(axis=1)
-        return sums
-
-
-def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
-    """Return the classes, the votes of all records, and the ballot of a query.
-
-    `y` must be the original: an array made of it hides that labels are of several types.
-    """
-    y = run_shielded(column_or_1d, _check_types(y), warn=True)
-    run_shielded(check_classification_targets, y)
-    labels = np.unique(y) if classes is None else check_classes(classes)
-    try:
-        codes = np.searchsorted(labels, y)
-        inside = labels[np.minimum(codes, len(labels) - 1)] == y
-    except TypeError:
-        inside = np.array([False])
-    if not np.all(inside):
-        raise ValueError("y holds a label that is not in classes: the list must be complete, and public")
-    return labels, Labels(np.append(codes, len(labels)), len(labels)), Ballot(VoteHistogram, len(labels))
-
-
-def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:
-    """Return the same for rows of weights that sum to at most 1."""
-    rows = _check_rows(y)
-    if np.any(rows < 0) or np.any(rows.sum(axis=1) > 1 + 1e-6):
-        raise ValueError("y must hold weights of at least 0 that sum to at most 1 in each row")
-    names = _check_columns(rows, classes)
-    # Scale back sums above 1 by rounding errors; rounding towards zero never increases a sum.
-    rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1.0)
-    return names, _make_weights(rows), Ballot(VoteHistogram, len(names), unit=UNIT, whole=False)
-
-
-def make_label_votes(
-    y: ArrayLike, classes: ArrayLike | None, clip: float | None, kind: Kind
-) -> tuple[NDArray[Any], Weights, Ballot]:
-    """Return the same for votes on many labels, each record's scaled down to L1 norm `clip`."""
-    rows = _check_rows(y)
-    if clip is None:
-        raise ValueError("clip must be given: how many labels one record may vote for (the supplement's tau)")
-    if not _LEAST_CLIP <= check_positive(clip, "clip") <= 1 / UNIT:
-        raise ValueError("clip must be from 0.001 to a million")
-    if kind == "binary" and not np.all((rows == 0) | (rows == 1)):
-        raise ValueError('y must hold only 0 and 1 for votes="binary"')
-    if kind == "nonnegative" and np.any(rows < 0):
-        raise ValueError('y must not be negative for votes="nonnegative"')
-    names = _check_columns(rows, classes)
-    if kind == "signed":
-        norms = np.abs(rows).sum(axis=1, keepdims=True)
-        votes = _make_weights(rows * (clip / np.maximum(norms, clip)))
-    else:
-        votes = _weigh_labels(rows, float(clip), kind)
-    event = ClippedSums(float(clip), kind)
-    return names, votes, Ballot(event, votes.units.shape[1], unit=UNIT, whole=False, can_screen=False)
-
-
-def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights:
-    """Multiply each row by its weight, at most 1, and append the weight times a public scale.
-
-    The scale is the largest at which the weights cost nothing: with them, one record in and one out still change the
-    sums by the sensitivity of the votes alone (``docs/theory/private-knn.md``, Theorem 11; attacked by
-    ``tests/private_knn/test_labels.py``).
-    The weight is rounded first, and the votes are multiplied by the rounded weight.
-    """
-    sizes = rows.sum(axis=1, keepdims=True)
-    if kind == "binary":
-        largest, lengths = math.sqrt(max(clip, 1.0)), np.maximum(sizes, 1.0) / clip
-    else:
-        largest, lengths = clip, np.maximum(sizes / clip, (rows**2).sum(axis=1, keepdims=True) / clip**2)
-    steps = math.floor(largest / UNIT)
-    weights = np.floor(steps / np.maximum(lengths, 1.0))
-    units = np.hstack([_make_weights(rows * (weights / steps)).units, np.append(weights, [[0]], axis=0)])
-    return Weights(units.astype(np.int64), weight_scale=steps * UNIT)
-
-
-def check_classes(classes: ArrayLike) -> NDArray[Any]:
-    """Return the public list of classes, sorted."""
-    labels = np.asarray(_check_types(classes, "classes"))
-    names = np.unique(labels)
-    if labels.ndim != 1 or len(names) == 0 or len(names) != len(labels):
-        raise ValueError("classes must be a list of different labels")
-    return np.asarray(names)
-
-
-def check_public_rows(public: ArrayLike, X: ArrayLike) -> None:
-    """Refuse public rows that share memory with the private ones. A comparison of values would depend on records."""
-    if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):
-        raise ValueError(
-            "public must not be X, or a part of it: the model of public rows is published without noise. "
-            "Give public rows"
-        )
-
-
-def _check_types(y: Any, name: str = "y") -> Any:
-    """Refuse labels of several types: NumPy converts them to one, so one record's label would change the others.
-
-    An array of objects is returned as a list, so that NumPy finds the type of its labels.
-    """
-    if hasattr(y, "dtype") and y.dtype != object:
-        return y
-    listed = np.asarray(y).tolist() if hasattr(y, "dtype") else y
-    labels = np.array(listed, dtype=object).ravel().tolist()
-    kinds = {np.asarray(label).dtype.kind for label in {type(label): label for label in labels}.values()}
-    if len(kinds) > 1 or not kinds >= {np.asarray(listed).dtype.kind}:
-        raise ValueError(f"{name} must hold labels of one type, such as text alone or whole numbers alone")
-    return listed
-
-
-def _check_rows(y: ArrayLike) -> NDArray[np.float64]:
-    rows: NDArray[np.float64] = run_shielded(check_array, y, dtype=np.float64, input_name="y")
-    if np.max(np.abs(rows), initial=0.0) > 1 / UNIT:
-        raise ValueError("y must be within a million of 0: larger votes are clipped anyway")
-    return rows
-
-
-def _check_columns(rows: NDArray[np.float64], classes: ArrayLike | None) -> NDArray[Any]:
-    names = np.arange(rows.shape[1]) if classes is None else np.asarray(classes)
-    if names.ndim != 1 or len(names) != rows.shape[1] or len(np.unique(names)) != len(names):
-        raise ValueError("classes must name the columns of y, each once")
-    return names
-
-
-def _make_weights(rows: NDArray[np.float64]) -> Weights:
-    units = np.trunc(rows / UNIT).astype(np.int64)
-    return Weights(np.vstack([units, np.zeros((1, rows.shape[1]), dtype=np.int64)]))
-
-
+A = TypeVar("A")
 Progress = Callable[[int], None]
 """Called with the number of queries that were finished since the last call."""
-
-
 Tally = tuple[NDArray[np.int64], NDArray[np.float64] | None]
 """Votes on a batch of queries: sums of one sample, and the max-votes of another if there is a screening. Private."""
-A = TypeVar("A")
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Poll(ABC, Generic[A]):
-    """The result of a fit: the records, the plan of noise and caps, and the account that pays. Immutable.
-
-    A new fit replaces it as a whole, and `answer` reads it once, so rows, labels, noise and caps are of one fit.
-    """
-
-    columns: "VotingEstimator[A]"  # empty but for the number, and perhaps the names, of the columns of queries
-    plan: VotePlan
-    guarantee: Guarantee
-    source: Source
-    spending: Spending
-    bounds: ColumnBounds | None = None  # queries are scaled by them, as the records were
-    gain: ClassVar[float] = 1.0  # change of a released sum by one voter
-
-    @abstractmethod
-    def count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
-        """Find the voters of each query and count their votes, a batch at a time."""
-
-    @abstractmethod
-    def count_agreeing(self) -> tuple[float, str]:
-        """Return the largest number of voters that can agree, and a description. Private if voters are records."""
-
-    @abstractmethod
-    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> A:
-        """Return the answers to all queries from the noisy sums of those that were answered."""
-
-    def release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Add noise to the votes on queries that were paid for."""
-        return self.plan.votes.release(sums, self.source)
-
-    @property
-    def public_attributes(self) -> dict[str, Any]:
-        """The fitted attributes of the estimator, besides its columns."""
-        return {"plan_": self.plan}
-
-    def check_queries(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return queries that have the columns of the records, scaled as these are."""
-        queries: NDArray[np.float64] = validate_data(self.columns, X, dtype=np.float64, reset=False)
-        return queries if self.bounds is None else self.bounds.scale(queries)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(private)"
-
-
-def _warn_of_noise(poll: Poll[Any]) -> None:
-    """Warn the owner of the records, before anything is paid, that answers can only be noise."""
-    plan, (agreeing, voters) = poll.plan, poll.count_agreeing()
-    needed = find_needed_votes(plan, poll.gain)
-    if agreeing < needed:
-        warnings.warn(
-            f"only noise is to be expected: {plan.n_neighbors:,} voters take part, an answer needs {needed:,} of them "
-            f"that agree (noise {plan.vote_noise:.3g}), and {voters}. Give a larger epsilon, a smaller max_answered, "
-            "or more records or teachers",
-            NoiseWarning,
-            stacklevel=3,
-        )
 
 
 class AnsweredScore(NamedTuple):
@@ -354,7 +56,9 @@ class AnsweredScore(NamedTuple):
 class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     """Answer queries by votes of private records, up to caps fixed beforehand in `plan_`.
 
-    Subclasses define the votes (`Ballot`) and how they are counted (`Poll`).
+    `fit` works on a copy of the parameters. The copy holds the records, the plan of noise and caps, and the account
+    that pays; it replaces `_poll` as a whole and never changes. `answer` reads it once, so rows, labels, noise and caps
+    are of one fit, whatever other threads do.
     """
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
@@ -362,12 +66,16 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         "max_answered": [Interval(Integral, 1, None, closed="left")],
         "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
     }
+    _metric: ClassVar[Callable[..., float]]  # of the true and the predicted labels or values
+    _gain: float = field(init=False, default=1.0)  # change of a released sum by one voter
 
     max_answered: int = 1000
     vote_noise: float | None = None
     plan_: VotePlan = field(init=False)
-    _poll: Poll[A] = field(init=False)
-    _metric: ClassVar[Callable[..., float]]  # of the true and the predicted labels or values
+    _guarantee: Guarantee = field(init=False)
+    _spending: Spending = field(init=False)
+    _bounds: ColumnBounds | None = field(init=False, default=None)  # queries are scaled by them, as the records were
+    _poll: Self = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Store the private records, and fix the plan of noise and caps.
@@ -385,26 +93,54 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         VotingEstimator
         """
         self._warn_of_search()
-        poll = self._copy_parameters()._make_poll(X, y)
-        self._poll = poll
+        poll = self._copy_parameters()
+        rows, ballot = poll._read_records(X, y)
+        poll.plan_ = plan = make_plan(poll._make_request(ballot))
+        poll._guarantee = plan.guarantee(poll.delta, unit=poll._protected_unit, source=poll._source)
+        if not is_dask_array(rows):
+            warn_of_scaled_rows(rows)
+        poll._learn(rows)
+        account = find_account(poll.ledger, poll.account, plan, poll._guarantee)
+        poll._spending = open_spending(account, plan, poll._guarantee)
         _warn_of_noise(poll)
-        return self._set_fitted(poll.columns, **poll.public_attributes)
+        return self._set_fitted(poll, _poll=poll)
 
     @abstractmethod
-    def _make_poll(self, X: ArrayLike, y: ArrayLike) -> Poll[A]:
-        """Return a poll of these records. Called on a private copy of the parameters."""
+    def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
+        """Check private records, and store their votes; return their rows and the ballot of a query."""
 
-    def _make_plan(self, ballot: Ballot, *, inferred: bool = False, **fixed: Any) -> tuple[VotePlan, Guarantee]:
-        """Return the plan and its guarantee. `fixed` replaces parameters; `inferred` classes come from the labels."""
+    @abstractmethod
+    def _learn(self, rows: Any) -> None:
+        """Prepare the search among the rows, or train teachers on them."""
+
+    @abstractmethod
+    def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
+        """Find the voters of each query and count their votes, a batch at a time."""
+
+    @abstractmethod
+    def _count_agreeing(self) -> tuple[float, str]:
+        """Return the largest number of voters that can agree, and a description. Private if voters are records."""
+
+    @abstractmethod
+    def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> A:
+        """Return the answers to all queries from the noisy sums of those that were answered."""
+
+    def _make_request(self, ballot: Ballot) -> PlanRequest:
         names = {option.name for option in fields(PlanRequest)} & set(self.get_params(deep=False))
-        request = PlanRequest(ballot, **{**{name: getattr(self, name) for name in names}, **fixed})
-        plan, unit = make_plan(request), name_inferred_unit(self.unit) if inferred else self.unit
-        return plan, plan.guarantee(request.delta, unit=unit, source=self._source)
+        return PlanRequest(ballot, **{name: getattr(self, name) for name in names})
 
-    def _open_account(self, columns: Self, plan: VotePlan, guarantee: Guarantee) -> dict[str, Any]:
-        """Open the account and the caps, the last step that may fail; return the fields common to all polls."""
-        spending = open_spending(find_account(self.ledger, self.account, plan, guarantee), plan, guarantee)
-        return {"columns": columns, "plan": plan, "guarantee": guarantee, "source": self._source, "spending": spending}
+    @property
+    def _protected_unit(self) -> str:
+        return self.unit
+
+    def _check_queries(self, X: ArrayLike) -> NDArray[np.float64]:
+        """Return queries that have the columns of the records, scaled as these are."""
+        queries: NDArray[np.float64] = validate_data(self, X, dtype=np.float64, reset=False)
+        return queries if self._bounds is None else self._bounds.scale(queries)
+
+    def _release(self, sums: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Add noise to the votes on queries that were paid for."""
+        return self.plan_.votes.release(sums, self._source)
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> A:
         """Answer public queries, or decline; return the labels with the noisy votes.
@@ -430,27 +166,27 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         """
         check_is_fitted(self)
         poll = self._poll  # read once: another thread may fit meanwhile
-        plan, spending = poll.plan, poll.spending
-        queries = poll.check_queries(X)
+        plan, spending = poll.plan_, poll._spending
+        queries = poll._check_queries(X)
         spending.assert_open()
         spending.assert_affordable(len(queries))
         if plan.screening is None:
             paid = spending.take("answered", len(queries))
             chosen = np.arange(paid)
-            batches = [poll.release(sums) for sums, _ in _report(poll.count_votes(queries[:paid]), progress)]
+            batches = [poll._release(sums) for sums, _ in _report(poll._count_votes(queries[:paid]), progress)]
             released = np.concatenate(batches) if batches else np.zeros((0, plan.size))
         else:
             paid = spending.take("screened", len(queries))
-            tallies = list(_report(poll.count_votes(queries[:paid]), progress))
+            tallies = list(_report(poll._count_votes(queries[:paid]), progress))
             largest = np.concatenate([np.zeros(0), *(maxima for _, maxima in tallies if maxima is not None)])
-            passed = np.flatnonzero(plan.screening.toss(largest, poll.source))
+            passed = np.flatnonzero(plan.screening.toss(largest, poll._source))
             # Which queries passed is public from here on, and so is the number of votes to pay for.
             chosen = passed[: spending.take("answered", len(passed))]
             sums = np.concatenate([np.zeros((0, plan.size), np.int64), *(sums for sums, _ in tallies)])
-            released = poll.release(sums[chosen])
+            released = poll._release(sums[chosen])
         answered = np.zeros(len(queries), dtype=np.bool_)
         answered[chosen] = True
-        return poll.make_answers(released, answered)
+        return poll._make_answers(released, answered)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Score the answered queries only; :meth:`score_answered` also returns their share."""
@@ -494,7 +230,21 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         copies of an estimator with an account share the caps in its ledger, so they keep this one guarantee together.
         """
         check_is_fitted(self)
-        return self._poll.guarantee
+        return self._poll._guarantee
+
+
+def _warn_of_noise(poll: VotingEstimator[Any]) -> None:
+    """Warn the owner of the records, before anything is paid, that answers can only be noise."""
+    plan, (agreeing, voters) = poll.plan_, poll._count_agreeing()
+    needed = find_needed_votes(plan, poll._gain)
+    if agreeing < needed:
+        warnings.warn(
+            f"only noise is to be expected: {plan.n_neighbors:,} voters take part, an answer needs {needed:,} of them "
+            f"that agree (noise {plan.vote_noise:.3g}), and {voters}. Give a larger epsilon, a smaller max_answered, "
+            "or more records or teachers",
+            NoiseWarning,
+            stacklevel=3,
+        )
 
 
 def _report(tallies: Iterator[Tally], progress: Progress | None) -> Iterator[Tally]:
@@ -531,33 +281,6 @@ class Answers:
     weight: NDArray[np.float64] | None = None
 
 
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class ClassPoll(Poll["Answers"]):
-    """A poll about classes."""
-
-    classes: NDArray[Any]
-    abstain_label: int | str
-
-    @property
-    def public_attributes(self) -> dict[str, Any]:
-        return {**super().public_attributes, "classes_": self.classes}
-
-    def make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
-        votes = np.full((len(answered), self.plan.size), np.nan)
-        votes[answered] = released
-        return Answers(self.labels(votes, answered), answered, votes)
-
-    def labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
-        """Return the class that won each vote, or the abstain label."""
-        if self.classes.dtype.kind == "b" and answered.all():
-            return np.asarray(self.classes[np.argmax(votes, axis=1)])
-        labels = np.full(len(votes), self.abstain_label, dtype=object)
-        labels[answered] = self.classes[np.argmax(votes[answered], axis=1)]
-        common = np.result_type(self.classes, np.asarray(self.abstain_label))
-        keeps_kind = common.kind == self.classes.dtype.kind or common.kind not in "fi"
-        return labels.astype(common) if keeps_kind else labels
-
-
 @dataclass(eq=False, repr=False, kw_only=True)
 class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: ignore[misc]
     """Answer queries with the class that wins a vote."""
@@ -577,7 +300,27 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
     classes: Sequence[Any] | NDArray[Any] | None = None
     abstain_label: int | str | None = None
     classes_: NDArray[Any] = field(init=False)
-    _poll: ClassPoll = field(init=False)
+    _abstain_label: int | str = field(init=False)
+
+    @property
+    def _protected_unit(self) -> str:
+        inferred = self.classes is None and getattr(self, "votes", "classes") == "classes"
+        return name_inferred_unit(self.unit) if inferred else self.unit
+
+    def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
+        votes = np.full((len(answered), self.plan_.size), np.nan)
+        votes[answered] = released
+        return Answers(self._choose_labels(votes, answered), answered, votes)
+
+    def _choose_labels(self, votes: NDArray[np.float64], answered: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return the class that won each vote, or the abstain label."""
+        if self.classes_.dtype.kind == "b" and answered.all():
+            return np.asarray(self.classes_[np.argmax(votes, axis=1)])
+        labels = np.full(len(votes), self._abstain_label, dtype=object)
+        labels[answered] = self.classes_[np.argmax(votes[answered], axis=1)]
+        common = np.result_type(self.classes_, np.asarray(self._abstain_label))
+        keeps_kind = common.kind == self.classes_.dtype.kind or common.kind not in "fi"
+        return labels.astype(common) if keeps_kind else labels
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Answer public queries as :meth:`answer` does, and return the labels alone.
@@ -664,17 +407,17 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         """
         check_is_fitted(self)
         poll = self._poll
-        if poll.plan.screening is not None:
+        if poll.plan_.screening is not None:
             raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
         if np.ndim(x) != 1:
             raise ValueError("x must be one row")
-        query = poll.check_queries(np.asarray(x)[None])
-        with poll.spending.take_once(key, client) as debit:
+        query = poll._check_queries(np.asarray(x)[None])
+        with poll._spending.take_once(key, client) as debit:
             if debit.message is None:
-                ((sums, _),) = poll.count_votes(query)
-                debit.store(encode_votes(poll.classes, poll.release(sums)))
-            released = decode_votes(debit.message or b"", poll.classes, poll.plan.size)
-        return poll.make_answers(released, np.ones(1, dtype=np.bool_))
+                ((sums, _),) = poll._count_votes(query)
+                debit.store(encode_votes(poll.classes_, poll._release(sums)))
+            released = decode_votes(debit.message or b"", poll.classes_, poll.plan_.size)
+        return poll._make_answers(released, np.ones(1, dtype=np.bool_))
 
     def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
         """Return the label for declined queries: of the type of the classes, and not a class."""

@@ -15,18 +15,15 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from numbers import Integral, Real
-from typing import Any, ClassVar, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.utils._param_validation import Interval, StrOptions
 from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.privacy.noise import Source
 from nearveil.private_knn.plan import PoissonSample
-from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 
 LONGEST = 2364
 """No rounded row is longer. ``3 * LONGEST**2`` is 16,765,488, below ``2**24`` by 11,728."""
@@ -379,38 +376,6 @@ Voters = NDArray[np.int32]
 
 NO_VOTER = -1
 """Fills the list of voters if a sample has fewer records than may vote."""
-
-
-@dataclass(eq=False, repr=False, kw_only=True)
-class SearchParameters:
-    """Parameters of estimators that search."""
-
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
-        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
-        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "bounds": ["array-like", None],
-        "engine": [StrOptions(set(get_args(SearchEngine)))],
-    }
-
-    n_neighbors: int | None = None
-    sampling_rate: float = 1.0
-    feature_norm: float | None = None
-    bounds: ArrayLike | None = None
-    engine: SearchEngine = "auto"
-
-    def _make_search(self, rows: Any) -> tuple[NeighborSearch, ColumnBounds | None]:
-        """Return a search of the rows, and the bounds that scale rows and queries.
-
-        Rows within bounds are compared by distance: none is longer than the corner of the box.
-        """
-        if not is_dask_array(rows):
-            warn_of_scaled_rows(rows, stacklevel=5)
-        bounds, norm = None, self.feature_norm
-        if self.bounds is not None:
-            bounds = ColumnBounds.make(self.bounds, rows.shape[1])
-            rows, norm = bounds.scale(rows), math.sqrt(rows.shape[1]) if norm is None else norm
-        return NeighborSearch(rows, feature_norm=norm, engine=self.engine), bounds
 
 
 def draw_voters(

@@ -266,14 +266,10 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
         copy._validate_params()
         return copy
 
-    def _columns(self) -> Self:
-        """Return an empty estimator in which `validate_data` records the columns; `_set_fitted` copies them."""
-        return type(self).__new__(type(self))
-
-    def _set_fitted(self, columns: Self, **learned: Any) -> Self:
-        """Set all fitted attributes at once, with the columns that `validate_data` recorded."""
+    def _set_fitted(self, copy: Self, **learned: Any) -> Self:
+        """Set all fitted attributes at once: the public ones of a fitted copy, and those that are given."""
         self.__dict__.pop("feature_names_in_", None)
-        self.__dict__.update(vars(columns), **learned)
+        self.__dict__.update({name: value for name, value in vars(copy).items() if name.endswith("_")}, **learned)
         return self
 
     @property

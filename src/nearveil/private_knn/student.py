@@ -24,8 +24,9 @@ from sklearn.utils.validation import check_is_fitted
 
 from nearveil.features import Extractor
 from nearveil.privacy import Guarantee
-from nearveil.private_knn.estimator import Answers, Progress, VotingClassifier, check_public_rows
+from nearveil.private_knn.estimator import Answers, Progress, VotingClassifier
 from nearveil.private_knn.plan import VotePlan
+from nearveil.private_knn.records import check_public_rows
 from nearveil.private_knn.scaling import warn_of_scaled_rows
 from nearveil.private_knn.student_model import (
     AT_ONCE,
