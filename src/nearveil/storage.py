@@ -1,14 +1,13 @@
-"""Storage: one database interface (SQLite, PostgreSQL), private files, the data folder, and detection of changes."""
+"""Storage: one database interface (SQLite, PostgreSQL), private files, and the data folder."""
 
 import os
 import sqlite3
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import sqlalchemy as sa
 from platformdirs import user_data_path
@@ -19,7 +18,6 @@ from nearveil.errors import NearveilError
 _DATABASES: "weakref.WeakSet[Database]" = weakref.WeakSet()
 # Inherited across a fork, and never closed here: they belong to the parent.
 _inherited_engines: list[sa.Engine] = []
-_inherited_connections: list[sqlite3.Connection] = []
 _CREATION_LOCK = 0x6E76_746F_6B65_6E  # "nvtoken": the advisory lock for creating tables in one server
 _SECRETS = {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
 _SQLITE_TRANSIENT = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -304,59 +302,6 @@ def is_connection_refused(error: BaseException) -> bool:
 def is_of_database(error: Exception) -> bool:
     """Return whether an error is from SQLAlchemy or a driver; SQLite reports corrupted text as UnicodeDecodeError."""
     return isinstance(error, (sa.exc.SQLAlchemyError, sqlite3.Error, UnicodeDecodeError)) or hasattr(error, "sqlstate")
-
-
-class Mark(NamedTuple):
-    """Identifies the content of a SQLite file: equal as long as nobody changes or replaces the file."""
-
-    opening: int  # of the connection: versions of two connections are not comparable
-    version: int  # as SQLite counts it, for one connection
-
-
-class FileWatch:
-    """Detects changes of a SQLite file by ``PRAGMA data_version`` on its own connection, which waits for no writer."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
-        self._opening, self._process = 0, 0
-        self._file: tuple[int, ...] = ()
-
-    def mark(self) -> Mark | None:
-        """Return the mark of the current content; None if the file is locked or cannot be read."""
-        file = identify_file(self._path)
-        with self._lock:
-            try:
-                if file != self._file or os.getpid() != self._process:
-                    self._open(file)
-                assert self._connection is not None
-                (version,) = self._connection.execute("PRAGMA data_version").fetchone()
-            except sqlite3.Error:
-                self._file = ()  # the next call opens it again
-                return None
-            return Mark(self._opening, version)
-
-    def close(self) -> None:
-        """Close the connection; the next :meth:`mark` opens it again."""
-        with self._lock:
-            self._drop()
-
-    def _open(self, file: tuple[int, ...]) -> None:
-        self._drop()
-        mode = find_read_only_mode(self._path) or "mode=rw"
-        self._connection = sqlite3.connect(
-            f"{self._path.as_uri()}?{mode}", uri=True, timeout=0, isolation_level=None, check_same_thread=False
-        )
-        self._opening, self._file, self._process = self._opening + 1, file, os.getpid()
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            if self._process == os.getpid():
-                self._connection.close()
-            else:
-                _inherited_connections.append(self._connection)
-        self._connection, self._file = None, ()
 
 
 def data_folder() -> Path:

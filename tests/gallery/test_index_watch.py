@@ -1,8 +1,6 @@
 """What stands for the state of an index: it changes with every change, whoever makes it, and with nothing else."""
 
 import json
-import os
-import sqlite3
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,6 @@ from nearveil.gallery.index import Index
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import Message
 from nearveil.search.retriever import select_first
-from nearveil.storage import FileWatch
 from tests.programs import Program
 
 from .index_places import filled, index_server, index_url, one_thread, plain_items, unit_rows, where
@@ -111,42 +108,6 @@ def test_what_is_written_to_an_index_that_was_opened_twice_is_not_lost(tmp_path:
         twice.delete([3])
         assert delete_elsewhere(tmp_path / "one", 4) == [0, *range(5, 30)]
         assert index.ids().tolist() == twice.ids().tolist() == [0, *range(5, 30)]
-
-
-def test_a_file_that_somebody_holds_for_itself(tmp_path: Path) -> None:
-    path = tmp_path / "file.db"
-    with sqlite3.connect(path, isolation_level=None) as writer:
-        writer.execute("CREATE TABLE t (x)")
-        watch = FileWatch(path)
-        first_mark = watch.mark()
-        assert first_mark == watch.mark() is not None
-        writer.execute("BEGIN EXCLUSIVE")
-        writer.execute("INSERT INTO t VALUES (1)")
-        assert watch.mark() is None  # at once: it waits for no writer
-        writer.execute("COMMIT")
-        assert watch.mark() not in (None, first_mark)
-    writer.close()
-    watch.close()
-    path.unlink()
-    with pytest.raises(FileNotFoundError):
-        watch.mark()
-    watch.close()
-
-
-def test_a_child_looks_through_its_own_connection(tmp_path: Path) -> None:
-    path = tmp_path / "file.db"
-    with sqlite3.connect(path, isolation_level=None) as writer:
-        writer.execute("CREATE TABLE t (x)")
-    writer.close()
-    watch = FileWatch(path)
-    mark = watch.mark()
-    child = os.fork()
-    if not child:
-        now = watch.mark()
-        os._exit(0 if watch.mark() == now and now is not None and now.opening == 2 else 1)
-    assert os.waitpid(child, 0)[1] == 0
-    assert watch.mark() == mark
-    watch.close()
 
 
 def by_scores(published: Published, message: Message, alive: np.ndarray) -> list[int]:

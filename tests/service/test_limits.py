@@ -14,9 +14,9 @@ import pytest
 from nearveil.server import limits, logs, middleware, requests
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import ByteCache
-from nearveil.server.keys import IdempotencyRecord
+from nearveil.server.keys import IdempotencyStore
 from nearveil.server.limits import BYTES_PER_REQUEST, AddressLimit, TokenBuckets, check_length, read_body
-from nearveil.server.requests import DISCONNECTED
+from nearveil.server.middleware import DISCONNECTED
 from nearveil.server.workers import Poller, Workers
 from nearveil.wire.schema import FRAME, KEY_HEADER
 
@@ -128,31 +128,6 @@ def test_token_store_outage_is_logged_once_and_rate_limited(
         logger.removeHandler(caplog.handler)
 
 
-def test_one_poll_serves_all_that_wait_and_later_requests_up_to_its_max_age() -> None:
-    begun, go, looks = threading.Event(), threading.Event(), list[int]()
-
-    def work() -> None:
-        begun.set()
-        go.wait(60)
-        looks.append(1)
-
-    async def run(max_age: float) -> int:
-        for event in (begun, go):
-            event.clear()
-        looks.clear()
-        look = Poller("store", work, 60.0, max_age)
-        first = [asyncio.create_task(look.wait()) for _ in range(8)]
-        await asyncio.to_thread(begun.wait, 60)
-        later = [asyncio.create_task(look.wait()) for _ in range(8)]
-        await asyncio.sleep(0)
-        go.set()
-        await asyncio.gather(*first, *later)
-        return len(looks)
-
-    assert asyncio.run(run(1000.0)) == 1
-    assert asyncio.run(run(0.0)) == 2
-
-
 def test_a_poll_that_hangs_takes_one_thread_and_keeps_nobody_waiting() -> None:
     go = threading.Event()
 
@@ -163,13 +138,13 @@ def test_a_poll_that_hangs_takes_one_thread_and_keeps_nobody_waiting() -> None:
         look = Poller("store", hang, 0.05)
         for _ in range(5):
             with pytest.raises(ServiceError, match=r"busy|too long"):
-                await look.wait()
+                await look.poll()
         assert look.workers.pending == 1
         assert look.workers.is_stuck()
         go.set()
         while look.workers.pending:
             await asyncio.sleep(0.01)
-        await look.wait()
+        await look.poll()
         assert not look.workers.is_stuck()
 
     asyncio.run(run())
@@ -571,13 +546,13 @@ def test_the_reservation_of_a_body_ends_with_its_refusal(tmp_path: Path) -> None
 
 def test_bodies_are_hashed_by_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: dict[int, str] = {}
-    identify = IdempotencyRecord.of
+    store = IdempotencyStore.store
 
-    def watch(key: str, token: str, path: str, body: bytes) -> IdempotencyRecord:
+    def watch(keys: IdempotencyStore, key: str, token: str, path: str, body: bytes) -> bytes:
         threads[len(body)] = threading.current_thread().name
-        return identify(key, token, path, body)
+        return store(keys, key, token, path, body)
 
-    monkeypatch.setattr(IdempotencyRecord, "of", watch)
+    monkeypatch.setattr(IdempotencyStore, "store", watch)
     with serving(tmp_path, max_body=1 << 20) as server:
         assert server.ask(bytes(1 << 19)).status_code == 400
     assert threads == {1 << 19: "nearveil-work"}

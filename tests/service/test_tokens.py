@@ -56,13 +56,11 @@ def test_a_token_is_made_checked_and_revoked(where: str) -> None:
         assert store.verify(secret) is None
 
 
-def test_what_another_process_did_counts_soon(where: str) -> None:
+def test_what_another_process_did_counts_at_once(where: str) -> None:
     with TokenStore(where) as server, TokenStore(where) as operator:
         token, secret = operator.create("ann")
-        time.sleep(0.6 if "postgresql" in where else 0.06)
         assert server.verify(secret) == token
         operator.revoke(token.id)
-        time.sleep(0.6 if "postgresql" in where else 0.06)
         assert server.verify(secret) is None
 
 
@@ -154,7 +152,6 @@ def test_a_store_that_is_gone_lets_nobody_in(tmp_path: Path) -> None:
     with TokenStore(tmp_path / "t.db") as store:
         _, secret = store.create("ann")
         (tmp_path / "t.db").rename(tmp_path / "elsewhere")
-        time.sleep(0.06)
         with pytest.raises(TokenStoreError, match="does not answer"):
             store.verify(secret)
         (tmp_path / "elsewhere").rename(tmp_path / "t.db")
@@ -170,7 +167,6 @@ def test_a_server_that_is_gone_lets_nobody_in(index_url: str) -> None:
         _, secret = store.create("ann")
         with psycopg.connect(index_url, autocommit=True) as connection:
             connection.execute("ALTER TABLE nearveil_token RENAME TO away")
-            time.sleep(0.6)
             with pytest.raises(TokenStoreError, match=r"does not answer \(UndefinedTable\)") as error:
                 store.verify(secret)
             assert "postgres@" in str(error.value) or "postgresql" in str(error.value)
@@ -201,12 +197,10 @@ def test_a_store_that_is_put_back_under_a_running_server(tmp_path: Path) -> None
         for log in tmp_path.glob("tokens.db-*"):
             log.unlink()
         (tmp_path / "copy").rename(place)
-        time.sleep(0.15)
         assert server.verify(secret) is not None
         with TokenStore(place) as operator:
             operator.revoke(token.id)
             _, other = operator.create("bob")
-        time.sleep(0.15)  # a look is believed for a tenth of a second
         assert server.verify(secret) is None
         assert server.verify(other) is not None
 
@@ -224,16 +218,17 @@ def test_a_clock_that_is_set_back_revives_no_token(tmp_path: Path) -> None:
         assert store.verify(secret) is None  # and so does the next
 
 
-def test_a_clock_that_is_set_back_before_the_store_is_read_again_revives_no_token(tmp_path: Path) -> None:
+def test_a_clock_that_is_set_back_while_another_writes_revives_no_token(tmp_path: Path) -> None:
     now = [1_000_000.0]
     with TokenStore(tmp_path / "tokens.db", clock=lambda: now[0]) as store:
         _, secret = store.create("ann", days=1)
-        store.refresh()
-        assert store.verify_cached(secret) is not None
-        now[0] += 2 * 86_400
-        assert store.verify_cached(secret) is None
-        now[0] -= 2 * 86_400
-        assert store.verify_cached(secret) is None
+        with closing(sqlite3.connect(tmp_path / "tokens.db", isolation_level=None)) as writer:
+            writer.execute("BEGIN IMMEDIATE")  # the store cannot revoke it
+            assert store.verify(secret) is not None
+            now[0] += 2 * 86_400
+            assert store.verify(secret) is None
+            now[0] -= 2 * 86_400
+            assert store.verify(secret) is None
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
@@ -259,10 +254,9 @@ def test_a_token_that_expires_while_another_writes_is_waited_for_by_nobody(tmp_p
         with closing(sqlite3.connect(tmp_path / "tokens.db", isolation_level=None)) as writer:
             writer.execute("BEGIN IMMEDIATE")
             began = time.monotonic()
-            store.refresh()
-            assert time.monotonic() - began < 50  # not the minute that a writer waits, nor twice that
             assert store.verify(secret) is None
+            assert time.monotonic() - began < 50  # not the minute that a writer waits, nor twice that
             assert store.verify(other) is not None
             writer.execute("ROLLBACK")
-        store.refresh()
+        assert store.verify(secret) is None
         assert {one.label for one in store.list() if one.revoked is not None} == {"ann"}

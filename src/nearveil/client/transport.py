@@ -375,7 +375,8 @@ class LocalTransport:
 
     def _reply(self, request: Request) -> Response:
         from nearveil.server.errors import ServiceError
-        from nearveil.server.galleries import OpenGallery, frame_status
+        from nearveil.server.galleries import OpenGallery
+        from nearveil.wire.messages import frame_status
 
         gallery, number = self._gallery, request.number
         if request.endpoint == "layout" and isinstance(gallery, OpenGallery):

@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 import nearveil
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
-from nearveil.server.middleware import GuardMiddleware, make_problem
+from nearveil.server.middleware import CONTEXT, GuardMiddleware, RequestContext, make_problem
 from nearveil.server.openapi import describe_bytes, describe_json, describe_question, finish_schema
-from nearveil.server.requests import MESSAGE, SEALED, AppState, get_context
+from nearveil.server.requests import MESSAGE, SEALED, AppState
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
 from nearveil.wire.schema import BLOCKS, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health
@@ -110,7 +110,7 @@ def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
     @app.get("/v1/galleries", tags=["galleries"], response_model_exclude_none=True, **describe_json())
     async def galleries(request: Request) -> Galleries:
         """List the galleries that the token may use."""
-        return Galleries(galleries=tuple(await state.load_infos(get_context(request))))
+        return Galleries(galleries=tuple(await state.load_infos(request.scope[CONTEXT])))
 
     @app.get(f"{_GALLERY}/map", **describe_bytes("The frame of a public part.", cacheable=True))
     async def public_map(request: Request, gallery: Name, candidates: Candidates = None) -> Response:
@@ -132,8 +132,9 @@ def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
     )
     async def original(request: Request, gallery: Name, number: Number) -> Response:
         """Return one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
-        state.get_gallery(get_context(request), gallery)  # 404 before 403: other tokens' galleries do not exist
-        get_context(request).require("originals")
+        context: RequestContext = request.scope[CONTEXT]
+        state.get_gallery(context, gallery)  # 404 before 403: other tokens' galleries do not exist
+        context.require("originals")
         return await state.send(request, gallery, lambda source: source.original(number), media_type=_OCTETS)
 
 
@@ -182,7 +183,7 @@ def _add_server_routes(app: FastAPI, state: AppState) -> None:
     @app.get("/metrics", **describe_bytes("For Prometheus.", media_type="text/plain", tag="server"))
     async def metrics(request: Request) -> Response:
         """Return metrics of the server and of the token's galleries for Prometheus. Needs the scope "metrics"."""
-        context = get_context(request)
+        context: RequestContext = request.scope[CONTEXT]
         token = context.require("metrics")
         visible = {name: gallery for name, gallery in state.galleries.items() if token.may_use(name)}
         values = await asyncio.gather(*map(state.load_metrics, visible.values()))

@@ -13,8 +13,7 @@ from uvicorn.protocols.http.flow_control import CLOSE_HEADER
 from uvicorn.protocols.http.h11_impl import STATUS_PHRASES, H11Protocol
 
 from nearveil.server.limits import UNAUTHENTICATED, UNAUTHENTICATED_DELAY, TokenBuckets
-from nearveil.server.middleware import get_network
-from nearveil.server.requests import DISCONNECTED, MANAGEMENT, SET_OWNER
+from nearveil.server.middleware import DISCONNECTED, MANAGEMENT, SET_OWNER, get_network
 from nearveil.wire.schema import Problem
 
 MAX_HEADER_BYTES = 32 << 10  # bytes of an incomplete request line and headers

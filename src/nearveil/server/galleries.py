@@ -22,7 +22,7 @@ from nearveil.server.errors import ServiceError
 from nearveil.server.sealed_builds import SealedAnswers, SealedBuilder
 from nearveil.wire.codes import CodesGroup, CodesSource
 from nearveil.wire.frames import Kind, WireError, peek_header
-from nearveil.wire.messages import MapChanged, Refusal, RefusalCode, decode_frame
+from nearveil.wire.messages import MapChanged
 from nearveil.wire.schema import GALLERY_NAME, MOST_MAPS, GalleryInfo, Offer
 from nearveil.wire.server import ServedMap, ServerProtocol
 
@@ -31,32 +31,11 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 OFFERS: tuple[Offer, ...] = get_args(Offer)
-_STATUSES = {
-    RefusalCode.MALFORMED: 400,
-    RefusalCode.VERSION: 400,
-    RefusalCode.NOT_OFFERED: 403,
-    RefusalCode.TOO_LARGE: 413,
-    RefusalCode.FAILED: 503,
-}
 _ENTRY_OVERHEAD = 250  # bytes of memory that a cache entry takes besides key and value
 _MAX_CACHED_QUERY = 4096  # bytes; queries of our client have a few hundred
 _CACHE_BYTES = 256 << 20
 _TOLERANCE = 1e-9  # of fractions
 _ORIGINALS = EXTRAS.index("originals")
-
-
-def frame_status(reply: bytes) -> int:
-    """Return the HTTP status of a reply to a query: the frame of an answer, a changed map or a refusal.
-
-    Examples
-    --------
-    >>> frame_status(Refusal(RefusalCode.TOO_LARGE, "too large").to_bytes())
-    413
-    """
-    kind, _ = peek_header(reply)
-    if kind == Kind.ANSWER:
-        return 200
-    return 409 if kind == Kind.MAP_CHANGED else _STATUSES[decode_frame(reply, Refusal).code]
 
 
 class ByteCache:

@@ -4,7 +4,7 @@ import hashlib
 import sqlite3
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 
@@ -29,23 +29,6 @@ _INSERT_OR_READ = sa.text(
 )
 
 
-class IdempotencyRecord(NamedTuple):
-    """Digests of a key and of the request that it was first used for.
-
-    The request's digest includes the key, which is random and not stored: nobody can guess a message from the table.
-    """
-
-    key: bytes
-    request_hash: bytes
-
-    @classmethod
-    def of(cls, key: str, token: str, path: str, body: bytes) -> "IdempotencyRecord":
-        """Return the record of a request by a token."""
-        request_hash = hashlib.sha256(f"{key} {token} {path} ".encode())
-        request_hash.update(body)
-        return cls(hashlib.sha256(key.encode()).digest(), request_hash.digest())
-
-
 class IdempotencyStore:
     """A table of used keys, shared by all processes of a server, and by all hosts if it is in PostgreSQL.
 
@@ -62,9 +45,11 @@ class IdempotencyStore:
     >>> import tempfile
     >>> folder = tempfile.TemporaryDirectory()
     >>> store = IdempotencyStore(folder.name + "/tokens.db", 5.0)
-    >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"message"))
-    >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"message"))
-    >>> store.check(IdempotencyRecord.of("a-random-key", "ann", "birds/query", b"another"))
+    >>> store.store("a-random-key", "ann", "birds/query", b"message")
+    b'message'
+    >>> store.store("a-random-key", "ann", "birds/query", b"message")
+    b'message'
+    >>> store.store("a-random-key", "ann", "birds/query", b"another")
     Traceback (most recent call last):
     nearveil.server.errors.ServiceError: This key was already used for another request. Use a new key.
     >>> store.close(); folder.cleanup()
@@ -91,15 +76,19 @@ class IdempotencyStore:
         self._pruned_at = time.monotonic()
         self._outages = OutageLog("table of idempotency keys")
 
-    def check(self, record: IdempotencyRecord) -> None:
-        """Store a new key; raise ServiceError if the key was used for another request.
+    def store(self, key: str, token: str, path: str, body: bytearray | bytes) -> bytes:
+        """Store a new key, and return the body; ServiceError if the key was used for another request.
 
-        A key that cannot be stored, as on a full disk, raises ServiceError: nothing is answered under it.
+        Only digests are stored. That of the request includes the key, which is random: nobody can guess a message from
+        the table. A key that cannot be stored, as on a full disk, raises ServiceError: nothing is answered under it.
         """
+        data = bytes(body)
+        request_hash = hashlib.sha256(f"{key} {token} {path} ".encode() + data).digest()
+        row = {"key": hashlib.sha256(key.encode()).digest(), "request_hash": request_hash}
         now = int(time.time())
         try:
             with self._database.begin_write() as connection:
-                first = connection.execute(_INSERT_OR_READ, {**record._asdict(), "time": now}).scalar_one()
+                first = connection.execute(_INSERT_OR_READ, {**row, "time": now}).scalar_one()
                 if time.monotonic() - self._pruned_at > _RETENTION / 24:
                     self._pruned_at = time.monotonic()
                     connection.execute(sa.delete(_keys).where(_keys.c.time < now - _RETENTION))
@@ -109,8 +98,9 @@ class IdempotencyStore:
             self._outages.record(error)
             raise ServiceError("unavailable", "Keys cannot be stored now. Try again later.") from None
         self._outages.record(None)
-        if bytes(first) != record.request_hash:
+        if bytes(first) != request_hash:
             raise ServiceError("replayed", "This key was already used for another request. Use a new key.")
+        return data
 
     def close(self) -> None:
         """Close all connections."""

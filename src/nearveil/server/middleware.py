@@ -2,22 +2,38 @@
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, MutableMapping, Sequence
-from contextlib import suppress
+import secrets
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Send
+from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from nearveil.server.errors import ServiceError
-from nearveil.server.limits import UNAUTHENTICATED, UNAUTHENTICATED_DELAY, AddressLimit, TokenBuckets
+from nearveil.server.limits import (
+    UNAUTHENTICATED,
+    UNAUTHENTICATED_DELAY,
+    AddressLimit,
+    ByteBudget,
+    Reservation,
+    TokenBuckets,
+    read_body,
+)
 from nearveil.server.logs import describe_error
-from nearveil.server.requests import CONTEXT, MANAGEMENT, SET_OWNER, AppState, RequestContext, raise_unauthorized
-from nearveil.server.tokens import TokenStoreError
+from nearveil.server.tokens import Scope, Token, TokenStoreError
 from nearveil.wire.schema import Problem
 
+if TYPE_CHECKING:
+    from nearveil.server.requests import AppState
+
+CONTEXT = "nearveil.context"  # keys of an ASGI scope: the context of the request
+DISCONNECTED = "nearveil.disconnected"  # a function that returns whether the client has disconnected
+SET_OWNER = "nearveil.set_owner"  # a function that gets the id of the request's valid token, or None
+MANAGEMENT = "nearveil.management"  # whether the request came to the management port
 UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # statuses after which the rest of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
@@ -36,67 +52,126 @@ _SECURITY_HEADERS = [
 ]
 
 
+class RequestContext:
+    """The state of one request, for its handler and its log line."""
+
+    def __init__(self, scope: AsgiScope, send: Send, state: "AppState") -> None:
+        self.id = secrets.token_hex(8)
+        self.is_disconnected: Callable[[], bool] = scope.get(DISCONNECTED, lambda: False)
+        self.set_owner: Callable[[str | None], None] = scope.get(SET_OWNER, lambda _: None)
+        self.headers: dict[bytes, bytes] = {}
+        for name, value in scope["headers"]:  # a repeated header is invalid: no host or token has a comma
+            self.headers[name] = self.headers[name] + b"," + value if name in self.headers else value
+        self.length = None if b"transfer-encoding" in self.headers else self.headers.get(b"content-length")
+        self.token: Token | None = None
+        self.gallery: str | None = None
+        self.has_read_body = False
+        self.status, self.sent = 0, 0
+        self.error: dict[str, str] | None = None
+        self.resources = ExitStack()  # released when the request ends
+        self.body: Reservation | None = None  # bytes of the body in memory
+        self.answer: Reservation | None = None  # bytes of a large answer that the client has not read
+        self._send, self._state = send, state
+
+    def require(self, scope: Scope) -> Token:
+        """Return the token of the client, if it has a scope."""
+        if self.token is None:
+            raise _make_unauthorized()
+        if scope not in self.token.scopes:
+            raise ServiceError("not_offered", f"This token lacks the scope {scope}.")
+        return self.token
+
+    def reserve(self, budget: ByteBudget) -> Reservation:
+        """Return a reservation of no bytes yet, which is released when the request ends."""
+        reservation = Reservation(budget, "" if self.token is None else self.token.id)
+        self.resources.callback(reservation.resize, 0)
+        return reservation
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the response; add our headers, and record status and size."""
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message["headers"], *_SECURITY_HEADERS, (b"nearveil-request", self.id.encode())]
+            if self._state.is_stopping and (b"connection", b"close") not in message["headers"]:
+                message["headers"].append((b"connection", b"close"))
+        else:
+            self.sent += len(message.get("body", b""))
+        await self._send(message)
+
+
 class GuardMiddleware:
     """Admit requests by host, token and rate; turn errors into responses, and log every request."""
 
-    def __init__(self, app: ASGIApp, *, state: AppState) -> None:
+    def __init__(self, app: ASGIApp, *, state: "AppState") -> None:
         self._app, self._state = app, state
         self._hosts = None if "*" in state.settings.hosts else state.settings.hosts
         self._refusals, self._probes = TokenBuckets(*UNAUTHENTICATED), TokenBuckets(*_PROBES)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Check the host, the token, its rate and its requests in flight; then call the route.
-
-        The management port has no rate: no client can use up the rate of the health checks of a proxy.
-        """
+        """Admit a request, and call its route."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        state, path, started = self._state, scope["path"], perf_counter()
-        context = scope[CONTEXT] = RequestContext(scope)
-        send = _with_headers(context, send, state)
-        with state.metrics.in_flight.track_inprogress(), context.resources:
+        started = perf_counter()
+        context = scope[CONTEXT] = RequestContext(scope, send, self._state)
+        with self._state.metrics.in_flight.track_inprogress(), context.resources:
             try:
-                self._check_address(scope)
-                if path.startswith(_GUARDED):
-                    await self._authenticate(context, scope)
-                    state.admit(context)
-                elif path not in _OPEN:
-                    raise ServiceError("unknown", "Not found.")
-                elif not scope.get(MANAGEMENT, False) and (wait := self._probes.take(get_network(scope["client"]))):
-                    raise ServiceError("rate_limited", "Too many requests from this address.", wait)
-                await self._app(scope, receive, send)
+                await self._admit(context, scope)
+                await self._app(scope, receive, context.send)
             except Exception as error:
-                await self._send_problem(context, error, scope, receive, send)
+                await self._send_problem(context, error, scope, receive)
             finally:
                 self._record(context, scope, perf_counter() - started)
 
-    def _check_address(self, scope: AsgiScope) -> None:
-        """Check the Host header and the port; probes use addresses, not names."""
-        is_management = scope.get(MANAGEMENT, False)
-        is_trusted = self._hosts is None or _strip_port(_get_single(scope, b"host")) in self._hosts
-        if not is_trusted and scope["path"] != _HEALTH and not is_management:
-            raise ServiceError("host", "The Host header is not one of trusted_hosts.")
-        if self._state.settings.management_port is not None and (scope["path"] in _MANAGED) != is_management:
-            raise ServiceError("unknown", "Not found.")
+    async def _admit(self, context: RequestContext, scope: AsgiScope) -> None:
+        """Check host, port, token, rate and requests in flight. The token becomes the owner of the connection.
 
-    async def _authenticate(self, context: RequestContext, scope: AsgiScope) -> None:
-        """Set the token of a request, which is from now on the owner of its connection."""
-        scheme, _, text = _get_single(scope, b"authorization").partition(b" ")
+        Probes use addresses, not names, and the management port has no rate: no client can use up the rate of the
+        health checks of a proxy.
+        """
+        state, path, is_management = self._state, scope["path"], scope.get(MANAGEMENT, False)
+        host = context.headers.get(b"host", b"").decode("latin-1").lower()
+        name, colon, port = host.rpartition(":")
+        is_trusted = self._hosts is None or (name if colon and port.isdigit() else host) in self._hosts
+        if not is_trusted and path != _HEALTH and not is_management:
+            raise ServiceError("host", "The Host header is not one of trusted_hosts.")
+        if state.settings.management_port is not None and (path in _MANAGED) != is_management:
+            raise ServiceError("unknown", "Not found.")
+        if not path.startswith(_GUARDED):
+            if path not in _OPEN:
+                raise ServiceError("unknown", "Not found.")
+            if not is_management and (wait := self._probes.take(get_network(scope["client"]))):
+                raise ServiceError("rate_limited", "Too many requests from this address.", wait)
+            return
+        token = context.token = await self._authenticate(context)
+        context.set_owner(token.id)
+        if wait := state.rate.take(token.id):
+            raise ServiceError("rate_limited", "Too many requests with this token. Try again later.", wait)
+        if state.in_flight[token.id] >= state.settings.per_token:
+            raise ServiceError(
+                "rate_limited", "Too many requests in flight with this token. Wait for an answer.", retry_after=1
+            )
+        state.in_flight[token.id] += 1
+        context.resources.callback(state.in_flight.subtract, [token.id])
+
+    async def _authenticate(self, context: RequestContext) -> Token:
+        """Return the token of a request, by the database of tokens as it is now."""
+        state = self._state
+        scheme, _, text = context.headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
-            raise_unauthorized()
+            raise _make_unauthorized()
         try:
-            await self._state.token_poller.wait()
-        except TokenStoreError:
+            token = await state.token_workers.run(partial(state.tokens.verify, text.decode("latin-1")))
+        except TokenStoreError as error:
+            state.token_poller.outages.record(error)
             raise ServiceError("unavailable", "Tokens cannot be checked now. Try again later.") from None
-        context.token = self._state.tokens.verify_cached(text.decode("latin-1"))
-        if context.token is None:
-            raise_unauthorized()
-        if SET_OWNER in scope:
-            scope[SET_OWNER](context.token.id)
+        state.token_poller.outages.record(None)
+        if token is None:
+            raise _make_unauthorized()
+        return token
 
     async def _send_problem(
-        self, context: RequestContext, error: Exception, scope: AsgiScope, receive: Receive, send: Send
+        self, context: RequestContext, error: Exception, scope: AsgiScope, receive: Receive
     ) -> None:
         """Send an error; without a valid token, at most so many of them to one address.
 
@@ -109,18 +184,21 @@ class GuardMiddleware:
                 return
             error = ServiceError("failed", "Unexpected server error.")
         elif context.token is None:
-            if error.status < 500 and SET_OWNER in scope:
-                scope[SET_OWNER](None)
+            if error.status < 500:
+                context.set_owner(None)
             wait = self._refusals.take(get_network(scope["client"]))
             must_delay = wait > 0 or error.code == "rate_limited"
             if wait:
                 error = ServiceError("rate_limited", "Too many requests without a valid token.", wait)
         self._state.metrics.refused.labels(error.code).inc()
-        if error.status not in _CLOSING and context.has_small_unread_body(_MAX_DISCARDED):
-            await _discard_body(receive)  # otherwise the connection is closed, and the client may miss the response
+        length = context.length or b""
+        is_small = length.isdigit() and 0 < int(length[:6]) <= _MAX_DISCARDED
+        if error.status not in _CLOSING and is_small and not context.has_read_body:
+            with suppress(ServiceError):  # if the body is not read, the connection is closed before the response
+                await read_body(receive, _MAX_DISCARDED, _DISCARD_TIMEOUT)
         if must_delay:
             await _delay_until_disconnect(receive, UNAUTHENTICATED_DELAY)
-        await make_problem(error, close=must_delay)(scope, receive, send)
+        await make_problem(error, close=must_delay)(scope, receive, context.send)
 
     def _record(self, context: RequestContext, scope: AsgiScope, seconds: float) -> None:
         route = getattr(scope.get("route"), "path", UNMATCHED)
@@ -142,6 +220,12 @@ class GuardMiddleware:
             self._state.log.write_unauthenticated(fields)
         else:
             self._state.log.write(fields)
+
+
+def _make_unauthorized() -> ServiceError:
+    return ServiceError(
+        "unauthorized", "Invalid or revoked token. The operator of the server makes one: `nearveil token create`"
+    )
 
 
 def make_problem(error: ServiceError, *, close: bool = False) -> Response:
@@ -171,55 +255,6 @@ def get_network(client: Sequence[Any] | None) -> str:
     with suppress(ValueError):
         return str(ipaddress.IPv6Network((address.partition("%")[0], 64), strict=False))
     return address
-
-
-def _with_headers(
-    context: RequestContext, send: Send, state: AppState
-) -> Callable[[MutableMapping[str, Any]], Awaitable[None]]:
-    """Return `send` that adds our headers and records status and size."""
-
-    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-        if message["type"] == "http.response.start":
-            context.status = message["status"]
-            request_id = (b"nearveil-request", context.id.encode())
-            message["headers"] = [*message["headers"], *_SECURITY_HEADERS, request_id]
-            if state.is_stopping and (b"connection", b"close") not in message["headers"]:
-                message["headers"].append((b"connection", b"close"))
-        else:
-            context.sent += len(message.get("body", b""))
-        await send(message)
-
-    return send_with_headers
-
-
-def _get_single(scope: AsgiScope, name: bytes) -> bytes:
-    """Return a header that must not be repeated; empty if it is missing or repeated."""
-    values = [value for header, value in scope["headers"] if header == name]
-    return values[0] if len(values) == 1 else b""
-
-
-def _strip_port(host: bytes) -> str:
-    """Return a Host header without its port.
-
-    Examples
-    --------
-    >>> [_strip_port(host) for host in (b"Example.org:8321", b"[::1]:80", b"[::1]", b"localhost")]
-    ['example.org', '[::1]', '[::1]', 'localhost']
-    """
-    text = host.decode("latin-1").lower()
-    name, colon, port = text.rpartition(":")
-    return name if colon and port.isdigit() else text
-
-
-async def _discard_body(receive: Receive) -> None:
-    """Read the rest of a small body."""
-    more, left = True, _MAX_DISCARDED
-    with suppress(TimeoutError):
-        async with asyncio.timeout(_DISCARD_TIMEOUT):
-            while more and left >= 0:
-                message = await receive()
-                more = message.get("more_body", False)
-                left -= len(message.get("body", b""))
 
 
 async def _delay_until_disconnect(receive: Receive, seconds: float) -> None:

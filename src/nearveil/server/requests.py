@@ -1,13 +1,11 @@
-"""The state that all requests of a server share, and the context of one request."""
+"""The state that all requests of a server share, and the answer to a question."""
 
 import asyncio
 import hashlib
-import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from typing import NoReturn
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,82 +15,25 @@ from starlette.types import Scope as AsgiScope
 from nearveil.gallery.answers import EXTRAS
 from nearveil.ledger import LedgerError
 from nearveil.server.errors import ServiceError
-from nearveil.server.galleries import Gallery, OpenGallery, frame_status
-from nearveil.server.keys import IdempotencyRecord, IdempotencyStore
-from nearveil.server.limits import ByteBudget, Reservation, TokenBuckets, check_length, read_body
+from nearveil.server.galleries import Gallery, OpenGallery
+from nearveil.server.keys import IdempotencyStore
+from nearveil.server.limits import ByteBudget, TokenBuckets, check_length, read_body
 from nearveil.server.logs import JsonLog
 from nearveil.server.metrics import Metrics, read_gallery_metrics, send_heartbeat
+from nearveil.server.middleware import CONTEXT, RequestContext
 from nearveil.server.settings import Settings
-from nearveil.server.tokens import Scope, Token, TokenError, TokenStore
+from nearveil.server.tokens import TokenError, TokenStore
 from nearveil.server.workers import Poller, Workers
 from nearveil.wire.frames import peek_header
+from nearveil.wire.messages import frame_status
 from nearveil.wire.schema import FRAME, MOST_GALLERIES, GalleryInfo
 
-CONTEXT = "nearveil.context"  # keys of an ASGI scope: the context of the request
-DISCONNECTED = "nearveil.disconnected"  # a function that returns whether the client has disconnected
-SET_OWNER = "nearveil.set_owner"  # a function that gets the id of the request's valid token, or None
-MANAGEMENT = "nearveil.management"  # whether the request came to the management port
 MESSAGE, SEALED = "query", "sealed"  # the last part of the path of a question
 _SHARED_THREADS = 4
 _POLL_TIMEOUT = 2.0  # seconds that a gallery has to show that it can be read
 _READY_MAX_AGE = 1.0  # seconds that a check of all galleries is reused: anybody may ask for one
 _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
 _ORIGINALS = EXTRAS.index("originals")
-
-
-class RequestContext:
-    """The state of one request, for its handler and its log line."""
-
-    def __init__(self, scope: AsgiScope) -> None:
-        self.id = secrets.token_hex(8)
-        self._is_disconnected: Callable[[], bool] = scope.get(DISCONNECTED, lambda: False)
-        headers = dict(scope["headers"])
-        self.content_type: bytes = headers.get(b"content-type", b"")
-        self.length: bytes | None = None if b"transfer-encoding" in headers else headers.get(b"content-length")
-        self.token: Token | None = None
-        self.gallery: str | None = None
-        self.has_read_body = False
-        self.status, self.sent = 0, 0
-        self.error: dict[str, str] | None = None
-        self.resources = ExitStack()  # released when the request ends
-        self.body: Reservation | None = None  # bytes of the body in memory
-        self.answer: Reservation | None = None  # bytes of a large answer that the client has not read
-
-    def is_connected(self) -> bool:
-        """Return whether the client still waits: work that has not started is dropped otherwise."""
-        return not self._is_disconnected()
-
-    def require(self, scope: Scope) -> Token:
-        """Return the token of the client, if it has a scope."""
-        if self.token is None:
-            raise_unauthorized()
-        if scope not in self.token.scopes:
-            raise ServiceError("not_offered", f"This token lacks the scope {scope}.")
-        return self.token
-
-    def reserve(self, budget: ByteBudget) -> Reservation:
-        """Return a reservation of no bytes yet, which is released when the request ends."""
-        reservation = Reservation(budget, "" if self.token is None else self.token.id)
-        self.resources.callback(reservation.resize, 0)
-        return reservation
-
-    def has_small_unread_body(self, maximum: int) -> bool:
-        """Return whether the client is about to send a small body that was not read."""
-        length = self.length or b""
-        return not self.has_read_body and length.isdigit() and 0 < int(length[:6]) <= maximum
-
-
-def raise_unauthorized() -> NoReturn:
-    """Refuse a request without a valid token."""
-    raise ServiceError(
-        "unauthorized", "Invalid or revoked token. The operator of the server makes one: `nearveil token create`"
-    )
-
-
-def get_context(request: Request) -> RequestContext:
-    """Return the context of a request."""
-    context: RequestContext = request.scope[CONTEXT]
-    return context
 
 
 class LargeResponse(Response):
@@ -128,7 +69,7 @@ class AppState:
             kind: ByteBudget(settings.receiving, "The server is receiving too many bytes. Try again later.")
             for kind in (MESSAGE, SEALED)
         }
-        self.key_workers = Workers(_SHARED_THREADS, settings.queue, timeout)
+        self.token_workers, self.key_workers = (Workers(_SHARED_THREADS, settings.queue, timeout) for _ in range(2))
         # No gallery waits for the database of another, and no message for files or sealed questions.
         threads = {"answers": settings.concurrency, "files": max(1, settings.concurrency // 4)}
         threads["sealed"] = settings.concurrency
@@ -136,7 +77,7 @@ class AppState:
             name: {pool: Workers(count, settings.queue, timeout) for pool, count in threads.items()}
             for name in self.galleries
         }
-        self.token_poller = Poller("token store", self.tokens.refresh, timeout, self.tokens.max_age)
+        self.token_poller = Poller("token store", tokens.list, timeout)  # which revokes expired ones
         self._pollers = {
             name: Poller(f"gallery {name}", gallery.refresh, timeout) for name, gallery in self.galleries.items()
         }
@@ -145,19 +86,6 @@ class AppState:
         for gallery in self.galleries.values():
             if isinstance(gallery, OpenGallery):
                 gallery.on_cache_miss = self.metrics.answers_made.inc
-
-    def admit(self, context: RequestContext) -> None:
-        """Take a request from the rate of its token, and count it as in flight until it ends."""
-        token = context.token
-        assert token is not None
-        if wait := self.rate.take(token.id):
-            raise ServiceError("rate_limited", "Too many requests with this token. Try again later.", wait)
-        if self.in_flight[token.id] >= self.settings.per_token:
-            raise ServiceError(
-                "rate_limited", "Too many requests in flight with this token. Wait for an answer.", retry_after=1
-            )
-        self.in_flight[token.id] += 1
-        context.resources.callback(self.in_flight.subtract, [token.id])
 
     def get_gallery(self, context: RequestContext, name: str) -> Gallery:
         """Return a gallery that the token of a request may use; others do not exist for it."""
@@ -174,9 +102,10 @@ class AppState:
         `GuardMiddleware` has checked the token, its rate and its requests in flight. The body is counted before it is
         read, and its key is stored before the gallery sees it: another request under the same key is never answered.
         """
-        context = get_context(request)
-        token, gallery, pools = context.require("query"), self.get_gallery(context, name), self.pools[name]
-        if context.content_type.partition(b";")[0].strip().lower() != FRAME.encode():
+        context: RequestContext = request.scope[CONTEXT]
+        gallery, pools, token = self.get_gallery(context, name), self.pools[name], context.require("query").id
+        media_type = context.headers.get(b"content-type", b"").partition(b";")[0]
+        if media_type.strip().lower() != FRAME.encode():
             raise ServiceError("media_type", f"The body must have the media type {FRAME}.")
 
         lengths = gallery.sealed_lengths() if kind == SEALED else range(self.settings.max_body + 1)
@@ -189,21 +118,16 @@ class AppState:
         if extras == _ORIGINALS:
             context.require("originals")
 
-        def store_key() -> bytes:
-            data = bytes(body)
-            self.keys.check(IdempotencyRecord.of(key, token.id, f"{name}/{kind}", data))
-            return data
-
-        data = await self.key_workers.run(store_key)
+        data = await self.key_workers.run(partial(self.keys.store, key, token, f"{name}/{kind}", body))
 
         if kind == SEALED:
-            self.rate.charge(token.id, gallery.sealed_pass_bytes + len(data))
-            answer = await pools["sealed"].run(lambda: gallery.ask_sealed(data), may_start=context.is_connected)
+            self.rate.charge(token, gallery.sealed_pass_bytes + len(data))
+            answer = await pools["sealed"].run(partial(gallery.ask_sealed, data), is_canceled=context.is_disconnected)
             return self.respond(context, answer, FRAME)
         context.answer = context.reserve(self.sending)
         context.answer.resize(self._answer_sizes.get((name, extras), 0))  # before the answer is made
         workers = pools["files" if extras == _ORIGINALS else "answers"]
-        answer = await workers.run(lambda: gallery.query(data), may_start=context.is_connected)
+        answer = await workers.run(partial(gallery.query, data), is_canceled=context.is_disconnected)
         if len(answer) > _SMALL:
             self._answer_sizes[name, extras] = len(answer)
         status = frame_status(answer)
@@ -241,14 +165,14 @@ class AppState:
 
         If they are cacheable, they have an ETag, and a client that names it in If-None-Match gets 304.
         """
-        context = get_context(request)
+        context: RequestContext = request.scope[CONTEXT]
         gallery = self.get_gallery(context, name)
 
         def read_and_hash() -> tuple[bytes, str]:
             content = read(gallery)
             return content, f'"{hashlib.sha256(content).hexdigest()}"' if cacheable else ""
 
-        content, etag = await self.pools[name][pool].run(read_and_hash, may_start=context.is_connected)
+        content, etag = await self.pools[name][pool].run(read_and_hash, is_canceled=context.is_disconnected)
         if not cacheable:
             return self.respond(context, content, media_type)
         tags = [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]
@@ -273,14 +197,14 @@ class AppState:
         """Return the metrics of a gallery by name."""
         try:
             workers = self.pools[gallery.name]["answers"]
-            return await workers.run(lambda: read_gallery_metrics(gallery), timeout=_POLL_TIMEOUT)
+            return await workers.run(partial(read_gallery_metrics, gallery), timeout=_POLL_TIMEOUT)
         except (ServiceError, LedgerError):
             return {"up": 0.0}
 
     def is_alive(self) -> bool:
         """Return whether every pool still has a thread that can start work."""
         pollers = (self.token_poller, *self._pollers.values())
-        shared = (self.key_workers, *(poller.workers for poller in pollers))
+        shared = (self.token_workers, self.key_workers, *(poller.workers for poller in pollers))
         of_galleries = (workers for pools in self.pools.values() for workers in pools.values())
         return not any(workers.is_stuck() for workers in (*shared, *of_galleries))
 
@@ -300,7 +224,7 @@ class AppState:
     async def refresh(self) -> None:
         """Poll the token store and all galleries; the log says which are down."""
         pollers = (self.token_poller, *self._pollers.values())
-        await asyncio.gather(*(poller.wait() for poller in pollers), return_exceptions=True)
+        await asyncio.gather(*(poller.poll() for poller in pollers), return_exceptions=True)
 
     def close(self) -> None:
         """Close the keys and the log."""
@@ -313,8 +237,8 @@ class AppState:
         open_pollers = [self._pollers[gallery.name] for gallery in open_galleries]
         try:
             async with asyncio.timeout(_POLL_TIMEOUT):
-                await self.token_poller.wait()
-                await asyncio.gather(*(poller.wait() for poller in open_pollers))
+                await self.token_poller.poll()
+                await asyncio.gather(*(poller.poll() for poller in open_pollers))
         except (ServiceError, TokenError, TimeoutError):
             return False
         return not self.log.failing and all(gallery.is_published for gallery in self.galleries.values())

@@ -3,11 +3,9 @@
 import base64
 import hashlib
 import hmac
-import math
 import re
 import secrets
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -21,12 +19,11 @@ from sqlalchemy.engine import URL
 from nearveil.errors import NearveilError
 from nearveil.storage import (
     Database,
-    FileWatch,
-    Mark,
     create_tables,
     data_folder,
     describe_url,
     find_error_code,
+    identify_file,
     make_private_file,
     make_private_folder,
     parse_url,
@@ -42,7 +39,6 @@ _MAX_DAYS = 36_500
 _DAY = 86_400  # seconds
 _TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
-_FILE_MAX_AGE, _SERVER_MAX_AGE = 0.05, 0.5  # seconds
 _NO_DIGEST = hashlib.sha256(secrets.token_bytes(32)).digest()  # compared with tokens of unknown ids
 
 
@@ -170,8 +166,8 @@ class TokenStore:
     A token is ``nv_<id>_<secret>``. The secret has 256 random bits, so nobody can guess it from its SHA-256: a slow
     hash, as for passwords, would only slow down every request.
 
-    If another process creates or revokes a token, that takes effect within a tenth of a second if the store is a file,
-    and within one second if it is PostgreSQL. While the store does not answer, no token is valid.
+    If another process creates or revokes a token, that takes effect at once. While the store does not answer, no token
+    is valid.
 
     Parameters
     ----------
@@ -199,16 +195,10 @@ class TokenStore:
 
     def __init__(self, location: str | Path, *, clock: Callable[[], float] = time.time, timeout: float = 5.0) -> None:
         self._clock, self._url = clock, parse_store_url(location)
-        self._lock = threading.Lock()
-        self._tokens: dict[str, Token] = {}
-        self._mark: Mark | None = None
-        self._latest = -math.inf  # the latest time that the clock has shown
-        self._next_expiry = math.inf
-        self._watch: FileWatch | None = None
+        self._latest = 0.0  # the latest time that the clock has shown
+        self._file: tuple[int, ...] = ()
         if self._url.get_backend_name() == "sqlite":
-            path = Path(str(self._url.database))
-            create_file(path)
-            self._watch = FileWatch(path)
+            create_file(Path(str(self._url.database)))
         self._database = open_store(self._url, timeout)
         try:
             with self._translate_errors(), self._database.begin_write() as connection:
@@ -256,13 +246,11 @@ class TokenStore:
         row = {**vars(token), "scopes": ",".join(token.scopes), "galleries": ",".join(token.galleries)}
         with self._translate_errors(), self._database.begin_write() as connection:
             connection.execute(sa.insert(_tokens).values(row))
-        self.refresh()
         return token, f"nv_{number}_{secret}"
 
     def list(self) -> list[Token]:
         """Return all tokens, including revoked and expired ones, the oldest first."""
-        self.refresh()
-        return sorted(self._tokens.values(), key=lambda token: (token.created, token.id))
+        return sorted(self._load(), key=lambda token: (token.created, token.id))
 
     def revoke(self, number: str) -> Token:
         """Revoke the token with an id, and return it."""
@@ -271,43 +259,24 @@ class TokenStore:
         change = sa.update(_tokens).where(_tokens.c.id == number, _tokens.c.revoked.is_(None))
         with self._translate_errors(), self._database.begin_write() as connection:
             connection.execute(change.values(revoked=int(self._clock())))
-        self.refresh()
-        if number not in self._tokens:
-            raise TokenError("id: no such token")
-        return self._tokens[number]
+        for token in self._load(_tokens.c.id == number):
+            return token
+        raise TokenError("id: no such token")
 
     def verify(self, text: str) -> Token | None:
-        """Return the token that a client sent, or None if it is not valid."""
-        self.refresh()
-        return self.verify_cached(text)
+        """Return the token that a client sent, or None if it is not valid.
 
-    def verify_cached(self, text: str) -> Token | None:
-        """Verify a token by the last `refresh`, in a time that does not depend on which part is invalid."""
+        The comparison takes a time that does not depend on which part is invalid.
+        """
         parts = _TEXT.fullmatch(text)
         number, secret = parts.groups() if parts else ("", "")
-        token = self._tokens.get(number)
+        token = next(iter(self._load(_tokens.c.id == number)), None)
         same = hmac.compare_digest(_digest(secret), _NO_DIGEST if token is None else token.digest)
         self._latest = max(self._latest, self._clock())
         return token if same and token is not None and token.is_valid(self._latest) else None
 
-    @property
-    def max_age(self) -> float:
-        """Seconds for which a server may use the result of `refresh`: half of the documented delay."""
-        return _SERVER_MAX_AGE if self._watch is None else _FILE_MAX_AGE
-
-    def refresh(self) -> None:
-        """Load all tokens, unless their file is unchanged, and revoke expired ones."""
-        with self._lock, self._translate_errors():
-            # The mark first: a commit after it is loaded by the next refresh.
-            mark = None if self._watch is None else self._watch.mark()
-            if mark is None or mark != self._mark:
-                self._load(mark)
-            self._revoke_expired()
-
     def close(self) -> None:
         """Close all connections."""
-        if self._watch is not None:
-            self._watch.close()
         self._database.close()
 
     def __enter__(self) -> "TokenStore":
@@ -319,24 +288,21 @@ class TokenStore:
     def __repr__(self) -> str:
         return f"TokenStore({describe_url(self._url)!r})"
 
-    def _load(self, mark: Mark | None) -> None:
-        if self._watch is not None and (mark is None or self._mark is None or mark.opening != self._mark.opening):
-            self._database.close()  # the file may have been replaced: open connections would read the old one
-        with self._database.begin_read() as connection:
-            rows = connection.execute(sa.select(_tokens)).all()
-        self._tokens = {row.id: _make_token(row) for row in rows}
-        expiries = [token.expires for token in self._tokens.values() if token.revoked is None and token.expires]
-        self._next_expiry = min(expiries, default=math.inf)
-        self._mark = mark
-
-    def _revoke_expired(self) -> None:
-        """Revoke expired tokens, so that a clock that is set back does not make them valid again."""
-        now = int(self._clock())
-        if self._next_expiry <= now:
-            expired = _tokens.c.revoked.is_(None) & (_tokens.c.expires <= now)
-            # Do not wait for other writers: the next refresh tries again, and until then `_latest` protects.
-            with suppress(sa.exc.SQLAlchemyError), self._database.begin_write(times=0.0) as connection:
-                connection.execute(sa.update(_tokens).where(expired).values(revoked=now))
+    def _load(self, *conditions: sa.ColumnElement[bool]) -> Sequence[Token]:
+        """Load tokens, and revoke the expired ones, so that a clock that is set back does not make them valid again."""
+        with self._translate_errors():
+            if self._database.is_sqlite and (file := identify_file(self._database.path)) != self._file:
+                self._database.close()  # the file was replaced: open connections would read the old one
+                self._file = file
+            with self._database.begin_read() as connection:
+                tokens = [_make_token(row) for row in connection.execute(sa.select(_tokens).where(*conditions))]
+            now = int(self._clock())
+            if any(token.revoked is None and not token.is_valid(now) for token in tokens):
+                expired = _tokens.c.revoked.is_(None) & (_tokens.c.expires <= now)
+                # Do not wait for other writers: the next call tries again, and until then `_latest` protects.
+                with suppress(sa.exc.SQLAlchemyError), self._database.begin_write(times=0.0) as connection:
+                    connection.execute(sa.update(_tokens).where(expired).values(revoked=now))
+            return tokens
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:

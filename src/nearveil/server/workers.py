@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -35,12 +34,11 @@ class Workers:
         return len(self._started_at) == self._threads and all(start < overdue for start in self._started_at.values())
 
     async def run(
-        self, work: Callable[[], T], *, timeout: float | None = None, may_start: Callable[[], bool] | None = None
+        self, work: Callable[[], T], *, timeout: float | None = None, is_canceled: Callable[[], bool] = lambda: False
     ) -> T:
         """Run `work` in a thread and return its result.
 
-        Raise ServiceError if too many calls wait, if the timeout expires, or if `may_start` returns False when a
-        thread is free.
+        Raise ServiceError if too many calls wait, if the timeout expires, or if `is_canceled` when a thread is free.
         """
         if self.pending >= self._max_pending:
             raise ServiceError("busy", "The server is busy. Try again later.")
@@ -51,7 +49,7 @@ class Workers:
             async with asyncio.timeout(self._timeout if timeout is None else timeout):
                 await self._free.acquire()
                 self._started_at[future] = time.monotonic()
-                if may_start is not None and not may_start():
+                if is_canceled():
                     self._end(future)
                     raise ServiceError("timeout", "The client disconnected before its request was processed.")
                 call = partial(self._call, work, future, loop)
@@ -93,13 +91,10 @@ class OutageLog:
 
     def record(self, error: Exception | None) -> None:
         """Record a success (None) or a failure."""
-        is_up = error is None
-        if is_up == self._is_up:
-            return
-        self._is_up = is_up
-        if error is None:
+        was_up, self._is_up = self._is_up, error is None
+        if error is None and not was_up:
             _LOG.warning("%s is up again", self._name)
-        else:
+        elif error is not None and was_up:
             _LOG.error("%s is down (%s): retrying", self._name, name_error(error))
 
 
@@ -110,34 +105,17 @@ def name_error(error: Exception) -> str:
 
 
 class Poller:
-    """Run `refresh` in a thread when its last result is older than `max_age` seconds.
+    """Run `refresh` in a thread of its own; the log gets a line when `name` goes down or up."""
 
-    Requests that wait at the same time share one run. The log gets a line when `name` goes down or up.
-    """
+    def __init__(self, name: str, refresh: Callable[[], object], timeout: float) -> None:
+        self.workers, self.outages = Workers(1, 1, timeout), OutageLog(name)
+        self._refresh = refresh
 
-    def __init__(self, name: str, refresh: Callable[[], None], timeout: float, max_age: float = 0.0) -> None:
-        self.workers = Workers(1, 0, timeout)
-        self._refresh, self._max_age, self._outages = refresh, max_age, OutageLog(name)
-        self._fresh_since = -math.inf  # when the last successful run started
-        self._refresh_task: asyncio.Task[None] | None = None
-
-    async def wait(self) -> None:
-        """Return when a successful run started at most `max_age` seconds before this call."""
-        earliest = time.monotonic() - self._max_age
-        while self._fresh_since < earliest:
-            if self._refresh_task is None:
-                self._refresh_task = asyncio.create_task(self._poll())
-                self._refresh_task.add_done_callback(lambda task: task.cancelled() or task.exception())
-            await asyncio.shield(self._refresh_task)
-
-    async def _poll(self) -> None:
-        started = time.monotonic()
+    async def poll(self) -> None:
+        """Return when a run succeeded."""
         try:
             await self.workers.run(self._refresh)
-            self._fresh_since = started
-            self._outages.record(None)
         except Exception as error:
-            self._outages.record(error)
+            self.outages.record(error)
             raise
-        finally:
-            self._refresh_task = None
+        self.outages.record(None)

@@ -27,6 +27,7 @@ from nearveil.wire.frames import (
     check_text,
     check_whole,
     frame,
+    peek_header,
     read_fields,
     read_flag,
     unframe,
@@ -239,6 +240,29 @@ class Refusal:
         if code not in RefusalCode.__members__.values():
             raise WireError(f"data has the unknown refusal code {code}")
         return cls(RefusalCode(code), words)
+
+
+_STATUSES = {
+    RefusalCode.MALFORMED: 400,
+    RefusalCode.VERSION: 400,
+    RefusalCode.NOT_OFFERED: 403,
+    RefusalCode.TOO_LARGE: 413,
+    RefusalCode.FAILED: 503,
+}
+
+
+def frame_status(reply: bytes) -> int:
+    """Return the HTTP status of a reply to a query: the frame of an answer, a changed map or a refusal.
+
+    Examples
+    --------
+    >>> frame_status(Refusal(RefusalCode.TOO_LARGE, "too large").to_bytes())
+    413
+    """
+    kind, _ = peek_header(reply)
+    if kind == Kind.ANSWER:
+        return 200
+    return 409 if kind == Kind.MAP_CHANGED else _STATUSES[decode_frame(reply, Refusal).code]
 
 
 WireMessage = PublicPart | Query | Answer | MapChanged | Refusal
