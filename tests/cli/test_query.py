@@ -296,13 +296,13 @@ def test_an_index_that_has_changed_says_so(image: Path, here: Path) -> None:
 
 
 def test_two_first_queries_open_one_account(image: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = _accounts._open_default_account
+    first = Ledger.open_account
 
-    def late(book: Ledger) -> Any:
-        first(book)
-        return first(book)
+    def late(book: Ledger, *name: Any, **terms: Any) -> Any:
+        first(book, *name, **terms)
+        return first(book, *name, **terms)
 
-    monkeypatch.setattr(_accounts, "_open_default_account", late)
+    monkeypatch.setattr(Ledger, "open_account", late)
     assert told("query", image, "--epsilon", 4)["left"] == 96.0
 
 

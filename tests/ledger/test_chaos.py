@@ -18,7 +18,7 @@ import psycopg
 import pytest
 
 from nearveil.ledger import Account, KeySpentError, Ledger, OverBudgetError
-from nearveil.ledger.entries import Entry
+from nearveil.ledger.store import Entry
 from nearveil.privacy.accounting import RenyiFilter
 from nearveil.privacy.events import PureDp
 from tests.programs import PROCESSES

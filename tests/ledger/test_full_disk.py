@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError
-from nearveil.ledger.entries import Entry
 from nearveil.ledger.errors import LedgerFullError
+from nearveil.ledger.store import Entry
 from nearveil.privacy.events import PureDp
 
 from ..small_disk import fill, mounted

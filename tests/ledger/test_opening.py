@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, BudgetWarning, Ledger, LedgerError, OverBudgetError
-from nearveil.ledger.database import explain_error
+from nearveil.ledger.database import LedgerDatabase, explain_error
 from nearveil.ledger.errors import CorruptLedgerError, LedgerFullError
 from nearveil.privacy.events import NoisyScreening, PureDp
 from nearveil.storage import describe_url, parse_url
@@ -206,15 +206,15 @@ def test_a_witness_that_another_process_makes_just_now_is_no_missing_one(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     witness = tmp_path / "elsewhere"
-    has_accounts = Ledger._has_accounts
+    read = LedgerDatabase.read
 
-    def slowly(self: Ledger) -> bool:
-        monkeypatch.setattr(Ledger, "_has_accounts", has_accounts)
-        with Ledger(url, witness=witness) as other:  # made between our two looks
+    def slowly(self: LedgerDatabase, work: Callable[[sa.Connection], Any]) -> Any:
+        monkeypatch.setattr(LedgerDatabase, "read", read)
+        with Ledger(url, witness=witness) as other:  # created between the two checks
             other.open_account("mine", **ABOUT, epsilon=1.0, delta=0.0)
-        return has_accounts(self)
+        return read(self, work)
 
-    monkeypatch.setattr(Ledger, "_has_accounts", slowly)
+    monkeypatch.setattr(LedgerDatabase, "read", slowly)
     if not url.startswith("postgresql"):
         Path(url).touch()
     with Ledger(url, witness=witness) as ledger:

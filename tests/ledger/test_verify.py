@@ -16,8 +16,8 @@ import sqlalchemy as sa
 from dp_accounting import GaussianDpEvent
 
 from nearveil.ledger import Account, AccountError, Ledger, LedgerError, LedgerUnavailableError, Receipt
-from nearveil.ledger._store import read_entries
 from nearveil.ledger.errors import CorruptLedgerError, RolledBackError
+from nearveil.ledger.store import read_entries
 from nearveil.privacy.events import PureDp
 from nearveil.storage import parse_url
 

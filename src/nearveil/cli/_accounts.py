@@ -3,7 +3,7 @@
 import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nearveil.cli._options import LedgerOptions, option
 
@@ -73,28 +73,17 @@ def find_account(ledger: "Ledger", name: str) -> "Account":
 
 def find_or_open_account(ledger: "Ledger", name: str | None) -> tuple["Account", bool]:
     """Return the account with this name, or the default account, and whether it was opened now."""
+    from nearveil.ledger import AccountError
+
     if name is not None:
         return find_account(ledger, name), False
     if any(account.name == DEFAULT_ACCOUNT for account in ledger.accounts()):
         return ledger.account(DEFAULT_ACCOUNT), False
-    return _open_default_account(ledger), True
-
-
-def _open_default_account(ledger: "Ledger") -> "Account":
-    from nearveil.ledger import AccountError
-
+    terms: Any = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace", "delta": 0.0}
     try:
-        return ledger.open_account(
-            DEFAULT_ACCOUNT,
-            owner="me",
-            protects="query",
-            unit="image",
-            relation="replace",
-            epsilon=DEFAULT_EPSILON,
-            delta=0.0,
-        )
+        return ledger.open_account(DEFAULT_ACCOUNT, epsilon=DEFAULT_EPSILON, **terms), True
     except AccountError:  # another process has opened it in the meantime
-        return ledger.account(DEFAULT_ACCOUNT)
+        return ledger.account(DEFAULT_ACCOUNT), False
 
 
 def describe_new_account(balance: "Balance", location: str) -> str:

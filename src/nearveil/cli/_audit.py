@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
-from nearveil.cli._options import Json, argument, command, option
+from nearveil.cli._options import JSON, argument, command, option
 from nearveil.cli._output import make_folder, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def audit(
     confidence: float = option("Confidence of every interval.", default=0.95),
     effort: float = option("Number of runs, as a multiple of the usual number.", default=1.0),
     out: Path | None = option("Folder for audit.md, audit.png and audit.json."),
-    as_json: Json = False,
-    list_all: bool = option("List the mechanisms that can be audited.", "--list", default=False),
+    as_json: bool = JSON,
+    list_all: bool = option("List the mechanisms that can be audited.", "--list"),
 ) -> None:
     """Attack a guarantee, or all of them: run the mechanism many times and show the largest possible epsilon.
 

@@ -1,12 +1,14 @@
 """``nearveil budget``: accounts and their history. It never spends."""
 
+import json
 import math
 import os
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,14 +17,15 @@ from rich.table import Table
 from rich.text import Text
 
 from nearveil.cli._accounts import find_account
-from nearveil.cli._options import REQUIRED, Json, LedgerOptions, argument, command, option
+from nearveil.cli._options import JSON, LedgerOptions, argument, command, option
 from nearveil.cli._output import clean, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
-    from nearveil.ledger import Account
+    from nearveil.ledger import Account, Ledger
     from nearveil.ledger.history import Balance
+    from nearveil.ledger.store import Entry
 
 app = typer.Typer(
     help="Privacy budgets: open accounts, see what has been spent, and detect changes to the history.",
@@ -32,30 +35,24 @@ app = typer.Typer(
 )
 
 METAVAR = "COUNTxEPSILON"
-Name: TypeAlias = Annotated[str, typer.Argument(metavar="ACCOUNT", help="Name of the account.")]
-OptionalName: TypeAlias = Annotated[
-    str | None, typer.Argument(metavar="ACCOUNT", help="One account; all accounts by default.")
-]
-OptionalPlan: TypeAlias = Annotated[
-    list[str] | None,
-    typer.Argument(metavar=METAVAR, help="A plan: all releases that will ever be made, such as 500x0.5."),
-]
+_NAME = argument("Name of the account.", metavar="ACCOUNT")
+_ACCOUNT = argument("One account; all accounts by default.", metavar="ACCOUNT")
+_PLAN = argument("A plan: all releases that will ever be made, such as 500x0.5.", metavar=METAVAR)
 PlanMechanism: TypeAlias = Literal["pure", "laplace", "gaussian"]
-Mechanism: TypeAlias = Annotated[
-    PlanMechanism,
-    typer.Option(help="Type of each release: any pure epsilon-private one, Laplace noise, or Gaussian noise."),
-]
+MECHANISM = option(
+    "Type of each release: any pure epsilon-private one, Laplace noise, or Gaussian noise.", default="pure"
+)
 _ACCOUNTING = {"pure": "pure epsilon, summed", "filter": "Renyi filter", "plan": "fixed plan, composed by PLD"}
 _KEY_LETTERS = 12  # of a key or client name in the table of entries
 
 
 @command(app, plan="the plan")
 def create(
-    name: Name,
     options: LedgerOptions,
-    epsilon: float = option("The budget, above 0.", default=REQUIRED),
-    owner: str = option("Who is responsible for the account.", default=REQUIRED),
-    plan: OptionalPlan = None,
+    name: str = _NAME,
+    epsilon: float = option("The budget, above 0."),
+    owner: str = option("Who is responsible for the account."),
+    plan: list[str] | None = _PLAN,
     delta: float = option("Delta of the budget; 0 sums pure epsilons.", default=1e-5),
     protects: Literal["query", "database"] = option(
         "Protect the queries of clients, or records of a database.", default="query"
@@ -65,8 +62,8 @@ def create(
         "for databases. Releases paid from the account must have the same unit."
     ),
     relation: Literal["replace", "add-remove"] = option("How neighbouring inputs differ.", default="replace"),
-    mechanism: Mechanism = "pure",
-    as_json: Json = False,
+    mechanism: PlanMechanism = MECHANISM,
+    as_json: bool = JSON,
 ) -> None:
     """Open an account, and create the ledger if there is none. The terms of an account never change.
 
@@ -107,7 +104,7 @@ def create(
 
 
 @command(app)
-def show(options: LedgerOptions, account: OptionalName = None, as_json: Json = False) -> None:
+def show(options: LedgerOptions, account: str | None = _ACCOUNT, as_json: bool = JSON) -> None:
     """Draw a bar for each account: the epsilon spent (rounded up) and left (rounded down).
 
     For example:
@@ -115,18 +112,18 @@ def show(options: LedgerOptions, account: OptionalName = None, as_json: Json = F
         nearveil budget show camera --ledger postgresql://me@host/budgets --json
     """
     with options.open(read_only=True) as ledger:
-        accounts = ledger.accounts() if account is None else [find_account(ledger, account)]
+        accounts = _list_accounts(ledger, account)
         _print_accounts(accounts, details=account is not None, as_json=as_json)
 
 
 @command(app, plan="the plan")
 def preview(
-    account: Name,
     options: LedgerOptions,
-    plan: list[str] = argument("Releases: 10x0.5 is 10 at epsilon 0.5.", default=REQUIRED, metavar=METAVAR),
+    account: str = _NAME,
+    plan: list[str] = argument("Releases: 10x0.5 is 10 at epsilon 0.5.", metavar=METAVAR),
     client: str | None = option("Also charge the quota of this client."),
-    mechanism: Mechanism = "pure",
-    as_json: Json = False,
+    mechanism: PlanMechanism = MECHANISM,
+    as_json: bool = JSON,
 ) -> None:
     """Compute the cost of releases and the budget left after them. Spends nothing. Exit code 1 if they don't fit.
 
@@ -135,7 +132,6 @@ def preview(
         nearveil budget preview archive 5x0.2 --client ann --mechanism gaussian
     """
     with options.open(read_only=True) as ledger:
-        from nearveil.ledger.views import describe_preview
         from nearveil.privacy import Basis, compose_events
 
         payer = find_account(ledger, account)
@@ -146,7 +142,7 @@ def preview(
             [(compose_events([event], basis=basis, **terms), count) for event, count in events], client=client
         )
     if as_json:
-        print_json(describe_preview(forecast))
+        print_json({**vars(forecast), "before": _describe_balance(forecast.before)})
     else:
         before = forecast.before
         grid = Table.grid(padding=(0, 1), expand=True)
@@ -160,14 +156,14 @@ def preview(
 
 @command(app, plan="the plan")
 def quota(
-    account: Name,
     options: LedgerOptions,
-    client: str = argument("Name of the client.", default=REQUIRED, metavar="CLIENT"),
-    plan: OptionalPlan = None,
+    account: str = _NAME,
+    client: str = argument("Name of the client.", metavar="CLIENT"),
+    plan: list[str] | None = _PLAN,
     epsilon: float | None = option("The quota, in an account without a plan."),
     delta: float | None = option("Delta of the quota; the account's by default."),
-    mechanism: Mechanism = "pure",
-    as_json: Json = False,
+    mechanism: PlanMechanism = MECHANISM,
+    as_json: bool = JSON,
 ) -> None:
     """Give a client a share of an account: an epsilon, or a part of the account's plan. A quota never changes.
 
@@ -176,13 +172,11 @@ def quota(
         nearveil budget quota photo ann 20x0.1
     """
     with options.open() as ledger:
-        from nearveil.ledger.views import describe_balance
-
         payer = find_account(ledger, account)
         events = read_plan(plan, mechanism, payer.delta) if plan else None
         balance = payer.quota(client, epsilon=epsilon, delta=delta, plan=events)
         if as_json:
-            print_json(describe_balance(balance))
+            print_json(_describe_balance(balance))
         else:
             _print_balances([payer.balance(), balance])
 
@@ -190,9 +184,9 @@ def quota(
 @command(app)
 def history(
     options: LedgerOptions,
-    account: OptionalName = None,
+    account: str | None = _ACCOUNT,
     last: int = option("Number of entries of each account; 0 for all.", default=20, min=0),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """List the entries of accounts in order. Of a stored message, only the length is shown. Times are informative.
 
@@ -201,12 +195,10 @@ def history(
         nearveil budget history --last 0 --json
     """
     with options.open(read_only=True) as ledger:
-        from nearveil.ledger.views import describe_entry, describe_events
-
-        accounts = ledger.accounts() if account is None else [find_account(ledger, account)]
+        accounts = _list_accounts(ledger, account)
         entries_by_account = {account.name: account.history() for account in accounts}
     if as_json:
-        print_json([describe_entry(entry) for entries in entries_by_account.values() for entry in entries[-last:]])
+        print_json([_describe_entry(entry) for entries in entries_by_account.values() for entry in entries[-last:]])
         return
     for name, entries in entries_by_account.items():
         print_lines(name, style="bold")
@@ -219,7 +211,7 @@ def history(
                     entry.kind,
                     (entry.key or "")[:_KEY_LETTERS],
                     (entry.client or "")[:_KEY_LETTERS],
-                    describe_events(entry.events) if entry.message is None else f"{len(entry.message):,} bytes",
+                    _format_events(entry.events) if entry.message is None else f"{len(entry.message):,} bytes",
                 )
                 for entry in entries[-last:]
             ],
@@ -233,7 +225,7 @@ def history(
 @command(app)
 def export(
     options: LedgerOptions,
-    file: Path = argument("A new file: .json or .csv.", default=REQUIRED),
+    file: Path = argument("A new file: .json or .csv."),
 ) -> None:
     """Write all entries with their hashes to a new file, readable only by you. It contains the stored messages.
 
@@ -253,9 +245,9 @@ def export(
 @command(app)
 def verify(
     options: LedgerOptions,
-    account: OptionalName = None,
+    account: str | None = _ACCOUNT,
     receipt: list[str] | None = option("A receipt stored elsewhere, as printed by `show ACCOUNT`; may be repeated."),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Recompute every hash and total. Exit code 1 if an entry was edited, removed or added, or a copy restored.
 
@@ -281,7 +273,7 @@ def verify(
 @command(app)
 def backup(
     options: LedgerOptions,
-    file: Path = argument("A new file.", default=REQUIRED),
+    file: Path = argument("A new file."),
 ) -> None:
     """Copy a SQLite ledger while other processes spend. Use the copy only if the ledger is lost, never beside it.
 
@@ -294,29 +286,96 @@ def backup(
 
 
 def read_plan(plan: list[str], mechanism: PlanMechanism, delta: float) -> "list[tuple[DpEvent, int]]":
-    """Return the events of a plan."""
-    from nearveil.ledger.views import parse_plan
+    """Return the events of a plan; Gaussian noise is scaled for its epsilon at `delta`."""
+    from dp_accounting import GaussianDpEvent, LaplaceDpEvent
+
+    from nearveil.privacy.events import PureDp
+    from nearveil.privacy.noise import analytic_gaussian_scale
 
     if mechanism == "gaussian" and not 0 < delta < 1:
         raise typer.BadParameter(
             "Gaussian noise is not pure: it needs an account with a delta", param_hint="--mechanism"
         )
-    try:
-        return parse_plan(plan, mechanism, delta)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="PLAN") from None
+    make_event: dict[PlanMechanism, Callable[[float], DpEvent]] = {
+        "pure": PureDp,
+        "laplace": lambda epsilon: LaplaceDpEvent(1 / epsilon),
+        "gaussian": lambda epsilon: GaussianDpEvent(analytic_gaussian_scale(1.0, epsilon, delta)),
+    }
+    return [(make_event[mechanism](epsilon), count) for count, epsilon in map(_parse_part, plan)]
+
+
+def _parse_part(text: str) -> tuple[int, float]:
+    """Parse COUNTxEPSILON.
+
+    Examples
+    --------
+    >>> _parse_part("500x0.5")
+    (500, 0.5)
+    """
+    match = re.fullmatch(r"(\d+)x(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
+    count, epsilon = (int(match[1]), float(match[2])) if match else (0, 0.0)
+    if not (1 <= count <= 10**9 and 1e-6 <= epsilon <= 50):
+        raise typer.BadParameter(
+            f"{text!r} is not COUNTxEPSILON with a count from 1 to 1,000,000,000 and an epsilon from 1e-6 to 50, "
+            "such as 500x0.5",
+            param_hint="PLAN",
+        )
+    return count, epsilon
+
+
+def _list_accounts(ledger: "Ledger", name: str | None) -> "list[Account]":
+    return ledger.accounts() if name is None else [find_account(ledger, name)]
+
+
+def _list_quotas(account: "Account") -> "list[Balance]":
+    names = [entry.client for entry in account.history() if entry.kind == "quota"]
+    return [account.balance(client=name) for name in names]
+
+
+def _describe_balance(balance: "Balance") -> dict[str, Any]:
+    return {**vars(balance), "remaining": _describe_events(balance.remaining)}
+
+
+def _describe_account(account: "Account") -> dict[str, Any]:
+    about = {name: getattr(account, name) for name in ("owner", "protects", "unit", "relation")}
+    quotas = [_describe_balance(balance) for balance in _list_quotas(account)]
+    return {**_describe_balance(account.balance()), **about, "receipt": str(account.receipt()), "clients": quotas}
+
+
+def _describe_entry(entry: "Entry") -> dict[str, Any]:
+    plain = {name: getattr(entry, name) for name in ("account", "sequence", "kind", "time", "key", "client", "hash")}
+    size = None if entry.message is None else len(entry.message)  # and never the message
+    return {**plain, "events": _describe_events(entry.events), "message_bytes": size}
+
+
+def _describe_events(events: "Iterable[tuple[DpEvent, int]]") -> list[dict[str, Any]]:
+    from nearveil.ledger.budget import format_event
+
+    return [{"count": count, "event": json.loads(format_event(event))} for event, count in events]
+
+
+def _format_events(events: "Iterable[tuple[DpEvent, int]]") -> str:
+    return ", ".join(f"{part['count']:,} x {_format_value(part['event'])}" for part in _describe_events(events))
+
+
+def _format_value(value: Any) -> str:
+    """Return the short text of an event or of a parameter, such as PoissonSampled(0.1, Gaussian(20))."""
+    if isinstance(value, dict):
+        parameters = [_format_value(field) for name, field in reversed(value.items()) if name != "type"]
+        return f"{value['type'].removesuffix('DpEvent')}({', '.join(parameters)})"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_format_value, value))}]"
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
 def _print_accounts(accounts: "list[Account]", *, details: bool, as_json: bool) -> None:
-    from nearveil.ledger.views import describe_account, describe_events, list_quotas
-
     if as_json:
-        print_json([describe_account(account) for account in accounts])
+        print_json([_describe_account(account) for account in accounts])
         return
     if not accounts:
         print_lines("No accounts yet. Open one with `nearveil budget create`.")
         return
-    _print_balances([balance for account in accounts for balance in (account.balance(), *list_quotas(account))])
+    _print_balances([balance for account in accounts for balance in (account.balance(), *_list_quotas(account))])
     for account in accounts if details else ():
         print_lines(
             f"Account: {account.name}. Owner: {account.owner}. Protects: {account.protects}. Unit: {account.unit} "
@@ -324,7 +383,7 @@ def _print_accounts(accounts: "list[Account]", *, details: bool, as_json: bool) 
             f"Accounting: {_ACCOUNTING[account.kind]}.",
         )
         if account.kind == "plan":
-            print_lines(f"Left of the plan: {describe_events(account.balance().remaining) or 'nothing'}.")
+            print_lines(f"Left of the plan: {_format_events(account.remaining()) or 'nothing'}.")
         print_lines(f"Receipt, to store elsewhere: {account.receipt()}")
 
 

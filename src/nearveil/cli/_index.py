@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from nearveil.cli._options import AUTO, ClusterOptions, ExtractorName, Json, argument, command, load_extractor, option
+from nearveil.cli._options import AUTO, EXTRACTOR, JSON, ClusterOptions, argument, command, load_extractor, option
 from nearveil.cli._output import print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -72,20 +72,16 @@ def index(
         envvar="NEARVEIL_INDEX",
         metavar="PATH_OR_URL",
     ),
-    extractor: ExtractorName = AUTO,
+    extractor: str = EXTRACTOR,
     private: bool = option(
         "The images are records of a protected gallery: no map is made, the index is never served as an open "
         "gallery, and features are row-exact (slower) and computed on this machine. The index remembers this.",
-        "--private",
-        default=False,
     ),
     delete: list[str] | None = option("Delete the vector with this id; may be repeated.", metavar="ID"),
     sealed: bool = option(
         "Also build the index of sealed queries (`nearveil serve --offer sealed`). Later runs update it.",
-        "--sealed",
-        default=False,
     ),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Index a folder of images or a file of vectors: add new items, delete missing images, publish the map.
 

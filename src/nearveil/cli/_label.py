@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from nearveil.cli._accounts import find_account
-from nearveil.cli._options import REQUIRED, Force, Json, LedgerOptions, argument, command, option
+from nearveil.cli._options import FORCE, JSON, LedgerOptions, argument, command, option
 from nearveil.cli._output import fail, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
@@ -20,11 +20,9 @@ if TYPE_CHECKING:
 @command()
 def label(
     payment: LedgerOptions,
-    private: Path = argument(
-        ".npz, .csv, or a folder with one subfolder of images per class.", default=REQUIRED, metavar="PRIVATE"
-    ),
-    public: Path = argument(".npz, .csv, or a folder of images.", default=REQUIRED, metavar="PUBLIC"),
-    epsilon: float = option("Privacy cost of all labels together.", default=REQUIRED),
+    private: Path = argument(".npz, .csv, or a folder with one subfolder of images per class.", metavar="PRIVATE"),
+    public: Path = argument(".npz, .csv, or a folder of images.", metavar="PUBLIC"),
+    epsilon: float = option("Privacy cost of all labels together."),
     delta: float = option("Delta of the guarantee.", default=1e-5),
     max_answered: int | None = option("Maximum number of labels; all public rows by default.", min=1),
     neighbors: int | None = option("Number of private records that vote.", min=1),
@@ -37,17 +35,15 @@ def label(
     ),
     side: int = option("Resize images of folders to SIDE x SIDE.", default=32, min=8, max=1024),
     out: Path = option("Output file.", default=Path("labels.csv")),
-    force: Force = False,
+    force: bool = FORCE,
     account: str | None = option("Account that pays.", rich_help_panel="Ledger"),
     unit: str = option(
         'Unit of one row of PRIVATE; it must equal the account\'s. Use "person with all images" only if each '
         "person has one row.",
         default="record",
     ),
-    allow_noise: bool = option(
-        "Label even if the result is expected to be pure noise.", "--allow-noise", default=False
-    ),
-    as_json: Json = False,
+    allow_noise: bool = option("Label even if the result is expected to be pure noise."),
+    as_json: bool = JSON,
 ) -> None:
     """Label a public set from a private one: the nearest private records vote, with noise.
 
@@ -132,8 +128,8 @@ def _print_labels(report: "LabelReport", notes: list[str], out: Path | None, *, 
 
 @command(folder="DIR")
 def train(
-    directory: Path = argument("A folder with one subfolder of images per class.", default=REQUIRED, metavar="DIR"),
-    out: Path = option("Output file of the model, such as model.nvm.", default=REQUIRED),
+    directory: Path = argument("A folder with one subfolder of images per class.", metavar="DIR"),
+    out: Path = option("Output file of the model, such as model.nvm."),
     descriptors: str = option("Pooling: S (mean), M (max), G (generalised mean).", default="SG"),
     dimension: int = option("Dimension of the features.", default=512, min=1, max=65_536),
     epochs: int = option("Passes over all images.", default=20, min=1),
@@ -142,8 +138,8 @@ def train(
         "Share of the classes, last by name, held out for the test; 0 for none.", default=0.5, min=0, max=1
     ),
     seed: int = option("Random seed: the same seed trains the same model.", default=0, min=0),
-    force: Force = False,
-    as_json: Json = False,
+    force: bool = FORCE,
+    as_json: bool = JSON,
 ) -> None:
     """Train features for your own images, so that images of one class are close to each other.
 

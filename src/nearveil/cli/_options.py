@@ -3,14 +3,13 @@
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
 
 import typer
-from typer.models import ArgumentInfo
 
 from nearveil.cli._output import print_lines, report_errors
 
@@ -22,24 +21,33 @@ if TYPE_CHECKING:
     from nearveil.ledger import Ledger
 
 AUTO = "auto"
-REQUIRED = MISSING  # as the default of an option or argument
 DATABASE_TIMEOUT = 10.0  # seconds that a command waits for a lock or a connection
 _LONGEST_TOKEN = 1000  # bytes read from a token file
 
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Force: TypeAlias = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
-HomeFolder: TypeAlias = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Folder of local copies; below ~/.local/share/nearveil by default.")
-]
-ExtractorName: TypeAlias = Annotated[
-    str,
-    typer.Option(
-        "--extractor",
-        metavar="NAME_OR_FILE",
-        help="Feature extractor: efficientnet-lite0, mobilenet-v2, hog, a model from `nearveil train` (.nvm) or an "
-        "ONNX file. auto: the extractor of the index, else the best installed.",
-    ),
-]
+
+def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
+    """Declare an option: the default of a command's parameter, or a field of an option group.
+
+    Without a default, a bool is false, and an option whose type does not include None is required.
+    """
+    return field(default=default, metadata={"make": typer.Option, "names": names, "help": text, **settings})
+
+
+def argument(text: str, metavar: str | None = None, *, default: Any = None) -> Any:
+    """Declare an argument; see :func:`option`."""
+    return field(default=default, metadata={"make": typer.Argument, "names": (), "help": text, "metavar": metavar})
+
+
+# Options of several commands.
+JSON = option("Print JSON.", "--json")
+FORCE = option("Overwrite the file if it exists.")
+HOME = option("Folder of local copies; below ~/.local/share/nearveil by default.", metavar="DIR")
+EXTRACTOR = option(
+    "Feature extractor: efficientnet-lite0, mobilenet-v2, hog, a model from `nearveil train` (.nvm) or an ONNX file. "
+    "auto: the extractor of the index, else the best installed.",
+    default=AUTO,
+    metavar="NAME_OR_FILE",
+)
 
 
 def command(
@@ -53,12 +61,11 @@ def command(
     """
 
     def make(function: Callable[..., None]) -> Callable[..., None]:
-        groups, parameters = _expand_options(function)
-        option_names = {parameter.name: _name_option(parameter) for parameter in parameters if rename} | names
+        groups, parameters, option_names = _expand_options(function)
 
         @wraps(function)
         def run(**values: Any) -> None:
-            with report_errors(**option_names):
+            with report_errors(**(option_names if rename else {}) | names):
                 for key, group in groups.items():
                     values[key] = group(**{item.name: values.pop(item.name) for item in fields(group)})
                 function(**values)
@@ -72,50 +79,35 @@ def command(
     return make
 
 
-def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
-    """Declare an option: the default of a command's parameter, or a field of an option group."""
-    return field(default=default, metadata={"option": typer.Option(*names, help=text, **settings)})
-
-
-def argument(text: str, metavar: str | None = None, *, default: Any = None) -> Any:
-    """Declare an argument: the default of a command's parameter."""
-    return field(default=default, metadata={"option": typer.Argument(metavar=metavar, help=text)})
-
-
-def _expand_options(function: Callable[..., None]) -> tuple[dict[str, type], list[Parameter]]:
-    """Return the option groups of a command by parameter, and its parameters with groups replaced by their fields."""
-    hints = get_type_hints(function, include_extras=True)
+def _expand_options(function: Callable[..., None]) -> tuple[dict[str, type], list[Parameter], dict[str, str]]:
+    """Return the option groups by parameter, the parameters with groups expanded, and the names of their options."""
     groups: dict[str, type] = {}
-    parameters = []
+    parameters: list[Parameter] = []
+    option_names: dict[str, str] = {}
+
+    def add(name: str, hint: Any, declaration: "Field[Any]", panel: str | None) -> None:
+        settings, default = dict(declaration.metadata), declaration.default
+        make, names = settings.pop("make"), settings.pop("names")
+        if default is None and type(None) not in get_args(hint):
+            default = False if hint is bool else Parameter.empty  # required
+        if make is typer.Option:
+            names = names or (f"--{name.replace('_', '-')}",)
+            settings.setdefault("rich_help_panel", panel)
+        option_names[name] = names[0] if names else (settings["metavar"] or name.upper()).strip("[].")
+        annotation = Annotated[hint, make(*names, **settings)]
+        parameters.append(Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation))
+
+    hints = get_type_hints(function)
     for parameter in signature(function).parameters.values():
         hint = hints[parameter.name]
-        if is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(hint, type) and is_dataclass(hint):
             groups[parameter.name] = hint
             field_hints = get_type_hints(hint)
-            parameters += [
-                _make_parameter(item.name, field_hints[item.name], item, getattr(hint, "panel", None))
-                for item in fields(hint)
-            ]
-        elif isinstance(parameter.default, Field):
-            parameters.append(_make_parameter(parameter.name, hint, parameter.default))
+            for item in fields(hint):
+                add(item.name, field_hints[item.name], item, getattr(hint, "panel", None))
         else:
-            parameters.append(parameter.replace(kind=Parameter.KEYWORD_ONLY, annotation=hint))
-    return groups, parameters
-
-
-def _make_parameter(name: str, hint: Any, declaration: "Field[Any]", panel: str | None = None) -> Parameter:
-    info = declaration.metadata["option"]
-    info.rich_help_panel = info.rich_help_panel or panel
-    default = Parameter.empty if declaration.default is REQUIRED else declaration.default
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info])
-
-
-def _name_option(parameter: Parameter) -> str:
-    (info,) = parameter.annotation.__metadata__
-    if isinstance(info, ArgumentInfo):
-        return (info.metavar or parameter.name.upper()).strip("[].")
-    names = (info.default, *(info.param_decls or ()))  # an annotation's first positional argument is a name
-    return next((name for name in names if isinstance(name, str)), f"--{parameter.name.replace('_', '-')}")
+            add(parameter.name, hint, parameter.default, None)
+    return groups, parameters, option_names
 
 
 def load_extractor(name: str) -> "Extractor | None":
@@ -178,8 +170,6 @@ class ServerOptions:
     certificate_key: Path | None = option("Private key (PEM), if separate.")
     insecure: bool = option(
         "Allow plain HTTP to another machine: anyone on the network path can read the token.",
-        "--insecure",
-        default=False,
     )
 
     def connect(self, server: str, **settings: Any) -> "Client":
@@ -274,9 +264,7 @@ class ClusterOptions:
     ca: Path | None = option("CA certificates of the scheduler (PEM).")
     cert: Path | None = option("Client certificate (PEM).")
     key: Path | None = option("Private key (PEM), if separate.")
-    insecure: bool = option(
-        "Allow tcp:// to another machine: anyone on the network path can read the rows.", "--insecure", default=False
-    )
+    insecure: bool = option("Allow tcp:// to another machine: anyone on the network path can read the rows.")
 
     @contextmanager
     def connect(self) -> "Iterator[Cluster]":

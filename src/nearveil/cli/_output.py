@@ -1,6 +1,7 @@
 """Terminal output of the commands: errors, tables, JSON and progress bars."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -86,8 +87,16 @@ def print_lines(*lines: object, style: str = "", stderr: bool = False) -> None:
 
 
 def print_json(value: Any) -> None:
-    """Print JSON on one line."""
-    typer.echo(json.dumps(value, allow_nan=False))
+    """Print JSON on one line; infinity is null."""
+    typer.echo(json.dumps(_replace_infinity(value), allow_nan=False))
+
+
+def _replace_infinity(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _replace_infinity(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return list(map(_replace_infinity, value))
+    return None if value == math.inf else value
 
 
 def print_table(

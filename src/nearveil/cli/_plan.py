@@ -1,14 +1,13 @@
 """``nearveil plan``, ``cost`` and ``mechanisms``: compare ways to search, prices of releases, and mechanisms."""
 
-import math
 import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
 
-from nearveil.cli._budget import METAVAR, Mechanism, read_plan
-from nearveil.cli._options import REQUIRED, Json, argument, command, option
+from nearveil.cli._budget import MECHANISM, METAVAR, PlanMechanism, read_plan
+from nearveil.cli._options import JSON, argument, command, option
 from nearveil.cli._output import print_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ _WAY_COLUMNS = ("way", "epsilon", "one-time download", "sent", "received", "serv
 
 @command()
 def cost(
-    plan: list[str] = argument("Releases: 500x0.5 is 500 at epsilon 0.5 each.", default=REQUIRED, metavar=METAVAR),
+    plan: list[str] = argument("Releases: 500x0.5 is 500 at epsilon 0.5 each.", metavar=METAVAR),
     delta: float = option("Delta of the whole plan.", default=1e-5),
-    mechanism: Mechanism = "pure",
-    as_json: Json = False,
+    mechanism: PlanMechanism = MECHANISM,
+    as_json: bool = JSON,
 ) -> None:
     """Price a plan before it runs: by addition, by RDP and by PLD, side by side.
 
@@ -67,15 +66,15 @@ def cost(
 
 @command()
 def plan(
-    items: int = option("Number of items in the gallery.", default=REQUIRED, min=1),
-    epsilon: float = option("Epsilon of one query.", default=REQUIRED, min=0, max=40),
+    items: int = option("Number of items in the gallery.", min=1),
+    epsilon: float = option("Epsilon of one query.", min=0, max=40),
     answer: str | None = option(
         "Maximum size of an answer, such as 2MB; a tenth of the gallery by default.", metavar="SIZE"
     ),
     dimension: int = option("Dimension of a feature vector; EfficientNet-Lite0 has 1280.", default=1280, min=1),
     storage: str = option("Maximum size of a client's local copy, such as 2GiB.", default="2GiB", metavar="SIZE"),
     delta: float = option("Delta of one query.", default=0.0, min=0, max=1),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Compare the ways to search a gallery: recall, information that the server gets, and commands to run.
 
@@ -97,9 +96,7 @@ def plan(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
-        # JSON has no infinity: an answer without space for one item needs an infinite epsilon.
-        fields = {name: None if value == math.inf else value for name, value in asdict(search_plan).items()}
-        print_json({**fields, "advice": str(search_plan), "commands": list(search_plan.commands)})
+        print_json({**asdict(search_plan), "advice": str(search_plan), "commands": search_plan.commands})
     else:
         _print_plan(search_plan)
 
@@ -150,7 +147,7 @@ def parse_size(text: str, option: str) -> int:
 
 
 @command()
-def mechanisms(as_json: Json = False) -> None:
+def mechanisms(as_json: bool = JSON) -> None:
     """List all mechanisms: the protected data, whether the guarantee is proved, and the message size.
 
     Mechanisms that protect different data are not comparable at equal epsilon: read the second column first.

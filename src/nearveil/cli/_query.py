@@ -11,13 +11,11 @@ import typer
 
 from nearveil.cli._accounts import LazyAccount, PaymentOptions, describe_new_account
 from nearveil.cli._options import (
-    AUTO,
-    REQUIRED,
-    ExtractorName,
-    Force,
+    EXTRACTOR,
+    FORCE,
+    HOME,
+    JSON,
     GalleryOptions,
-    HomeFolder,
-    Json,
     ServerOptions,
     argument,
     command,
@@ -40,7 +38,7 @@ _N_CLASSES = 3  # printed for each image
 def query(
     options: GalleryOptions,
     payment: PaymentOptions,
-    image: Path = argument("The private image, or a vector in a .npy file.", default=REQUIRED, metavar="IMAGE"),
+    image: Path = argument("The private image, or a vector in a .npy file.", metavar="IMAGE"),
     epsilon: float | None = option(
         "Pay this privacy cost for a message. Without it the query is free: it searches the local index, or the copy "
         "that `nearveil sync` fetched, or sends a sealed query if the gallery offers that.",
@@ -54,12 +52,12 @@ def query(
     candidates: float | None = option(
         "Share of the gallery in the answer; the gallery must have a map for it.", min=0, max=1
     ),
-    extractor: ExtractorName = AUTO,
-    home: HomeFolder = None,
+    extractor: str = EXTRACTOR,
+    home: Path | None = HOME,
     key: str | None = option("Idempotency key: the same image with the same key is paid once."),
     sheet: Path | None = option("Write a contact sheet to this .png file."),
-    force: Force = False,
-    as_json: Json = False,
+    force: bool = FORCE,
+    as_json: bool = JSON,
 ) -> None:
     """Find the images nearest to a private image. Nothing is paid without --epsilon.
 
@@ -179,8 +177,6 @@ class PaidAnswer:
 
     def as_dict(self) -> dict[str, object]:
         """Return the answer as JSON values."""
-        from nearveil.ledger.views import replace_infinity
-
         nearest, balance = self.nearest, self.balance
         same = ("named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated")
         return {
@@ -199,7 +195,7 @@ class PaidAnswer:
             "promise": str(nearest.guarantee),
             "paid": nearest.paid,
             "account": None if balance is None else balance.account,
-            "spent": None if balance is None else replace_infinity(balance.spent),
+            "spent": None if balance is None else balance.spent,
             "left": None if balance is None else balance.left,
             "opened": self.new_ledger or None,
             "notes": self.notes,
@@ -279,10 +275,10 @@ def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: boo
 @command(url="--server")
 def classify(
     options: ServerOptions,
-    images: list[Path] = argument("Private images.", default=REQUIRED, metavar="IMAGE..."),
-    server: str = option("Server of the gallery: https://host:8321.", default=REQUIRED, metavar="URL"),
-    extractor: ExtractorName = AUTO,
-    as_json: Json = False,
+    images: list[Path] = argument("Private images.", metavar="IMAGE..."),
+    server: str = option("Server of the gallery: https://host:8321.", metavar="URL"),
+    extractor: str = EXTRACTOR,
+    as_json: bool = JSON,
 ) -> None:
     """Classify images with the model of a protected gallery. Nothing about them is sent, and nothing is paid.
 
@@ -341,10 +337,10 @@ def _print_classes(results: "list[tuple[Path, Classified]]") -> None:
 @command()
 def sync(
     options: ServerOptions,
-    server: str = argument("Server of the gallery: https://host:8321.", default=REQUIRED, metavar="URL"),
-    home: HomeFolder = None,
+    server: str = argument("Server of the gallery: https://host:8321.", metavar="URL"),
+    home: Path | None = HOME,
     most: int = option("Maximum download size in bytes.", default=2 << 30, min=1),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Download the codes of a gallery, or those that changed, to search them on this machine at epsilon 0.
 

@@ -30,7 +30,6 @@ class ServeOptions:
     tls_client_ca: Path | None = option("Require client certificates signed by this CA (PEM).", rich_help_panel="TLS")
     insecure: bool | None = option(
         "Listen on other addresses than loopback without TLS: for a server behind a TLS proxy.",
-        "--insecure",
         rich_help_panel="TLS",
     )
     workers: int | None = option("Number of processes, which share the limits; 1 by default.", min=1)
@@ -118,10 +117,8 @@ def _print_address(address: str) -> None:
 def protect(
     name: str | None = argument("A protected gallery of the file.", metavar="[NAME]"),
     config: Path | None = option("The TOML file of `nearveil serve`.", envvar="NEARVEIL_CONFIG"),
-    publish: bool = option("Pay for a publication, and publish the model.", "--publish", default=False),
-    allow_noise: bool = option(
-        "Publish even if the result is expected to be pure noise.", "--allow-noise", default=False
-    ),
+    publish: bool = option("Pay for a publication, and publish the model."),
+    allow_noise: bool = option("Publish even if the result is expected to be pure noise."),
 ) -> None:
     """Forecast the accuracy of the model of a protected gallery; with --publish, publish the model.
 

@@ -22,7 +22,7 @@ def study(
     names: list[str] | None = argument("Studies, or all; without a name, list them.", metavar="NAME...|all"),
     out: Path = option("Output folder, with one subfolder per study.", default=Path("out/study")),
     docs: Path | None = option("Documentation folder: pages go to its study/, findings to its index.md."),
-    fresh: bool = option("Measure everything again.", "--fresh", default=False),
+    fresh: bool = option("Measure everything again."),
     jobs: int = option("Number of processes; timing studies use one.", default=2, min=1, max=64),
 ) -> None:
     """Make tables and figures of the papers and of this library, as CSV, JSON, SVG, PNG and a page.

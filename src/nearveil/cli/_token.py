@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nearveil.cli._options import REQUIRED, Json, argument, command, option
+from nearveil.cli._options import JSON, argument, command, option
 from nearveil.cli._output import print_json, print_lines, print_table, require_extra
 
 if TYPE_CHECKING:
@@ -66,11 +66,11 @@ class TokenOptions:
 @command(app)
 def create(
     options: TokenOptions,
-    label: str = argument("Who the token is for.", default=REQUIRED, metavar="LABEL"),
+    label: str = argument("Who the token is for.", metavar="LABEL"),
     scope: list[str] | None = option("query, originals or metrics; may be repeated. query by default."),
     gallery: list[str] | None = option("A gallery that the token is valid for; may be repeated. All by default."),
     days: float | None = option("Days until the token expires; never by default."),
-    as_json: Json = False,
+    as_json: bool = JSON,
 ) -> None:
     """Create a token and print it once. It is not stored, so it cannot be printed again.
 
@@ -95,7 +95,7 @@ def create(
 
 
 @command(app, "list")
-def list_tokens(options: TokenOptions, as_json: Json = False) -> None:
+def list_tokens(options: TokenOptions, as_json: bool = JSON) -> None:
     """List all tokens, including expired and revoked ones.
 
     For example:
@@ -126,8 +126,8 @@ def list_tokens(options: TokenOptions, as_json: Json = False) -> None:
 @command(app)
 def revoke(
     options: TokenOptions,
-    token_id: str = argument("Id from `nearveil token list`.", default=REQUIRED, metavar="ID"),
-    as_json: Json = False,
+    token_id: str = argument("Id from `nearveil token list`.", metavar="ID"),
+    as_json: bool = JSON,
 ) -> None:
     """Revoke a token. A running server stops accepting it within a second.
 

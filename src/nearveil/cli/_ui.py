@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from nearveil.cli._accounts import PaymentOptions, describe_new_account, find_or_open_account
-from nearveil.cli._options import AUTO, ExtractorName, GalleryOptions, command, load_extractor, option
+from nearveil.cli._options import EXTRACTOR, GalleryOptions, command, load_extractor, option
 from nearveil.cli._output import require_extra
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _EXIT_DELAY = 5.0  # seconds between Ctrl-C and the end, before uvicorn logs the
 def ui(
     options: GalleryOptions,
     payment: PaymentOptions,
-    extractor: ExtractorName = AUTO,
+    extractor: str = EXTRACTOR,
     port: int = option("Port on 127.0.0.1; 0 for a free one.", default=8322, min=0, max=65535),
     browser: bool = option("Open the page in a browser.", "--browser/--no-browser", default=True),
 ) -> None:

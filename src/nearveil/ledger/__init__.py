@@ -3,7 +3,6 @@
 from nearveil.ledger._ledger import Ledger
 from nearveil.ledger._verify import Verification
 from nearveil.ledger.account import Account, Debit, new_key
-from nearveil.ledger.entries import Receipt
 from nearveil.ledger.errors import (
     AccountError,
     BudgetWarning,
@@ -13,6 +12,7 @@ from nearveil.ledger.errors import (
     LedgerUnavailableError,
     OverBudgetError,
 )
+from nearveil.ledger.store import Receipt
 
 __all__ = [
     "Account",

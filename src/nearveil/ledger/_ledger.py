@@ -15,25 +15,13 @@ from weakref import WeakValueDictionary
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
-from nearveil.ledger._store import (
-    append_entry,
-    find_entry,
-    find_identity,
-    find_version,
-    find_witnessed_account,
-    insert_row,
-    is_current,
-    list_accounts,
-    migrate,
-    read_entries,
-    read_receipts,
-)
+from nearveil.ledger import store
 from nearveil.ledger._verify import Verification, find_witness_problems, verify
 from nearveil.ledger.account import Account
 from nearveil.ledger.budget import Events, canonical_json, find_plan_cost, format_up, open_budget
 from nearveil.ledger.database import Clock, LedgerDatabase, read_utc_clock
-from nearveil.ledger.entries import OPENED, BudgetRow, Entry, Receipt
 from nearveil.ledger.errors import AccountError, BudgetWarning, LedgerError, OverBudgetError, RolledBackError
+from nearveil.ledger.store import OPENED, BudgetRow, Entry, Receipt
 from nearveil.ledger.witness import Witness
 from nearveil.privacy.checks import check_choice, check_text
 from nearveil.privacy.guarantee import Protects, Relation
@@ -101,7 +89,7 @@ class Ledger:
             self._check_path()
             if not read_only:
                 self._prepare()
-            elif database.read(find_version) is None:
+            elif database.read(store.find_version) is None:
                 raise LedgerError(f"{self!r} is not a ledger: open it once without read_only")
             if database.witness is None:
                 database.witness = self._find_witness()
@@ -179,12 +167,11 @@ class Ledger:
         content = {"opening": opening, "terms": opened.terms, "cost": cost}
 
         def work(connection: sa.Connection) -> tuple[None, Receipt | None]:
-            row = find_witnessed_account(connection, name, database.witness, lock=True)
+            row = store.find_witnessed_account(connection, name, database.witness, lock=True)
             if row is None:
-                insert_row(connection, opened)
-                row = append_entry(connection, opened, OPENED, content, time=database.now(), nonce=nonce)
+                row = store.append_entry(connection, opened, OPENED, content, time=database.now(), nonce=nonce)
             else:  # perhaps by an attempt of this call, whose reply was lost
-                first = find_entry(connection, name, 1)
+                first = store.find_entry(connection, name, 1)
                 if first is None or first.nonce != nonce:
                     raise AccountError(f"account {name!r} exists already: account() returns it")
             return None, row.receipt
@@ -200,7 +187,7 @@ class Ledger:
 
     def accounts(self) -> list[Account]:
         """Return all accounts, by name."""
-        return [Account(self, name) for name in self._database.read(list_accounts)]
+        return [Account(self, name) for name in self._database.read(store.list_accounts)]
 
     @property
     def has_witness(self) -> bool:
@@ -219,7 +206,9 @@ class Ledger:
     def history(self) -> list[Entry]:
         """Return the entries of all accounts, account by account."""
         return self._database.read(
-            lambda connection: [entry for name in list_accounts(connection) for entry in read_entries(connection, name)]
+            lambda connection: [
+                entry for name in store.list_accounts(connection) for entry in store.read_entries(connection, name)
+            ]
         )
 
     def export(self, format: Literal["json", "csv"] = "json") -> str:  # noqa: A002
@@ -249,39 +238,42 @@ class Ledger:
         self._database.close()
 
     def _check_path(self) -> None:
-        database = self._database
-        if not database.is_sqlite:
+        path, problem = self._database.path, ""
+        if not self._database.is_sqlite:
             return
-        if not database.path.parent.is_dir():
-            raise LedgerError(f"ledger {database.path}: its directory does not exist; create it, or use another path")
-        if database.path.is_dir():
-            raise LedgerError(f"ledger {database.path}: this is a directory; use the path of a file")
-        if self._database.read_only and not database.path.exists():
-            raise LedgerError(f"ledger {database.path}: no such file, and read_only creates none")
+        if not path.parent.is_dir():
+            problem = "its directory does not exist; create it, or use another path"
+        elif path.is_dir():
+            problem = "this is a directory; use the path of a file"
+        elif self._database.read_only and not path.exists():
+            problem = "no such file, and read_only creates none"
+        if problem:
+            raise LedgerError(f"ledger {path}: {problem}")
 
     def _prepare(self) -> None:
-        """Create or migrate the tables, and create the witness of a new ledger."""
+        """Create or store.migrate the tables, and create the witness of a new ledger."""
         database, witness = self._database, self._database.witness
         if witness is not None and not witness.exists():
-            if (database.is_sqlite and not database.path.exists()) or not self._has_accounts():
+            has_file = not database.is_sqlite or database.path.exists()
+            if not (has_file and database.read(lambda link: store.is_current(link) and store.list_accounts(link))):
                 witness.create()
             elif not witness.exists():  # another process may have created it since, and then an account
                 raise RolledBackError(
                     f"witness {witness.path} is missing: without it, an old copy of the database would not be "
                     "detected. Restore it; an empty file in its place accepts the database as it is"
                 )
-        if not database.read(is_current):
-            database.write(migrate)
+        if not database.read(store.is_current):
+            database.write(store.migrate)
 
     def _find_witness(self) -> Witness | None:
         """Return the witness of a PostgreSQL ledger in this user's data folder; create it on first use."""
-        identity = self._database.read(find_identity)
+        identity = self._database.read(store.find_identity)
         if identity is None:  # an earlier version, opened read-only
             return None
         witness = Witness(data_folder() / "witness" / identity)
         if self._database.read_only or witness.exists():
             return witness
-        receipts = self._database.read(read_receipts)
+        receipts = self._database.read(store.read_receipts)
         try:
             make_data_folder("witness")
         except OSError as error:
@@ -305,9 +297,6 @@ class Ledger:
                 "that lags. Restore the newest copy. "
                 "Ledger(..., read_only=True).verify() lists the problems"
             )
-
-    def _has_accounts(self) -> bool:
-        return self._database.read(lambda connection: is_current(connection) and bool(list_accounts(connection)))
 
     def __enter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
-from nearveil.ledger._store import find_hash, find_row, list_accounts, list_shares, read_entries
+from nearveil.ledger import store
 from nearveil.ledger.budget import (
     Charge,
     PlanBudget,
@@ -16,21 +16,8 @@ from nearveil.ledger.budget import (
     parse_budget,
 )
 from nearveil.ledger.database import LedgerDatabase
-from nearveil.ledger.entries import (
-    CAP,
-    DEBIT,
-    GENESIS,
-    MESSAGE,
-    OPENED,
-    QUOTA,
-    TAKE,
-    BudgetRow,
-    Entry,
-    Receipt,
-    digest,
-    make_slot,
-)
 from nearveil.ledger.errors import CorruptLedgerError
+from nearveil.ledger.store import CAP, DEBIT, GENESIS, MESSAGE, OPENED, QUOTA, TAKE, BudgetRow, Entry, Receipt, digest
 
 _SLACK = 10**9  # accountants of different versions may differ by one part in this many
 
@@ -88,7 +75,7 @@ def verify(database: LedgerDatabase, account: str | None, receipts: Sequence[Rec
     witnessed: Witnessed = {} if witness is None or not witness.exists() else witness.read()
 
     def work(connection: sa.Connection) -> Verification:
-        names = [account] if account is not None else list_accounts(connection)
+        names = [account] if account is not None else store.list_accounts(connection)
         problems: list[LedgerProblem] = []
         count = 0
         if account is None:
@@ -110,11 +97,11 @@ def find_witness_problems(database: LedgerDatabase, witnessed: Witnessed) -> lis
     """Return the problems of a database that is behind its witness, without a replay."""
 
     def work(connection: sa.Connection) -> list[str]:
-        names = list_accounts(connection)
+        names = store.list_accounts(connection)
         problems = _find_missing_accounts(names, witnessed)
         for name in names:
             sequence, hash_ = witnessed.get(digest(name), (0, GENESIS))
-            if find_hash(connection, name, sequence) != hash_:
+            if store.find_hash(connection, name, sequence) != hash_:
                 problems.append(f"account {name!r} does not hold entry {sequence} as its witness has seen it")
         return problems
 
@@ -140,7 +127,7 @@ class _Replay:
 
     def run(self) -> list[LedgerProblem]:
         """Return the problems of the account."""
-        for entry in read_entries(self.connection, self.name):
+        for entry in store.read_entries(self.connection, self.name):
             self._check_chain(entry)
             try:
                 self._apply(entry)
@@ -160,7 +147,7 @@ class _Replay:
     def _check_chain(self, entry: Entry) -> None:
         if entry.sequence != self._sequence + 1:
             self._report(entry, f"entries {self._sequence + 1} to {entry.sequence - 1} are missing")
-        if entry.slot != make_slot(entry.account, entry.key, entry.kind) or entry.slot in self._slots:
+        if entry.slot != store.make_slot(entry.account, entry.key, entry.kind) or entry.slot in self._slots:
             self._report(entry, "has the index value of another entry")
         self._slots |= {entry.slot} - {None}
         if entry.compute_hash(self._head) != entry.hash:
@@ -239,13 +226,13 @@ class _Replay:
         """Compare the replayed states with the rows that spending reads."""
         account = self._rows.pop(None, None)
         try:
-            stored = find_row(self.connection, self.name)
+            stored = store.find_row(self.connection, self.name)
             if stored is None:
                 self._report(None, "has entries but no row" if self._sequence else "does not exist")
                 return
             if stored != (account and replace(account, sequence=self._sequence, head=self._head)):
                 self._report(None, "its row is not the sum of its entries")
-            if list_shares(self.connection, self.name) != self._rows:
+            if store.list_shares(self.connection, self.name) != self._rows:
                 self._report(None, "the quotas and caps are not the sum of its entries")
         except CorruptLedgerError:
             self._report(None, "its row, or that of a quota, is corrupted")

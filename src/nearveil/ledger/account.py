@@ -4,7 +4,7 @@ import base64
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
 import sqlalchemy as sa
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
-from nearveil.ledger._store import (
-    append_entry,
-    find_entries_by_key,
-    find_row,
-    insert_row,
-    load_account,
-    load_share,
-    read_entries,
-)
+from nearveil.ledger import store
 from nearveil.ledger.budget import (
     Budget,
     Charge,
@@ -34,9 +26,9 @@ from nearveil.ledger.budget import (
     read_charge,
     repeat_charge,
 )
-from nearveil.ledger.entries import CAP, DEBIT, MESSAGE, QUOTA, TAKE, BudgetRow, Entry, Receipt, UnaffordableError
 from nearveil.ledger.errors import AccountError, KeyConflictError, KeySpentError, LedgerError, OverBudgetError
 from nearveil.ledger.history import Balance, Preview, make_balance, make_preview, make_refusal
+from nearveil.ledger.store import CAP, DEBIT, MESSAGE, QUOTA, TAKE, BudgetRow, Entry, Receipt, UnaffordableError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_text
 from nearveil.privacy.events import Budgeted
@@ -136,12 +128,12 @@ class Debit:
         content = {"message": base64.b64encode(message).decode("ascii")}
 
         def append(connection: sa.Connection) -> tuple[Receipt, Receipt]:
-            row = load_account(connection, account.name, database.witness, lock=True)
-            debit, stored = find_entries_by_key(connection, account.name, self.key)
+            row = store.load_account(connection, account.name, database.witness, lock=True)
+            debit, stored = store.find_entries_by_key(connection, account.name, self.key)
             if debit is None or debit.nonce != self.nonce:
                 raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
             if stored is None:
-                row = append_entry(
+                row = store.append_entry(
                     connection, row, MESSAGE, content, time=database.now(), nonce=self.nonce, key=self.key
                 )
             elif stored.message != message:  # the same message: an attempt of this call, whose reply was lost
@@ -257,7 +249,7 @@ class Account:
         """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
         charge, row = self._charge_all(guarantee), self._load()
         try:
-            row.debit(charge)
+            row.debit(charge)  # not a preview, whose figures take time
         except UnaffordableError:
             raise make_refusal(make_preview(row, charge)) from None
 
@@ -312,17 +304,15 @@ class Account:
             The debit may be stored or not; release nothing.
         """
         key, nonce = new_key() if key is None else check_text(key, "key"), secrets.token_hex(16)
-        charge, database = self._charge(guarantee), self._ledger._database
-        if times != 1:
-            charge = repeat_charge(charge, times)
+        charge, database = self._charge(guarantee, times), self._ledger._database
         with suppress(UnpricedError):  # fill the cache of prices before the transaction: other writers wait for it
             self._budget.price(charge)
         make_debit = partial(Debit, self, charge, key=key, client=client)
 
         def append_debit(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
-            row = load_account(connection, self.name, database.witness, lock=True)
-            shares = [load_share(connection, self.name, name) for name in (client, cap) if name is not None]
-            earlier, stored = find_entries_by_key(connection, self.name, key)
+            row = store.load_account(connection, self.name, database.witness, lock=True)
+            shares = [store.load_share(connection, self.name, name) for name in (client, cap) if name is not None]
+            earlier, stored = store.find_entries_by_key(connection, self.name, key)
             if earlier is not None and earlier.nonce != nonce:
                 message = _require_message(earlier, stored, client, charge)
                 return make_debit(nonce=earlier.nonce, receipt=row.receipt, repeated=True, message=message), None
@@ -333,10 +323,10 @@ class Account:
                 content: dict[str, Any] = {"charge": charge, "price": price}
                 if client is not None:
                     quota, content["client_price"] = paid[client]
-                row = append_entry(connection, row, DEBIT, content, share=quota, **call)
+                row = store.append_entry(connection, row, DEBIT, content, share=quota, **call)
                 if cap is not None:
                     limit, price = paid[cap]
-                    row = append_entry(connection, row, TAKE, {"price": price}, share=limit, **call)
+                    row = store.append_entry(connection, row, TAKE, {"price": price}, share=limit, **call)
             receipt = row.receipt
             return make_debit(nonce=nonce, receipt=receipt, repeated=False), receipt
 
@@ -416,12 +406,11 @@ class Account:
         opened = BudgetRow(self.name, name, budget.terms(), budget.zero)
 
         def work(connection: sa.Connection) -> tuple[BudgetRow, Receipt | None]:
-            row = load_account(connection, self.name, database.witness, lock=True)
-            share = find_row(connection, self.name, name)
+            row = store.load_account(connection, self.name, database.witness, lock=True)
+            share = store.find_row(connection, self.name, name)
             if share is None:
-                insert_row(connection, opened)
-                content = {"terms": opened.terms}
-                row = append_entry(connection, row, kind, content, time=database.now(), nonce=nonce, share=opened)
+                call = {"time": database.now(), "nonce": nonce}
+                row = store.append_entry(connection, row, kind, {"terms": opened.terms}, share=opened, **call)
             elif share.terms != opened.terms:
                 raise AccountError(f"client {name!r} has another quota already: quotas do not change")
             return share or opened, row.receipt
@@ -434,30 +423,29 @@ class Account:
 
     def history(self) -> list[Entry]:
         """Return all entries, in order."""
-        return self._ledger._database.read(lambda connection: list(read_entries(connection, self.name)))
+        return self._ledger._database.read(lambda connection: list(store.read_entries(connection, self.name)))
 
-    def _charge(self, guarantee: Guarantee) -> Charge:
+    def _charge(self, guarantee: Guarantee, times: int = 1) -> Charge:
         if not isinstance(guarantee, Guarantee):
             raise TypeError(
                 "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one "
                 "(release.guarantee); nearveil.privacy.compose_events makes one of events of your own"
             )
-        details = self._details
-        return charge_guarantee(
-            guarantee, details["protects"], details["unit"], details["relation"], self._budget.delta
-        )
+        terms = (self._details[name] for name in ("protects", "unit", "relation"))
+        charge = charge_guarantee(guarantee, *terms, delta=self._budget.delta)
+        return charge if times == 1 else repeat_charge(charge, times)
 
     def _charge_all(self, guarantee: Guarantee | Parts) -> Charge:
         if not isinstance(guarantee, Iterable):
             return self._charge(guarantee)
         pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in guarantee]
-        return join_charges(repeat_charge(self._charge(part), times) for part, times in pairs)
+        return join_charges(self._charge(part, times) for part, times in pairs)
 
     def _load(self, client: str | None = None) -> BudgetRow:
         """Load the account, or a quota or a cap of it. A database that was rolled back is read: verify() reports it."""
         if client is None:
-            return self._ledger._database.read(lambda connection: load_account(connection, self.name, None))
-        return self._ledger._database.read(lambda connection: load_share(connection, self.name, client))
+            return self._ledger._database.read(lambda connection: store.load_account(connection, self.name, None))
+        return self._ledger._database.read(lambda connection: store.load_share(connection, self.name, client))
 
     @cached_property
     def _budget(self) -> Budget:
@@ -468,13 +456,7 @@ class Account:
         """The owner, the protected record, its unit and the relation, which never change."""
         return dict(json.loads(self._load().opening))
 
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
-
-    def __reduce__(self) -> tuple[Callable[..., "Account"], tuple[Any, ...]]:
+    def __reduce__(self) -> tuple[type["Account"], tuple[Any, ...]]:
         return Account, (self._ledger, self.name)
 
     def __eq__(self, other: object) -> bool:

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 from nearveil import storage
-from nearveil.ledger.entries import Receipt
 from nearveil.ledger.errors import CorruptLedgerError, LedgerError, LedgerFullError, LedgerUnavailableError
+from nearveil.ledger.store import Receipt
 from nearveil.ledger.witness import Witness
 from nearveil.storage import describe_url, find_error, is_connection_refused, is_transient
 

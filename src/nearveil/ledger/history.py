@@ -19,8 +19,8 @@ from nearveil.ledger.budget import (
     round_float_up,
     to_exact_decimal,
 )
-from nearveil.ledger.entries import BudgetRow
 from nearveil.ledger.errors import OverBudgetError
+from nearveil.ledger.store import BudgetRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +83,15 @@ class Preview:
 def make_balance(row: BudgetRow) -> Balance:
     """Return the figures of an account, a quota or a cap."""
     budget = row.budget
-    spent = budget.spent(row.totals)
+    spent, left = _round_amounts(budget.epsilon, budget.spent(row.totals))
     return Balance(
         account=row.account,
         client=row.client,
         kind=budget.kind,
         epsilon=budget.epsilon,
         delta=budget.delta,
-        spent=_round_up(spent),
-        left=_compute_left(budget.epsilon, spent),
+        spent=spent,
+        left=left,
         remaining=read_charge(budget.left(row.totals)) if isinstance(budget, PlanBudget) else (),
     )
 
@@ -99,47 +99,40 @@ def make_balance(row: BudgetRow) -> Balance:
 def make_preview(row: BudgetRow, charge: Charge) -> Preview:
     """Return the cost of a charge for an account, a quota or a cap."""
     before, budget = make_balance(row), row.budget
-    alone = find_alone_epsilon(charge, budget.delta)
+    cost, after, allowed = math.inf, None, False
     try:
         price = budget.price(charge)
     except UnpricedError as unpriced:
-        reason = _make_reason(before, math.inf, str(unpriced))
-        figures = {"cost": math.inf, "total": math.inf, "left": 0.0}
-        return Preview(before=before, alone=alone, allowed=False, reason=reason, **figures)
-    totals = add_amounts(row.totals, price)
-    allowed = budget.allows(totals)
-    spent, total = budget.spent(row.totals), budget.spent(totals)
-    cost = math.inf if total is None or spent is None else round_float_up(max(total - spent, Fraction(0)))
+        details = str(unpriced)
+    else:
+        totals = add_amounts(row.totals, price)
+        allowed, details = budget.allows(totals), budget.shortage(row.totals, price)
+        spent, after = budget.spent(row.totals), budget.spent(totals)
+        if spent is not None and after is not None:
+            cost = round_float_up(max(after - spent, Fraction(0)))
+    total, left = _round_amounts(budget.epsilon, after)
+    reason = f"{before}; this costs {format_up(cost)}; nothing was spent" + (f" ({details})" if details else "")
     return Preview(
         before=before,
-        alone=alone,
+        alone=find_alone_epsilon(charge, budget.delta),
         cost=cost,
-        total=_round_up(total),
-        left=_compute_left(budget.epsilon, total),
+        total=total,
+        left=left,
         allowed=allowed,
-        reason="" if allowed else _make_reason(before, cost, budget.shortage(row.totals, price)),
+        reason="" if allowed else reason,
     )
 
 
 def make_refusal(preview: Preview) -> OverBudgetError:
     """Return the error of a refused spend."""
+    before = preview.before
     return OverBudgetError(
-        preview.reason,
-        epsilon=preview.before.epsilon,
-        spent=preview.before.spent,
-        cost=preview.cost,
-        left=preview.before.left,
+        preview.reason, epsilon=before.epsilon, spent=before.spent, cost=preview.cost, left=before.left
     )
 
 
-def _round_up(spent: Fraction | None) -> float:
-    return math.inf if spent is None else round_float_up(spent)
-
-
-def _compute_left(epsilon: float, spent: Fraction | None) -> float:
-    return 0.0 if spent is None else max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))
-
-
-def _make_reason(before: Balance, cost: float, details: str) -> str:
-    summary = f"{before}; this costs {format_up(cost)}; nothing was spent"
-    return f"{summary} ({details})" if details else summary
+def _round_amounts(epsilon: float, spent: Fraction | None) -> tuple[float, float]:
+    """Return a spent amount rounded up, and what is left of `epsilon` rounded down; None is infinity."""
+    if spent is None:
+        return math.inf, 0.0
+    return round_float_up(spent), max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))

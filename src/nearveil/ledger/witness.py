@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-from nearveil.ledger.entries import Receipt, digest
 from nearveil.ledger.errors import CorruptLedgerError, LedgerError, LedgerUnavailableError, RolledBackError
+from nearveil.ledger.store import Receipt, digest
 
 _RECORD_BYTES = 256
 _LOCK_TIMEOUT = 30.0  # seconds
@@ -70,21 +70,29 @@ class Witness:
         with self._open(fcntl.LOCK_EX) as file:
             name, offset, sequence, _ = self._find(file, receipt.account)
             if sequence < receipt.sequence:
-                _write_record(file, offset, name, receipt)
+                body = f"{receipt.sequence:020d} {receipt.hash} {name}"
+                record = f"{body} {_checksum(body)}".ljust(_RECORD_BYTES - 1) + "\n"
+                if os.pwrite(file, record.encode(), offset) != _RECORD_BYTES:
+                    raise LedgerError("witness was written only in part: is the disk full? Release nothing")
 
     def _find(self, file: int, account: str) -> tuple[str, int, int, str]:
         """Return the digest of an account, and offset, sequence and hash of its record, of the next if it has none."""
-        name, start = self._records.get(account) or (digest(account), None)
-        nearby = () if start is None else _read_records(file, self.path, start, _RECORD_BYTES)
-        for offset, stored_name, sequence, hash_ in chain(nearby, _read_records(file, self.path)):
+        name, start = self._records.get(account) or (digest(account), 0)
+        end = 0
+        for offset, stored_name, sequence, hash_ in chain(
+            _read_records(file, self.path, start), _read_records(file, self.path)
+        ):
             if stored_name == name:
                 self._records[account] = name, offset
                 return name, offset, sequence, hash_
-        return name, _find_end(file), 0, ""
+            end = offset + _RECORD_BYTES
+        return name, end, 0, ""
 
     @contextmanager
     def _open(self, lock: int) -> Iterator[int]:
+        """Open the file with a lock. Wait for it with a timeout: its holder may be suspended."""
         flags = os.O_RDWR if lock == fcntl.LOCK_EX else os.O_RDONLY
+        deadline = time.monotonic() + _LOCK_TIMEOUT
         try:
             file = os.open(self.path, flags | os.O_CLOEXEC)
         except OSError as error:
@@ -93,7 +101,16 @@ class Witness:
                 "not be detected. Restore it; an empty file in its place accepts the database as it is"
             ) from error
         try:
-            _lock(file, lock, self.path)
+            while True:
+                try:
+                    fcntl.flock(file, lock | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > deadline:
+                        raise LedgerUnavailableError(
+                            f"timeout: witness {self.path} is locked; release nothing"
+                        ) from None
+                    time.sleep(0.001)
             yield file
         except OSError as error:
             raise LedgerError(f"witness {self.path} cannot be read or written: {error.strerror}") from error
@@ -101,42 +118,18 @@ class Witness:
             os.close(file)
 
 
-def _lock(file: int, lock: int, path: Path) -> None:
-    """Wait for the lock, with a timeout: its holder may be suspended."""
-    deadline = time.monotonic() + _LOCK_TIMEOUT
-    while True:
-        try:
-            return fcntl.flock(file, lock | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise LedgerUnavailableError(f"timeout: witness {path} is locked; release nothing") from None
-            time.sleep(0.001)
+def _checksum(body: str) -> str:
+    return hashlib.sha256(body.encode()).hexdigest()[:32]
 
 
-def _find_end(file: int) -> int:
-    """Return the offset of the next record: a partial record of a full disk is overwritten."""
-    size = os.fstat(file).st_size
-    return size - size % _RECORD_BYTES
-
-
-def _write_record(file: int, offset: int, name: str, receipt: Receipt) -> None:
-    body = f"{receipt.sequence:020d} {receipt.hash} {name}"
-    checksum = hashlib.sha256(body.encode()).hexdigest()[:32]
-    record = f"{body} {checksum}".ljust(_RECORD_BYTES - 1) + "\n"
-    if os.pwrite(file, record.encode(), offset) != _RECORD_BYTES:
-        raise LedgerError("witness was written only in part: is the disk full? Release nothing")
-
-
-def _read_records(
-    file: int, path: Path, start: int = 0, size: int | None = None
-) -> Iterator[tuple[int, str, int, str]]:
-    """Yield offset, account digest, sequence and hash of each record."""
-    content = os.pread(file, _find_end(file) if size is None else size, start).decode("ascii", "replace")
-    for offset in range(0, len(content), _RECORD_BYTES):
-        fields = content[offset : offset + _RECORD_BYTES].split()
-        if len(fields) != 4 or hashlib.sha256(" ".join(fields[:3]).encode()).hexdigest()[:32] != fields[3]:
+def _read_records(file: int, path: Path, offset: int = 0) -> Iterator[tuple[int, str, int, str]]:
+    """Yield offset, account digest, sequence and hash of each record, up to a partial one that a full disk left."""
+    while len(record := os.pread(file, _RECORD_BYTES, offset)) == _RECORD_BYTES:
+        fields = record.decode("ascii", "replace").split()
+        if len(fields) != 4 or _checksum(" ".join(fields[:3])) != fields[3]:
             raise CorruptLedgerError(
                 f"witness {path} is corrupted. Verify the ledger against receipts stored elsewhere, then replace the "
                 "witness with an empty file"
             )
-        yield start + offset, fields[2], int(fields[0]), fields[1]
+        yield offset, fields[2], int(fields[0]), fields[1]
+        offset += _RECORD_BYTES

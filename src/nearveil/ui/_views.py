@@ -2,6 +2,7 @@
 
 import math
 from base64 import b64encode
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +19,7 @@ from nearveil.features.extractor import FeatureError
 from nearveil.features.images import TOO_LARGE
 from nearveil.ledger import Account, Ledger, LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
-from nearveil.ledger.entries import Entry
-from nearveil.ledger.views import count_affordable
+from nearveil.ledger.store import Entry
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
@@ -356,7 +356,9 @@ def plan_queries(account: Account, count: int, epsilon: float) -> dict[str, Any]
         raise PageError(422, "question", "A plan has 1 to 1,000,000 queries, each with an epsilon from 0.000001 to 40.")
     subject: Any = {"protects": account.protects, "unit": account.unit, "relation": account.relation}
     query = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a query", "docs/theory/covers.md"), **subject)
-    preview, fits = preview_cost(account, query, count), count_affordable(account, query, count)
+    preview = preview_cost(account, query, count)
+    # The number of queries that fit: those before the first that does not.
+    fits = bisect_left(range(1, count + 1), True, key=lambda n: not account.preview([(query, n)]).allowed)
     workload = f"{count:,} quer{'y' if count == 1 else 'ies'} at epsilon {epsilon:g}"
     if preview["allowed"]:
         words = f"{workload} fit: they cost {preview['cost']}, and {preview['after']} would be left."

@@ -1,19 +1,193 @@
-"""The tables of a ledger: migration, lookups that check what they load, and the one function that appends entries."""
+"""What a ledger stores: entries, rows with the state they add up to, and their tables. Nothing in it is private."""
 
+import base64
+import hashlib
 import json
 import secrets
 from collections.abc import Iterator
-from dataclasses import asdict, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
+from dp_accounting import DpEvent
 
-from nearveil.ledger.budget import canonical_json
-from nearveil.ledger.entries import DEBIT, GENESIS, MESSAGE, BudgetRow, Entry, Receipt, make_slot
+from nearveil.ledger.budget import (
+    Amounts,
+    Budget,
+    Charge,
+    UnpricedError,
+    add_amounts,
+    canonical_json,
+    parse_budget,
+    read_charge,
+)
 from nearveil.ledger.errors import AccountError, CorruptLedgerError, LedgerError, RolledBackError
-from nearveil.ledger.witness import Witness
 from nearveil.privacy.checks import check_text
 from nearveil.storage import create_tables
+
+if TYPE_CHECKING:
+    from nearveil.ledger.witness import Witness
+
+# Kinds of entries, as ledgers store them.
+OPENED: Final = "opened"
+QUOTA: Final = "quota"
+CAP: Final = "cap"
+DEBIT: Final = "debit"
+TAKE: Final = "take"  # counts the debit before it in a cap
+MESSAGE: Final = "message"
+
+GENESIS = "0" * 64
+"""The hash before the first entry of an account."""
+
+
+def digest(*texts: str) -> str:
+    """Return the SHA-256 of a sequence of texts, in hexadecimal."""
+    return hashlib.sha256(json.dumps(texts, separators=(",", ":")).encode()).hexdigest()
+
+
+def make_slot(account: str, key: str | None, kind: str) -> str | None:
+    """Return the unique index value of the debit, or the message, of a key; None for entries without a key."""
+    return None if key is None else digest(account, key, kind)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One entry of an account's history; :meth:`Account.history` returns them.
+
+    The hash covers this entry and, through the previous hash, all entries before it.
+    """
+
+    account: str
+    sequence: int  #: 1, 2, 3, ... in every account; times are only informative
+    kind: str  #: "opened", "quota", "cap", "debit", "take" (the previous debit counts in a cap, too) or "message"
+    time: str  #: UTC, from the clock of the writer
+    key: str | None
+    client: str | None  #: the client of a quota, or the name of a cap
+    payload: str  #: JSON: terms, charge and price, price alone, or message
+    state: str  #: digest of the account's terms and totals after the entry
+    client_state: str | None  #: the same for the quota or the cap, if the entry changes one
+    nonce: str  #: random; identifies the call that wrote the entry
+    slot: str | None  #: unique; see `make_slot`
+    hash: str = ""
+
+    def compute_hash(self, previous: str) -> str:
+        """Return the hash of the entry after the hash `previous`."""
+        fields = asdict(self)
+        del fields["hash"]
+        return hashlib.sha256(canonical_json({**fields, "previous": previous}).encode()).hexdigest()
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """The parsed payload."""
+        content = json.loads(self.payload)
+        if not isinstance(content, dict):
+            raise TypeError("payload must be a JSON object")
+        return content
+
+    @property
+    def charge(self) -> Charge:
+        """The charge of a debit; empty for other kinds of entries."""
+        return tuple((str(text), int(times)) for text, times in self.content.get("charge", ()))
+
+    @property
+    def events(self) -> tuple[tuple[DpEvent, int], ...]:
+        """The single mechanisms that a debit paid for, with counts."""
+        return self._decoded[0]
+
+    @property
+    def message(self) -> bytes | None:
+        """The stored message, None for other kinds of entries."""
+        return self._decoded[1]
+
+    @cached_property
+    def _decoded(self) -> tuple[tuple[tuple[DpEvent, int], ...], bytes | None]:
+        try:
+            message = self.content.get("message")
+            return read_charge(self.charge), None if message is None else base64.b64decode(message, validate=True)
+        except (AttributeError, TypeError, ValueError):
+            raise CorruptLedgerError(
+                f"Entry {self.sequence} of account {self.account!r} is corrupted; verify() lists the problems."
+            ) from None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """The latest entry of an account. Store it outside the ledger and pass it to :meth:`Ledger.verify` later.
+
+    Examples
+    --------
+    >>> print(Receipt("images", 3, "0" * 64))
+    3:0000000000000000000000000000000000000000000000000000000000000000:images
+    >>> Receipt.parse(f"3:{'0' * 64}:images").sequence
+    3
+    """
+
+    account: str
+    sequence: int
+    hash: str
+
+    def __str__(self) -> str:
+        return f"{self.sequence}:{self.hash}:{self.account}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Receipt":
+        """Parse a printed receipt."""
+        sequence, _, rest = text.strip().partition(":")
+        hash_, _, account = rest.partition(":")
+        if not (sequence.isdecimal() and len(hash_) == len(GENESIS) and account):
+            raise ValueError("receipt must be SEQUENCE:HASH:ACCOUNT, as it was printed")
+        return cls(account, int(sequence), hash_)
+
+
+@dataclass(frozen=True)
+class BudgetRow:
+    """The stored state of an account, or of a quota or a cap of it: terms that never change, and totals."""
+
+    account: str
+    client: str | None  # the client of a quota, or the name of a cap; None for the account itself
+    terms: str
+    totals: Amounts
+    sequence: int = 0  # of the latest entry that changed it
+    opening: str = ""  # of an account, JSON: owner, protects, unit, relation
+    head: str = GENESIS  # of an account: the hash of its latest entry
+
+    @property
+    def budget(self) -> Budget:
+        """The budget of the terms."""
+        return parse_budget(self.terms)
+
+    @property
+    def digest(self) -> str:
+        """The digest that entries record."""
+        state = digest(self.terms, canonical_json(self.totals))
+        return digest(self.opening, state) if self.client is None else state
+
+    @property
+    def receipt(self) -> Receipt:
+        """The receipt of the latest entry of an account."""
+        return Receipt(self.account, self.sequence, self.head)
+
+    def debit(self, charge: Charge) -> "tuple[BudgetRow, Amounts]":
+        """Return the state after a charge, and its price; raise UnaffordableError if the budget does not cover it."""
+        budget = self.budget
+        try:
+            price = budget.price(charge)
+        except UnpricedError:
+            raise UnaffordableError(self) from None
+        totals = add_amounts(self.totals, price)
+        if not budget.allows(totals):
+            raise UnaffordableError(self)
+        return replace(self, totals=totals), price
+
+
+class UnaffordableError(Exception):
+    """The budget of `row` does not cover a charge: rolls the transaction back."""
+
+    def __init__(self, row: BudgetRow) -> None:
+        super().__init__()
+        self.row = row
+
 
 _VERSION = "0002"
 _EARLIER_VERSIONS = ("0001",)  # without an identity
@@ -104,9 +278,8 @@ def list_accounts(connection: sa.Connection) -> list[str]:
 
 def read_receipts(connection: sa.Connection) -> list[Receipt]:
     """Return the receipts of all accounts."""
-    return [
-        Receipt(*row) for row in connection.execute(sa.select(accounts.c.name, accounts.c.sequence, accounts.c.head))
-    ]
+    rows = connection.execute(sa.select(accounts.c.name, accounts.c.sequence, accounts.c.head))
+    return [Receipt(*row) for row in rows]
 
 
 def find_row(
@@ -118,16 +291,8 @@ def find_row(
     else:
         query = sa.select(quotas).where(quotas.c.account == account, quotas.c.client == client)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
-    return None if row is None else _parse_row(account, row)
-
-
-def list_shares(connection: sa.Connection, account: str) -> dict[str | None, BudgetRow]:
-    """Return all quotas and caps of an account, by name."""
-    rows = connection.execute(sa.select(quotas).where(quotas.c.account == account))
-    return {row.client: _parse_row(account, row) for row in rows}
-
-
-def _parse_row(account: str, row: "sa.Row[Any]") -> BudgetRow:
+    if row is None:
+        return None
     try:
         totals = tuple(None if total is None else int(total) for total in json.loads(row.totals))
     except (TypeError, ValueError):
@@ -138,8 +303,14 @@ def _parse_row(account: str, row: "sa.Row[Any]") -> BudgetRow:
     return BudgetRow(**{"client": None, **values, "account": account, "totals": totals})
 
 
+def list_shares(connection: sa.Connection, account: str) -> dict[str | None, BudgetRow | None]:
+    """Return all quotas and caps of an account, by name."""
+    names = connection.execute(sa.select(quotas.c.client).where(quotas.c.account == account)).scalars()
+    return {name: find_row(connection, account, name) for name in names.all()}
+
+
 def find_witnessed_account(
-    connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool
+    connection: sa.Connection, name: str, witness: "Witness | None", *, lock: bool
 ) -> BudgetRow | None:
     """Return the row of an account, or None, after a check against the witness."""
     for is_last in (False, True):
@@ -157,7 +328,7 @@ def find_witnessed_account(
     return row
 
 
-def load_account(connection: sa.Connection, name: str, witness: Witness | None, *, lock: bool = False) -> BudgetRow:
+def load_account(connection: sa.Connection, name: str, witness: "Witness | None", *, lock: bool = False) -> BudgetRow:
     """Return the row of an account after a check against its latest entry and the witness."""
     row = find_witnessed_account(connection, name, witness, lock=lock)
     if row is None:
@@ -228,6 +399,8 @@ def append_entry(
     share: BudgetRow | None = None,
 ) -> BudgetRow:
     """Insert the next entry; update the account and a quota or cap, `share`. Both hold the totals after the entry."""
+    if kind in (OPENED, QUOTA, CAP):
+        _insert_row(connection, share or row)
     row = replace(row, sequence=row.sequence + 1)
     entry = Entry(
         account=row.account,
@@ -253,7 +426,7 @@ def append_entry(
     return row
 
 
-def insert_row(connection: sa.Connection, row: BudgetRow) -> None:
+def _insert_row(connection: sa.Connection, row: BudgetRow) -> None:
     """Insert an account, a quota or a cap without entries."""
     values = {"terms": row.terms, "totals": canonical_json(row.totals), "sequence": 0}
     if row.client is None:
