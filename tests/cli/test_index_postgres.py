@@ -23,7 +23,7 @@ def test_a_gallery_in_a_database(index_url: str, tmp_path: Path, monkeypatch: py
     assert told("index", folder)["map_learned"] is False
     (folder / "0" / "00.png").unlink()
     assert told("index", folder)["deleted"] == 1
-    found = told("query", picture(tmp_path / "private.png", colour(7), seed=1000))
+    found = told("query", picture(tmp_path / "private.png", colour(7), seed=1000), "--epsilon", 4)
     assert (len(found["found"]), found["candidates"], found["left"]) == (7, 7, 96.0)
 
 

@@ -54,7 +54,7 @@ class Processes:
         where = ("--protocol", protocol, "--host", "127.0.0.1", "--port", str(port))
         child = self._start("scheduler", *where, "--scheduler-file", str(self._place))
         deadline = time.monotonic() + 60
-        while not self._place.exists():
+        while not (self._place.exists() and self._place.stat().st_size):
             assert child.poll() is None, "the scheduler does not start"
             assert time.monotonic() < deadline
             time.sleep(0.05)

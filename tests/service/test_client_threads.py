@@ -415,7 +415,7 @@ if when == "send":
 if when != "idle":
     def ask():
         with contextlib.suppress(Exception):  # the program may end before, or after, it is told that there is no answer
-            client.nearest(np.ones(8, np.float32), 3, key="mine")
+            client.nearest(np.ones(8, np.float32), 3, epsilon=4.0, key="mine")
     threading.Thread(target=ask, daemon=True).start()
     begun.wait()
 """

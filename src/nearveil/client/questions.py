@@ -138,7 +138,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
         public = await session.fetch_map(info, question.candidates, traffic)
     except UnreachableError as error:
         raise UnreachableError(f"{error}; nothing was paid", again=error.again) from None
-    assert question.epsilon
+    assert question.epsilon is not None
     protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
     key = make_key(question.key)
