@@ -3,7 +3,7 @@
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -14,13 +14,11 @@ from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
-from nearveil.privacy.checks import check_choice, check_integer, check_positive
+from nearveil.privacy.checks import check_choice, check_integer, check_positive, check_range
 from nearveil.privatemail.graph._base import (
     Array,
     GaussianGraph,
-    Graph,
     as_array,
-    check_bandwidth,
     check_unit_rows,
     find_limits,
     find_namespace,
@@ -33,14 +31,22 @@ from nearveil.privatemail.graph.series import (
     MOMENTS_LIMIT,
     KernelPolynomial,
     SeriesGraph,
+    apply_moments,
+    apply_to_own,
+    collect_moments,
     count_moments,
     find_best_polynomial,
     find_least_polynomial,
 )
 
+Method = Literal["auto", "exact", "series", "neighbors"]
+
 HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache
 DEVICE_TILE = 8192
 FUSED_FEATURES = 128  # beyond these the tiles of the kernel no longer fit into shared memory
+_BLOCK = 1 << 22  # numbers in a block of differences
+_EXPONENTIAL = 16  # cost of an exponential in multiplications, measured on the host
+_COLUMNS = 2  # columns of Z that "auto" assumes
 _BLAS = ThreadpoolController()
 
 
@@ -55,35 +61,31 @@ class ExactGraph(GaussianGraph):
     method = "exact"
 
     def __init__(self, X: Array, bandwidth: float, model: Array) -> None:
-        if find_limits(X).bits < 32 and not _has_fused_kernel(X):
+        if find_limits(X).bits < 32 and _find_fused_product(X) is None:
             raise ValueError(f"X has dtype {X.dtype}, too coarse for this device and width: convert it to float32")
         super().__init__(X, bandwidth, model)
         if 2 * self._sharpness > -np.log(float(find_limits(self._model).smallest_normal)) / 2:
             _ = self.degree  # raise now, not at the first product, if weights underflow
 
     def _product(self, Z: Array) -> Array:
-        if _has_fused_kernel(self._X):
-            return _import_fused().product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
+        if (product := _find_fused_product(self._X)) is not None:
+            return product(self._X, self._X, Z, self._sharpness, skip_diagonal=True)
         if is_host(self._X):
             return move_to_library(_multiply_on_threads(to_numpy(self._X), to_numpy(Z), self._sharpness), Z)
         return _multiply_symmetric(self._X, Z, self._sharpness, DEVICE_TILE)
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
-        if _has_fused_kernel(self._X):
-            return _import_fused().product(X, self._X, Z, self._sharpness, skip_diagonal=False)
-        tile = HOST_TILE if is_host(self._X) else DEVICE_TILE
-        return _multiply_rectangular(X, self._X, Z, self._sharpness, tile)
+        if (product := _find_fused_product(self._X)) is not None:
+            return product(X, self._X, Z, self._sharpness, skip_diagonal=False)
+        return _multiply_rectangular(X, self._X, Z, self._sharpness)
 
 
-def _has_fused_kernel(X: Array) -> bool:
-    """Return whether the Triton kernel supports the rows of `X`."""
+def _find_fused_product(X: Array) -> Any:
+    """Return the product of the Triton kernel if it supports the rows of `X`, or None."""
     on_gpu = getattr(X, "is_cuda", False) and importlib.util.find_spec("triton") is not None
-    return on_gpu and find_limits(X).bits <= 32 and X.shape[1] <= FUSED_FEATURES
-
-
-def _import_fused() -> Any:
-    """Import the Triton kernel, which needs a GPU and PyTorch."""
-    return importlib.import_module("nearveil.privatemail.graph._fused")
+    if not on_gpu or find_limits(X).bits > 32 or X.shape[1] > FUSED_FEATURES:
+        return None
+    return importlib.import_module("nearveil.privatemail.graph._fused").product
 
 
 def _weights(A: Array, B: Array, sharpness: float) -> Array:
@@ -117,15 +119,15 @@ def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
 
     The split depends on the number of cores alone, so a machine always gives the same bits.
     """
-    n_strips = -(-X.shape[0] // HOST_TILE)
-    workers = min(_count_cores(), n_strips)
+    workers = min(_count_cores(), -(-X.shape[0] // HOST_TILE))
     if workers == 1:
         return _multiply_symmetric(X, Z, sharpness, HOST_TILE)
+
+    def multiply(first: int) -> Any:
+        return _multiply_symmetric(X, Z, sharpness, HOST_TILE, first, workers)
+
     with _BLAS.limit(limits=1, user_api="blas"), ThreadPoolExecutor(workers) as pool:
-        parts = list(
-            pool.map(lambda first: _multiply_symmetric(X, Z, sharpness, HOST_TILE, first, workers), range(workers))
-        )
-    return np.sum(parts, axis=0)
+        return np.sum(list(pool.map(multiply, range(workers))), axis=0)
 
 
 def _count_cores() -> int:
@@ -133,25 +135,14 @@ def _count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _multiply_rectangular(
-    A: Array, B: Array, Z: Array, sharpness: float, tile: int = HOST_TILE, *, skip_diagonal: bool = False
-) -> Array:
-    """Multiply the (a, b) weights between the rows of `A` and `B` by `Z`, shape (b, k)."""
-    xp = find_namespace(A)
-    strips = []
+def _multiply_rectangular(A: Array, B: Array, Z: Array, sharpness: float) -> Array:
+    """Multiply the (a, b) weights between the rows of `A` and `B` by `Z`, shape (b, k), in double precision."""
+    xp, tile = find_namespace(A), HOST_TILE if is_host(A) else DEVICE_TILE
+    total = xp.zeros((A.shape[0], Z.shape[1]), dtype=xp.float64, device=Z.device)
     for i in range(0, A.shape[0], tile):
-        rows = A[i : i + tile]
-        total = xp.zeros((rows.shape[0], Z.shape[1]), dtype=xp.float64, device=Z.device)
         for j in range(0, B.shape[0], tile):
-            weights = _weights(rows, B[j : j + tile], sharpness)
-            if skip_diagonal and i == j:
-                weights *= 1 - xp.eye(weights.shape[0], dtype=weights.dtype, device=weights.device)
-            total += xp.matmul(weights, Z[j : j + tile])
-        strips.append(total)
-    return xp.concat(strips)
-
-
-_BLOCK = 1 << 22  # numbers in a block of differences
+            total[i : i + tile] += xp.matmul(_weights(A[i : i + tile], B[j : j + tile], sharpness), Z[j : j + tile])
+    return total
 
 
 class NeighborsGraph(GaussianGraph):
@@ -200,12 +191,6 @@ def _find_nearest(queries: Any, rows: Any, k: int) -> Any:
     return NearestNeighbors(n_neighbors=k, algorithm="brute").fit(rows).kneighbors(queries, return_distance=False)
 
 
-Method = Literal["auto", "exact", "series", "neighbors"]
-
-_EXPONENTIAL = 16  # cost of an exponential in multiplications, measured on the host
-_COLUMNS = 2  # columns of Z that "auto" assumes
-
-
 def gaussian_graph(
     X: Array, bandwidth: float, method: Method = "auto", tolerance: float = 1e-6, n_neighbors: int = 15
 ) -> GaussianGraph:
@@ -249,36 +234,40 @@ def gaussian_graph(
     >>> bool(np.max(np.abs(graph.degree / exact.degree - 1)) <= graph.error_bound)
     True
     """
-    bandwidth = check_bandwidth(bandwidth)
+    bandwidth = check_range(bandwidth, "bandwidth", 1e-100, 1e100)  # its square must not overflow or vanish
     tolerance = check_positive(tolerance, "tolerance")
     check_choice(method, "method", Method)
     if is_dask_array(X):
         return _make_spread_graph(SpreadRows.of(X), bandwidth, method, tolerance)
+    X = as_array(X)
     rows = check_unit_rows(_cast_precisely(X, bandwidth, tolerance))
-    model = as_array(X)
-    model = find_namespace(model).astype(model[:, :1], _result_dtype(model), copy=True)
+    xp = find_namespace(rows)
+    model = xp.ones_like(rows[:, :1], dtype=X.dtype if find_limits(X).bits >= 32 else xp.float32)
     if method in ("neighbors", "series") and find_limits(rows).bits < 32:
         raise ValueError(f"X has dtype {rows.dtype}, too coarse for this method: convert it to float32")
     if method == "neighbors":
         n_neighbors = check_integer(n_neighbors, "n_neighbors", 1, rows.shape[0] - 1)
         return NeighborsGraph(rows, bandwidth, model, n_neighbors)
     polynomial = _choose_polynomial(rows, bandwidth, method, tolerance)
-    if method == "series" and polynomial is not None:
+    if polynomial is not None and (method == "series" or _is_series_cheaper(rows, polynomial)):
         return SeriesGraph(rows, bandwidth, model, polynomial)
-    if method == "auto" and polynomial is not None and find_limits(rows).bits >= 32:
-        n, d = rows.shape
-        if 2 * count_moments(polynomial.degree, d) * _COLUMNS < n * (d + _EXPONENTIAL) / 2:
-            return SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
 
 
-def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
-    """Build a graph over the blocks of a Dask array, in double precision."""
-    if method == "neighbors":
-        raise ValueError('method "neighbors" does not work on Dask arrays: use "series" or "exact"')
-    if rows.dtype not in (np.float32, np.float64):
-        raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
-    return SpreadGraph(rows, bandwidth, _choose_polynomial(rows, bandwidth, method, tolerance))
+def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
+    """Return the rows in a dtype in which rounding, times ``1 / bandwidth^2``, stays below `tolerance`."""
+    xp = find_namespace(X)
+    single = float(xp.finfo(xp.float32).eps)  # 16-bit rows are multiplied exactly, in 32 bits
+    if xp.isdtype(X.dtype, "real floating") and single * max(1.0, bandwidth**-2) > tolerance:
+        return xp.astype(X, xp.float64, copy=False)
+    return X
+
+
+def _is_series_cheaper(X: Array, polynomial: KernelPolynomial) -> bool:
+    """Return whether a series takes fewer multiplications than all weights, and is precise enough for its rows."""
+    n, d = X.shape
+    cheaper = 2 * count_moments(polynomial.degree, d) * _COLUMNS < n * (d + _EXPONENTIAL) / 2
+    return bool(cheaper and find_limits(X).bits >= 32)
 
 
 def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: float) -> KernelPolynomial | None:
@@ -307,19 +296,15 @@ def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: fl
     )
 
 
-def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
-    """Return the rows in a dtype in which rounding, times ``1 / bandwidth^2``, stays below `tolerance`."""
-    X = as_array(X)
-    xp = find_namespace(X)
-    single = float(xp.finfo(xp.float32).eps)  # 16-bit rows are multiplied exactly, in 32 bits
-    if xp.isdtype(X.dtype, "real floating") and single * max(1.0, bandwidth**-2) > tolerance:
-        return xp.astype(X, xp.float64, copy=False)
-    return X
-
-
-def _result_dtype(X: Array) -> Any:
-    """Return the dtype of results: that of the rows, at least float32."""
-    return X.dtype if find_limits(X).bits >= 32 else find_namespace(X).float32
+def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
+    """Build a graph over the blocks of a Dask array, in double precision."""
+    if method == "neighbors":
+        raise ValueError('method "neighbors" does not work on Dask arrays: use "series" or "exact"')
+    if rows.dtype not in (np.float32, np.float64):
+        raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
+    if rows.shape[0] < 2:
+        raise ValueError(f"X has {rows.shape[0]} row(s); it needs at least 2")
+    return SpreadGraph(rows, bandwidth, _choose_polynomial(rows, bandwidth, method, tolerance))
 
 
 class SpreadGraph(GaussianGraph):
@@ -330,17 +315,14 @@ class SpreadGraph(GaussianGraph):
     """
 
     def __init__(self, rows: SpreadRows, bandwidth: float, polynomial: KernelPolynomial | None) -> None:
-        if rows.shape[0] < 2:
-            raise ValueError(f"X has {rows.shape[0]} row(s); it needs at least 2")
-        Graph.__init__(self, np.empty((rows.shape[0], 1), rows.dtype), rows.shape[0], np.dtype(np.float64))
+        # The base has an empty array for the dtype and the features of new rows.
+        super().__init__(np.empty((0, rows.shape[1])), bandwidth, np.ones((rows.shape[0], 1), rows.dtype))
         self._rows = rows
-        self._X = np.empty((0, rows.shape[1]))  # dtype and features of new rows
-        self.bandwidth = bandwidth
         self.polynomial = polynomial
         self.method = "exact" if polynomial is None else "series"
         self.error_bound = 0.0 if polynomial is None else polynomial.error_bound
 
-    def _map(self, stage: str, function: Callable[..., Any], tasks: list[Any], *shared: Any) -> Iterator[Any]:
+    def _map(self, stage: str, function: Any, tasks: list[Any], *shared: Any) -> Iterator[Any]:
         return self._rows.cluster.map(function, tasks, *shared, stage=stage)
 
     def _pair_blocks(self, Z: Array) -> list[tuple[Any, Array]]:
@@ -348,21 +330,19 @@ class SpreadGraph(GaussianGraph):
         return [(part, Z[rows]) for part, rows in zip(self._rows.parts, self._rows.cuts, strict=True)]
 
     def _collect(self, Z: Array) -> list[Array]:
-        """Return the sums of a series over all blocks, one block at a time: moments may be large."""
-        blocks = self._map("collecting moments", _collect_block, self._pair_blocks(Z), self.bandwidth, self.polynomial)
+        """Return the moments of a series over all blocks, one block at a time: they may be large."""
+        blocks = self._map("collecting moments", _collect_block, self._pair_blocks(Z), self.polynomial)
         total: list[Array] = next(blocks)
-        for sums in blocks:
-            total = [first + second for first, second in zip(total, sums, strict=True)]
+        for moments in blocks:
+            total = [first + second for first, second in zip(total, moments, strict=True)]
         return total
 
     def _product(self, Z: Array) -> Array:
         blocks = self._pair_blocks(Z)
         if self.polynomial is not None:
-            sums = self._collect(Z)
-            return np.concatenate(
-                list(self._map("applying moments", _apply_block, blocks, sums, self.bandwidth, self.polynomial))
-            )
-        tasks = [(rows, columns, values, rows is columns) for rows, _ in blocks for columns, values in blocks]
+            moments = self._collect(Z)
+            return np.concatenate(list(self._map("applying moments", _apply_block, blocks, moments, self.polynomial)))
+        tasks = [(rows, None if rows is columns else columns, Z_) for rows, _ in blocks for columns, Z_ in blocks]
         product = np.zeros(Z.shape, np.float64)
         for number, term in enumerate(self._map("multiplying weights", _multiply_blocks, tasks, self._sharpness)):
             product[self._rows.cuts[number // len(blocks)]] += term
@@ -370,7 +350,7 @@ class SpreadGraph(GaussianGraph):
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         if self.polynomial is not None:
-            return SeriesGraph(X, self.bandwidth, X[:, :1], self.polynomial).apply_sums(X, self._collect(Z), Z.dtype)
+            return apply_moments(X, self._collect(Z), self.polynomial, Z.dtype)
         terms = self._map("multiplying weights", _multiply_new_rows, self._pair_blocks(Z), X, self._sharpness)
         return sum(terms, np.zeros((len(X), Z.shape[1]), np.float64))
 
@@ -379,23 +359,21 @@ def _check_block(rows: NDArray[Any]) -> Array:
     return check_unit_rows(rows.astype(np.float64, copy=False), least=0)
 
 
-def _collect_block(block: tuple[NDArray[Any], Array], bandwidth: float, polynomial: KernelPolynomial) -> list[Array]:
-    unit = _check_block(block[0])
-    return SeriesGraph(unit, bandwidth, unit[:, :1], polynomial).collect_sums(block[1])
+def _collect_block(block: tuple[NDArray[Any], Array], polynomial: KernelPolynomial) -> list[Array]:
+    return collect_moments(_check_block(block[0]), block[1], polynomial)
 
 
-def _apply_block(
-    block: tuple[NDArray[Any], Array], sums: list[Array], bandwidth: float, polynomial: KernelPolynomial
-) -> Array:
-    unit, Z = _check_block(block[0]), block[1]
-    graph = SeriesGraph(unit, bandwidth, unit[:, :1], polynomial)
-    return graph.apply_sums(unit, sums, Z.dtype) - graph.compute_self_weights()[:, None] * Z
+def _apply_block(block: tuple[NDArray[Any], Array], moments: list[Array], polynomial: KernelPolynomial) -> Array:
+    return apply_to_own(_check_block(block[0]), block[1], moments, polynomial)
 
 
-def _multiply_blocks(task: tuple[NDArray[Any], NDArray[Any], Array, bool], sharpness: float) -> Array:
-    block, columns, Z, same = task
+def _multiply_blocks(task: tuple[NDArray[Any], NDArray[Any] | None, Array], sharpness: float) -> Array:
+    """Multiply the weights between two blocks, or within one if the second is None, by the rows of `Z`."""
+    block, columns, Z = task
     rows = _check_block(block)
-    return _multiply_rectangular(rows, rows if same else _check_block(columns), Z, sharpness, skip_diagonal=same)
+    if columns is None:
+        return _multiply_symmetric(rows, Z, sharpness, HOST_TILE)
+    return _multiply_rectangular(rows, _check_block(columns), Z, sharpness)
 
 
 def _multiply_new_rows(block: tuple[NDArray[Any], Array], X: Array, sharpness: float) -> Array:

@@ -1,17 +1,16 @@
 """The graph of labels: exact, through the sums of each class."""
 
 import math
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy.checks import check_choice
+from nearveil.privacy.checks import check_choice, check_range
 from nearveil.privatemail.graph._base import (
     Array,
-    Graph,
     as_array,
-    check_bandwidth,
     check_columns,
     find_namespace,
     move_to_library,
@@ -25,7 +24,7 @@ _KERNEL_BLOCK = 4096  # classes per block of kernel rows
 Encoding = Literal["integer", "one-hot"]
 
 
-class LabelGraph(Graph):
+class LabelGraph:
     """Gaussian weights between labels; built by :func:`label_graph`. `classes` are the distinct labels, sorted.
 
     Every weight depends on two classes only: a product with n rows sums the rows of each class, multiplies the C sums
@@ -38,27 +37,28 @@ class LabelGraph(Graph):
     ([0, 1], array([1.607, 1.607, 1.213]))
     """
 
+    error_bound = 0.0  # every weight is exact
+
     def __init__(self, y: Array, codes: NDArray[np.int64], classes: NDArray[Any], bandwidth: float, encoding: Encoding):
-        super().__init__(y, y.shape[0], np.float64)
+        self.shape = (len(codes), len(codes))
         self.classes = classes
         self.bandwidth = bandwidth
         self.encoding = encoding
         self._codes = codes  # on the host; rows without label have code C
+        self._model = y
 
-    @property
+    @cached_property
     def degree(self) -> Array:
         """Sum of the weights of each row, shape (n,), in double precision, in the library of the labels."""
-        if self._degree is None:
-            self._degree = move_to_library(self._product(np.ones((self._n, 1)))[:, 0], self._model)
-        return self._degree
+        return move_to_library(self._product(np.ones((len(self._codes), 1)))[:, 0], self._model)
 
     def matmul(self, Z: Array) -> Array:
         """Multiply the label weights, with a zero diagonal, by `Z` of shape (n, k)."""
-        return self._product(check_columns(Z, self._n))
+        return self._product(check_columns(Z, len(self._codes)))
 
     def laplacian_matmul(self, Z: Array) -> Array:
         """Multiply the Laplacian of the label weights by `Z` of shape (n, k)."""
-        Z = check_columns(Z, self._n)
+        Z = check_columns(Z, len(self._codes))
         degree = find_namespace(Z).astype(move_to_library(self.degree, Z), Z.dtype)
         return degree[:, None] * Z - self._product(Z)
 
@@ -123,7 +123,7 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
            [0.607, 0.607, 0.   , 0.   ],
            [0.   , 0.   , 0.   , 0.   ]])
     """
-    bandwidth = check_bandwidth(bandwidth)
+    bandwidth = check_range(bandwidth, "bandwidth", 1e-100, 1e100)  # its square must not overflow or vanish
     check_choice(encoding, "encoding", Encoding)
     y = as_array(y)
     host = _check_labels(to_numpy(y), encoding)
@@ -135,7 +135,7 @@ def label_graph(y: Array, bandwidth: float = 1.0, encoding: Encoding = "integer"
 
 
 def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
-    """Return the labels as integers or names, or raise."""
+    """Return the labels as signed integers or names, or raise."""
     if y.ndim != 1 or y.shape[0] == 0:
         raise ValueError(f"y must be a 1-D array with a label for each row; got shape {y.shape}")
     if y.dtype.kind == "O":
@@ -143,7 +143,12 @@ def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
     if y.dtype.kind not in "fiubUS":
         raise ValueError(f"Unknown label type: y has dtype {y.dtype}; use whole numbers or names")
     if y.dtype.kind in "fu":
-        y = _convert_to_integers(y)
+        if not np.all((y == np.round(y)) & (np.abs(y) <= _LARGEST_LABEL)):
+            raise ValueError(
+                f"y must hold whole numbers up to {_LARGEST_LABEL}, or -1 for a row without label: it holds fractions, "
+                "NaN, infinity or larger numbers"
+            )
+        y = y.astype(np.int64)
     if encoding == "integer":
         if y.dtype.kind not in "iub":
             raise ValueError('y must hold whole numbers if encoding="integer"; use encoding="one-hot" for names')
@@ -151,14 +156,3 @@ def _check_labels(y: NDArray[Any], encoding: Encoding) -> NDArray[Any]:
         if np.any(y < UNLABELLED):
             raise ValueError("y must hold labels from 0 upwards, or -1 for a row without label")
     return y
-
-
-def _convert_to_integers(y: NDArray[Any]) -> NDArray[np.int64]:
-    """Convert floating-point or unsigned labels to signed integers, or raise if a label would change."""
-    if not np.all(np.isfinite(y)):
-        raise ValueError("y holds NaN or infinity: mark rows without label with -1")
-    if np.any(y != np.round(y)):
-        raise ValueError("y must hold class labels, but it has fractions")
-    if np.any(np.abs(y) > _LARGEST_LABEL):
-        raise ValueError(f"y must hold labels up to {_LARGEST_LABEL}: number the classes from 0")
-    return y.astype(np.int64)

@@ -78,12 +78,12 @@ MOMENTS_LIMIT = 1 << 27  # numbers in the moments of one column: 1 GiB of double
 
 def count_moments(degree: int, d: int) -> int:
     """Return the number of moments of a series for each column of Z."""
-    return 1 + d + (d * _count_features(degree, d) if degree > 1 else 0)
+    return 1 + d + d * _count_features(degree, d)
 
 
 def _count_features(degree: int, d: int) -> int:
     """Return the number of features of one row that represent ``c_2 t + c_3 t^2``."""
-    return d if degree == 2 else d + d * (d + 1) // 2
+    return (0, 0, d, d + d * (d + 1) // 2)[degree]
 
 
 class SeriesGraph(GaussianGraph):
@@ -101,71 +101,71 @@ class SeriesGraph(GaussianGraph):
         self.error_bound = polynomial.error_bound
 
     def _product(self, Z: Array) -> Array:
-        return self.apply_sums(self._X, self.collect_sums(Z), Z.dtype) - self.compute_self_weights()[:, None] * Z
-
-    def compute_self_weights(self) -> Array:
-        """Return the polynomial's weight of each row with itself."""
-        squares = find_namespace(self._X).vecdot(self._X, self._X)
-        weights = squares * 0
-        for coefficient in reversed(self.polynomial.coefficients):
-            weights = weights * squares + coefficient
-        return weights
+        return apply_to_own(self._X, Z, collect_moments(self._X, Z, self.polynomial), self.polynomial)
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
-        return self.apply_sums(X, self.collect_sums(Z), Z.dtype)
+        return apply_moments(X, collect_moments(self._X, Z, self.polynomial), self.polynomial, Z.dtype)
 
-    def collect_sums(self, Z: Array) -> list[Array]:
-        """Return the sums of `Z`, slopes and higher moments over all rows, in double precision."""
-        xp = find_namespace(Z)
-        slopes = xp.zeros((self._X.shape[1], Z.shape[1]), dtype=xp.float64, device=Z.device)
-        for rows in self._blocks(self._X, Z.shape[1]):
-            slopes += xp.matmul(self._X[rows].T, Z[rows])
-        higher = [self._moments(Z)] if self.polynomial.degree > 1 else []
-        return [xp.sum(Z, axis=0, dtype=xp.float64), slopes, *higher]
 
-    def apply_sums(self, X: Array, collected: list[Array], dtype: Any) -> Array:
-        """Multiply the weights between rows `X` and the collected rows by their `Z`."""
-        sums, slopes, *higher = collected
-        xp, k = find_namespace(sums), slopes.shape[1]
-        constant, linear = (*self.polynomial.coefficients, 0.0)[:2]
-        product = xp.matmul(X, xp.astype(linear * slopes, dtype)) + xp.astype(constant * sums, dtype)
-        if higher:
-            moments = xp.astype(higher[0], dtype)
-            for rows in self._blocks(X, k):
-                block = X[rows]
-                applied = xp.reshape(xp.matmul(self._left(block), moments), (-1, k, X.shape[1]))
-                product[rows] += xp.vecdot(applied, block[:, None, :])
-        return product
+def collect_moments(X: Array, Z: Array, polynomial: KernelPolynomial) -> list[Array]:
+    """Return the sums of `Z`, slopes and higher moments over all rows, in double precision.
 
-    def _moments(self, Z: Array) -> Array:
-        """Collect ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``, in double precision."""
-        xp = find_namespace(Z)
-        d, k = self._X.shape[1], Z.shape[1]
-        total = xp.zeros((_count_features(self.polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)
-        for rows in self._blocks(self._X, k):
-            block = self._X[rows]
-            weighted = xp.reshape(block[:, None, :] * Z[rows][:, :, None], (-1, k * d))
-            total += xp.matmul(self._right(block).T, weighted)
-        return total
+    The higher moments are ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``; they are empty below degree 2.
+    """
+    xp, d, k = find_namespace(Z), X.shape[1], Z.shape[1]
+    slopes = xp.zeros((d, k), dtype=xp.float64, device=Z.device)
+    higher = xp.zeros((_count_features(polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)
+    for rows in _cut_blocks(X, k, polynomial):
+        block, values = X[rows], Z[rows]
+        slopes += xp.matmul(block.T, values)
+        if polynomial.degree > 1:
+            weighted = xp.reshape(block[:, None, :] * values[:, :, None], (-1, k * d))
+            higher += xp.matmul(_make_right(block, polynomial).T, weighted)
+    return [xp.sum(Z, axis=0, dtype=xp.float64), slopes, higher]
 
-    def _right(self, X: Array) -> Array:
-        """Return the features x and, for degree three, their pairs."""
-        if self.polynomial.degree == 2:
-            return X
-        return find_namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
 
-    def _left(self, X: Array) -> Array:
-        """Return the same features times their coefficients; pairs of different features count twice."""
-        quadratic, *cubic = self.polynomial.coefficients[2:]
-        features = [quadratic * X]
-        for a in range(X.shape[1]) if cubic else ():
-            scaled = (2 * cubic[0]) * X[:, a : a + 1]
-            features += [0.5 * scaled * X[:, a : a + 1], scaled * X[:, a + 1 :]]
-        return find_namespace(X).concat(features, axis=1)
+def apply_moments(X: Array, moments: list[Array], polynomial: KernelPolynomial, dtype: Any) -> Array:
+    """Multiply the weights between rows `X` and the collected rows by their `Z`."""
+    xp = find_namespace(X)
+    constant, linear = (*polynomial.coefficients, 0.0)[:2]
+    sums, slopes, higher = constant * moments[0], linear * moments[1], xp.astype(moments[2], dtype)
+    product = xp.matmul(X, xp.astype(slopes, dtype)) + xp.astype(sums, dtype)
+    for rows in _cut_blocks(X, slopes.shape[1], polynomial) if polynomial.degree > 1 else ():
+        block = X[rows]
+        applied = xp.reshape(xp.matmul(_make_left(block, polynomial), higher), (-1, slopes.shape[1], X.shape[1]))
+        product[rows] += xp.vecdot(applied, block[:, None, :])
+    return product
 
-    def _blocks(self, X: Array, k: int) -> list[slice]:
-        """Split the rows so that the widest intermediate array of a block fits in cache, or on the device."""
-        d = X.shape[1]
-        width = max(k * d, _count_features(self.polynomial.degree, d))
-        step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)
-        return [slice(start, start + step) for start in range(0, X.shape[0], step)]
+
+def apply_to_own(X: Array, Z: Array, moments: list[Array], polynomial: KernelPolynomial) -> Array:
+    """Multiply like :func:`apply_moments`, for collected rows `X`, without the weight of each row with itself."""
+    squares = find_namespace(X).vecdot(X, X)
+    weights = squares * 0
+    for coefficient in reversed(polynomial.coefficients):
+        weights = weights * squares + coefficient
+    return apply_moments(X, moments, polynomial, Z.dtype) - weights[:, None] * Z
+
+
+def _make_right(X: Array, polynomial: KernelPolynomial) -> Array:
+    """Return the features x and, for degree three, their pairs."""
+    if polynomial.degree == 2:
+        return X
+    return find_namespace(X).concat([X, *(X[:, a : a + 1] * X[:, a:] for a in range(X.shape[1]))], axis=1)
+
+
+def _make_left(X: Array, polynomial: KernelPolynomial) -> Array:
+    """Return the same features times their coefficients; pairs of different features count twice."""
+    quadratic, *cubic = polynomial.coefficients[2:]
+    features = [quadratic * X]
+    for a in range(X.shape[1]) if cubic else ():
+        scaled = (2 * cubic[0]) * X[:, a : a + 1]
+        features += [0.5 * scaled * X[:, a : a + 1], scaled * X[:, a + 1 :]]
+    return find_namespace(X).concat(features, axis=1)
+
+
+def _cut_blocks(X: Array, k: int, polynomial: KernelPolynomial) -> list[slice]:
+    """Split the rows so that the widest intermediate array of a block fits in cache, or on the device."""
+    d = X.shape[1]
+    width = max(k * d, _count_features(polynomial.degree, d))
+    step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)
+    return [slice(start, start + step) for start in range(0, X.shape[0], step)]
