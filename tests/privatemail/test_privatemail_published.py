@@ -21,7 +21,7 @@ from nearveil.privatemail.published import (
     find_code_scale,
     step_epsilon,
 )
-from nearveil.privatemail.sensitivity import bound_step, published_2021, published_2022
+from nearveil.privatemail.sensitivity import published_2021, published_2022
 from studies.data import DataMissingError, load_features
 from tests.reference import dense_label_weights, dense_weights, laplacian
 
@@ -98,15 +98,15 @@ def test_sensitivity_of_the_program():  # type: ignore[no-untyped-def]
     start = np.random.default_rng(0).normal(size=(300, 2))
     setting: Any = {"bandwidth": 6.0, "label_weight": 0.6}
     # c and c^2 are the same for two classes; beyond, the program's bound is the smaller one.
-    assert bound_step(start, n_classes=2, **setting, as_programmed=True) == pytest.approx(
+    assert published_2022(start, n_classes=2, **setting, as_programmed=True) == pytest.approx(
         published_2022(start, n_classes=2, **setting), rel=1e-12
     )
-    assert bound_step(start, n_classes=98, **setting, as_programmed=True) < 0.96 * published_2022(
+    assert published_2022(start, n_classes=98, **setting, as_programmed=True) < 0.96 * published_2022(
         start, n_classes=98, **setting
     )
     assert find_code_scale(3.0, 0.1, 1e-5) == pytest.approx(compute_classical_scale(3.0, 0.1, 1e-5) ** 2, rel=1e-12)
     with pytest.raises(ValueError, match="use a larger bandwidth"):
-        bound_step(start, 0.3, 0.6, 2, as_programmed=True)
+        published_2022(start, bandwidth=0.3, label_weight=0.6, n_classes=2, as_programmed=True)
 
 
 @given(st.floats(1e-4, 30), st.integers(1, 20), st.floats(1e-12, 0.99))
@@ -135,7 +135,7 @@ def test_the_client_does_what_the_publication_does(version):  # type: ignore[no-
         assert noise.sensitivity == published_2022(start, **setting)
         assert noise.scale == compute_classical_scale(noise.sensitivity, 1.0, 1e-5)
     else:
-        assert noise.sensitivity == bound_step(start, **setting, as_programmed=True)
+        assert noise.sensitivity == published_2022(start, **setting, as_programmed=True)
         assert noise.scale == pytest.approx(compute_classical_scale(noise.sensitivity, 1.0, 1e-5) ** 2, rel=1e-12)
     s = 3 / np.sqrt(2) if version == "2022-code" else 3.0
 

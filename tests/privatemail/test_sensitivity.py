@@ -194,7 +194,7 @@ def test_real_anchors(birds: FeatureSet, bandwidth: float) -> None:
 def test_anchors_that_are_not_of_norm_one_are_refused_because_the_bound_is_false_for_them() -> None:
     anchors, start = 3 * np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([[0.0], [1.0], [0.0]])
     setting: dict[str, Any] = {"bandwidth": 1.0, "label_weight": 0.0}
-    with pytest.raises(ValueError, match=r"rows of norm 1 \(row 0 has not\), or the bound is false"):
+    with pytest.raises(ValueError, match=r"rows of norm 1 \(row 0 has not\)"):
         target_only(anchors, None, start, **setting)
     unit = target_only(anchors / 3, None, start, released="target", **setting)
     after = [
@@ -560,7 +560,7 @@ def test_what_cannot_be_bounded_is_named(wrong: dict[str, Any], message: str) ->
         ({"anchors": [1.0, 0.0]}, "anchors must have rows and columns"),
         ({"anchors": np.empty((0, 2))}, "anchors must have at least one row"),
         ({"anchors": [["a", "b"], ["c", "d"]]}, "anchors must be an array of real numbers"),
-        ({"anchors": [[1.0, 0.0], [0.0, 0.0]]}, "rows of norm 1 .row 1 has not"),
+        ({"anchors": [[1.0, 0.0], [0.0, 0.0]]}, "anchors holds a row of zeros .row 1"),
         ({"anchor_labels": [0, 1, 2]}, r"anchor_labels must have shape \(2,\)"),
         ({"anchor_labels": [0, -2]}, "labels from 0 upwards"),
         ({"start": [[1.0], [2.0]]}, "start must have 3 rows, the target's first"),
@@ -739,9 +739,8 @@ def test_the_condition_on_beta_is_checked() -> None:
         published_2021(1000, 2, 1.0, beta=1e-300, **setting)
     assert published_2021(1000, 2, 1.0, beta=Decimal("1e-3475"), **setting) > 0
     assert published_2021(50, 1, 1.0, beta=math.exp(-200.0), variant="derived", **setting) > 0
-    with pytest.raises(ValueError, match=r"exp\(-200\)") as refused:
+    with pytest.raises(ValueError, match=r"exp\(-200\)"):
         published_2021(50, 1, 1.0, beta=math.exp(-199.0), **setting)
-    assert "Decimal" not in str(refused.value)
 
 
 @pytest.mark.parametrize(

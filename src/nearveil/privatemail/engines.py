@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +28,13 @@ from nearveil.privatemail.sensitivity import target_only
 from nearveil.privatemail.sensitivity.bounds import Norm
 
 Labels = NDArray[np.int64]
-Arrays = dict[str, NDArray[Any]]
+Noise = GaussianNoise | LaplaceNoise
+Kind = Literal["gaussian", "laplace"]
 
 MAX_STEPS = 100  # public steps of a message; the server takes as many for its gallery
 _MAX_TARGETS = 1 << 14
 _MIN_DEGREE = 1e-9  # a row of smaller degree has no neighbours and stays in place
+_BLOCK = 1 << 22  # weights in memory at a time: 32 MiB
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,12 +92,6 @@ def read_rows(message: Message, name: str, columns: int, least: int) -> Floats:
     return rows
 
 
-Noise = GaussianNoise | LaplaceNoise
-Kind = Literal["gaussian", "laplace"]
-
-_BLOCK = 1 << 22  # weights in memory at a time: 32 MiB
-
-
 @dataclass(frozen=True, eq=False)
 class PublicState:
     """The anchors and parameters that client and server share."""
@@ -117,8 +113,8 @@ class PublicState:
 
 
 def prepare_anchors(
-    anchors: Floats, labels: Labels | None, start: Floats, *, bandwidth: float, label_weight: float,
-    label_encoding: Encoding, steps: int,
+    anchors: Floats, labels: Labels | None, start: Floats, *, steps: int, bandwidth: float, label_weight: float,
+    label_encoding: Encoding,
 ) -> PublicState:  # fmt: skip
     """Move the anchors through all private steps. Row 0 of `start` is for targets, the others are for the anchors."""
     public = PublicState(anchors, labels, start[0], start[None, 1:], bandwidth, label_weight, label_encoding)
@@ -141,19 +137,18 @@ def bound_sensitivities(public: PublicState, kind: Kind) -> list[float]:
     for embedding in public.embeddings[:-1]:
         start = np.vstack([public.start, embedding])
         bound = target_only(public.anchors, public.labels, start, released="target", norm=norm, **setting)
-        bounds.append(bound + 2 * _bound_rounding(public, embedding, norm))
+        bounds.append(bound + 2 * _bound_rounding(public, start, norm))
     return bounds
 
 
-def _bound_rounding(public: PublicState, embedding: Floats, norm: Norm) -> float:
+def _bound_rounding(public: PublicState, start: Floats, norm: Norm) -> float:
     """Bound the distance of a computed row from the exact one.
 
     Exponents are inner products of d terms, off by d roundings of at most 1 / bandwidth^2; sums have m terms. So
     shares are off by a factor of ``1 + (d / bandwidth^2 + m + 16) eps``, twice for their normalisation.
     """
     m, d = public.anchors.shape
-    rows = np.vstack([public.start, embedding])
-    farthest = float(np.linalg.norm(rows, ord=2 if norm == "l2" else 1, axis=1).max())
+    farthest = float(np.linalg.norm(start, ord=2 if norm == "l2" else 1, axis=1).max())
     return float(2 * (d / public.bandwidth**2 + m + 16) * np.finfo(np.float64).eps * farthest)
 
 
@@ -176,12 +171,8 @@ def calibrate_steps(kind: Kind, epsilon: float, delta: float, changes: Sequence[
 
 def _make_gaussian_noise(change: float, size: int, multiplier: float) -> GaussianNoise:
     """Return noise with at least this multiplier, including the costs of the grid."""
-    noise = GaussianNoise(
-        sensitivity=change,
-        scale=multiplier * change,
-        size=size,
-        grid=choose_gaussian_grid(change * min(1, multiplier), size),
-    )
+    grid = choose_gaussian_grid(change * min(1, multiplier), size)
+    noise = GaussianNoise(sensitivity=change, scale=multiplier * change, size=size, grid=grid)
     while noise.noise_multiplier < multiplier:
         noise = replace(noise, scale=noise.scale * (1 + 2.0**-18))
     return noise
@@ -213,12 +204,11 @@ def take_private_steps(
     return rows
 
 
-@dataclass(frozen=True, eq=False)
-class AnchorPath:
+class AnchorPath(NamedTuple):
     """The anchors during T public steps."""
 
     anchors: Floats  # shape (T + 1, m, k)
-    factors: Floats  # of each step, which rescales the anchors to Frobenius norm sqrt(m)
+    factors: list[float]  # of each step, which rescales the anchors to Frobenius norm sqrt(m)
 
 
 def move_anchors(public: PublicState, steps: int) -> AnchorPath:
@@ -226,8 +216,7 @@ def move_anchors(public: PublicState, steps: int) -> AnchorPath:
     rows = [public.embeddings[-1]]
     factors: list[float] = []
     if steps:
-        weights = compute_kernel(rows[0], rows[0], public.bandwidth)
-        np.fill_diagonal(weights, 0)
+        weights = compute_kernel(rows[0], rows[0], public.bandwidth, same=True)
     for _ in range(steps):
         pull = weights @ rows[-1]
         if (labels := public.label_graph) is not None:
@@ -235,7 +224,7 @@ def move_anchors(public: PublicState, steps: int) -> AnchorPath:
         moved = _step_rows(rows[-1], pull, weights.sum(axis=1))
         factors.append(float(np.sqrt(len(moved)) / np.linalg.norm(moved)))
         rows.append(moved * factors[-1])
-    return AnchorPath(np.stack(rows), np.array(factors))
+    return AnchorPath(np.stack(rows), factors)
 
 
 def take_public_steps(public: PublicState, released: Floats, rows: Floats, path: AnchorPath, first: int = 0) -> Floats:
@@ -245,15 +234,21 @@ def take_public_steps(public: PublicState, released: Floats, rows: Floats, path:
     """
     if first == len(path.factors):
         return rows
+    size = max(1, _BLOCK // len(public.anchors))
+    if len(rows) > size:
+        cuts = [slice(start, start + size) for start in range(0, len(rows), size)]
+        return np.concatenate([take_public_steps(public, released[cut], rows[cut], path, first) for cut in cuts])
     weights = compute_kernel(released, public.embeddings[-1], public.bandwidth)
     for anchors, factor in zip(path.anchors[first:], path.factors[first:], strict=False):
         rows = factor * _step_rows(rows, weights @ anchors, weights.sum(axis=1))
     return rows
 
 
-def compute_kernel(rows: Floats, columns: Floats, bandwidth: float) -> Floats:
-    """Return Gaussian weights between rows of any norm."""
+def compute_kernel(rows: Floats, columns: Floats, bandwidth: float, *, same: bool = False) -> Floats:
+    """Return Gaussian weights between rows of any norm; none within a row, if `same`: `columns` begin with `rows`."""
     weights: Floats = np.exp(-cdist(rows, columns, "sqeuclidean") / (2 * bandwidth**2))
+    if same:
+        np.fill_diagonal(weights, 0)
     return weights
 
 
@@ -276,19 +271,14 @@ class SoundEngine:
     def guarantee(self) -> Guarantee:
         """Return the guarantee of Theorems 1 to 3 of ``docs/theory/privatemail.md``."""
         extra = sum(noise.extra_delta for noise in self.noises)
-        return make_guarantee(
-            self.epsilon,
-            max(self.delta, extra),
-            "target's row of the query, Theorems A and A'",
-            "docs/theory/privatemail.md",
-            events=tuple(noise.event for noise in self.noises),
-            extra_delta=extra,
-        )
+        events = tuple(noise.event for noise in self.noises)
+        name, proof = "target's row of the query, Theorems A and A'", "docs/theory/privatemail.md"
+        return make_guarantee(self.epsilon, max(self.delta, extra), name, proof, events=events, extra_delta=extra)
 
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
-    ) -> tuple[list[Arrays], NDArray[np.intp]]:
-        """Return the arrays of a message for each row, and the position of its target (for the client alone).
+    ) -> tuple[dict[str, Any], NDArray[np.intp]]:
+        """Return the arrays of all messages, and the position of the target in each (for the client alone).
 
         Algorithm 1 of the 2022 paper; public steps start from the released rows alone.
         """
@@ -302,24 +292,17 @@ class SoundEngine:
         order = draw_secret_order(n, averages.shape[1], source)
         averages = np.take_along_axis(averages, order[:, :, None, None], axis=1)
         released = take_private_steps(self.public, averages, self.noises, source)
-        path = move_anchors(self.public, self.n_public_steps)
-        flat = released.reshape(-1, released.shape[-1])
-        size = max(1, _BLOCK // len(self.public.anchors))
-        blocks = [flat[start : start + size] for start in range(0, len(flat), size)]
-        moved = np.concatenate([take_public_steps(self.public, rows, rows, path) for rows in blocks])
-        steps = np.array(self.n_public_steps, dtype=np.int32)
-        messages = [
-            {"released": rows, "embedding": embedding, "steps": steps}
-            for rows, embedding in zip(released, moved.reshape(released.shape), strict=True)
-        ]
-        return messages, np.argmin(order, axis=1)
+        rows = released.reshape(-1, released.shape[-1])
+        moved = take_public_steps(self.public, rows, rows, move_anchors(self.public, self.n_public_steps))
+        steps = np.full(n, self.n_public_steps, dtype=np.int32)
+        return {"released": released, "embedding": moved.reshape(released.shape), "steps": steps}, order.argmin(axis=1)
 
     def read(self, message: Message) -> tuple[Floats, Floats, int]:
         """Return targets (t, k), anchors (m, k) and public steps of a message, or raise."""
         _, rows, steps = self._state(message)
         return rows, move_anchors(self.public, steps).anchors[-1], steps
 
-    def take_steps(self, message: Message, steps: int) -> Arrays:
+    def take_steps(self, message: Message, steps: int) -> dict[str, Any]:
         """Take more public steps of a message."""
         released, rows, before = self._state(message)
         path = move_anchors(self.public, before + steps)

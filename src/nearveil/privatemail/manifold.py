@@ -5,6 +5,7 @@ A solver takes the query and a start of shape (n, k). It returns the embedding a
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
@@ -21,12 +22,18 @@ from nearveil.cluster import is_dask_array
 from nearveil.privacy.checks import check_numbers, check_rows
 from nearveil.privacy.parameters import WEIGHT, Parameters, allow_integers, allow_reals, parameter
 from nearveil.privatemail.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
+from nearveil.privatemail.graph._base import Array, find_limits, to_numpy
 from nearveil.privatemail.graph.gaussian import Method
 from nearveil.privatemail.graph.labels import Encoding
 
 __all__ = ["smlq_step", "umeyama"]
 
-Array = Any  # a NumPy array or a torch tensor, like the graph
+Floats = NDArray[np.float64]
+Result = tuple[Array, list[float]]
+
+_TINY = 1e-35  # dividing by less would overflow float32
+_ROUNDING = 16  # machine epsilons of the mean size of a column: a smaller mean is rounding error
+_FLAT = 1e-14  # smaller singular values of unit clouds are rounding error
 
 
 @dataclass(frozen=True)
@@ -92,12 +99,6 @@ def smlq_step(
     return ManifoldQuery(graph, labels, label_weight).step(Z)
 
 
-Result = tuple[Array, list[float]]
-
-_TINY = 1e-35  # dividing by less would overflow float32
-_ROUNDING = 16  # machine epsilons of the mean size of a column: a smaller mean is rounding error
-
-
 def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
     """Iterate eq. 4 of the 2022 paper.
 
@@ -106,7 +107,7 @@ def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
     """
     Z = start * _find_norm_factor(start) if rescale else start
     mean = query.mean(Z)
-    mean = mean * (abs(mean) > _ROUNDING * _find_limits(Z).eps * query.mean(abs(Z)))
+    mean = mean * (abs(mean) > _ROUNDING * find_limits(Z).eps * query.mean(abs(Z)))
     history = []
     for _ in range(n_iter):
         moved, objective = query.step(Z)
@@ -134,13 +135,11 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
     n, k = start.shape
     pull = n * (start - start.mean(axis=0))
     degree = _bring_to_host(query.graph.degree)[:, None]
-    laplacian = _make_operator(
-        n * k, lambda z: _bring_to_host(query.graph.laplacian_matmul(convert_like(z.reshape(n, k), start)))
-    )
-    jacobi = _make_operator(n * k, lambda z: z.reshape(n, k) / degree)
+    laplacian = _make_operator((n, k), lambda z: query.graph.laplacian_matmul(convert_like(z, start)))
+    jacobi = _make_operator((n, k), lambda z: z / degree)
     Z, history = start, [query.objective(start)]
-    rtol = max(1e-13, 100 * _find_limits(start).eps)
-    too_far = 1e-6 * math.sqrt(_find_limits(start).max)  # sums of squares would overflow beyond it
+    rtol = max(1e-13, 100 * find_limits(start).eps)
+    too_far = 1e-6 * math.sqrt(find_limits(start).max)  # sums of squares would overflow beyond it
     for _ in range(n_iter):
         right = _bring_to_host(query.label_weight * (query.labels.laplacian_matmul(Z) - pull))
         if not np.isfinite(right).all():
@@ -174,9 +173,7 @@ def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
     if k >= n:
         raise ValueError(f'n_components must be below the {n} rows for solver="spectral"; got {k}')
     beyond = 2 * float(query.graph.degree.max()) + 1
-    matrix = _make_operator(
-        n, lambda z: _bring_to_host(query.gradient(convert_like(z.reshape(n, 1), start))).ravel() + beyond * z.mean()
-    )
+    matrix = _make_operator((n, 1), lambda z: query.gradient(convert_like(z, start)) + beyond * z.mean())
     try:
         _, vectors = eigsh(matrix, k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n))
     except ArpackNoConvergence:
@@ -202,18 +199,15 @@ def _find_norm_factor(Z: Array) -> float:
     return math.sqrt(Z.shape[0] / float((scaled * scaled).sum())) / largest
 
 
-def _find_limits(array: Array) -> Any:
-    """Return the limits of the floating-point dtype of an array or tensor."""
-    return np.finfo(str(array.dtype).removeprefix("torch."))
+def _make_operator(shape: tuple[int, int], product: Callable[[Floats], Array]) -> LinearOperator:
+    """Return an operator on vectors from a product with matrices of this shape."""
+    size = math.prod(shape)
+    return LinearOperator((size, size), matvec=lambda z: _bring_to_host(product(z.reshape(shape))).ravel(), dtype=float)
 
 
-def _make_operator(size: int, product: Any) -> Any:
-    return LinearOperator((size, size), matvec=lambda z: product(z).ravel(), dtype=np.float64)
-
-
-def _bring_to_host(array: Array) -> Any:
+def _bring_to_host(array: Array) -> Floats:
     """Copy an array to NumPy, in double precision."""
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array, dtype=np.float64)
+    return np.asarray(to_numpy(array), dtype=np.float64)
 
 
 def convert_like(values: Any, model: Array) -> Array:
@@ -404,11 +398,6 @@ def _normalise_rows(X: Array) -> Array:
     return X / ((X * X).sum(axis=1) ** 0.5)[:, None]
 
 
-Floats = NDArray[np.float64]
-
-_FLAT = 1e-14  # smaller singular values of unit clouds are rounding error
-
-
 @dataclass(frozen=True, eq=False)
 class SimilarityTransform:
     """The map ``x -> scale * rotation @ x + translation``.
@@ -424,18 +413,15 @@ class SimilarityTransform:
     translation: Floats  # shape (d,)
 
     def __post_init__(self) -> None:
-        for name in ("rotation", "translation"):
-            copy = np.array(getattr(self, name), dtype=np.float64)
-            copy.setflags(write=False)
-            object.__setattr__(self, name, copy)
+        for array in (self.rotation, self.translation):
+            array.setflags(write=False)
 
     def apply(self, points: ArrayLike) -> Floats:
         """Map `points` of shape (n, d), or one point of shape (d,)."""
         array = check_numbers(points, "points")
         if array.ndim not in (1, 2) or array.shape[-1] != len(self.translation):
             raise ValueError(f"points must have {len(self.translation)} columns; got shape {array.shape}")
-        moved: Floats = self.scale * array @ self.rotation.T + self.translation
-        return moved
+        return np.asarray(self.scale * array @ self.rotation.T + self.translation)
 
 
 def umeyama(

@@ -1,6 +1,6 @@
 """PrivateMail: release a target's row of the supervised manifold learning query, with noise."""
 
-from dataclasses import KW_ONLY, MISSING, dataclass
+from dataclasses import KW_ONLY, MISSING, dataclass, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -172,9 +172,8 @@ class PrivateMail(Release):
         single = rows.ndim == 1
         features = self.features(rows[None] if single else rows)
         target_labels = None if labels is None else check_labels(np.atleast_1d(labels), len(features), "labels")
-        contents, positions = self._engine.release(features, target_labels, self._dummies, source)
-        public_id, seeded = self.public_id, not source.sound
-        messages = [Message(self.name, public_id, arrays, seeded) for arrays in contents]
+        batches, positions = self._engine.release(features, target_labels, self._dummies, source)
+        messages = self._messages(source, **batches)
         return (messages[0], int(positions[0])) if single else (messages, positions)
 
     def continue_embedding(self, message: Message, steps: int) -> Message:
@@ -245,39 +244,21 @@ class PrivateMail(Release):
 
     def _build_sound(self, anchors: Floats, labels: Labels | None) -> SoundEngine:
         generator = np.random.default_rng([self.public_seed, 0])
-        public = prepare_anchors(
-            anchors,
-            labels,
-            generator.normal(scale=self.start_scale, size=(len(anchors) + 1, self.n_components)),
-            bandwidth=self.bandwidth,
-            label_weight=self.label_weight,
-            label_encoding=self.label_encoding,
-            steps=self.n_private_steps,
-        )
+        start = generator.normal(scale=self.start_scale, size=(len(anchors) + 1, self.n_components))
+        setting: Any = {name: getattr(self, name) for name in ("bandwidth", "label_weight", "label_encoding")}
+        public = prepare_anchors(anchors, labels, start, steps=self.n_private_steps, **setting)
         delta = self.delta if self.noise == "gaussian" else 0.0
-        noises = calibrate_steps(
-            self.noise, self.epsilon, delta, bound_sensitivities(public, self.noise), self.n_components
-        )
+        changes = bound_sensitivities(public, self.noise)
+        noises = calibrate_steps(self.noise, self.epsilon, delta, changes, self.n_components)
         return SoundEngine(public, noises, self.epsilon, delta, self.n_public_steps)
 
     def _build_published(self, anchors: Floats, labels: Labels | None) -> PublishedEngine:
         if labels is None or (labels < 0).any():
             raise ValueError("public_y must label every row, from 0, if as_published is set")
         assert self.as_published is not None
-        return PublishedEngine(
-            self.as_published,
-            epsilon=self.epsilon,
-            delta=self.delta,
-            sigma=self.bandwidth,
-            label_weight=self.label_weight,
-            start_scale=self.start_scale,
-            private_steps=self.n_private_steps,
-            public_steps=self.n_public_steps,
-            n_components=self.n_components,
-            public_seed=self.public_seed,
-            anchors=anchors,
-            labels=labels,
-        )
+        own = self.get_params()
+        shared: Any = {field.name: own[field.name] for field in fields(PublishedEngine) if field.name in own}
+        return PublishedEngine(self.as_published, sigma=self.bandwidth, anchors=anchors, labels=labels, **shared)
 
     def _public_parts(self) -> tuple[object, ...]:
         # The server depends neither on the noise nor, unless as published, on the client's public steps.
@@ -299,8 +280,7 @@ class PrivateMail(Release):
         steps = self._engine.read(message)[2]
         if embedded.steps != steps:  # the message was continued
             embedded = self._engine.embed_gallery(features, None, steps)
-        scores: Floats = self._scores(message, embedded).max(axis=0)
-        return scores
+        return np.asarray(self._scores(message, embedded).max(axis=0))
 
     def _scores(self, message: Message, server: GalleryEmbedding) -> Floats:
         targets, anchors, steps = self._engine.read(message)

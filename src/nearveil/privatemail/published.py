@@ -21,7 +21,6 @@ from nearveil.privacy.noise import (
     compute_classical_scale,
 )
 from nearveil.privatemail.engines import (
-    Arrays,
     Dummies,
     GalleryEmbedding,
     Labels,
@@ -30,7 +29,7 @@ from nearveil.privatemail.engines import (
     read_rows,
 )
 from nearveil.privatemail.graph import LabelGraph, gaussian_graph, label_graph
-from nearveil.privatemail.sensitivity import bound_step, published_2021, published_2022
+from nearveil.privatemail.sensitivity import published_2021, published_2022
 
 Version = Literal["2022", "2021", "2022-code"]
 Experiment = Literal["cars196", "cub200", "cifar100"]
@@ -100,8 +99,8 @@ class PublishedEngine:
     sigma: float  # its bandwidth
     label_weight: float
     start_scale: float
-    private_steps: int  # for "2021"; the others take one
-    public_steps: int
+    n_private_steps: int  # for "2021"; the others take one
+    n_public_steps: int
     n_components: int
     public_seed: int  # of both starts
     anchors: Floats
@@ -120,54 +119,29 @@ class PublishedEngine:
 
     def noise(self, start: Floats) -> GaussianNoise | LaplaceNoise:
         """Return the noise of one private step."""
+        (n, k), size = start.shape, start.size
+        setting: Any = {"bandwidth": self.sigma, "label_weight": self.label_weight}
+        setting["n_classes"] = int(self.labels.max()) + 1
         if self.version == "2021":
-            return self._laplace(start)
-        setting: Any = {
-            "bandwidth": self.sigma,
-            "label_weight": self.label_weight,
-            "n_classes": int(self.labels.max()) + 1,
-        }
-        if self.version == "2022":
-            change = published_2022(start, **setting)
-            scale = compute_classical_scale(change, self.epsilon, self.delta)
-        else:
-            change = bound_step(start, **setting, as_programmed=True)
-            scale = find_code_scale(change, self.epsilon, self.delta)
-        grid = choose_gaussian_grid(min(change, scale), start.size)
-        return GaussianNoise(sensitivity=change, scale=scale, size=start.size, grid=grid)
-
-    def _laplace(self, start: Floats) -> LaplaceNoise:
-        n, k = start.shape
-        change = published_2021(
-            n,
-            k,
-            self.start_scale,
-            bandwidth=self.sigma,
-            label_weight=self.label_weight,
-            n_classes=int(self.labels.max()) + 1,
-            beta=Decimal(10) ** -math.ceil(4 * k * n / math.log(10)),  # the largest power of ten that it allows
-        )
-        scale = change / step_epsilon(self.epsilon, self.private_steps, self.delta)
-        return LaplaceNoise(
-            sensitivity=change, scale=scale, size=start.size, grid=choose_laplace_grid(change, start.size)
-        )
+            beta = Decimal(10) ** -math.ceil(4 * k * n / math.log(10))  # the largest power of ten that it allows
+            change = published_2021(n, k, self.start_scale, beta=beta, **setting)
+            scale = change / step_epsilon(self.epsilon, self.n_private_steps, self.delta)
+            return LaplaceNoise(sensitivity=change, scale=scale, size=size, grid=choose_laplace_grid(change, size))
+        change = published_2022(start, **setting, as_programmed=self.version == "2022-code")
+        find_scale = compute_classical_scale if self.version == "2022" else find_code_scale
+        scale = find_scale(change, self.epsilon, self.delta)
+        grid = choose_gaussian_grid(min(change, scale), size)
+        return GaussianNoise(sensitivity=change, scale=scale, size=size, grid=grid)
 
     def guarantee(self) -> Guarantee:
         """Return the published figures, marked as unsound."""
-        return replace(
-            make_guarantee(
-                self.epsilon,
-                self.delta,
-                f"as published ({self.version})",
-                "docs/theory/privatemail.md",
-                reason=REASONS[self.version],
-            ),
-            unit="image",
-        )
+        name, reason = f"as published ({self.version})", REASONS[self.version]
+        promise = make_guarantee(self.epsilon, self.delta, name, "docs/theory/privatemail.md", reason=reason)
+        return replace(promise, unit="image")
 
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
-    ) -> tuple[list[Arrays], NDArray[np.intp]]:
+    ) -> tuple[dict[str, Any], NDArray[np.intp]]:
         """Embed the anchors with one target and its true label, and add noise, for each row."""
         if labels is None:
             raise ValueError("labels must be given: as published, the target's own label is used after the noise")
@@ -175,21 +149,19 @@ class PublishedEngine:
             raise ValueError("labels must be numbered from 0")
         if dummies is not None and self.version != "2022":
             raise ValueError(f'dummies are no part of as_published="{self.version}"')
-        weights = compute_kernel(self.anchors, self.anchors, self.bandwidth)
-        np.fill_diagonal(weights, 0)
-        messages = [
-            self._make_message(weights, row, label, dummies, source)
-            for row, label in zip(features, labels, strict=True)
-        ]
-        return [arrays for arrays, _ in messages], np.array([position for _, position in messages], dtype=np.intp)
+        weights = compute_kernel(self.anchors, self.anchors, self.bandwidth, same=True)
+        pairs = zip(features, labels, strict=True)
+        messages = [self._make_message(weights, row, label, dummies, source) for row, label in pairs]
+        embeddings, positions = zip(*messages, strict=True)
+        return {"embedding": embeddings}, np.array(positions, dtype=np.intp)
 
     def read(self, message: Message) -> tuple[Floats, Floats, int]:
         """Return targets, anchors and steps."""
         m = len(self.anchors)
         rows = read_rows(message, "embedding", self.n_components, m + 1)
-        return rows[:-m], rows[-m:], self.public_steps
+        return rows[:-m], rows[-m:], self.n_public_steps
 
-    def take_steps(self, message: Message, steps: int) -> Arrays:
+    def take_steps(self, message: Message, steps: int) -> dict[str, Any]:
         """Raise: the published steps are not post-processing."""
         del message, steps
         raise ValueError("as published, further steps need the target's own label, which no message may hold")
@@ -212,8 +184,8 @@ class PublishedEngine:
 
     def _make_message(
         self, anchor_weights: Floats, row: Floats, label: np.int64, dummies: Dummies | None, source: Source
-    ) -> tuple[Arrays, int]:
-        """Return the arrays of one message, and the position of its target."""
+    ) -> tuple[Floats, int]:
+        """Return the embedding of one message, and the position of its target."""
         targets, labels, position = row[None], np.array([label]), 0
         if dummies is not None:
             # One of every class except the target's (Algorithm 1).
@@ -224,14 +196,12 @@ class PublishedEngine:
             targets = np.vstack([targets, candidates.features[drawn]])[order]
             labels, position = np.concatenate([labels, candidates.labels[drawn]])[order], int(np.argmin(order))
         t, m = len(targets), len(self.anchors)
-        target_weights = compute_kernel(targets, np.vstack([targets, self.anchors]), self.bandwidth)
-        np.fill_diagonal(target_weights, 0)
+        target_weights = compute_kernel(targets, np.vstack([targets, self.anchors]), self.bandwidth, same=True)
         generator = np.random.default_rng([self.public_seed, 0])
         # Draw the anchors' start first, so that it does not depend on the number of targets.
         start = np.roll(generator.normal(scale=self.start_scale, size=(m + t, self.n_components)), t, axis=0)
         all_labels = np.concatenate([labels, self.labels])
-        embedding = self._embed_client(anchor_weights, target_weights, all_labels, start, source)
-        return {"embedding": embedding}, position
+        return self._embed_client(anchor_weights, target_weights, all_labels, start, source), position
 
     def _embed_client(
         self, anchor_weights: Floats, target_weights: Floats, labels: Labels, start: Floats, source: Source
@@ -244,11 +214,10 @@ class PublishedEngine:
         weights = np.empty((len(start), len(start)))
         weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T
         label_graph, noise, Z = self.make_label_graph(labels), self.noise(start), start
-        for _ in range(self.private_steps if self.version == "2021" else 1):
+        for _ in range(self.n_private_steps if self.version == "2021" else 1):
             Z = add_noise(self._step(Z, weights, label_graph), noise, source=source)
-        rebuilt = compute_kernel(Z, Z, self.bandwidth)
-        np.fill_diagonal(rebuilt, 0)
-        for _ in range(self.public_steps):
+        rebuilt = compute_kernel(Z, Z, self.bandwidth, same=True)
+        for _ in range(self.n_public_steps):
             Z = self._rescale(self._step(Z, rebuilt, label_graph))
         return Z
 
@@ -258,7 +227,7 @@ class PublishedEngine:
         graph = gaussian_graph(rows.astype(np.float32), self.bandwidth)
         label_graph, Z = self.make_label_graph(labels), start
         # As many steps as the client in 2021, T in 2022 (Algorithm 1).
-        for _ in range(self.public_steps + (self.private_steps if self.version == "2021" else 0)):
+        for _ in range(self.n_public_steps + (self.n_private_steps if self.version == "2021" else 0)):
             pull = self.label_weight * label_graph.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
             Z = self._rescale(Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
         return Z

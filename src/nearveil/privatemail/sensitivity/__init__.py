@@ -7,18 +7,17 @@ not sound: use them for comparison and audits only.
 """
 
 import math
-from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from nearveil.privacy.checks import check_choice, check_count, check_positive, check_range, check_rows
+from nearveil.privatemail.graph._base import check_unit_rows
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.sensitivity import bounds
 from nearveil.privatemail.sensitivity.bounds import (
     MARGIN,
-    Floats,
     Norm,
     check_error_bound,
     check_result,
@@ -30,8 +29,6 @@ from nearveil.privatemail.sensitivity.bounds import (
 __all__ = ["published_2021", "published_2022", "replace_one", "target_only"]
 
 Variant = Literal["printed", "derived"]
-
-_NORM_TOLERANCE = 1e-4  # far above the rounding of single precision, 1e-7
 
 
 def target_only(
@@ -93,21 +90,15 @@ def target_only(
     check_choice(released, "released", Literal["all", "target"])
     check_choice(norm, "norm", Norm)
     error_bound = check_error_bound(error_bound)
-    rows = _check_anchors(anchors)
+    rows = check_unit_rows(check_rows(anchors, "anchors"), "anchors", least=1)  # for others the bound is false
     if anchor_labels is not None and np.shape(anchor_labels) != (len(rows),):
         raise ValueError(f"anchor_labels must have shape ({len(rows)},), one for each anchor; -1 means unlabelled")
     starts = check_start(start, rows=len(rows) + 1)
 
     public = bounds.collect_figures(
-        rows,
-        anchor_labels,
-        starts,
-        bandwidth=bandwidth,
-        label_weight=label_weight,
-        label_encoding=label_encoding,
-        label_bandwidth=label_bandwidth,
-        norm=norm,
-    )
+        rows, anchor_labels, starts, bandwidth=bandwidth, label_weight=label_weight, label_encoding=label_encoding,
+        label_bandwidth=label_bandwidth, norm=norm,
+    )  # fmt: skip
     target = min(bounds.bound_target_a(public), bounds.bound_target_a_prime(public))
     target_error = bounds.bound_target_error(public, error_bound)
     if released == "target":
@@ -176,12 +167,22 @@ def replace_one(
     return check_result(MARGIN * (change + 2 * bounds.bound_replace_error(starts, box, error_bound, norm)))
 
 
-def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_classes: int) -> float:
+def published_2022(
+    start: Any, *, bandwidth: float, label_weight: float, n_classes: int, as_programmed: bool = False
+) -> float:
     """Return the bound of Theorem 2 of the 2022 paper, with M of its Lemma 1 as printed. Not sound.
 
     ``M sqrt(n + 1) / 2 |Q|_F`` with n the rows of `start`. Lemma 1 bounds ``|M_i|^2`` and uses it as
     ``|M_i|``: ``test_the_bound_of_2022_is_passed`` shows a pair of data sets that it does not cover.
-    Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
+
+    Parameters
+    ----------
+    start : array-like of shape (n, k)
+    bandwidth, label_weight : float
+    n_classes : int
+        Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
+    as_programmed : bool, default=False
+        Whether one c^2 is c, as in the authors' program.
 
     Examples
     --------
@@ -190,10 +191,24 @@ def published_2022(start: Any, *, bandwidth: float, label_weight: float, n_class
     >>> round(published_2022(start, bandwidth=6.0, label_weight=0.6, n_classes=98))
     572
     """
-    bandwidth, label_weight, _ = _check_query(bandwidth, label_weight, None)
-    n_classes = check_count(n_classes, "n_classes", least=1)
+    bandwidth, alpha, _ = _check_query(bandwidth, label_weight, None)
+    c = check_count(n_classes, "n_classes", least=1) - 1
     check_start(start)
-    return bound_step(np.asarray(start, dtype=np.float64), bandwidth, label_weight, n_classes)
+    n, s2 = len(start), bandwidth**2
+    at = _bound_degrees(n, bandwidth)
+    label = math.exp(-(c if as_programmed else c**2) / (2 * s2))
+    diagonal = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * ((n + 1) * label - 1) ** 2 / (n * at.high))
+    mixed = math.exp(-(c**2 + 4) / (2 * s2))
+    off_diagonal = (
+        (alpha**2 + 1) / at.low**2
+        - 2 * alpha * mixed / at.high**2
+        + (alpha**2 + 1) / at.low_added**2
+        - 2 * alpha * mixed / n**2
+        - 2 * (alpha**2 * math.exp(-(c**2) / s2) + math.exp(-4 / s2)) / (n * at.high)
+        + 4 * alpha / (at.low * at.low_added)
+    )
+    frobenius = float(np.linalg.norm(np.asarray(start, dtype=np.float64)))
+    return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * frobenius
 
 
 def published_2021(
@@ -243,8 +258,8 @@ def published_2021(
     n_classes = check_count(n_classes, "n_classes", least=1)
     check_choice(label_encoding, "label_encoding", Encoding)
     check_choice(variant, "variant", Variant)
-    entries = bound_entries(n, bandwidth, label_weight, n_classes, label_encoding, variant)
-    return bound_random_start(entries, n, columns, start_scale, check_beta(beta, n, columns))
+    entries = _bound_entries(n, bandwidth, label_weight, n_classes, label_encoding, variant)
+    return bound_random_start(entries, n, columns, start_scale, _check_beta(beta, n, columns))
 
 
 def _check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
@@ -256,42 +271,23 @@ def _check_query(bandwidth: float, label_weight: float, label_bandwidth: float |
     return bandwidth, label_weight, check_range(label_bandwidth, "label_bandwidth", 1e-50, 1e100)
 
 
-def _check_anchors(anchors: Any) -> Floats:
-    """Return the anchors as unit rows in double precision, or raise without showing a value."""
-    rows = check_rows(anchors, "anchors")
-    norms = np.linalg.norm(rows, axis=1)
-    if np.max(np.abs(norms - 1)) > _NORM_TOLERANCE:
-        row = int(np.argmax(np.abs(norms - 1)))
-        raise ValueError(
-            f"anchors must have rows of norm 1 (row {row} has not), or the bound is false: divide each row by its "
-            "norm, as sklearn.preprocessing.normalize does"
-        )
-    unit: Floats = rows / norms[:, None]
-    return unit
-
-
 # The papers' bounds as printed, for comparison and audits. ``docs/theory/sensitivity.md`` shows the error in each
 # derivation, and ``tests/privatemail/test_sensitivity.py`` has a counterexample to each.
 
 
-@dataclass(frozen=True)
-class Degrees:
-    """The papers' bounds on the diagonals of the Laplacians, padded (n rows and a zero row) and not.
+class Degrees(NamedTuple):
+    """The papers' bounds on the diagonals of the Laplacians of n rows: padded by a row of zeros, and of n + 1 rows."""
 
-    `low, high`: ``n exp(-2/s^2) + exp(-1/(2 s^2)) - 1`` and ``n + exp(-1/(2 s^2)) - 1``: L_X with a row of zeros.
-    """
-
-    n: int
-    low: float
-    high: float
-    low_added: float  # ``(n + 1) exp(-2/s^2) - 1``: L_X of n + 1 rows, which is at most n
+    low: float  # ``n exp(-2/s^2) + exp(-1/(2 s^2)) - 1``
+    high: float  # ``n + exp(-1/(2 s^2)) - 1``
+    low_added: float  # ``(n + 1) exp(-2/s^2) - 1``; the upper one is n
 
 
-def bound_degrees(n: int, bandwidth: float) -> Degrees:
+def _bound_degrees(n: int, bandwidth: float) -> Degrees:
     """Return the bounds, or raise if the papers' lower ones are not positive."""
     zero = math.expm1(-1 / (2 * bandwidth**2))
     a = math.exp(-2 / bandwidth**2)
-    bounds = Degrees(n, n * a + zero, n + zero, (n + 1) * a - 1)
+    bounds = Degrees(n * a + zero, n + zero, (n + 1) * a - 1)
     if min(bounds.low, bounds.low_added) <= 0:
         raise ValueError(
             f"the published bound needs n exp(-2 / bandwidth^2) > 1, which {n} rows at bandwidth {bandwidth:g} "
@@ -300,40 +296,17 @@ def bound_degrees(n: int, bandwidth: float) -> Degrees:
     return bounds
 
 
-def bound_step(
-    start: Any, bandwidth: float, label_weight: float, n_classes: int, *, as_programmed: bool = False
-) -> float:
-    """Return Theorem 2 of the 2022 paper, ``M sqrt(n + 1) / 2 |Q|_F``, with M of Lemma 1, ``n M_ij + M_ii``.
-
-    The authors' program has c instead of c^2 in one place.
-    """
-    n, s2, c, alpha = len(start), bandwidth**2, n_classes - 1, label_weight
-    at = bound_degrees(n, bandwidth)
-    label = math.exp(-(c if as_programmed else c**2) / (2 * s2))
-    diagonal = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * ((n + 1) * label - 1) ** 2 / (n * at.high))
-    mixed = math.exp(-(c**2 + 4) / (2 * s2))
-    off_diagonal = (
-        (alpha**2 + 1) / at.low**2
-        - 2 * alpha * mixed / at.high**2
-        + (alpha**2 + 1) / at.low_added**2
-        - 2 * alpha * mixed / n**2
-        - 2 * (alpha**2 * math.exp(-(c**2) / s2) + math.exp(-4 / s2)) / (n * at.high)
-        + 4 * alpha / (at.low * at.low_added)
-    )
-    return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * float(np.linalg.norm(start))
-
-
 Entries = tuple[float, float, float, float]  # least and most off-diagonal z_ij, and the same on the diagonal
 
 
-def bound_entries(
+def _bound_entries(
     n: int, bandwidth: float, label_weight: float, n_classes: int, encoding: Encoding, variant: Variant
 ) -> Entries:
     """Bound the summands z_ij of the 2021 paper, squared entries of the difference of two steps.
 
     By the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived").
     """
-    at = bound_degrees(n, bandwidth)
+    at = _bound_degrees(n, bandwidth)
     s2, alpha = bandwidth**2, label_weight
     printed = variant == "printed"
     low_one = n * math.exp(-1 / s2) + math.expm1(-1 / (2 * s2))  # n e^(-1/s^2) + e^(-1/(2 s^2)) - 1
@@ -346,7 +319,7 @@ def bound_entries(
     )
     one_hot_least = alpha**2 * ((low_one / at.high) ** 2 + (added_one / n) ** 2 - 2 * n * at.high / (slip * added_one))
     if encoding == "one-hot":
-        off = _bound_off_diagonal(at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
+        off = _bound_off_diagonal(n, at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
         return (*off, one_hot_least, one_hot_most)
 
     # Integer labels: eqs. 35, 36, 39 and 40. Appendix E prints the diagonal eqs. 35 and 36 for the off-diagonal
@@ -358,15 +331,14 @@ def bound_entries(
     if printed:
         return diagonal_least, diagonal_most, one_hot_least, one_hot_most
     mixed = math.exp(-(c2 + 4) / (2 * s2))
-    off = _bound_off_diagonal(at, alpha, math.exp(-c2 / s2), mixed, math.exp(-(c2 + 4) / s2), s2, at.low)
+    off = _bound_off_diagonal(n, at, alpha, math.exp(-c2 / s2), mixed, math.exp(-(c2 + 4) / s2), s2, at.low)
     return (*off, diagonal_least, diagonal_most)
 
 
 def _bound_off_diagonal(
-    at: Degrees, alpha: float, label: float, mixed_most: float, mixed_least: float, s2: float, slip: float
+    n: int, at: Degrees, alpha: float, label: float, mixed_most: float, mixed_least: float, s2: float, slip: float
 ) -> tuple[float, float]:
     """Return the least and most of eqs. 38 (one-hot) and 39, 40 (integer); denominators are not squared there."""
-    n = at.n
     squares = alpha**2 * label + math.exp(-4 / s2)
     least = (
         squares / at.high
@@ -387,23 +359,17 @@ def _bound_off_diagonal(
     return least, most
 
 
-def check_beta(beta: float | Decimal, n: int, columns: int) -> float:
+def _check_beta(beta: float | Decimal, n: int, columns: int) -> float:
     """Return ln(beta), or raise if the paper's condition on beta does not hold for all data."""
     exact = Decimal(beta)
     if not exact.is_finite() or not 0 < exact < 1:
         raise ValueError("beta must be a number between 0 and 1, both excluded")
-    logarithm = float(exact.ln())
-    needed = -4.0 * columns * n
-    # Allow for the rounding of e^(-4kn): one part in 10^9 of the exponent.
-    if logarithm > needed * (1 - 1e-9):
-        hint = (
-            f"; no float is that small, use decimal.Decimal, such as Decimal('1e{math.floor(needed / math.log(10))}')"
-            if needed < math.log(5e-324)
-            else ""
-        )
+    logarithm, most = float(exact.ln()), -4.0 * columns * n
+    if logarithm > most * (1 - 1e-9):  # allows for the rounding of e^(-4kn)
         raise ValueError(
-            f"beta must be at most exp(-4 k n) = exp({needed:g}) for the condition of Theorem 1 to hold for all "
-            f"data (its (sum |z|^2)^2 / sum |z|^4 is at most n){hint}"
+            f"beta must be at most exp(-4 k n) = exp({most:g}) for the condition of Theorem 1 to hold for all data "
+            "(its (sum |z|^2)^2 / sum |z|^4 is at most n); where no float is that small, use decimal.Decimal, such as "
+            f"Decimal('1e{math.floor(most / math.log(10))}')"
         )
     return logarithm
 

@@ -107,17 +107,12 @@ class AnchorFigures:
 
     anchors: Floats  # unit rows
     start: Floats  # row 0 is the target's
-    bandwidth: float
+    u: float  # 1 / bandwidth^2
     norm: Norm
     degree: Floats  # d_i, the sum of the weights of anchor i to other anchors
     lever: Floats  # ``|A_i - d_i q_0|``: the effect of the target's weight on row i
     label_pull: Floats  # ``alpha |sum_j v_ij (q_i - q_j)|``: the label part, before the division by the degree
     form: Floats  # ``Q_c' K Q_c`` of Theorem A'
-
-    @property
-    def u(self) -> float:
-        """1 / bandwidth^2."""
-        return self.bandwidth**-2
 
     @property
     def least(self) -> float:
@@ -137,40 +132,30 @@ def collect_figures(
     norm: Norm,
 ) -> AnchorFigures:
     """Compute the public quantities in one pass over the weights between the anchors."""
+    u, columns = bandwidth**-2, start.shape[1]
     target, anchor_start = start[0], start[1:]
-    columns = start.shape[1]
     pull = np.zeros_like(anchor_start)
     if labels is not None and label_weight > 0:
         pull = label_weight * label_graph(labels, label_bandwidth, label_encoding).laplacian_matmul(anchor_start)
     if len(anchors) == 1:  # it moves half-way to its only neighbour, the target, for any weight
         zero = np.zeros(1)
-        return AnchorFigures(anchors, start, bandwidth, norm, np.ones(1), zero, zero, np.zeros((columns, columns)))
-    scaled, scale = _scale_start(anchors, anchor_start, bandwidth)
+        return AnchorFigures(anchors, start, u, norm, np.ones(1), zero, zero, np.zeros((columns, columns)))
+    # Q_c' K Q_c = c H' (W + I) H: K + 1 is e^(u x_ci.x_cj) = e^u w_ij h_i h_j with
+    # h_i = e^(u (|x_mean|^2 / 2 - x_i.x_mean)), and the columns of Q_c sum to zero, so the 1 has no effect and the
+    # weights of the graph suffice.
+    mean = anchors.mean(axis=0)
+    exponents = min(u, _SHARP) * (mean @ mean / 2 - anchors @ mean)
+    scaled = np.exp(exponents)[:, None] * (anchor_start - anchor_start.mean(axis=0))
+    scale = float(np.exp(u)) if u <= _SHARP else 0.0
     # Relative to q_0, so that A_i - d_i q_0 is one sum.
     sides = np.column_stack([np.ones(len(anchors)), anchor_start - target, scaled])
     product = gaussian_graph(anchors, bandwidth, method="exact").matmul(sides)
-    degree = product[:, 0]
     lever = product[:, 1 : 1 + columns] + pull
     form = scale * (scaled.T @ (product[:, 1 + columns :] + scaled))
     # K has entries near 0, but the sum has entries near 1: add their rounding.
     form += np.eye(columns) * scale * _ROUNDING * float(np.sum(np.linalg.norm(scaled, axis=1))) ** 2
-    return AnchorFigures(
-        anchors, start, bandwidth, norm, degree, compute_row_norms(lever, norm), compute_row_norms(pull, norm), form
-    )
-
-
-def _scale_start(anchors: Floats, start: Floats, bandwidth: float) -> tuple[Floats, float]:
-    """Return H and c such that ``Q_c' K Q_c = c H' (W + I) H``.
-
-    K + 1 is ``e^(u x_ci.x_cj) = e^u w_ij h_i h_j`` with ``h_i = e^(u (|x_mean|^2 / 2 - x_i.x_mean))``, and the
-    columns of Q_c sum to zero, so the 1 has no effect and the weights of the graph suffice.
-    """
-    u = bandwidth**-2
-    if u > _SHARP:
-        return np.zeros_like(start), 0.0
-    mean = anchors.mean(axis=0)
-    exponents = u * (mean @ mean / 2 - anchors @ mean)
-    return np.exp(exponents)[:, None] * (start - start.mean(axis=0)), float(np.exp(u))
+    sizes = compute_row_norms(lever, norm), compute_row_norms(pull, norm)
+    return AnchorFigures(anchors, start, u, norm, product[:, 0], *sizes, form)
 
 
 def bound_target_a(public: AnchorFigures) -> float:
@@ -238,26 +223,30 @@ class Box:
     private_labels: bool  # whether the label may be replaced with the record
 
     @property
+    def moved_label_least(self) -> float:
+        """The least v of an edge that a replaced record moves away from v = 1: b, or 1 if v is fixed."""
+        return self.label_least if self.private_labels else 1.0
+
+    @property
     def swing(self) -> float:
         """Kappa, the largest ``|alpha v - w|``."""
         return max(abs(self.label_weight - self.least), abs(self.label_weight * self.label_least - 1))
 
     @property
     def pull_range(self) -> float:
-        """The range of (n-1) v_j / D for one j: ``1/a - b``, or ``1/a - 1`` if v is fixed."""
-        return 1 / self.least - (self.label_least if self.private_labels else 1.0)
+        """The range of (n-1) v_j / D for one j."""
+        return 1 / self.least - self.moved_label_least
 
     def edge_range(self, degree: float) -> float:
         """Return the range of ``(alpha v - w) / (degree + w)``, at the corners of the box."""
         high = (self.label_weight - self.least) / (degree + self.least)
-        label_low = self.label_least if self.private_labels else 1.0
-        return high - (self.label_weight * label_low - 1) / (degree + 1)
+        return high - (self.label_weight * self.moved_label_least - 1) / (degree + 1)
 
     def largest_edge_range(self, n: int) -> float:
         """Return the largest :meth:`edge_range` over the degrees from (n-2) a to n-2."""
         degrees = [(n - 2) * self.least, float(n - 2)]
         rise = self.label_weight - self.least
-        fall = 1 - self.label_weight * (self.label_least if self.private_labels else 1.0)
+        fall = 1 - self.label_weight * self.moved_label_least
         if rise < 0 < fall:  # only then does the range rise before it falls
             ratio = float(np.sqrt(-rise / fall))
             if ratio < 1:
@@ -340,10 +329,7 @@ def _bound_reaches_by_moments(start: Floats, box: Box, bandwidth: float) -> tupl
     variance = float(np.linalg.eigvalsh(start.T @ start / n)[-1])  # the mean row of `start` is zero
     moments = np.sqrt(n / (n - 1) * (variance + np.sum(start**2, axis=1)))
     mean = np.minimum(moments, compute_mean_distances(start, "l2"))
-    features = np.minimum(
-        np.tanh(bandwidth**-2) * compute_diameter(start, "l2"),
-        (1 / box.least - box.least) * mean,
-    )
+    features = np.minimum(np.tanh(bandwidth**-2) * compute_diameter(start, "l2"), (1 / box.least - box.least) * mean)
     return (features + box.label_weight * box.pull_range * mean) / 2, (n - 1) * mean
 
 
@@ -351,7 +337,9 @@ def _measure_along(projected: Floats, box: Box) -> tuple[Floats, Floats]:
     """Return, for each record, the width of its row's range along one direction, and its spread."""
     order = np.argsort(projected, kind="stable")
     up = projected[order]
-    above, below = _sum_sides(up)
+    n, rank, before = len(up), np.arange(len(up)), np.concatenate([[0.0], np.cumsum(up)])
+    above = rank * up - before[:-1]  # the sums of the positive and of the negative differences to other records
+    below = (n - rank) * up - (before[-1] - before[:-1])
     most = box.label_weight * (above + box.label_least * below)
     least = box.label_weight * (box.label_least * above + below)
 
@@ -365,14 +353,6 @@ def _measure_along(projected: Floats, box: Box) -> tuple[Floats, Floats]:
         width[order] = np.maximum(compute_width(most, most), compute_width(least, least)) / 2
     spread[order] = above - below
     return width, spread
-
-
-def _sum_sides(y: Floats) -> tuple[Floats, Floats]:
-    """Return the sums of the positive and of the negative ``y_r - y_j``, for sorted y."""
-    n = len(y)
-    rank = np.arange(n)
-    before = np.concatenate([[0.0], np.cumsum(y)])
-    return rank * y - before[:-1], (n - rank) * y - (before[-1] - before[:-1])
 
 
 def _maximise_ratio(y: Floats, pull: Floats, box: Box) -> Floats:
