@@ -158,7 +158,7 @@ def _list_figure_4() -> dict[str, list[Make]]:
 def score_references(digits: Digits, public: NDArray[np.int64], testing: NDArray[np.int64]) -> dict[str, float]:
     """Return the accuracy without votes, and without privacy."""
     components = min(max(len(public) // 40, 8), 64)  # as many as a student takes by default
-    space = HalfWhitening(components).fit(digits.features(digits.test[public]).astype(np.float64))
+    space = HalfWhitening.learn(digits.features(digits.test[public]).astype(np.float64), components)
     rows = {
         part: normalize(space.transform(digits.features(images).astype(np.float64)))
         for part, images in (

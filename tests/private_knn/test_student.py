@@ -20,6 +20,7 @@ from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, Student
+from nearveil.private_knn.scaling import multiply_exactly
 from nearveil.private_knn.student import build_graph, choose_typical, regress_votes, spread_labels
 from nearveil.private_knn.student_model import HalfWhitening, map_rows, normalize_rows
 
@@ -131,7 +132,7 @@ def test_images_get_hog() -> None:
     images = np.kron((X / 16).reshape(-1, 8, 8), np.ones((2, 2)))
     student = Student(voter(max_answered=40), random_state=0).fit(images[:600], Y[:600], images[600:1000])
     assert student.score(images[1000:1300], Y[1000:1300]) > 0.7
-    assert student._space.reach_ <= 1  # HOG's range, not that of pixels
+    assert student._space.reach <= 1  # HOG's range, not that of pixels
 
 
 def test_it_is_an_estimator() -> None:
@@ -230,7 +231,7 @@ def test_all_declined_is_an_error_that_says_what_to_do() -> None:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 400), st.sampled_from([1e-3, 1.0, 1e4]))
 def test_a_row_is_mapped_alike_in_every_batch(seed: int, width: int, scale: float) -> None:
     rng = np.random.default_rng(seed)
-    space = HalfWhitening(16).fit(scale * rng.normal(size=(60, width)))
+    space = HalfWhitening.learn(scale * rng.normal(size=(60, width)), 16)
     rows = 2 * scale * rng.normal(size=(37, width))
     whole = space.transform(rows)
     for part in (slice(0, 1), slice(3, 20), slice(30, 37)):
@@ -242,21 +243,22 @@ def test_a_row_is_mapped_alike_in_every_batch(seed: int, width: int, scale: floa
 def test_sums_of_whole_rows_are_exact_where_they_are_largest(width: int) -> None:
     """All values of a row at the border, each with the sign of its component: no order of summation may round."""
     rng = np.random.default_rng(width)
-    space = HalfWhitening(4).fit(rng.normal(size=(60, 1)) + 0.05 * rng.normal(size=(60, width)))
-    signs = np.sign(space._components.T)
-    rows = space._whole(space.reach_ * np.concatenate([signs * (1 - 1e-3 * rng.random(signs.shape)) for _ in range(9)]))
-    found = rows @ space._components
-    parts = [[int(value) for value in column] for column in space._components.T]
-    exact = [[sum(int(a) * b for a, b in zip(row, part, strict=True)) for part in parts] for row in rows]
+    space = HalfWhitening.learn(rng.normal(size=(60, 1)) + 0.05 * rng.normal(size=(60, width)), 4)
+    signs = np.sign(space.components.T)
+    rows = space.reach * np.concatenate([signs * (1 - 1e-3 * rng.random(signs.shape)) for _ in range(9)])
+    found = multiply_exactly(rows, space.components, space.reach, space.bits)
+    parts = [[int(value) for value in column] for column in space.components.T]
+    whole = np.rint(rows / space.reach * 2.0**space.bits)
+    exact = [[sum(int(a) * b for a, b in zip(row, part, strict=True)) for part in parts] for row in whole]
     assert [[int(value) for value in row] for row in found] == exact
-    assert width * 4**space._bits < 2**53
+    assert width * 4**space.bits < 2**53
 
 
 def test_values_beyond_those_of_the_public_rows_are_cut_off() -> None:
     rng = np.random.default_rng(1)
-    space = HalfWhitening(4).fit(rng.normal(size=(60, 5)))
+    space = HalfWhitening.learn(rng.normal(size=(60, 5)), 4)
     rows = 1e9 * rng.normal(size=(20, 5))
-    assert np.array_equal(space.transform(rows), space.transform(space.reach_ * np.sign(rows)))
+    assert np.array_equal(space.transform(rows), space.transform(space.reach * np.sign(rows)))
 
 
 class Batchwise(NearestCentroid):  # type: ignore[misc]
@@ -280,7 +282,7 @@ def test_private_rows_are_mapped_one_by_one() -> None:
 def test_half_whitening_is_principal_components() -> None:
     rng = np.random.default_rng(0)
     rows = rng.normal(size=(500, 3)) * [9.0, 4.0, 1.0]
-    mapped = HalfWhitening(3).fit_transform(rows)
+    mapped = HalfWhitening.learn(rows, 3).transform(rows)
     assert mapped.mean(axis=0) == pytest.approx(0, abs=1e-5)
     # Variance v becomes v^(1/2).
     assert mapped.var(axis=0, ddof=1) == pytest.approx(np.sqrt(np.sort(np.linalg.eigvalsh(np.cov(rows.T)))[::-1]), 1e-4)
@@ -288,7 +290,7 @@ def test_half_whitening_is_principal_components() -> None:
 
 def test_public_rows_that_are_all_alike_teach_nothing() -> None:
     with pytest.raises(ValueError, match="public must hold rows that differ"):
-        HalfWhitening(3).fit(np.ones((5, 4)))
+        HalfWhitening.learn(np.ones((5, 4)), 3)
 
 
 def test_regression_averages_noise_away() -> None:

@@ -1,7 +1,6 @@
 """Neural networks for students (the extra `torch`), from tables 1 and 2 of the supplement of Private-kNN."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -22,76 +21,62 @@ _LABEL_SMOOTHING = 0.1
 _ROTATION, _SCALE, _SHEAR, _SHIFT = 0.26, 0.1, 0.2, 0.14  # at augmentation 1: 15 degrees; shares of the image
 
 
-@dataclass(frozen=True)
-class _Torch:
-    """The torch library."""
+def _load_torch() -> Any:
+    try:
+        import torch
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError("NetworkStudent needs torch: pip install nearveil[torch]") from missing
+    return torch
 
-    torch: Any
 
-    @classmethod
-    def load(cls) -> "_Torch":
-        try:
-            import torch
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError("NetworkStudent needs torch: pip install nearveil[torch]") from missing
-        return cls(torch)
+def _choose_device(torch: Any, name: str) -> Any:
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(automatic if name == "auto" else name)
 
-    def device(self, name: str) -> Any:
-        if name == "auto":
-            return self.torch.device("cuda" if self.torch.cuda.is_available() else "cpu")
-        return self.torch.device(name)
 
-    @contextmanager
-    def threads(self, count: int | None) -> Iterator[None]:
-        """Limit the number of threads. One image takes less time than the start of a second thread."""
-        before = self.torch.get_num_threads()
-        self.torch.set_num_threads(before if count is None else count)
-        try:
-            yield
-        finally:
-            self.torch.set_num_threads(before)
-
-    def mnist(self, shape: tuple[int, int, int], n_classes: int) -> Any:
-        nn = self.torch.nn
-        body = nn.Sequential(
-            *(nn.Conv2d(shape[0], 64, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Conv2d(64, 128, 5), nn.ReLU(), nn.MaxPool2d(2)),
-            *(nn.Flatten(), nn.LazyLinear(384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU()),
-        )
-        return self._with_head(body, shape, n_classes)
-
-    def svhn(self, shape: tuple[int, int, int], n_classes: int) -> Any:
-        """Build seven convolutions, the third and the sixth of stride 2; normalised by batch, or they do not train."""
-        nn = self.torch.nn
-        plan = [(96, 3, 1), (96, 3, 1), (96, 3, 2), (192, 3, 1), (192, 3, 1), (192, 3, 2), (192, 5, 1)]
+def build_network(architecture: Architecture, shape: tuple[int, int, int], n_classes: int) -> Any:
+    """Return an untrained network: table 1 or table 2 of the supplement, with 192 inputs of the last layer."""
+    torch = _load_torch()
+    nn = torch.nn
+    if architecture == "mnist":
+        layers = [nn.Conv2d(shape[0], 64, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [nn.Conv2d(64, 128, 5), nn.ReLU(), nn.MaxPool2d(2)]
+        dense = [nn.LazyLinear(384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU()]
+    else:  # the third and the sixth convolution of stride 2; normalised by batch, or they do not train
         layers, width = [], shape[0]
-        for filters, side, stride in plan:
+        for filters, side, stride in [
+            (96, 3, 1),
+            (96, 3, 1),
+            (96, 3, 2),
+            (192, 3, 1),
+            (192, 3, 1),
+            (192, 3, 2),
+            (192, 5, 1),
+        ]:
             convolution = nn.Conv2d(width, filters, side, stride=stride, padding=side // 2, bias=False)
             layers += [convolution, nn.BatchNorm2d(filters), nn.ReLU()]
             width = filters
-        pooled = [nn.AdaptiveAvgPool2d(4), nn.Flatten()]
+        layers.append(nn.AdaptiveAvgPool2d(4))
         dense = [nn.LazyLinear(192), nn.ReLU(), nn.Linear(192, 192), nn.ReLU()]
-        return self._with_head(nn.Sequential(*layers, *pooled, *dense), shape, n_classes)
+    network = nn.Sequential(nn.Sequential(*layers, nn.Flatten(), *dense), nn.Linear(192, n_classes))
+    with torch.no_grad():
+        network.eval()(torch.zeros(1, *shape))  # sets the width of the first dense layer
+    return network
 
-    def _with_head(self, body: Any, shape: tuple[int, int, int], n_classes: int) -> Any:
-        network = self.torch.nn.Sequential(body, self.torch.nn.Linear(192, n_classes))
-        with self.torch.no_grad():
-            network.eval()(self.torch.zeros(1, *shape))  # sets the width of the first dense layer
-        return network
 
-    def augment(self, images: Any, strength: float) -> Any:
-        """Rotate, scale, shear and shift images at random. Digits are never mirrored."""
-        functional = self.torch.nn.functional
+def augment(torch: Any, images: Any, strength: float) -> Any:
+    """Rotate, scale, shear and shift images at random. Digits are never mirrored."""
 
-        def draw(most: float) -> Any:
-            return (2 * self.torch.rand(len(images), device=images.device) - 1) * most * strength
+    def draw(most: float) -> Any:
+        return (2 * torch.rand(len(images), device=images.device) - 1) * most * strength
 
-        turn, scale = draw(_ROTATION), 1 + draw(_SCALE)
-        cosine, sine = scale * turn.cos(), scale * turn.sin()
-        first = self.torch.stack([cosine, draw(_SHEAR) - sine, draw(_SHIFT)], dim=1)
-        second = self.torch.stack([sine, cosine, draw(_SHIFT)], dim=1)
-        grid = functional.affine_grid(self.torch.stack([first, second], dim=1), images.shape, align_corners=False)
-        return functional.grid_sample(images, grid, align_corners=False)
+    turn, scale = draw(_ROTATION), 1 + draw(_SCALE)
+    cosine, sine = scale * turn.cos(), scale * turn.sin()
+    first = torch.stack([cosine, draw(_SHEAR) - sine, draw(_SHIFT)], dim=1)
+    second = torch.stack([sine, cosine, draw(_SHIFT)], dim=1)
+    matrices = torch.stack([first, second], dim=1)
+    grid = torch.nn.functional.affine_grid(matrices, images.shape, align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
 @dataclass(eq=False, repr=False)
@@ -229,23 +214,27 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
         images = _move_channels_first(X)
         if images.shape[1:] != self._shape:
             raise ValueError("X must hold images of the shape that the network was trained on")
-        library = _Torch.load()
-        device = library.device(self.device)
+        torch = _load_torch()
+        device, threads = _choose_device(torch, self.device), torch.get_num_threads()
         network = self._network.to(device)
-        with library.torch.no_grad(), library.threads(1 if len(images) == 1 else None):
-            parts = [
-                step(network, library.torch.from_numpy(images[i : i + _AT_ONCE]).to(device)).cpu().numpy()
-                for i in range(0, len(images), _AT_ONCE)
-            ]
+        starts = range(0, len(images), _AT_ONCE)
+        try:
+            if len(images) == 1:  # takes less time than the start of a second thread
+                torch.set_num_threads(1)
+            with torch.no_grad():
+                batches = (torch.from_numpy(images[i : i + _AT_ONCE]).to(device) for i in starts)
+                parts = [step(network, batch).cpu().numpy() for batch in batches]
+        finally:
+            torch.set_num_threads(threads)
         return np.concatenate(parts).astype(np.float64)
 
     def _train(self, images: NDArray[np.float32], estimates: NDArray[np.float32], n_labels: int, seed: int) -> None:
-        library = _Torch.load()
-        torch, device = library.torch, library.device(self.device)
+        torch = _load_torch()
+        device = _choose_device(torch, self.device)
         exact = torch.backends.cudnn.flags(deterministic=True, benchmark=False, allow_tf32=False)
         with torch.random.fork_rng([device] if device.type == "cuda" else []), exact:
             torch.manual_seed(seed)
-            network = getattr(library, self.architecture)(self._shape, len(self.classes_)).to(device).train()
+            network = build_network(self.architecture, self._shape, len(self.classes_)).to(device).train()
             inputs, running = torch.from_numpy(images).to(device), torch.from_numpy(estimates).to(device)
             steps = -(-len(images) // self.batch_size)
             optimiser = torch.optim.AdamW(network.parameters(), self.learning_rate, weight_decay=0.01)
@@ -254,7 +243,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
             )
             for epoch in range(self.epochs):
                 for rows in torch.randperm(len(images), device=device).tensor_split(steps):
-                    out = network(library.augment(inputs[rows], self.augmentation))
+                    out = network(augment(torch, inputs[rows], self.augmentation))
                     running[rows] = _MOMENTUM * running[rows] + (1 - _MOMENTUM) * out.detach().softmax(dim=1)
                     counts = (rows < n_labels) | (running[rows].amax(dim=1) >= _MIN_CONFIDENCE)
                     decided = epoch >= min(2, self.epochs // 2)
@@ -283,18 +272,18 @@ def restore_network(
     """Return a network with the numbers of :func:`flatten_network`, or raise a ValueError if they do not fit."""
     if architecture not in get_args(Architecture):
         raise ValueError("architecture is not known")
-    library = _Torch.load()
+    torch = _load_torch()
     try:
-        with library.torch.device("meta"):  # without memory: the shape is not trusted
-            planned = getattr(library, architecture)(shape, len(classes))
+        with torch.device("meta"):  # without memory: the shape is not trusted
+            planned = build_network(architecture, shape, len(classes))
         n_numbers = sum(part.numel() for part in _list_numbers(planned))
     except RuntimeError:
         raise ValueError("shape is too small for the network") from None
     if values.shape != (n_numbers,):
         raise ValueError("network must have as many numbers as its architecture")
-    network, start = getattr(library, architecture)(shape, len(classes)), 0
+    network, start = build_network(architecture, shape, len(classes)), 0
     for part in _list_numbers(network):
-        part.copy_(library.torch.from_numpy(values[start : start + part.numel()].copy()).reshape(part.shape))
+        part.copy_(torch.from_numpy(values[start : start + part.numel()].copy()).reshape(part.shape))
         start += part.numel()
     student = NetworkStudent(architecture)
     student.classes_, student._shape, student.n_features_in_ = classes, shape, shape[2]

@@ -32,23 +32,20 @@ from nearveil.private_knn.published import (
     PublicModel,
     check_dtype,
     check_words,
-    decode_about,
     encode_about,
     list_classes,
-    list_guarantee,
     read_classes,
     read_guarantee,
+    read_message,
     translate_errors,
 )
-from nearveil.private_knn.scaling import ColumnBounds
+from nearveil.private_knn.scaling import EXACT, ColumnBounds, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
 
 Rows = NDArray[np.float64]
 
-_EXACT = 53  # bits of a whole number that float64 holds
 _LARGEST_SCALE = 1e200  # of a projection: times 2^54, the largest difference from an offset, it is finite
 _COMPONENT_BITS = 15  # of a component, so that it fits into 16 bits with its sign
-_BATCH = 4096  # rows
 _FLAT = 1e-9  # directions with less than this share of the largest variance are left out
 MOST_COMPONENTS = 128
 _NEIGHBORS = 5
@@ -75,7 +72,7 @@ class ClassProjection:
 
     def __post_init__(self) -> None:
         # A row's image is finite within these bounds. An error for some rows alone would depend on a private row.
-        bounds = (("offset", self.offset, 2.0**_EXACT), ("scale", self.scale, _LARGEST_SCALE))
+        bounds = (("offset", self.offset, 2.0**EXACT), ("scale", self.scale, _LARGEST_SCALE))
         for name, values, bound in (*bounds, ("reach", np.array(self.reach), _LARGEST_SCALE)):
             if not (np.abs(values) <= bound).all():
                 raise ModelError(f"projection must have a {name} of finite numbers, none beyond {bound:g}")
@@ -130,16 +127,11 @@ class ClassProjection:
     @property
     def _bits(self) -> int:
         """The number of bits of a rounded row: with more, sums of products would not be exact."""
-        return _EXACT - 1 - _COMPONENT_BITS - math.ceil(math.log2(self.n_features + 1))
+        return EXACT - 1 - _COMPONENT_BITS - math.ceil(math.log2(self.n_features + 1))
 
     def _project(self, rows: Rows) -> Rows:
         assert self.components is not None
-        wide = self.components.astype(np.float64)
-        images = np.empty((len(rows), wide.shape[1]))
-        for start in range(0, len(rows), _BATCH):
-            batch = slice(start, start + _BATCH)
-            images[batch] = np.rint(np.clip(rows[batch] / self.reach, -1, 1) * 2.0**self._bits) @ wide
-        return images
+        return multiply_exactly(rows, self.components, self.reach, self._bits)
 
 
 def _find_directions(public: Rows, n_components: int) -> Rows:
@@ -487,10 +479,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
         MessageError
             If they are not a model.
         """
-        read = Message.from_bytes(data, _LARGEST)
-        if read.mechanism != _NAME:
-            raise ModelError("data is not a discriminant")
-        about = decode_about(read["about"], {"classes", "kind", "n_features", "guarantee"})
+        read, about = read_message(data, _NAME, _LARGEST, {"n_features"})
         with translate_errors("discriminant"):
             model = cls(
                 classes=read_classes(about["classes"], about["kind"]),
@@ -521,15 +510,8 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
     def _arrays(self) -> dict[str, NDArray[Any]]:
         projection, (event,) = self.projection, self.guarantee.events
         noise = {"noise_multiplier": event.event.noise_multiplier, "publications": event.count}
-        labels, kind = list_classes(self.classes)
-        about = {
-            "classes": labels,
-            "kind": kind,
-            "n_features": projection.n_features,
-            "guarantee": {**list_guarantee(self.guarantee), **noise},
-        }
         arrays: dict[str, NDArray[Any]] = {
-            "about": encode_about(about),
+            "about": encode_about(self.classes, self.guarantee, noise, n_features=projection.n_features),
             "offset": projection.offset.astype("<f8"),
             "scale": projection.scale.astype("<f8"),
             "reach": np.array([projection.reach], dtype="<f8"),

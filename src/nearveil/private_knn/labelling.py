@@ -46,32 +46,15 @@ class LabelInputError(NearveilError, ValueError):
 
 @dataclass(frozen=True)
 class LabelReport:
-    """The result of labelling, all of it public.
+    """The result of labelling, all of it public."""
 
-    Attributes
-    ----------
-    names : sequence of str
-        Names of the public rows.
-    labels : sequence of str
-        Labels of the first rows, or of all; empty if a row was declined.
-    guarantee : Guarantee
-    notes : tuple of str
-        Remarks for the user.
-    text : str
-        The labels as CSV.
-    lost : str
-        Why the file could not be written; empty if it was.
-    stopped : str
-        Why there are fewer labels than rows; empty if there are not.
-    """
-
-    names: Sequence[str]
-    labels: Sequence[str]
+    names: Sequence[str]  # of the public rows
+    labels: Sequence[str]  # of the first rows, or of all; empty if a row was declined
     guarantee: Guarantee
-    notes: tuple[str, ...]
-    text: str
-    lost: str
-    stopped: str
+    notes: tuple[str, ...]  # for the user
+    text: str  # the labels as CSV
+    lost: str  # why the file could not be written; empty if it was
+    stopped: str  # why there are fewer labels than rows; empty if there are not
 
 
 def label_file(
@@ -95,43 +78,9 @@ def label_file(
 ) -> LabelReport:
     """Label a public file from a private one: the nearest private records vote, with noise.
 
-    Everything is read and checked first, then paid, then answered. Rows without a clear majority get no label.
-
-    Parameters
-    ----------
-    private : path
-        A .npz or .csv file with labels, or a folder with one folder of images for each class.
-    public : path
-        A .npz or .csv file, or a folder of images.
-    out : path
-        The CSV file to write; with `force`, an existing one is replaced.
-    epsilon, delta : float
-        Cost of all labels together.
-    max_answered : int, optional
-        Label at most this many rows; all public rows by default.
-    n_neighbors : int, optional
-        Number of private records that vote.
-    classes : sequence of str, optional
-        Public list of the classes. The default, the classes of the private records, is not protected.
-    features : {"auto", "hog", "none"}
-        Turn images into histograms of gradients, or use their pixels.
-    side : int
-        Resize images of folders to ``side`` x ``side`` pixels.
-    force : bool
-    unit : str
-        The meaning of one private row.
-    account : Account, optional
-        The account that pays.
-    allow_noise : bool
-        Ask even if every class has too few records for more than noise.
-    progress : callable, optional
-        ``progress(text, total)`` returns a function that is called with the number of rows done.
-    warn : callable
-        Called with warnings that only the owner of the private records should read.
-
-    Returns
-    -------
-    LabelReport
+    Everything is read and checked first, then paid, then answered. Rows without a clear majority get no label. The
+    parameters are those of ``nearveil label``. ``progress(text, total)`` returns a function that is called with the
+    number of rows done; `warn` is called with warnings that only the owner of the private records should read.
 
     Examples
     --------
@@ -224,14 +173,6 @@ def _prepare(
     codes = {name: code for code, name in enumerate(names)}
     if not codes.keys() >= set(records.labels):
         raise LabelInputError("PRIVATE: some labels are not in `classes`; add them, or leave these records out")
-    notes = []
-    if classes is None:
-        notes.append("The list of classes is PRIVATE's own and is not protected; `classes` gives one that is public.")
-    if queries.skipped:
-        reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(queries.skipped.items()))
-        notes.append(f"Files of PUBLIC that were left out: {reasons}.")
-    if queries.ignored:
-        notes.append(f"Columns of PUBLIC that hold no numbers and were left out: {', '.join(queries.ignored)}.")
     return _LabelTask(
         queries=rows,
         heading="file" if queries.names else "row",
@@ -239,7 +180,7 @@ def _prepare(
         records=private_rows,
         codes=np.array([codes[label] for label in records.labels], dtype=np.int64),
         classes=names,
-        notes=tuple(notes),
+        notes=tuple(_list_notes(queries, inferred=classes is None)),
     )
 
 
@@ -256,6 +197,16 @@ def _make_vectors(records: "_Records", features: ImageFeatures, role: Role, tick
     if not np.isfinite(rows).all():
         raise LabelInputError(f"{role}: features must be finite; fill or drop missing values (NaN) first")
     return rows
+
+
+def _list_notes(queries: "_Records", *, inferred: bool) -> Iterator[str]:
+    if inferred:
+        yield "The list of classes is PRIVATE's own and is not protected; `classes` gives one that is public."
+    if queries.skipped:
+        reasons = "; ".join(f"{count} {reason}" for reason, count in sorted(queries.skipped.items()))
+        yield f"Files of PUBLIC that were left out: {reasons}."
+    if queries.ignored:
+        yield f"Columns of PUBLIC that hold no numbers and were left out: {', '.join(queries.ignored)}."
 
 
 def _check_agreement(plan: VotePlan, codes: NDArray[np.int64]) -> None:
@@ -279,13 +230,12 @@ def _collect_labels(voter: PrivateKNeighborsClassifier, task: _LabelTask, tick: 
             answers = voter.answer(batch, progress=tick)
         except ExhaustedError:  # the remaining rows are declined
             return labels + [""] * (len(task.queries) - len(labels)), ""
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Exception) as error:
+            stopped = isinstance(error, KeyboardInterrupt)
             if labels:
-                return labels, "stopped"
-            raise ValueError("stopped before the first answers; their cost may be spent") from None
-        except Exception as error:
-            if labels:
-                return labels, f"failed ({type(error).__name__})"
+                return labels, "stopped" if stopped else f"failed ({type(error).__name__})"
+            if stopped:
+                raise ValueError("stopped before the first answers; their cost may be spent") from None
             raise
         pairs = zip(answers.labels, answers.answered, strict=True)
         labels += [task.classes[code] if answered else "" for code, answered in pairs]
@@ -454,12 +404,10 @@ def _list_files(path: Path) -> Iterator[Path]:
 
 def _load_gray(file: Path, side: int) -> NDArray[np.uint8]:
     """Load an image in grey, of `side` x `side` pixels."""
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise LabelInputError("folders of images need Pillow: pip install nearveil[images]") from None
-    image = Image.fromarray(load_image(file))
-    return np.asarray(image.convert("L").resize((side, side)), dtype=np.uint8)
+    image = load_image(file)
+    from PIL import Image  # installed, as load_image needs it
+
+    return np.asarray(Image.fromarray(image).convert("L").resize((side, side)), dtype=np.uint8)
 
 
 def _encode(text: str) -> bytes:
@@ -481,10 +429,9 @@ class ReservedFile:
     """A file with disk space for a text as long as `largest`, reserved before anything is spent."""
 
     def __init__(self, path: Path, largest: str, *, force: bool) -> None:
-        check_writable(path, force=force)
         self._path, self._force = path, force
         self._part = path.absolute().with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        self._file = os.fdopen(os.open(self._part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666), "r+b", buffering=0)
+        self._file = self._part.open("x+b")
         try:
             self._fill(bytes(len(_encode(largest))))
         except BaseException:
@@ -501,14 +448,14 @@ class ReservedFile:
 
     def close(self) -> None:
         """Delete the file unless it was written."""
-        self._file.close()
+        with suppress(OSError):  # a full disk refuses the rest of the buffer once more
+            self._file.close()
         with suppress(OSError):
             self._part.unlink(missing_ok=True)
 
     def _fill(self, content: bytes) -> None:
         self._file.seek(0)  # in place: the reserved blocks are reused
-        rest = memoryview(content)
-        while rest:
-            rest = rest[self._file.write(rest) :]
-        self._file.truncate(len(content))
+        self._file.write(content)
+        self._file.truncate()
+        self._file.flush()
         os.fsync(self._file.fileno())

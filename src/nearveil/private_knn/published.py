@@ -12,12 +12,13 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
-from nearveil.mechanisms.base import MessageError
+from nearveil.mechanisms.base import Message, MessageError, Shapes
 from nearveil.privacy import Basis, Guarantee
 
 MOST_CLASSES = 4096
 MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
 _LONGEST_WORDS = 1000  # characters of one text
+_GUARANTEE_FIELDS = ("epsilon", "delta", "unit", "reason", "source", "extra_delta")
 _KINDS = {"U": str, "i": int, "f": float, "b": bool}
 
 
@@ -30,7 +31,7 @@ class PublicModel(ABC):
 
     @abstractmethod
     def to_bytes(self) -> bytes:
-        """Return the model as bytes."""
+        """Return the model as bytes: numbers and JSON, no code."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`to_bytes` to a file.
@@ -40,6 +41,30 @@ class PublicModel(ABC):
         path : str or path-like
         """
         Path(path).write_bytes(self.to_bytes())
+
+
+def read_message(data: bytes, name: str, largest: Shapes, fields: set[str]) -> tuple[Message, dict[str, Any]]:
+    """Return the arrays of a published model and its description, which must have these fields."""
+    message = Message.from_bytes(data, largest)
+    if message.mechanism != name:
+        raise ModelError(f"data is not a {name}")
+    try:
+        about = json.loads(check_dtype(message["about"], "|u1").tobytes())
+    except (ValueError, RecursionError):
+        about = None
+    if not isinstance(about, dict) or set(about) != fields | {"classes", "kind", "guarantee"}:
+        raise ModelError("data is not a model: its description cannot be read")
+    return message, about
+
+
+def encode_about(
+    classes: NDArray[Any], guarantee: Guarantee, events: dict[str, Any], **fields: Any
+) -> NDArray[np.uint8]:
+    """Encode the description of a published model as JSON; `events` describes those of the guarantee."""
+    labels, kind = list_classes(classes)
+    promise = {name: getattr(guarantee, name) for name in _GUARANTEE_FIELDS} | events
+    about = {"classes": labels, "kind": kind, "guarantee": promise, **fields}
+    return np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
 
 
 @contextmanager
@@ -61,22 +86,6 @@ def list_classes(classes: NDArray[Any]) -> tuple[list[Any], str]:
     if kind not in _KINDS:
         raise ValueError("classes must be text or numbers")
     return list(map(_KINDS[kind], classes.tolist())), kind
-
-
-def encode_about(about: dict[str, Any]) -> NDArray[np.uint8]:
-    """Encode the description of a published model as JSON."""
-    return np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
-
-
-def decode_about(values: NDArray[Any], keys: set[str]) -> dict[str, Any]:
-    """Decode a description that must have these keys, or raise a ModelError."""
-    try:
-        about = json.loads(check_dtype(values, "|u1").tobytes())
-    except (ValueError, RecursionError):
-        about = None
-    if not isinstance(about, dict) or set(about) != keys:
-        raise ModelError("data is not a model: its description cannot be read")
-    return about
 
 
 def check_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -104,14 +113,6 @@ def read_classes(labels: Any, kind: Any) -> NDArray[Any]:
 def _is_showable(text: Any) -> bool:
     """Return whether it is text that can be shown: no control characters, none that turn the direction of others."""
     return isinstance(text, str) and len(text) <= _LONGEST_WORDS and text.isprintable()
-
-
-_GUARANTEE_FIELDS = ("epsilon", "delta", "unit", "reason", "source", "extra_delta")
-
-
-def list_guarantee(guarantee: Guarantee) -> dict[str, Any]:
-    """Return the fields of a guarantee as values of JSON, without its basis and events."""
-    return {name: getattr(guarantee, name) for name in _GUARANTEE_FIELDS}
 
 
 def read_guarantee(fields: dict[str, Any], basis: Basis, events: tuple[DpEvent, ...]) -> Guarantee:

@@ -225,7 +225,7 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         shares, rng = self._check_parameters(), check_random_state(self.random_state)
         self._takes_images = bool(get_tags(self._make_student(0)).input_tags.three_d_array)
         components = min(max(len(public_rows) // 40, 8), 64) if self.n_components is None else self.n_components
-        self._space = HalfWhitening(components).fit(extract_rows(public_rows, self.features))
+        self._space = HalfWhitening.learn(extract_rows(public_rows, self.features), components)
         first, space = (map_rows(rows, self.features, self._space) for rows in (private, public_rows))
         inputs = public_rows if self._takes_images else normalize_rows(space)
         voter = _copy_voter(self.voter).fit(first, y)

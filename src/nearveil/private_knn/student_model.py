@@ -10,7 +10,6 @@ from typing import Any, Literal, Self
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, TransformerMixin
 from sklearn.decomposition import PCA
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model._base import LinearClassifierMixin
@@ -30,14 +29,13 @@ from nearveil.private_knn.published import (
     PublicModel,
     check_dtype,
     check_words,
-    decode_about,
     encode_about,
-    list_classes,
-    list_guarantee,
     read_classes,
     read_guarantee,
+    read_message,
     translate_errors,
 )
+from nearveil.private_knn.scaling import EXACT, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
 
 Rows = NDArray[np.float64]
@@ -45,7 +43,6 @@ Features = Callable[[NDArray[Any]], NDArray[Any]]
 Kind = Literal["constant", "linear", "kernel", "network"]
 
 AT_ONCE = 4096  # rows that are mapped, or of a kernel matrix
-_EXACT = 53  # bits of an exact integer in float64
 _NAME = "student"
 _LINK = "docs/theory/private-knn.md"
 _MOST_ROWS = 1 << 20  # support vectors
@@ -71,7 +68,7 @@ _LARGEST = {
     "supports": (MOST_CLASSES,),
     "network": (_MOST_NUMBERS,),
 }
-_FIELDS = {"classes", "kind", "features", "guarantee", "model", "parameters", "whitening"}
+_FIELDS = {"features", "model", "parameters", "whitening"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,49 +122,41 @@ class KernelModel:
         return np.asarray(votes.argmax(axis=1))
 
 
-class HalfWhitening(TransformerMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(frozen=True, eq=False)
+class HalfWhitening:
     """Principal components of the public rows, each scaled by its variance to the power of -1/4.
 
-    It may be used on private rows: a row's image depends on that row alone, bit for bit. Values beyond `reach_`, the
-    largest public magnitude, are cut off, and rows and components are rounded to multiples of a public step: products
-    and sums are whole numbers below 2^53, exact in any order (attacked by ``tests/private_knn/test_student.py``).
+    It may be used on private rows: a row's image depends on that row alone, bit for bit (see
+    :func:`~nearveil.private_knn.scaling.multiply_exactly`; attacked by ``tests/private_knn/test_student.py``).
     """
 
-    def __init__(self, n_components: int = 64, random_state: int = 0) -> None:
-        self.n_components = n_components
-        self.random_state = random_state
-
-    def fit(self, X: Rows, y: None = None) -> Self:  # noqa: ARG002
-        """Learn the components from public rows."""
-        n, d = X.shape
-        if not np.ptp(X, axis=0).any():
-            raise ValueError("public must hold rows that differ")
-        pca = PCA(min(self.n_components, n - 1, d), random_state=self.random_state).fit(X)
-        varied = pca.explained_variance_ > 1e-9 * pca.explained_variance_[0]
-        self._bits = (_EXACT - math.ceil(math.log2(d + 1))) // 2
-        self.reach_ = float(np.abs(X).max()) or 1.0
-        self._components = np.rint(pca.components_[varied].T * 2.0**self._bits)
-        self._mean = self._whole(pca.mean_[None]) @ self._components
-        self._scale = pca.explained_variance_[varied] ** -0.25 * self.reach_ * 4.0**-self._bits
-        return self
-
-    def transform(self, X: Rows) -> Rows:
-        """Map rows."""
-        n_features = len(self._components)
-        if X.shape[1] != n_features:
-            raise ValueError(f"X must have {n_features:,} features for each row, as in fit; it has {X.shape[1]:,}")
-        mapped: Rows = (self._whole(X) @ self._components - self._mean) * self._scale
-        return mapped
+    components: Rows = field(repr=False)  # whole numbers: multiples of a public step
+    mean: Rows = field(repr=False)  # the image of the public mean, without the scale
+    scale: Rows = field(repr=False)
+    reach: float  # the largest public magnitude: larger values are cut off
+    bits: int  # of a rounded row, and of a component
 
     @classmethod
-    def from_numbers(cls, components: Rows, mean: Rows, scale: Rows, reach: float, bits: int) -> Self:
-        """Return the map with these numbers."""
-        space = cls(len(scale))
-        space._components, space._mean, space._scale, space.reach_, space._bits = components, mean, scale, reach, bits
-        return space
+    def learn(cls, public: Rows, n_components: int = 64) -> Self:
+        """Learn the components from public rows."""
+        n, d = public.shape
+        if not np.ptp(public, axis=0).any():
+            raise ValueError("public must hold rows that differ")
+        pca = PCA(min(n_components, n - 1, d), random_state=0).fit(public)
+        varied = pca.explained_variance_ > 1e-9 * pca.explained_variance_[0]
+        bits = (EXACT - math.ceil(math.log2(d + 1))) // 2
+        reach = float(np.abs(public).max()) or 1.0
+        components = np.rint(pca.components_[varied].T * 2.0**bits)
+        mean = multiply_exactly(pca.mean_[None], components, reach, bits)[0]
+        scale = pca.explained_variance_[varied] ** -0.25 * reach * 4.0**-bits
+        return cls(components, mean, scale, reach, bits)
 
-    def _whole(self, X: Rows) -> Rows:
-        return np.rint(np.clip(np.asarray(X, dtype=np.float64) / self.reach_, -1, 1) * 2.0**self._bits)
+    def transform(self, rows: Rows) -> Rows:
+        """Map rows."""
+        n_features = len(self.components)
+        if rows.shape[1] != n_features:
+            raise ValueError(f"X must have {n_features:,} features for each row, as in fit; it has {rows.shape[1]:,}")
+        return (multiply_exactly(rows, self.components, self.reach, self.bits) - self.mean) * self.scale
 
 
 def normalize_rows(rows: Rows) -> Rows:
@@ -267,21 +256,18 @@ class PublicStudent(PublicModel):
         has_function = space is not None and self._features not in (None, hog)
         model, parameters, arrays = _list_model(self._classifier)
         events = [format_event(event) for event in self.guarantee.events]
-        labels, kind = list_classes(self.classes)
-        about = {
-            "classes": labels,
-            "kind": kind,
-            "features": "own" if has_function else "default",
-            "guarantee": {**list_guarantee(self.guarantee), "basis": self.guarantee.basis.name, "events": events},
-            "model": model,
-            "parameters": parameters,
-            "whitening": None if space is None else {"reach": space.reach_, "bits": space._bits},
-        }
         if space is not None:
-            numbers = {"components": space._components, "mean": space._mean[0], "scale": space._scale}
-            arrays |= {name: values.astype("<f8") for name, values in numbers.items()}
+            arrays |= {name: getattr(space, name).astype("<f8") for name in ("components", "mean", "scale")}
         arrays["codes"] = np.searchsorted(self.classes, self._classifier.classes_).astype("<i8")
-        arrays["about"] = encode_about(about)
+        arrays["about"] = encode_about(
+            self.classes,
+            self.guarantee,
+            {"basis": self.guarantee.basis.name, "events": events},
+            features="own" if has_function else "default",
+            model=model,
+            parameters=parameters,
+            whitening=None if space is None else {"reach": space.reach, "bits": space.bits},
+        )
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
         Message.from_bytes(data, _LARGEST)  # refuses a model that readers would refuse, as the next line does
         _read_events(events)
@@ -306,10 +292,7 @@ class PublicStudent(PublicModel):
         MessageError
             If they are not a student.
         """
-        message = Message.from_bytes(data, _LARGEST)
-        if message.mechanism != _NAME:
-            raise ModelError("data is not a student")
-        about = decode_about(message["about"], _FIELDS)
+        message, about = read_message(data, _NAME, _LARGEST, _FIELDS)
         with translate_errors("student"):
             parts = _read_parts(message, about)
         if _fingerprint(dict(message.arrays)) != message.public_id:
@@ -385,7 +368,7 @@ def _read_parts(message: Message, about: dict[str, Any]) -> tuple[NDArray[Any], 
     whitening = None if about["whitening"] is None else _read_whitening(message, about["whitening"])
     if (whitening is None) != (about["model"] == "network"):
         raise ModelError("whitening must be given for rows, and not for images")
-    width = None if whitening is None else len(whitening._scale)
+    width = None if whitening is None else len(whitening.scale)
     classifier = _read_model(message, about["model"], about["parameters"], classes[codes], width)
     fields = about["guarantee"]
     check_words(fields["basis"])
@@ -400,7 +383,7 @@ def _read_whitening(message: Message, fields: dict[str, Any]) -> HalfWhitening:
         raise ModelError("whitening must have a positive reach, and from 1 to 52 bits")
     if not min(components.shape) or mean.shape != scale.shape or scale.shape != components.shape[1:]:
         raise ModelError("whitening must have a mean and a scale for each component")
-    return HalfWhitening.from_numbers(components, mean[None], scale, reach, bits)
+    return HalfWhitening(components, mean, scale, reach, bits)
 
 
 def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any], width: int | None) -> Any:
