@@ -2,7 +2,6 @@
 
 import logging
 import math
-from bisect import bisect_left
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass
@@ -14,7 +13,7 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from numpy.typing import NDArray
 from scipy.special import ndtr
-from scipy.stats import binom
+from scipy.stats import nbinom
 
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_delta, check_finite, check_positive, check_rate
@@ -72,19 +71,11 @@ class PoissonSample:
         return np.cumsum(gaps.reshape(n_queries, n_neighbors) + 1, axis=1) - 1
 
     def list_length(self, n_neighbors: int) -> int:
-        """Return the number of neighbours to list; a sample needs more with a probability below `_FAILURE`.
+        """Return the number of neighbours to list; a sample needs more with a probability of at most `_FAILURE`.
 
         The guarantee does not depend on it: a list that is too short is extended, and the draws stay the same.
         """
-        if self.rate == 1:
-            return n_neighbors
-        log_odds = -math.log(_FAILURE)
-        # Chernoff's bound is long enough; the exact length is below it.
-        bound = (n_neighbors + log_odds + math.sqrt(log_odds**2 + 2 * n_neighbors * log_odds)) / self.rate
-        lengths = range(n_neighbors, math.ceil(bound))
-        return n_neighbors + bisect_left(
-            lengths, x=True, key=lambda length: bool(binom.cdf(n_neighbors - 1, length, self.rate) < _FAILURE)
-        )
+        return n_neighbors if self.rate == 1 else n_neighbors + int(nbinom.isf(_FAILURE, n_neighbors, self.rate))
 
 
 @lru_cache(maxsize=16)
@@ -288,10 +279,6 @@ class VotePlan:
         """All events that the caps allow, with their counts."""
         return tuple((event, self.caps[part]) for part, event in self.parts.items())
 
-    @property
-    def _repeated(self) -> tuple[DpEvent, ...]:
-        return tuple(SelfComposedDpEvent(event, count) for event, count in self.events)
-
     def extra_delta(self, epsilon: float) -> float:
         """Return the delta that samplers of finite precision add at `epsilon`."""
         votes = self.max_answered * self.votes.extra_delta(self.size)
@@ -315,7 +302,7 @@ class VotePlan:
         '0.8711'
         """
         check_delta(delta)
-        spent, guess = count_events(self._repeated), 3.0
+        spent, guess = count_events(SelfComposedDpEvent(*counted) for counted in self.events), 3.0
         for _ in range(8):
             extra = self.extra_delta(guess)
             cost = find_epsilon(spent, delta - extra) if extra < delta else math.inf
@@ -337,7 +324,7 @@ class VotePlan:
             unit=unit,
             relation="add-remove",
             basis=Basis(f"{name}, up to caps fixed beforehand", "docs/theory/private-knn.md"),
-            events=self._repeated,
+            events=tuple(SelfComposedDpEvent(event, count) for event, count in self.events),
             extra_delta=min(self.extra_delta(epsilon), delta),
         ).with_source(source)
 
@@ -382,19 +369,18 @@ class PlanRequest:
     @cached_property
     def uses_screening(self) -> bool:
         """Whether queries are screened: unless `max_screened` is 0, or noise was given for the votes alone."""
-        chosen = {name: getattr(self, name) is not None for name in ("screening_noise", "threshold")}
+        options = ("screening_noise", "threshold")
+        chosen = [name for name in options if getattr(self, name) is not None]
         if not self.ballot.can_screen:
-            if self.max_screened or any(chosen.values()):
+            if self.max_screened or chosen:
                 raise ValueError("max_screened must be 0 or None here: these votes have no largest one to screen")
             return False
-        if self.max_screened == 0:
-            for name in (name for name, is_chosen in chosen.items() if is_chosen):
-                raise ValueError(f"{name} must not be given if max_screened is 0: nothing is screened")
+        if self.max_screened == 0 and chosen:
+            raise ValueError(f"{chosen[0]} must not be given if max_screened is 0: nothing is screened")
+        if self.max_screened == 0 or (self.vote_noise is not None and self.max_screened is None and not chosen):
             return False
-        if self.vote_noise is not None:
-            if self.max_screened is None and not any(chosen.values()):
-                return False
-            for name in (name for name, is_chosen in chosen.items() if not is_chosen):
+        for name in options:
+            if self.vote_noise is not None and name not in chosen:
                 raise ValueError(f"{name} must be given: vote_noise is, so nothing is calibrated")
         return True
 
@@ -501,10 +487,8 @@ def _check_screening_noise(request: PlanRequest, noise: float, target: float) ->
     screening = request.plan_at(noise).screening
     if request.screening_noise is None or screening is None:
         return
-    if (
-        find_epsilon(count_events([SelfComposedDpEvent(screening.event, request.screening_cap)]), request.delta)
-        > target
-    ):
+    events = count_events([SelfComposedDpEvent(screening.event, request.screening_cap)])
+    if find_epsilon(events, request.delta) > target:
         raise ValueError("screening_noise is too small: screenings alone cost more than epsilon")
 
 

@@ -42,12 +42,11 @@ class Spending(ABC):
     def take(self, part: Part, count: int) -> int:
         """Pay for at most `count` queries; return the number that were paid for."""
 
-    @abstractmethod
-    def take_once(self, key: str, client: str | None) -> Debit:
+    def take_once(self, key: str, client: str | None) -> Debit:  # noqa: ARG002
         """Pay for one vote under a key, also from a client's quota, or find the vote stored under it."""
+        raise ValueError("account must be given before fit: answers under a key are stored in its ledger")
 
-    @abstractmethod
-    def assert_affordable(self, n_queries: int) -> None:
+    def assert_affordable(self, n_queries: int) -> None:  # noqa: B027
         """Raise, before anything is spent, unless the account can pay even if every query passes its screening."""
 
     def assert_open(self) -> None:
@@ -85,12 +84,6 @@ class MemorySpending(Spending):
             granted = min(count, self.left()[part])
             self._left[part] -= granted
         return granted
-
-    def assert_affordable(self, n_queries: int) -> None:
-        pass  # there is no account
-
-    def take_once(self, key: str, client: str | None) -> Debit:  # noqa: ARG002
-        raise ValueError("account must be given before fit: answers under a key are stored in its ledger")
 
     def __reduce__(self) -> tuple[Callable[..., "MemorySpending"], tuple[()]]:
         return _make_empty, ()
