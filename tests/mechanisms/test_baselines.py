@@ -21,7 +21,6 @@ from nearveil.mechanisms._fisher import (
     bound_arithmetic_cost,
     bound_displacement,
     calibrate,
-    draw,
     heights,
     log_height,
     make_pieces,
@@ -245,7 +244,7 @@ def test_directions_lie_on_the_sphere_as_near_as_the_bound_says(monkeypatch: pyt
     channel = calibrate(4.0, 64)
     x = rows(50, 64)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    blurred = draw(channel, x, _Recorded()) * 2.0**-FINE_BITS
+    blurred = channel.draw(x, _Recorded()) * 2.0**-FINE_BITS
     module = "nearveil.mechanisms._fisher.gaussian_integers"
     genuine = __import__("nearveil.mechanisms._fisher", fromlist=["x"]).gaussian_integers
     calls: list[Any] = []
@@ -255,7 +254,7 @@ def test_directions_lie_on_the_sphere_as_near_as_the_bound_says(monkeypatch: pyt
         return calls[-1] if len(calls) == 1 else calls[-1] * 0
 
     monkeypatch.setattr(module, without_blur)
-    bare = draw(channel, x, _Recorded()) * 2.0**-FINE_BITS
+    bare = channel.draw(x, _Recorded()) * 2.0**-FINE_BITS
     assert np.abs((blurred - bare).std() / BLUR - 1) < 0.05
     # In extended precision, from the same integers and the same height.
     long = np.longdouble

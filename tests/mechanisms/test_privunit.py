@@ -37,8 +37,7 @@ from nearveil.mechanisms._privunit import (
     bound_arithmetic_cost,
     calibrate,
     compute_directions,
-    draw,
-    draw_fine_vectors,
+    draw_cells,
     make_lattice_table,
     round_to_cells,
     turn_to_axes,
@@ -301,7 +300,7 @@ def test_signal_by_formula(epsilon: float) -> None:
 @pytest.mark.parametrize(("epsilon", "rows"), [(1.0, 700_000), (2.0, 200_000), (4.0, 100_000), (8.0, 50_000)])
 def test_signal_by_sampling(epsilon: float, rows: int) -> None:
     x = np.array([0.6, -0.8])
-    vectors = CELL * draw(calibrate(epsilon, 2), np.tile(x, (rows, 1)), unsafe_seeded(1)).astype(np.float64)
+    vectors = CELL * draw_cells(calibrate(epsilon, 2), np.tile(x, (rows, 1)), unsafe_seeded(1)).astype(np.float64)
     signal = (vectors @ x).mean() / (vectors @ [0.8, 0.6]).std()
     assert signal == pytest.approx(PUBLISHED[epsilon], rel=0.01)
 
@@ -313,7 +312,7 @@ def test_signal_by_sampling(epsilon: float, rows: int) -> None:
 def test_cells_have_their_probabilities(epsilon: float) -> None:
     """Along an axis the law of a cell is known exactly: the table, blurred; across, a Gaussian."""
     channel, n = calibrate(epsilon, 2), 100_000
-    drawn = draw(channel, np.tile([0.0, -1.0], (n, 1)), unsafe_seeded(2))
+    drawn = draw_cells(channel, np.tile([0.0, -1.0], (n, 1)), unsafe_seeded(2))
     heights = (np.arange(2 * REACH + 1) - REACH) / STEPS
     table = np.array(
         [float(mpmath.mpf(share) / 2**255) for share in table_pmf(make_lattice_table(0.0, 0))[: 2 * REACH + 1]]
@@ -337,7 +336,7 @@ def test_heights_and_noise_in_a_direction_of_no_axis(dimension: int, epsilon: fl
     x = generator.standard_normal(dimension)
     x /= np.linalg.norm(x)
     channel, n = calibrate(epsilon, dimension), 20_000
-    vectors = CELL * draw(channel, np.tile(x, (n, 1)), unsafe_seeded(3)).astype(np.float64)
+    vectors = CELL * draw_cells(channel, np.tile(x, (n, 1)), unsafe_seeded(3)).astype(np.float64)
     spread = math.sqrt(BLUR**2 + CELL**2 / 12)
     heights = (np.arange(2 * REACH + 1) - REACH) / STEPS
     law = np.exp(-(heights**2) / 2) * np.where(heights >= channel.threshold / STEPS, 1.0, math.exp(-channel.tilt))
@@ -379,15 +378,13 @@ def test_extreme_epsilons(epsilon: float) -> None:
 
 @pytest.mark.parametrize("epsilon", [5e-4, 65.0, 1e300, True, [1.0]])
 def test_epsilons_without_a_proof(epsilon: Any) -> None:
-    with pytest.raises(ValueError, match=r"epsilon must be a number from 0\.001 to 64"):
+    with pytest.raises(ValueError, match=r"epsilon must be from 0\.001 to 64"):
         fitted(epsilon, 3)
 
 
 def test_dimensions_without_a_proof() -> None:
     with pytest.raises(ValueError, match="columns after the projection"):
         calibrate(1.0, LARGEST_DIMENSION + 1)
-    with pytest.raises(ValueError, match="rows must have 3 columns"):
-        draw(calibrate(1.0, 3), np.eye(4), secure_source())
 
 
 # --- norms, words, coins ---
@@ -401,7 +398,7 @@ def test_dimensions_without_a_proof() -> None:
 )
 def test_norms_other_than_one_do_not_reach_the_sampler(row: Floats, factor: float, seed: int) -> None:
     channel = calibrate(2.0, 6)
-    given, scaled = (draw(channel, rows[None], unsafe_seeded(seed)) for rows in (row, factor * row))
+    given, scaled = (draw_cells(channel, rows[None], unsafe_seeded(seed)) for rows in (row, factor * row))
     assert np.array_equal(given, scaled)
     axis = compute_directions(factor * row[None])[0]
     assert abs(np.linalg.norm(axis) * 2.0**-26 - 1) < 1e-7
@@ -431,7 +428,7 @@ def test_every_row_takes_the_same_words_whether_in_the_cap_or_not() -> None:
 
 @pytest.mark.parametrize("x", [[1.0, 0.0, 0.0], [0.6, 0.0, -0.8], [0.1, 0.7, 0.2]])
 def test_low_bits_tell_nothing_even_before_they_are_cut(x: list[float]) -> None:
-    found = draw_fine_vectors(calibrate(8.0, 3), np.tile(x, (20_000, 1)), unsafe_seeded(11))
+    found = calibrate(8.0, 3).draw(np.tile(x, (20_000, 1)), unsafe_seeded(11))
     for bits in (FINE_BITS - 20, FINE_BITS, FINE_BITS + 1):
         for column in (found & ((1 << bits) - 1)).T:
             assert stats.kstest(column / 2.0**bits, "uniform").pvalue > CHANCE
@@ -440,7 +437,7 @@ def test_low_bits_tell_nothing_even_before_they_are_cut(x: list[float]) -> None:
 def test_blur_has_its_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     nothing = make_alias_table([0] * REACH + [1] + [0] * REACH)  # heights and h are always zero
     monkeypatch.setattr("nearveil.mechanisms._privunit.make_lattice_table", lambda *_: nothing)
-    found = draw_fine_vectors(calibrate(1.0, 2), np.tile([0.6, 0.8], (50_000, 1)), unsafe_seeded(12))
+    found = calibrate(1.0, 2).draw(np.tile([0.6, 0.8], (50_000, 1)), unsafe_seeded(12))
     for column in found.T / 2.0**FINE_BITS:
         assert stats.kstest(column, stats.norm(scale=BLUR_STEPS).cdf).pvalue > CHANCE
 

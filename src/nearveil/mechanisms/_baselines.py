@@ -28,22 +28,16 @@ from nearveil.mechanisms.base import (
     Message,
     Release,
     VectorRelease,
-    check_source,
+    choose_source,
     make_guarantee,
+    make_noise_guarantee,
     read_vector,
     scale_to_unit,
 )
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_rows
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import (
-    GaussianNoise,
-    Source,
-    add_noise,
-    calibrate_gaussian,
-    gaussian_integers,
-    secure_source,
-)
+from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian, gaussian_integers
 from nearveil.privacy.parameters import (
     COMPONENTS,
     DELTA,
@@ -67,10 +61,6 @@ WIDTH = Interval(Real, 1, None, closed="left")  # perplexity
 
 class EmbeddedRelease(Release):
     """Send the row's position in an embedding; the server embeds its gallery the same way and ranks by distance."""
-
-    @abstractmethod
-    def _prepare(self, features: Floats) -> Floats:
-        """Embed rows of norm one (or zero), without noise, shape (n, k)."""
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         point = read_vector(message, "embedding", "float32", prepared.shape[1])
@@ -122,13 +112,11 @@ class RawFeatures(PlainRelease):
     """
 
     name = "raw"
+    _public_names = ()
 
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
         del features, labels
         return FunctionTransformer()
-
-    def _public_parts(self) -> tuple[object, ...]:
-        return ()
 
 
 @dataclass(eq=False, repr=False)
@@ -150,6 +138,7 @@ class PlainManifold(PlainRelease):
     """
 
     name = "plain-manifold"
+    _public_names = ("n_components", "n_iter", "public_seed", "bandwidth", "label_weight")
 
     n_components: int = parameter(2, COMPONENTS)
     _: KW_ONLY
@@ -161,9 +150,6 @@ class PlainManifold(PlainRelease):
     def _fit_map(self, features: Floats, labels: Labels | None) -> Any:
         options = self.get_params()
         return SupervisedManifold(random_state=int(options.pop("public_seed")), **options).fit(features, labels)
-
-    def _public_parts(self) -> tuple[object, ...]:
-        return self._list_parameters("n_components", "n_iter", "public_seed", "bandwidth", "label_weight")
 
 
 @dataclass(eq=False, repr=False)
@@ -185,6 +171,7 @@ class PlainTSNE(PlainRelease):
     """
 
     name = "plain-tsne"
+    _public_names = ("n_components", "perplexity", "public_seed")
 
     n_components: int = parameter(2, allow_integers(1, 2))
     _: KW_ONLY
@@ -214,9 +201,6 @@ class PlainTSNE(PlainRelease):
         embedding = pickle.loads(self._transformer)  # noqa: S301
         return np.asarray(embedding.transform(features), dtype=np.float64)
 
-    def _public_parts(self) -> tuple[object, ...]:
-        return self._list_parameters("n_components", "perplexity", "public_seed")
-
 
 @dataclass(eq=False, repr=False)
 class PlainLDA(PlainRelease):
@@ -235,6 +219,7 @@ class PlainLDA(PlainRelease):
     """
 
     name = "plain-lda"
+    _public_names = ("n_components",)
 
     n_components: int | None = parameter(None, COMPONENTS, None)
 
@@ -245,9 +230,6 @@ class PlainLDA(PlainRelease):
         if self.n_components is not None and self.n_components > most:
             raise ValueError(f"n_components must be at most {most} for these rows and classes")
         return LinearDiscriminantAnalysis(n_components=self.n_components).fit(features, labels)
-
-    def _public_parts(self) -> tuple[object, ...]:
-        return (self.n_components,)
 
 
 @dataclass(eq=False, repr=False)
@@ -292,6 +274,7 @@ class DPdSNE(EmbeddedRelease):
     """
 
     name = "dp-dsne"
+    _public_names = ("n_components", "n_steps", "public_seed", "clip", "perplexity", "learning_rate", "n_anchors")
 
     epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
@@ -306,14 +289,8 @@ class DPdSNE(EmbeddedRelease):
 
     def _make_guarantee(self) -> Guarantee:
         """Theorem 7 of docs/theory/baselines.md."""
-        return make_guarantee(
-            float(self.epsilon),
-            float(self.delta),
-            "clipped gradients with Gaussian noise, composed",
-            LINK,
-            events=tuple(noise.event for noise in self.noises_),
-            extra_delta=sum(noise.extra_delta for noise in self.noises_),
-        )
+        theorem = "clipped gradients with Gaussian noise, composed"
+        return make_noise_guarantee(self.epsilon, self.delta, self.noises_, theorem, LINK)
 
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
@@ -353,10 +330,6 @@ class DPdSNE(EmbeddedRelease):
                 gradients = clip_rows(compute_gradient(positions[block], self.embedding_, pull), float(self.clip))
                 positions[block] -= self._rate * add_step_noise(step, gradients)
         return positions
-
-    def _public_parts(self) -> tuple[object, ...]:
-        names = "n_components", "n_steps", "public_seed", "clip", "perplexity", "learning_rate", "n_anchors"
-        return self._list_parameters(*names)
 
 
 def compute_affinities(squared: Floats, perplexity: float) -> Floats:
@@ -539,7 +512,7 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Parameters):
             raise ValueError(
                 f'method="{fixed.method}" has no proved guarantee: {reason}. Set allow_unsound=True to run it'
             )
-        source = secure_source() if rng is None else check_source(rng)
+        source = choose_source(rng)
         rows = fixed._unit_rows(X)
         if not fixed.n_components <= rows.shape[1]:
             raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")

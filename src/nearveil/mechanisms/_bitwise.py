@@ -19,6 +19,7 @@ from nearveil.mechanisms._bitwise_laws import (
     MOST_BITS,
     PRECISE,
     BitLaw,
+    Bits,
     BitString,
     Budgets,
     Encoding,
@@ -29,7 +30,6 @@ from nearveil.mechanisms._bitwise_laws import (
     compute_pure_epsilon,
     convert_odds,
     find_largest_nominal,
-    read_all_bits,
     read_bits,
 )
 from nearveil.mechanisms.base import Floats, Message, TractableRelease, make_guarantee
@@ -37,7 +37,7 @@ from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.learning import centres
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_choice, check_integer, check_positive
+from nearveil.privacy.checks import check_choice, check_integer, check_range
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source, round_up
 from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
@@ -49,9 +49,28 @@ _FORMAT = 1  # version of the bits in a message
 LINK = "docs/theory/latent-ome.md"
 
 
+class BitRelease(TractableRelease):
+    """A release of a string of randomised bits."""
+
+    string_: BitString
+
+    @abstractmethod
+    def _encode(self, features: Floats) -> Bits:
+        """Return the true bits of rows, shape (n, length)."""
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        bits = self.string_.sample(self._encode(features), source)
+        return self._messages(source, bits=np.packbits(bits, axis=1))
+
+    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
+        observed = read_bits(messages, self.string_.length)
+        always = self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
+        return np.asarray(self.string_.evidence(observed) @ self._encode(features).T.astype(np.float64) + always)
+
+
 @dataclass(eq=False, repr=False)
-class BitwiseRelease(ProjectedRelease):
-    """A release of randomised bits. Subclasses define the rounding of values and the odds of bits."""
+class BitwiseRelease(ProjectedRelease, BitRelease):
+    """A release of the bits of values. Subclasses define the rounding of values and the odds of bits."""
 
     rounding: ClassVar[Literal["down", "nearest"]]
 
@@ -67,18 +86,21 @@ class BitwiseRelease(ProjectedRelease):
 
     def _make_guarantee(self) -> Guarantee:
         """State the exact epsilon of the vector (docs/theory/latent-ome.md, Theorems 2 and 5)."""
+        events: tuple[DpEvent, ...] = (PureDp(self.exact_epsilon_),)
+        if self.pairs == "strings":
+            # One event per bit: many messages then compose to less than the sum of their epsilons.
+            counts = zip(self.string_.laws, self.string_.counts(), strict=True)
+            events = tuple(SelfComposedDpEvent(PureDp(law.epsilon), count) for law, count in counts if count)
         theorem = f"exact likelihood ratios of bits, over {self.pairs}"
-        return make_guarantee(self.exact_epsilon_, 0.0, theorem, LINK, events=self._events())
+        return make_guarantee(self.exact_epsilon_, 0.0, theorem, LINK, events=events)
 
     def budgets(self, delta: float = 1e-5) -> Budgets:
         """Return the claimed, the published corrected and the exact epsilon, at delta 0 and at `delta`."""
         self._check_fitted()
         exact, code_words = compute_prices(self.string_, self.encoding_, delta)
-        with localcontext(PRECISE):  # independent of the application's decimal context
-            correction = self._compute_published_correction(self.nominal_epsilon_, self.string_.length)
         return Budgets(
             claimed=self.nominal_epsilon_,
-            published_correction=correction,
+            published_correction=self._compute_published_correction(self.nominal_epsilon_, self.string_.length),
             exact=exact,
             code_word_bound=code_words,
             delta=delta,
@@ -98,92 +120,68 @@ class BitwiseRelease(ProjectedRelease):
         an unbiased estimate of the encoded row, with far more noise.
         """
         self._check_messages([message])
-        bits = read_bits(message, self.string_.length)
+        bits, encoding = read_bits([message], self.string_.length)[0], self.encoding_
         if self.decoder == "unbiased":
-            return self._estimate_values(self.string_.unbiased(bits).reshape(-1, self.encoding_.word_bits))
-        evidence = self.string_.evidence(bits).reshape(-1, self.encoding_.word_bits)
-        chances = softmax(evidence @ self.encoding_.words()[0].T + self.log_prior_, axis=1)
+            signs, digits = np.split(self.string_.unbiased(bits).reshape(-1, encoding.word_bits), [1], axis=1)
+            powers = 2.0 ** np.arange(encoding.word_bits - 2, -1, -1)
+            return np.asarray((1 - 2 * signs[:, 0]) * (digits @ powers + encoding.middle) / encoding.steps)
+        evidence = self.string_.evidence(bits).reshape(-1, encoding.word_bits)
+        chances = softmax(evidence @ encoding.words()[0].T + self.log_prior_, axis=1)
         return np.asarray((chances * self.word_values_).sum(axis=1))
 
-    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        observed = read_all_bits(messages, self.string_.length)
-        codes = self.encoding_.encode(self.projection_(features)).astype(np.float64)
-        always = self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
-        return np.asarray(self.string_.evidence(observed) @ codes.T + always)
-
-    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        encoding = self._make_encoding()
-        projection = self._fit_projection(features, labels)
-        length = projection.n_components * encoding.word_bits
+    def _calibrate(self, features: Floats) -> None:
+        least = 0 if self.rounding == "down" else 1  # bits of a magnitude: none if zero has a sign
+        if not least <= self.integer_bits + self.fraction_bits <= MOST_BITS:
+            raise ValueError(f"integer_bits + fraction_bits must be from {least} to {MOST_BITS}")
+        encoding = Encoding(int(self.integer_bits), int(self.fraction_bits), float(self.scale), self.rounding)
+        n_values = self.projection_.n_components
+        length = n_values * encoding.word_bits
 
         def string(nominal: float) -> BitString:
-            return BitString(self._laws(nominal, length), length)
+            laws = tuple(BitLaw.nearest_to(*chances) for chances in self._chances(nominal, length))
+            return BitString(laws, length)
 
         def price(nominal: float) -> float:
             if self.pairs == "strings":
                 return compute_pure_epsilon(string(nominal))
-            return bound_code_word_epsilon(string(nominal), encoding, projection.n_components)
+            return bound_code_word_epsilon(string(nominal), encoding, n_values)
 
         self.nominal_epsilon_ = self._find_nominal(price, length)
         self.string_, self.exact_epsilon_ = string(self.nominal_epsilon_), price(self.nominal_epsilon_)
-        self.encoding_, self.projection_ = encoding, projection
-        self.log_prior_, self.word_values_ = _learn_prior(encoding, projection(features[features.any(axis=1)]))
+        self.encoding_ = encoding
+        self.log_prior_, self.word_values_ = _learn_prior(encoding, self._prepare(features[features.any(axis=1)]))
 
     def _find_nominal(self, price: Callable[[float], float], length: int) -> float:
         """Return `nominal_epsilon`, or the largest one with an exact epsilon of at most `epsilon`."""
-        if (self.epsilon is None) == (self.nominal_epsilon is None):
+        if self.epsilon is not None and self.nominal_epsilon is None:
+            epsilon = check_channel_epsilon(self.epsilon)
+            return find_largest_nominal(price, epsilon, self._turn() * length, length, type(self).__name__)
+        if self.epsilon is not None or self.nominal_epsilon is None:
             raise ValueError(
                 "epsilon must be given, the exact one of a message, or nominal_epsilon, the paper's; and not both"
             )
-        if self.nominal_epsilon is not None:
-            nominal = check_positive(self.nominal_epsilon, "nominal_epsilon")
-            if not LEAST * length <= nominal <= MOST * length:
-                raise ValueError(
-                    f"nominal_epsilon must be from {LEAST * length:.3g} to {MOST * length:.6g} for {length} bits"
-                )
-            return nominal
-        assert self.epsilon is not None
-        epsilon = check_channel_epsilon(self.epsilon)
-        return find_largest_nominal(price, epsilon, self._turn() * length, length, type(self).__name__)
+        return check_range(self.nominal_epsilon, "nominal_epsilon", LEAST * length, MOST * length)
 
-    def _release(self, features: Floats, source: Source) -> list[Message]:
-        bits = self.string_.sample(self.encoding_.encode(self.projection_(features)), source)
-        return self._messages(source, bits=np.packbits(bits, axis=1))
+    def _encode(self, features: Floats) -> Bits:
+        return self.encoding_.encode(self._prepare(features))
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         return np.asarray(prepared @ self.decode(message))
 
-    def _estimate_values(self, bits: Floats) -> Floats:
-        """Return values from independent estimates of their bits, shape (n_values, word_bits)."""
-        powers = 2.0 ** np.arange(bits.shape[1] - 2, -1, -1)
-        middle = 0.5 if self.rounding == "down" else 0.0
-        return np.asarray((1 - 2 * bits[:, 0]) * (bits[:, 1:] @ powers + middle) / self.encoding_.steps)
-
-    def _events(self) -> tuple[DpEvent, ...]:
-        if self.pairs != "strings":
-            return (PureDp(self.exact_epsilon_),)
-        # One event per bit: many messages then compose to less than the sum of their epsilons.
-        counts = zip(self.string_.laws, self.string_.counts(), strict=True)
-        return tuple(SelfComposedDpEvent(PureDp(law.epsilon), count) for law, count in counts if count)
-
     def _public_parts(self) -> tuple[object, ...]:
         laws = [number for law in self.string_.laws for number in (law.if_one, law.if_zero)]
-        return (_FORMAT, *laws, repr(self.encoding_), self.projection_.n_components, self.projection_.public_id)
-
-    def _make_encoding(self) -> Encoding:
-        self._validate_params()
-        least = 0 if self.rounding == "down" else 1  # bits of a magnitude: none if zero has a sign
-        if not least <= self.integer_bits + self.fraction_bits <= MOST_BITS:
-            raise ValueError(f"integer_bits + fraction_bits must be from {least} to {MOST_BITS}")
-        return Encoding(int(self.integer_bits), int(self.fraction_bits), float(self.scale), self.rounding)
+        return (_FORMAT, *laws, repr(self.encoding_), *super()._public_parts())
 
     @abstractmethod
-    def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
-        """Return the laws that bits follow in turn, for a nominal epsilon of all `length` bits."""
+    def _chances(self, nominal: float, length: int) -> tuple[tuple[Decimal, Decimal], ...]:
+        """Return P(1 | 1) and P(1 | 0) of the laws that bits follow in turn; `nominal` is for all `length` bits."""
 
-    @abstractmethod
     def _compute_published_correction(self, nominal: float, length: int) -> float:
         """Return the epsilon of the published correction, Theorem 8 (LATENT) or 9 (OME) of its paper."""
+        with localcontext(PRECISE):  # independent of the application's decimal context
+            inverses = [1 / (p * (1 - q) + q * (1 - p)) for p, q in self._chances(nominal, length)]
+            difference = length * (inverses[0] - inverses[-1]) * as_decimal(self.alpha or 1.0).ln()
+            return float(difference + as_decimal(nominal) * sum(inverses) / len(inverses))
 
     def _turn(self) -> float:
         """Return the nominal epsilon of a bit above which the exact epsilon increases."""
@@ -263,20 +261,15 @@ class Latent(BitwiseRelease):
     name = "latent"
     rounding = "down"
 
-    def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
-        # Eq. 30 of the paper.
-        return (BitLaw.nearest_to(*(convert_odds(Decimal(1), odds) for odds in self._odds(nominal, length))),)
-
-    def _compute_published_correction(self, nominal: float, length: int) -> float:
-        alpha, grown = self._odds(nominal, length)
-        return float((1 + alpha) * (1 + grown) / (alpha + grown) * as_decimal(nominal))
-
-    def _odds(self, nominal: float, length: int) -> tuple[Decimal, Decimal]:
-        """Return the odds that a true 1, and a true 0, is sent as 0: alpha and alpha e^x."""
+    def _chances(self, nominal: float, length: int) -> tuple[tuple[Decimal, Decimal], ...]:
+        # Eq. 30 of the paper: the odds that a true 1, and a true 0, is sent as 0.
         if self.alpha is None:
-            half = compute_exp_of_part(nominal, 2 * length)
-            return PRECISE.divide(Decimal(1), half), half
-        return as_decimal(self.alpha), PRECISE.multiply(as_decimal(self.alpha), compute_exp_of_part(nominal, length))
+            of_zero = compute_exp_of_part(nominal, 2 * length)
+            of_one = PRECISE.divide(Decimal(1), of_zero)
+        else:
+            of_one = as_decimal(self.alpha)
+            of_zero = PRECISE.multiply(of_one, compute_exp_of_part(nominal, length))
+        return ((convert_odds(Decimal(1), of_one), convert_odds(Decimal(1), of_zero)),)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -323,22 +316,12 @@ class OME(BitwiseRelease):
     integer_bits: int = parameter(5, allow_integers(0, MOST_BITS))
     fraction_bits: int = parameter(5, allow_integers(0, MOST_BITS))
 
-    def _laws(self, nominal: float, length: int) -> tuple[BitLaw, ...]:
+    def _chances(self, nominal: float, length: int) -> tuple[tuple[Decimal, Decimal], ...]:
         # Eq. 36 of the paper: even, then odd positions.
-        even, odd, false = self._chances(nominal, length)
-        return BitLaw.nearest_to(even, false), BitLaw.nearest_to(odd, false)
-
-    def _compute_published_correction(self, nominal: float, length: int) -> float:
-        *chances, false = self._chances(nominal, length)
-        even, odd = (true * (1 - false) + false * (1 - true) for true in chances)
-        logarithm = as_decimal(self.alpha).ln(PRECISE)
-        return float(length * (1 / even - 1 / odd) * logarithm + as_decimal(nominal) * (1 / even + 1 / odd) / 2)
-
-    def _chances(self, nominal: float, length: int) -> tuple[Decimal, Decimal, Decimal]:
-        """Return the probabilities that a true 1 at an even, at an odd position, and a true 0 are sent as 1."""
         unit, alpha = Decimal(1), as_decimal(self.alpha)
         false = convert_odds(unit, PRECISE.multiply(alpha, compute_exp_of_part(nominal, length)))
-        return convert_odds(alpha, unit), convert_odds(unit, PRECISE.power(alpha, 3)), false
+        even, odd = convert_odds(alpha, unit), convert_odds(unit, PRECISE.power(alpha, 3))
+        return (even, false), (odd, false)
 
     def _turn(self) -> float:
         return 2 * abs(math.log(self.alpha))
@@ -351,7 +334,7 @@ _MOST_CELLS = 4096
 
 
 @dataclass(eq=False, repr=False)
-class Unary(TractableRelease):
+class Unary(BitRelease):
     """Send a row's k-means cell among public rows, as a string of randomised bits with a single true 1.
 
     Every bit is randomised independently. Two strings differ in two bits, so the exact epsilon is
@@ -394,11 +377,6 @@ class Unary(TractableRelease):
         epsilon = min(round_up(law.one + law.zero), check_channel_epsilon(self.epsilon))
         return make_guarantee(epsilon, 0.0, "exact likelihood ratio of two bits", LINK, events=(PureDp(epsilon),))
 
-    def _log_density(self, messages: list[Message], features: Floats) -> Floats:
-        observed = read_all_bits(messages, self.string_.length)
-        always = self.string_.log_if_zero(observed).sum(axis=1, keepdims=True)
-        return np.asarray(self.string_.evidence(observed)[:, self._cells(features)] + always)
-
     def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
         check_choice(self.kind, "kind", UnaryKind)
@@ -409,12 +387,12 @@ class Unary(TractableRelease):
         self.log_prior_ = np.log(np.bincount(cells, minlength=self.n_cells) + 1 / self.n_cells)
         self.string_ = BitString((law,), int(self.n_cells))
 
-    def _release(self, features: Floats, source: Source) -> list[Message]:
-        bits = np.eye(self.string_.length, dtype=np.uint8)[self._cells(features)]
-        return self._messages(source, bits=np.packbits(self.string_.sample(bits, source), axis=1))
+    def _encode(self, features: Floats) -> Bits:
+        return np.eye(self.string_.length, dtype=np.uint8)[self._cells(features)]
 
     def _rank(self, message: Message, prepared: Floats) -> Floats:
-        chances = softmax(self.string_.evidence(read_bits(message, self.string_.length)) + self.log_prior_)
+        observed = read_bits([message], self.string_.length)[0]
+        chances = softmax(self.string_.evidence(observed) + self.log_prior_)
         return np.asarray(prepared @ (chances @ self.centroids_))
 
     def _cells(self, features: Floats) -> NDArray[np.int64]:

@@ -130,17 +130,13 @@ def as_decimal(number: float) -> Decimal:
     return Decimal(repr(float(number)))
 
 
-def read_bits(message: Message, length: int) -> Bits:
-    """Return the `length` bits of a message, after a check."""
-    packed: NDArray[Any] = message["bits"]
-    if packed.dtype != np.uint8 or packed.shape != (-(-length // 8),) or np.unpackbits(packed)[length:].any():
-        raise MessageError(f"arrays: 'bits' must hold {length} bits in whole bytes, and zeros after them")
-    return np.unpackbits(packed, count=length)
-
-
-def read_all_bits(messages: Sequence[Message], length: int) -> Bits:
-    """Return the bits of messages, one row for each."""
-    return np.array([read_bits(message, length) for message in messages], dtype=np.uint8).reshape(-1, length)
+def read_bits(messages: Sequence[Message], length: int) -> Bits:
+    """Return the `length` bits of each message after a check, shape (n_messages, length)."""
+    for packed in (message["bits"] for message in messages):
+        if packed.dtype != np.uint8 or packed.shape != (-(-length // 8),) or np.unpackbits(packed)[length:].any():
+            raise MessageError(f"arrays: 'bits' must hold {length} bits in whole bytes, and zeros after them")
+    rows = np.array([message["bits"] for message in messages], dtype=np.uint8).reshape(len(messages), -1)
+    return np.unpackbits(rows, axis=1, count=length)
 
 
 def _log_ratio(larger: int, smaller: int) -> float:
@@ -175,6 +171,11 @@ class Encoding:
         return self.scale * 2.0**self.fraction_bits
 
     @property
+    def middle(self) -> float:
+        """Middle of the values of one magnitude, in steps above it."""
+        return 0.5 if self.rounding == "down" else 0.0
+
+    @property
     def largest(self) -> int:
         """Largest magnitude, in steps."""
         return (1 << (self.integer_bits + self.fraction_bits)) - 1
@@ -195,10 +196,9 @@ class Encoding:
         """Return all code words of values from -1 to 1, and the values that they represent."""
         steps = self._reachable()
         digits = self._digits(steps)
-        middle = (steps + (0.5 if self.rounding == "down" else 0.0)) / self.steps
+        middle = (steps + self.middle) / self.steps
         signed = steps >= self._first_signed
-        plus = np.concatenate([np.zeros((len(steps), 1), dtype=np.int64), digits], axis=1)
-        minus = np.concatenate([np.ones((len(steps), 1), dtype=np.int64), digits], axis=1)[signed]
+        plus, minus = np.pad(digits, ((0, 0), (1, 0))), np.pad(digits[signed], ((0, 0), (1, 0)), constant_values=1)
         return np.concatenate([plus, minus]).astype(np.uint8), np.concatenate([middle, -middle[signed]])
 
     def losses(self, one: Floats, zero: Floats) -> Floats:
@@ -217,7 +217,8 @@ class Encoding:
         each price of a unit of squares gives a bound. Returns the smallest.
         Attacked by `test_no_two_unit_rows_pass_the_bound`.
         """
-        squares = self._least(self._reachable()) ** 2
+        # The smallest value of each magnitude, squared.
+        squares = (np.maximum(self._reachable() - (0.5 - self.middle), 0.0) / self.steps) ** 2
         sums = squares[:, None] + squares[None, :]
         kinds, counts = np.unique(
             np.concatenate([one.reshape(n_values, -1), zero.reshape(n_values, -1)], axis=1), axis=0, return_counts=True
@@ -238,10 +239,6 @@ class Encoding:
         """Return the magnitudes of values from -1 to 1."""
         most = min(int(self.magnitudes(np.array(1 + _SLACK))), self.largest)
         return np.arange(most + 1)
-
-    def _least(self, steps: NDArray[np.int64]) -> Floats:
-        """Return the smallest value of each magnitude."""
-        return np.asarray(np.maximum(steps - (0.0 if self.rounding == "down" else 0.5), 0.0) / self.steps)
 
     @property
     def _first_signed(self) -> int:
@@ -347,23 +344,21 @@ class Budgets:
 def compute_prices(string: BitString, encoding: Encoding, delta: float) -> tuple[Price, Price]:
     """Return the exact epsilons over all strings, and upper bounds over the code words of unit rows."""
     check_delta(delta)
-    n_values = string.length // encoding.word_bits
+
+    def price(string: BitString) -> tuple[float, float, float, float]:
+        n_values = string.length // encoding.word_bits
+        return (
+            compute_pure_epsilon(string),
+            compute_epsilon_at(string.laws, string.counts(), delta),
+            bound_code_word_epsilon(string, encoding, n_values),
+            compute_epsilon_at(string.laws, _count_differing(string, encoding, n_values), delta),
+        )
+
     starts = range(len(string.laws))  # the law of the first bit of a value
     words = [BitString(string.laws[start:] + string.laws[:start], encoding.word_bits) for start in starts]
-    strings = Price(
-        max(compute_pure_epsilon(word) for word in words),
-        compute_pure_epsilon(string),
-        max(compute_epsilon_at(word.laws, word.counts(), delta) for word in words),
-        compute_epsilon_at(string.laws, string.counts(), delta),
-    )
-    value, vector = (
-        max(bound_code_word_epsilon(word, encoding, 1) for word in words),
-        bound_code_word_epsilon(string, encoding, n_values),
-    )
-    value_at = max(compute_epsilon_at(word.laws, _count_differing(word, encoding, 1), delta) for word in words)
-    vector_at = compute_epsilon_at(string.laws, _count_differing(string, encoding, n_values), delta)
-    code_words = Price(value, vector, min(value, value_at), min(vector, vector_at))
-    return strings, code_words
+    value, vector = tuple(map(max, zip(*map(price, words), strict=True))), price(string)
+    strings = Price(value[0], vector[0], value[1], vector[1])
+    return strings, Price(value[2], vector[2], min(value[2:]), min(vector[2:]))
 
 
 def compute_pure_epsilon(string: BitString) -> float:

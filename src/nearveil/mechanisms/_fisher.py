@@ -12,11 +12,10 @@ from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from nearveil.mechanisms._gaussian import LINK
-from nearveil.mechanisms._privunit import DirectionRelease, check_channel, round_to_cells
+from nearveil.mechanisms._privunit import Channel, DirectionRelease, Integers, check_channel
 from nearveil.mechanisms.base import Floats, Message
 from nearveil.privacy.noise import Source, Table, gaussian_integers, look_up, make_alias_table, round_down
 
@@ -37,8 +36,8 @@ _WEIGHTS = 1e-8  # rounding of the logarithms of the pieces' weights, and slopes
 
 
 @dataclass(frozen=True)
-class FisherChannel:
-    """The distribution of a message.
+class FisherChannel(Channel):
+    """The distribution of a message; the sphere has at least 16 dimensions.
 
     Examples
     --------
@@ -49,8 +48,6 @@ class FisherChannel:
     '8e-06 of epsilon for the arithmetic'
     """
 
-    epsilon: float  # of the guarantee
-    dimension: int  # of the sphere: at least 16
     kappa: float  # the concentration
     reach: float  # heights s end at +-reach
 
@@ -68,6 +65,19 @@ class FisherChannel:
     def step(self) -> float:
         """Distance between knots."""
         return 2 * self.reach / PIECES
+
+    def draw(self, rows: Floats, source: Source) -> Integers:
+        """Draw a direction around each row, times sqrt(D), with a blur that hides rounding."""
+        n, d = rows.shape
+        axes = np.zeros((n, self.dimension))
+        axes[:, :d] = rows
+        along = heights(self, n, source)[:, None]
+        plain = gaussian_integers(Fraction(1 << GAUSS_BITS), axes.size, source).reshape(axes.shape) * 2.0**-GAUSS_BITS
+        across = plain - np.einsum("ij,ij->i", plain, axes)[:, None] * axes
+        across /= np.sqrt(np.einsum("ij,ij->i", across, across))[:, None]
+        vectors = (np.tanh(along) * axes + across / np.cosh(along)) * np.sqrt(self.dimension)
+        blur = gaussian_integers(Fraction(int(BLUR * 2**FINE_BITS)), axes.size, source).reshape(axes.shape)
+        return np.asarray((np.rint(vectors * 2.0**FINE_BITS).astype(np.int64) + blur)[:, :d])
 
 
 @lru_cache(maxsize=16)
@@ -132,9 +142,6 @@ def _find_reach(kappa: float, dimension: int) -> float:
     return float(brentq(log_tail, 1e-6, 100.0)) * (1 + 1e-6)
 
 
-_CHUNK = 1 << 17  # coordinates at a time
-
-
 @dataclass(eq=False, repr=False)
 class VonMisesFisher(DirectionRelease):
     """Send a random direction around the row, of density ``exp(kappa <g, x>)`` (Weggenmann and Kerschbaum 2021).
@@ -185,34 +192,13 @@ class VonMisesFisher(DirectionRelease):
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         """Ignore the blur and the cells: that only makes an attack weaker."""
-        rows = self.projection_(features)
+        rows = self._prepare(features)
         vectors = self._read_vectors(messages, rows.shape[1])
         return np.asarray(self.channel_.kappa / np.sqrt(self.channel_.dimension) * vectors @ rows.T)
 
-    def _calibrate(self, dimension: int) -> FisherChannel:
-        return calibrate(self.epsilon, dimension)
-
-    def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
-        step = max(1, _CHUNK // self.channel_.dimension)
-        parts = (draw(self.channel_, rows[i : i + step], source) for i in range(0, len(rows), step))
-        return np.concatenate([round_to_cells(vectors) for vectors in parts])
-
-    def _public_parts(self) -> tuple[object, ...]:
-        return self.projection_.n_components, self.projection_.public_id
-
-
-def draw(channel: FisherChannel, rows: Floats, source: Source) -> NDArray[np.int64]:
-    """Draw a direction around each unit row on the grid of 2^-36, times sqrt(D), with a blur that hides rounding."""
-    n, d = rows.shape
-    axes = np.zeros((n, channel.dimension))
-    axes[:, :d] = rows
-    along = heights(channel, n, source)[:, None]
-    plain = gaussian_integers(Fraction(1 << GAUSS_BITS), axes.size, source).reshape(axes.shape) * 2.0**-GAUSS_BITS
-    across = plain - np.einsum("ij,ij->i", plain, axes)[:, None] * axes
-    across /= np.sqrt(np.einsum("ij,ij->i", across, across))[:, None]
-    vectors = (np.tanh(along) * axes + across / np.cosh(along)) * np.sqrt(channel.dimension)
-    blur = gaussian_integers(Fraction(int(BLUR * 2**FINE_BITS)), axes.size, source).reshape(axes.shape)
-    return np.asarray((np.rint(vectors * 2.0**FINE_BITS).astype(np.int64) + blur)[:, :d])
+    def _calibrate(self, features: Floats) -> None:
+        del features
+        self.channel_ = calibrate(self.epsilon, self.projection_.n_components)
 
 
 def heights(channel: FisherChannel, count: int, source: Source) -> Floats:

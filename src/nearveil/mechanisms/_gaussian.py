@@ -1,28 +1,26 @@
 """Gaussian noise on vectors: the analytic Gaussian mechanism, and random projection."""
 
 import math
-from abc import abstractmethod
 from dataclasses import KW_ONLY, MISSING, dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.mechanisms.base import Floats, Message, TractableRelease, VectorRelease, make_guarantee
+from nearveil.mechanisms.base import (
+    Floats,
+    Message,
+    TractableRelease,
+    VectorRelease,
+    make_guarantee,
+    make_noise_guarantee,
+)
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import (
-    GaussianNoise,
-    Source,
-    add_noise,
-    calibrate_gaussian,
-    choose_gaussian_grid,
-)
+from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian, choose_gaussian_grid
 from nearveil.privacy.parameters import COMPONENTS, DELTA, EPSILON, SEED, parameter
 
 LINK = "docs/theory/baselines.md"
-REASON = (
-    "its noise is for a change of one attribute by at most one, and another record differs in all attributes at once"
-)
+REASON = "its noise is for a change of one attribute by at most one, but another record differs in all of them"
 
 
 class NoisyVector(VectorRelease, TractableRelease):
@@ -34,26 +32,7 @@ class NoisyVector(VectorRelease, TractableRelease):
 
     def _make_guarantee(self) -> Guarantee:
         """Theorems 1 and 2 of docs/theory/baselines.md."""
-        return make_guarantee(
-            float(self.epsilon),
-            float(self.delta),
-            "analytic Gaussian mechanism",
-            LINK,
-            events=(self.noise_.event,),
-            extra_delta=self.noise_.extra_delta,
-        )
-
-    @abstractmethod
-    def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
-        """Learn the map and return the noise of one row."""
-
-    @abstractmethod
-    def _prepare(self, features: Floats) -> Floats:
-        """Map features of norm one (or zero), without noise."""
-
-    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        self._validate_params()
-        self.noise_ = self._fit_map(features, labels)
+        return make_noise_guarantee(self.epsilon, self.delta, (self.noise_,), "analytic Gaussian mechanism", LINK)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
         values = self._prepare(features)
@@ -106,13 +85,10 @@ class AnalyticGaussian(ProjectedRelease, NoisyVector):
     delta: float = parameter(1e-5, DELTA)
     projection_seed: int = parameter(0, SEED)
 
-    def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
-        self.projection_ = self._fit_projection(features, labels)
+    def _calibrate(self, features: Floats) -> None:
+        del features
         size = self.projection_.n_components
-        return calibrate_gaussian(self.epsilon, self.delta, sensitivity=2 * bound_computed_norm(size), size=size)
-
-    def _public_parts(self) -> tuple[object, ...]:
-        return self.noise_.size, self.projection_.public_id
+        self.noise_ = calibrate_gaussian(self.epsilon, self.delta, sensitivity=2 * bound_computed_norm(size), size=size)
 
 
 def bound_computed_norm(dimension: int) -> float:
@@ -165,6 +141,7 @@ class RandomProjection(NoisyVector):
     """
 
     name = "random-projection"
+    _public_names = ("n_components", "projection_seed")
 
     epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
@@ -179,21 +156,21 @@ class RandomProjection(NoisyVector):
             return super()._make_guarantee()
         return make_guarantee(float(self.epsilon), float(self.delta), "as published (2012)", LINK, reason=REASON)
 
-    def _fit_map(self, features: Floats, labels: NDArray[np.int64] | None) -> GaussianNoise:
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
         del labels
+        self._validate_params()
         if self.as_published and not self.allow_unsound:
             raise ValueError(f"as_published has no guarantee: {REASON}. Set allow_unsound=True to use it anyway")
         d, k = features.shape[1], int(self.n_components)
         self.matrix_ = np.random.default_rng(self.projection_seed).standard_normal((d, k)) / math.sqrt(k)
         if self.as_published:
-            return compute_published_noise(self.matrix_, self.epsilon, self.delta)
-        return calibrate_gaussian(self.epsilon, self.delta, sensitivity=record_sensitivity(self.matrix_), size=k)
+            self.noise_ = compute_published_noise(self.matrix_, self.epsilon, self.delta)
+        else:
+            change = record_sensitivity(self.matrix_)
+            self.noise_ = calibrate_gaussian(self.epsilon, self.delta, sensitivity=change, size=k)
 
     def _prepare(self, features: Floats) -> Floats:
         return np.asarray(features @ self.matrix_)
-
-    def _public_parts(self) -> tuple[object, ...]:
-        return self._list_parameters("n_components", "projection_seed")
 
 
 def record_sensitivity(matrix: Floats) -> float:
@@ -216,6 +193,5 @@ def compute_published_noise(matrix: Floats, epsilon: float, delta: float) -> Gau
         raise ValueError("delta must be below 1/2 for the published calibration")
     change, size = float(np.linalg.norm(matrix, axis=1).max()), matrix.shape[1]
     scale = change * math.sqrt(2 * (math.log(1 / (2 * delta)) + epsilon)) / epsilon
-    return GaussianNoise(
-        sensitivity=change, scale=scale, size=size, grid=choose_gaussian_grid(min(change, scale), size)
-    )
+    grid = choose_gaussian_grid(min(change, scale), size)
+    return GaussianNoise(sensitivity=change, scale=scale, size=size, grid=grid)

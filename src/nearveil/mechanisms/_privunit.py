@@ -8,23 +8,23 @@ fills the gaps between the points of the lattice, which depend on x, and hides t
 """
 
 import math
-from abc import abstractmethod
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
-from nearveil.mechanisms.base import Floats, Message, VectorRelease, make_guarantee, read_vector
+from nearveil.mechanisms.base import Floats, Message, VectorRelease, make_guarantee
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_range
 from nearveil.privacy.events import PureDp
-from nearveil.privacy.noise import Source, Table, as_double, gaussian_integers, look_up, make_alias_table, round_down
+from nearveil.privacy.noise import Source, Table, gaussian_integers, look_up, make_alias_table, round_down
 
 EPSILONS = (1e-3, 64.0)  # above, the delta of finite tables is not proved
 LARGEST_DIMENSION = 1 << 20  # the largest for which the sampler's sums are exact
@@ -44,7 +44,24 @@ _DELTA_PER_COORDINATE = 2.0**-100
 
 
 @dataclass(frozen=True)
-class PrivUnitChannel:
+class Channel(ABC):
+    """The distribution of a random vector around a direction."""
+
+    epsilon: float  # of the guarantee
+    dimension: int
+
+    @property
+    @abstractmethod
+    def extra_delta(self) -> float:
+        """Delta of finite tables."""
+
+    @abstractmethod
+    def draw(self, rows: Floats, source: Source) -> "Integers":
+        """Draw a vector for each row in steps of 2^-36, before rounding to cells."""
+
+
+@dataclass(frozen=True)
+class PrivUnitChannel(Channel):
     """The distribution of a message.
 
     Examples
@@ -56,8 +73,6 @@ class PrivUnitChannel:
     '0.786'
     """
 
-    epsilon: float  # of the guarantee
-    dimension: int
     tilt: float  # epsilon less `bound_arithmetic_cost`
     threshold: int  # where the cap begins, in steps of 1/128
 
@@ -85,6 +100,13 @@ class PrivUnitChannel:
     def extra_delta(self) -> float:
         """Delta of finite tables (Theorem 5; `test_what_the_arithmetic_and_the_tables_cost`)."""
         return self.dimension * _DELTA_PER_COORDINATE
+
+    def draw(self, rows: Floats, source: Source) -> "Integers":
+        """Draw vectors, with low bits that are uniform for all rows."""
+        heights = look_up(make_lattice_table(self.tilt, self.threshold), source.words(len(rows)), source) - REACH
+        plain = look_up(make_lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
+        blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
+        return turn_to_axes(heights, plain, compute_directions(rows)) + blur
 
     def log_likelihood(self, projections: Floats) -> Floats:
         """Return the log-density of a message with projection <g, x>, relative to a Gaussian of variance 1 + `_NOISE`.
@@ -116,9 +138,7 @@ def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:
 
 def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int, most: int) -> float:
     """Check epsilon and the number of columns; return epsilon as a float."""
-    value = as_double(epsilon)
-    if isinstance(epsilon, bool) or not isinstance(value, float) or not epsilons[0] <= value <= epsilons[1]:
-        raise ValueError(f"epsilon must be a number from {epsilons[0]:g} to {epsilons[1]:g}; got {epsilon!r}")
+    value = check_range(epsilon, "epsilon", *epsilons)
     if not 1 <= dimension <= most:
         raise ValueError(f"X must have 1 to {most} columns after the projection")
     return value
@@ -154,21 +174,12 @@ _DECIMAL = Context(prec=120)  # the standard guarantees a correctly rounded exp(
 _CHUNK = 1 << 17  # coordinates at a time
 
 
-def draw(channel: PrivUnitChannel, rows: Floats, source: Source) -> NDArray[np.int8]:
-    """Draw the cells of a message for each row; ignores norms, and treats a row of zeros as the first axis."""
-    if rows.shape[1] != channel.dimension:
-        raise ValueError(f"rows must have {channel.dimension} columns, like the channel")
+def draw_cells(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
+    """Draw the cells of a message for each row."""
     step = max(1, _CHUNK // channel.dimension)
-    chunks = [round_to_cells(draw_fine_vectors(channel, rows[i : i + step], source)) for i in range(0, len(rows), step)]
-    return np.concatenate(chunks)
-
-
-def draw_fine_vectors(channel: PrivUnitChannel, rows: Floats, source: Source) -> Integers:
-    """Draw vectors before rounding to cells, in steps of 2^-36; their low bits are uniform for all rows."""
-    heights = look_up(make_lattice_table(channel.tilt, channel.threshold), source.words(len(rows)), source) - REACH
-    plain = look_up(make_lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
-    blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
-    return turn_to_axes(heights, plain, compute_directions(rows)) + blur
+    return np.concatenate(
+        [round_to_cells(channel.draw(rows[start : start + step], source)) for start in range(0, len(rows), step)]
+    )
 
 
 def round_to_cells(vectors: Integers) -> NDArray[np.int8]:
@@ -229,31 +240,17 @@ class DirectionRelease(ProjectedRelease, VectorRelease):
     """Send the cells of a random vector around the direction of a row, one byte per coordinate, at a pure epsilon."""
 
     _theorem: ClassVar[tuple[str, str]]  # name and link of the proof
+    _kind, _unit = "int8", CELL
 
     epsilon: float
+    channel_: Channel = field(init=False)
 
     def _make_guarantee(self) -> Guarantee:
         epsilon, extra = self.channel_.epsilon, self.channel_.extra_delta
         return make_guarantee(epsilon, extra, *self._theorem, events=(PureDp(epsilon),), extra_delta=extra)
 
-    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
-        self.projection_ = self._fit_projection(features, labels)
-        self.channel_ = self._calibrate(self.projection_.n_components)
-
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._messages(source, vector=self._draw(self.projection_(features), source))
-
-    def _read_vectors(self, messages: Sequence[Message], size: int) -> Floats:
-        """Return the centres of the cells of messages."""
-        return CELL * np.array([read_vector(message, "vector", "int8", size) for message in messages]).reshape(-1, size)
-
-    @abstractmethod
-    def _calibrate(self, dimension: int) -> Any:
-        """Return the distribution of a message."""
-
-    @abstractmethod
-    def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
-        """Draw the cells of a message for each row."""
+        return self._messages(source, vector=draw_cells(self.channel_, self._prepare(features), source))
 
 
 @dataclass(eq=False, repr=False)
@@ -311,13 +308,11 @@ class PrivUnit(DirectionRelease):
         """Use the centres of a message's cells, and count rounding to cells as noise."""
         vectors = self._read_vectors(messages, self.channel_.dimension)
         squares = np.einsum("ij,ij->i", vectors, vectors)
-        return self.channel_.log_density(vectors @ self.projection_(features).T, squares[:, None])
+        return self.channel_.log_density(vectors @ self._prepare(features).T, squares[:, None])
 
-    def _calibrate(self, dimension: int) -> PrivUnitChannel:
-        return calibrate(self.epsilon, dimension)
-
-    def _draw(self, rows: Floats, source: Source) -> NDArray[np.int8]:
-        return draw(self.channel_, rows, source)
+    def _calibrate(self, features: Floats) -> None:
+        del features
+        self.channel_ = calibrate(self.epsilon, self.projection_.n_components)
 
     def _public_parts(self) -> tuple[object, ...]:
-        return _FORMAT, self.channel_.epsilon, self.projection_.n_components, self.projection_.public_id
+        return _FORMAT, self.channel_.epsilon, *super()._public_parts()

@@ -7,7 +7,7 @@ import math
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass
 from functools import cached_property
 from numbers import Integral
 from types import MappingProxyType
@@ -15,14 +15,13 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 import scipy.sparse
-from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import NotFittedError
 
 from nearveil.errors import NearveilError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers, check_rows
-from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, secure_source
 from nearveil.privacy.parameters import Parameters
 
 _MAGIC = b"NVM"
@@ -214,6 +213,7 @@ class Release(Parameters, ABC):
     """
 
     name: ClassVar[str]
+    _public_names: ClassVar[tuple[str, ...]]  # parameters that both sides must share
     _guarantee: Guarantee
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -245,7 +245,7 @@ class Release(Parameters, ABC):
     def _with_attributes(self, **attributes: Any) -> Self:
         """Return a copy with more attributes, without cached properties, and with read-only arrays."""
         extended: Self = object.__new__(type(self))
-        extended.__dict__.update(self._drop_cached(self.__dict__), **attributes)
+        extended.__dict__.update(self.__getstate__(), **attributes)
         _make_read_only(tuple(extended.__dict__.values()))
         return extended
 
@@ -273,14 +273,12 @@ class Release(Parameters, ABC):
                 "Use clone(release).set_params(...) and fit the clone."
             )
 
-    @classmethod
-    def _drop_cached(cls, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return attributes without those of cached properties."""
-        return {k: v for k, v in state.items() if not isinstance(getattr(cls, k, None), cached_property)}
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without cached properties: a release that was used is pickled as before."""
-        return self._drop_cached(super().__getstate__())
+        state = super().__getstate__().items()
+        return {
+            name: value for name, value in state if not isinstance(getattr(type(self), name, None), cached_property)
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make arrays read-only again: pickles and deep copies do not preserve the flag."""
@@ -332,7 +330,7 @@ class Release(Parameters, ABC):
         Message or list of Message
         """
         self._check_fitted()
-        source = secure_source() if rng is None else check_source(rng)
+        source = choose_source(rng)
         rows = check_numbers(X, "X")
         single = rows.ndim == 1
         features = self._unit_rows(check_rows(rows[None] if single else rows, "X"), "X", lenient=False)
@@ -374,9 +372,8 @@ class Release(Parameters, ABC):
     @property
     def gallery_guarantee(self) -> Guarantee:
         """Guarantee for the server's items: none, because answers and the public map reveal them."""
-        return replace(
-            make_guarantee(math.inf, 0.0, "an open gallery", "docs/theory/covers.md"), protects="database", unit="item"
-        )
+        protected = {"protects": "database", "unit": "item"}
+        return make_guarantee(math.inf, 0.0, "an open gallery", "docs/theory/covers.md", **protected)
 
     @cached_property
     def public_id(self) -> str:
@@ -404,9 +401,9 @@ class Release(Parameters, ABC):
     def _rank(self, message: Message, prepared: Any) -> Floats:
         """Score the items of a prepared gallery."""
 
-    @abstractmethod
     def _public_parts(self) -> tuple[object, ...]:
-        """Return the parameters and public arrays, besides the fitted rows, that the server needs to read a message."""
+        """Return what the server needs to read a message besides the fitted rows: by default, `_public_names`."""
+        return self._list_parameters(*self._public_names)
 
     def _list_parameters(self, *names: str) -> tuple[object, ...]:
         """Return constrained parameters as plain numbers, for the fingerprint."""
@@ -461,12 +458,16 @@ class TractableRelease(Release):
 class VectorRelease(Release):
     """A release with messages that are one vector; the server ranks by inner products with it."""
 
+    _kind: ClassVar[Literal["int8", "float32"]] = "float32"
+    _unit: ClassVar[float] = 1.0
+
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         return np.asarray(prepared @ self._read_vectors([message], prepared.shape[1])[0], dtype=np.float64)
 
     def _read_vectors(self, messages: Sequence[Message], size: int) -> Floats:
         """Return the vectors of messages, one row for each."""
-        return np.array([read_vector(message, "vector", "float32", size) for message in messages]).reshape(-1, size)
+        vectors = [read_vector(message, "vector", self._kind, size) for message in messages]
+        return self._unit * np.array(vectors).reshape(-1, size)
 
 
 def make_guarantee(
@@ -474,24 +475,21 @@ def make_guarantee(
     delta: float,
     theorem: str,
     link: str,
-    *,
-    events: tuple[DpEvent, ...] = (),
-    extra_delta: float = 0.0,
-    reason: str = "",
+    **details: Any,
 ) -> Guarantee:
-    """Return a guarantee for the record in a message; a `reason` makes it unsound."""
-    return Guarantee(
-        epsilon=epsilon,
-        delta=delta,
-        protects="query",
-        unit="record",
-        relation="replace",
-        basis=Basis(theorem, link),
-        sound=not reason,
-        reason=reason,
-        events=events,
-        extra_delta=extra_delta,
-    )
+    """Return a guarantee for the record in a message; a `reason` among the `details` makes it unsound."""
+    stated = {"protects": "query", "unit": "record", "relation": "replace", **details}
+    stated["sound"] = not details.get("reason")
+    return Guarantee(epsilon=epsilon, delta=delta, basis=Basis(theorem, link), **stated)
+
+
+def make_noise_guarantee(
+    epsilon: float, delta: float, noises: Sequence[GaussianNoise | LaplaceNoise], theorem: str, link: str
+) -> Guarantee:
+    """Return the guarantee of a message with noises that compose; what samplers add to delta is included."""
+    events, extra_delta = tuple(noise.event for noise in noises), sum(noise.extra_delta for noise in noises)
+    costs = {"events": events, "extra_delta": extra_delta}
+    return make_guarantee(float(epsilon), max(float(delta), extra_delta), theorem, link, **costs)
 
 
 def _make_read_only(value: Any) -> None:
@@ -542,8 +540,10 @@ def check_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def check_source(rng: Source) -> Source:
-    """Check that `rng` is a source of randomness."""
+def choose_source(rng: Source | None) -> Source:
+    """Return `rng` after a check, or the operating system's source."""
+    if rng is None:
+        return secure_source()
     if not (hasattr(rng, "words") and hasattr(rng, "sound")):
         raise ValueError("rng must be secure_source(), or unsafe_seeded(seed) in tests")
     return rng

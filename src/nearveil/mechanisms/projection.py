@@ -1,6 +1,7 @@
 """Public projections of features to fewer dimensions, with norm one again. They cost no privacy."""
 
 import copy
+from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, get_args
 
@@ -65,14 +66,21 @@ class ProjectedRelease(TractableRelease):
     n_components: int | None = None
     projection_seed: int = 0
 
-    def _fit_projection(self, features: Floats, labels: NDArray[np.int64] | None) -> Projection:
-        return fit_projection(
-            self.projection, features, labels, n_components=self.n_components, seed=self.projection_seed
-        )
+    def _fit(self, features: Floats, labels: NDArray[np.int64] | None) -> None:
+        self._validate_params()
+        seed = self.projection_seed
+        self.projection_ = fit_projection(self.projection, features, labels, n_components=self.n_components, seed=seed)
+        self._calibrate(features)
+
+    @abstractmethod
+    def _calibrate(self, features: Floats) -> None:
+        """Choose the noise for rows of `projection_`."""
 
     def _prepare(self, features: Floats) -> Floats:
-        projected: Floats = self.projection_(features)
-        return projected
+        return self.projection_(features)
+
+    def _public_parts(self) -> tuple[object, ...]:
+        return self.projection_.n_components, self.projection_.public_id
 
 
 def fit_projection(

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, get_sigma_gaussian
@@ -54,11 +54,6 @@ def round_up(value: float) -> float:
 def round_down(value: float) -> float:
     """Return a little less (four units in the last place)."""
     return value * (1 - 4 * _ULP)
-
-
-def as_double(value: Any) -> Any:
-    """Return a NumPy or Python number as a double; anything else as it is, for the checks to refuse."""
-    return float(value) if isinstance(value, int | float | np.floating | np.integer) else value
 
 
 def compute_gaussian_delta(noise_multiplier: float, epsilon: float) -> float:

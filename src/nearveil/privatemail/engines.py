@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from scipy.special import softmax
 
-from nearveil.mechanisms.base import Floats, Message, MessageError, make_guarantee
+from nearveil.mechanisms.base import Floats, Message, MessageError, make_noise_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
     GaussianNoise,
@@ -270,10 +270,8 @@ class SoundEngine:
 
     def guarantee(self) -> Guarantee:
         """Return the guarantee of Theorems 1 to 3 of ``docs/theory/privatemail.md``."""
-        extra = sum(noise.extra_delta for noise in self.noises)
-        events = tuple(noise.event for noise in self.noises)
-        name, proof = "target's row of the query, Theorems A and A'", "docs/theory/privatemail.md"
-        return make_guarantee(self.epsilon, max(self.delta, extra), name, proof, events=events, extra_delta=extra)
+        theorem = "target's row of the query, Theorems A and A'"
+        return make_noise_guarantee(self.epsilon, self.delta, self.noises, theorem, "docs/theory/privatemail.md")
 
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source

@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.utils._param_validation import StrOptions
 
-from nearveil.mechanisms.base import Floats, Message, MessageError, Release, check_labels, check_source
+from nearveil.mechanisms.base import Floats, Message, MessageError, Release, check_labels, choose_source
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers
-from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.noise import Source
 from nearveil.privacy.parameters import COMPONENTS, DELTA, EPSILON, allow_integers, allow_reals, parameter
 from nearveil.privatemail.engines import (
     MAX_STEPS,
@@ -167,7 +167,7 @@ class PrivateMail(Release):
         Positions are row numbers of :meth:`rank_each`. Never send them.
         """
         self._check_fitted()
-        source = secure_source() if rng is None else check_source(rng)
+        source = choose_source(rng)
         rows = check_numbers(X, "X")
         single = rows.ndim == 1
         features = self.features(rows[None] if single else rows)

@@ -1,7 +1,7 @@
 """PrivateMail as published in 2021 and 2022, and as programmed by the authors. None of them is sound."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, ClassVar, Literal
 
@@ -136,8 +136,8 @@ class PublishedEngine:
     def guarantee(self) -> Guarantee:
         """Return the published figures, marked as unsound."""
         name, reason = f"as published ({self.version})", REASONS[self.version]
-        promise = make_guarantee(self.epsilon, self.delta, name, "docs/theory/privatemail.md", reason=reason)
-        return replace(promise, unit="image")
+        proof = "docs/theory/privatemail.md"
+        return make_guarantee(self.epsilon, self.delta, name, proof, reason=reason, unit="image")
 
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
