@@ -106,7 +106,7 @@ QUERY_REPLIES: dict[str, tuple[Reply, str]] = {
     "no problem": (lambda _: framed(b'{"code": [1]}', 403, "application/json"), "without the reason"),
     "deep JSON": (lambda _: framed(b"[" * 60_000, 403, "application/json"), "without the reason"),
     "server error": (lambda _: framed(b"", 500, "text/plain"), r"reply \(500\) is not"),
-    "strange status": (lambda _: framed(b"", 299, FRAME), "not of the nearveil protocol"),
+    "strange status": (lambda _: framed(b"", 299, FRAME), "not that of a nearveil server"),
     "packed": (
         lambda _: framed(gzip.compress(bytes(1 << 20)), 200, FRAME, **{"content-encoding": "gzip"}),
         "compressed, but",

@@ -102,42 +102,46 @@ def interrupted_at(number: int) -> Iterator[list[int]]:
 
 
 def test_an_interrupt_at_any_line_ends_the_question_and_leaves_the_client_whole(made: Path) -> None:
-    """Tried with a question that costs nothing; the thread starts with it, or runs already."""
+    """Tried with a question that costs nothing."""
     with Client(made) as model:
         names = [one.name for one in model.galleries()]
-    for starts in (True, False):
-        for number in range(1, 400):
-            client = Client(made)
-            if not starts:
+    for number in range(1, 400):
+        client = Client(made)
+        left = [number]
+        try:
+            with interrupted_at(number) as left:
                 client.galleries()
-            left = [number]
-            try:
-                with interrupted_at(number) as left:
-                    client.galleries()
-            except KeyboardInterrupt:
-                pass
-            assert [one.name for one in client.galleries()] == names, number
-            client.close()
-            if left[0] > 0:
-                break
-        assert 5 < number < 399
+        except KeyboardInterrupt:
+            pass
+        assert [one.name for one in client.galleries()] == names, number
+        client.close()
+        if left[0] > 0:
+            break
+    assert 5 < number < 399
 
 
-def test_an_interrupt_while_the_thread_starts_does_not_hang(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = asyncio.new_event_loop
+@pytest.mark.parametrize("moment", ["new_event_loop", "start"])
+def test_an_interrupt_while_a_client_starts_does_not_hang(
+    made: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    owner: Any = asyncio if moment == "new_event_loop" else threading.Thread
+    begin = getattr(owner, moment)
 
-    def late() -> asyncio.AbstractEventLoop:
+    def late(*given: Any) -> Any:
+        if moment == "start":
+            begin(*given)
         interrupt()
         time.sleep(0.2)
-        return make()
+        return begin(*given)
 
-    client = Client(made)
+    before = set(loops())
     with monkeypatch.context() as only:
-        only.setattr(asyncio, "new_event_loop", late)
+        only.setattr(owner, moment, late)
         with pytest.raises(KeyboardInterrupt):
-            client.galleries()
-    assert client.galleries()
-    client.close()
+            Client(made)
+    wait_for(lambda: set(loops()) <= before)
+    with Client(made) as client:
+        assert client.galleries()
 
 
 def test_who_interrupts_again_and_again_waits_for_the_debit_and_is_told_the_key(here: Scene) -> None:

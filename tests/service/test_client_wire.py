@@ -21,7 +21,7 @@ import pytest
 from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError, ReplyError, UnansweredError, UnreachableError
 from nearveil.client.session import RetryPolicy
-from nearveil.client.transport import ServerAddress
+from nearveil.client.transport import HttpTransport
 from nearveil.ledger import Ledger
 from nearveil.wire.client import center_rows
 from nearveil.wire.messages import Query, decode_frame
@@ -211,7 +211,7 @@ def test_a_token_is_in_no_text(here: Scene, caplog: pytest.LogCaptureFixture, tm
             raise httpx.ConnectError(f"cannot send {request.headers}", request=request)
         return reply
 
-    texts = [repr(ServerAddress(URL, SECRET)), str(ServerAddress(URL, SECRET))]
+    texts = [repr(HttpTransport(URL, SECRET))]
     for wire in (here.server.wire(), here.server.wire(failing)):
         with new_account(tmp_path / f"{len(texts)}.db") as account:
             client = Client(URL, SECRET, account=account, transport=wire, retries=0)
@@ -268,7 +268,7 @@ def test_addresses_that_are_used() -> None:
         ("HTTPS://Birds.Example/below/", False),
         ("http://birds.example", True),
     ):
-        assert ServerAddress(url, SECRET, insecure).url == url.lower().rstrip("/")
+        assert HttpTransport(url, SECRET, insecure=insecure).url == url.lower().rstrip("/")
     assert repr(Client("https://birds.example", SECRET)) == "Client('https://birds.example')"
 
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from nearveil.client.results import Classified, Nearest
     from nearveil.client.sealed import CachedSeal
     from nearveil.client.session import Payer
-    from nearveil.client.transport import Transport
+    from nearveil.client.transport import HttpTransport, LocalTransport
     from nearveil.features.extractor import Extractor
     from nearveil.gallery import Index
     from nearveil.ledger import Ledger
@@ -56,37 +56,44 @@ class _Answer(Future[T], Generic[T]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.arrived: SimpleQueue[None] = SimpleQueue()
-        arrived = self.arrived
+        self.arrived = arrived = SimpleQueue[None]()
         self.add_done_callback(lambda _: arrived.put(None))
 
 
 class Portal:
-    """Runs coroutines on an event loop in a thread, which the first one starts. Any thread may use it."""
+    """Runs coroutines on an event loop in a thread of its own. Any thread may use it; `last` runs when it is closed."""
 
     def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
         self._last, self._process = last, os.getpid()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()  # of threads that would serve: no interrupt comes to them
+        self._loop = asyncio.new_event_loop()
         self._stopped, self._ended = asyncio.Event(), Future[None]()
         self._asked: dict[_Answer[Any], asyncio.Task[None] | None] = {}
+        self._thread = threading.Thread(target=self._serve, name="nearveil", daemon=True)
+        try:
+            self._thread.start()
+        except BaseException:  # an interrupt may come when it has started
+            self.stop()
+            raise
 
-    def run(self, ask: Callable[[], Awaitable[T]], note: str = "") -> T:
+    def run(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Run a coroutine on the loop, and wait for it. An interrupt cancels it, and waits until it has ended."""
-        if not self._is_here():
+        if os.getpid() != self._process:
             raise RuntimeError("a client belongs to the process that made it: make another one here")
-        loop, answer = self._start(), _Answer[T]()
+        if asyncio._get_running_loop() is self._loop:
+            raise RuntimeError("a client cannot wait for itself: this is the thread that would answer")
+        answer = _Answer[T]()
         try:
             self._asked[answer] = None
             try:
-                loop.call_soon_threadsafe(self._begin, answer, ask)
+                self._loop.call_soon_threadsafe(self._begin, answer, ask)
             except RuntimeError:  # the loop has ended
                 answer.cancel()
             answer.arrived.get()
         except BaseException as interrupt:
-            if note:
-                interrupt.add_note(note)
-            self._cancel(loop, answer)
+            self._cancel(answer)
+            if answer.done() and not answer.cancelled():
+                for note in getattr(answer.exception(), "__notes__", ()):  # how to go on with what is paid
+                    interrupt.add_note(note)
             raise
         try:
             if answer.cancelled():
@@ -97,36 +104,18 @@ class Portal:
 
     def stop(self) -> None:
         """Let the loop end when its coroutines have ended. Nobody is waited for: a finalizer may run anywhere."""
-        if self._loop is None:
-            self._stopped.set()
-        elif self._is_here():
+        if os.getpid() == self._process:
             with contextlib.suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._stopped.set)
 
     def close(self) -> None:
         """End the loop, and wait for it."""
-        if self._is_here():
-            self._start()
+        if os.getpid() == self._process:
             self.stop()
             self._thread.join()
             self._ended.result()
 
-    def _is_here(self) -> bool:
-        return os.getpid() == self._process
-
-    def _start(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. If an interrupt comes, the thread that was started, or another one, serves the next time."""
-        if self._loop is None:
-            started: SimpleQueue[OSError | None] = SimpleQueue()
-            threading.Thread(target=self._serve, args=(started,), name="nearveil", daemon=True).start()
-            if (error := started.get()) is not None:
-                raise error
-        assert self._loop is not None
-        if asyncio._get_running_loop() is self._loop:
-            raise RuntimeError("a client cannot wait for itself: this is the thread that would answer")
-        return self._loop
-
-    def _cancel(self, loop: asyncio.AbstractEventLoop, answer: _Answer[Any]) -> None:
+    def _cancel(self, answer: _Answer[Any]) -> None:
         """Cancel a coroutine and wait for its end, however often that is interrupted: it may be paying."""
 
         def cancel() -> None:
@@ -138,29 +127,16 @@ class Portal:
 
         while not (answer.done() or self._ended.done()):
             with contextlib.suppress(KeyboardInterrupt, RuntimeError):
-                loop.call_soon_threadsafe(cancel)
+                self._loop.call_soon_threadsafe(cancel)
                 answer.arrived.get()
 
-    def _serve(self, started: SimpleQueue[OSError | None]) -> None:
-        """Be the thread of the loop, unless there is one."""
-        error: OSError | None = None
-        with self._lock:
-            is_served = self._loop is not None
-            if not is_served:
-                self._thread = threading.current_thread()
-                try:
-                    self._loop = asyncio.new_event_loop()
-                except OSError as failed:  # no more files can be opened
-                    error = failed
-        started.put(error)
-        loop = self._loop
-        if is_served or loop is None:
-            return
+    def _serve(self) -> None:
+        """Be the thread of the loop."""
         try:
-            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._wait_for_end())
-        except BaseException as failed:
-            self._ended.set_exception(failed)
+        except BaseException as error:
+            self._ended.set_exception(error)
         else:
             self._ended.set_result(None)
         for answer in list(self._asked):  # too late
@@ -233,28 +209,35 @@ class AsyncClient:
         from nearveil.client.home import HomeCopies
         from nearveil.client.images import FeatureMaker
         from nearveil.client.session import RetryPolicy, Session
-        from nearveil.client.transport import LocalTransport
+        from nearveil.client.transport import HttpTransport, LocalTransport
 
-        _check_scheme(where)
-        self._shown, remote = _hide_password(where), _is_url(where)
-        self._index: Index | None = None
+        is_remote = _is_remote(where)
+        self._shown = _hide_password(where)
         payer, self._ledger = _open_account(account, ledger)
+        self._transport: HttpTransport | LocalTransport
         try:
-            self._transport: Transport
-            if remote:
-                self._transport = _open_http(str(where), token, insecure, timeout, ca, certificate, proxies, transport)
+            if is_remote:
+                self._transport = HttpTransport(
+                    str(where),
+                    token,
+                    insecure=insecure,
+                    timeout=timeout,
+                    ca=ca,
+                    certificate=certificate,
+                    proxies=proxies,
+                    transport=transport,
+                )
             else:
-                self._transport = local = LocalTransport.open(where)
-                self._index = local.index
+                self._transport = LocalTransport(where)
         except BaseException:
             if self._ledger is not None:
                 self._ledger.close()
             raise
-        retry_policy = RetryPolicy(retries if remote else 0)
+        retry_policy = RetryPolicy(retries if is_remote else 0)
         self._sealed: dict[str, CachedSeal] = {}
         self._copies = HomeCopies(None if home is None else Path(home), self._shown)
         self._session = Session(
-            self._transport, payer, FeatureMaker(extractor), retry_policy, token or "", pad_timing=remote
+            self._transport, payer, FeatureMaker(extractor), retry_policy, token or "", pad_timing=is_remote
         )
 
     async def nearest(
@@ -331,8 +314,8 @@ class AsyncClient:
             from nearveil.client.sealed import ask_sealed
 
             return await ask_sealed(self._session, question, self._sealed)
-        if self._index is not None:
-            return await search_index(self._session, question, self._index)
+        if self.index is not None:
+            return await search_index(self._session, question, self.index)
         if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
             await self.sync(gallery=gallery)
         return await search_home(self._session, question, self._copies)
@@ -376,14 +359,17 @@ class AsyncClient:
 
         features, names = check_many(rows, keys)
         results: list[Nearest] = []
-        for row, key in zip(features, names, strict=True):
-            try:
-                result = await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where)
-            except Exception as error:
-                if not results and not isinstance(error, UnansweredError):
-                    raise  # nothing was paid yet
-                raise UnfinishedError(str(error).rstrip("."), results, names) from error
-            results.append(result)
+        try:
+            for row, key in zip(features, names, strict=True):
+                results.append(await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where))
+        except Exception as error:
+            if not results and not isinstance(error, UnansweredError):
+                raise  # nothing was paid yet
+            raise UnfinishedError(str(error).rstrip("."), tuple(results), tuple(names)) from error
+        except BaseException as interrupt:
+            if epsilon:
+                interrupt.add_note(f"keys={names!r} go on: each is paid for at most once")
+            raise
         return results
 
     async def _choose_way(self, question: NearestQuestion) -> Method:
@@ -392,7 +378,7 @@ class AsyncClient:
             return question.by
         if question.epsilon:
             return "message"
-        if self._index is not None or await asyncio.to_thread(self._copies.find, question.gallery) is not None:
+        if self.index is not None or await asyncio.to_thread(self._copies.find, question.gallery) is not None:
             return "home"
         info = await self._session.find_gallery(question.gallery, "open")
         if "codes" in info.offers and not self._session.pad_timing:  # it is read in this process
@@ -406,7 +392,7 @@ class AsyncClient:
     @property
     def index(self) -> Index | None:
         """The local index that questions without an epsilon search itself; None for a server or PostgreSQL."""
-        return self._index
+        return self._transport.index
 
     async def balance(self) -> Balance:
         """Return what the account has spent and what is left. Nothing is sent or paid.
@@ -613,40 +599,15 @@ class AsyncClient:
         return f"AsyncClient({self._shown!r})"
 
 
-def _name_question(arguments: dict[str, Any]) -> str:
-    """Fix the key of a question before it runs, and return the note of an interrupt: a key that is paid is not lost."""
-    from nearveil.client.questions import make_key, make_retry_note
-
-    arguments["key"] = key = make_key(arguments["key"])
-    return make_retry_note(key) if arguments["epsilon"] else ""
-
-
-def _name_questions(arguments: dict[str, Any]) -> str:
-    """Fix the keys of many questions before they run, and return the note of an interrupt."""
-    from nearveil.client.questions import check_many
-
-    arguments["rows"], keys = check_many(arguments["rows"], arguments["keys"])
-    arguments["keys"] = keys
-    return f"keys={keys!r} go on: each is paid for at most once" if arguments["epsilon"] else ""
-
-
 def _blocking(
     method: Callable[Concatenate[AsyncClient, P], Awaitable[T]],
-    prepare: Callable[[dict[str, Any]], str] = lambda _: "",
 ) -> Callable[Concatenate[Client, P], T]:
-    """Return a method of the blocking client: it runs `method` on the event loop and waits for the result.
-
-    `prepare`: Changes the arguments before anything runs, and returns a note for an interrupt.
-    """
-    signature = inspect.signature(method)
-    run: Callable[..., Awaitable[T]] = method
+    """Return a method of the blocking client: it runs `method` on the event loop and waits for the result."""
 
     @wraps(method)
     def wait(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        call = signature.bind(self._client, *args, **kwargs)  # no reference to `self`: the loop's thread would hold it
-        call.apply_defaults()
-        note = prepare(call.arguments)
-        return self._portal.run(lambda: run(*call.args, **call.kwargs), note)
+        client = self._client  # no reference to `self`: the loop's thread would hold it
+        return self._portal.run(lambda: method(client, *args, **kwargs))
 
     wait.__qualname__ = method.__qualname__.replace("AsyncClient", "Client")
     return wait
@@ -710,8 +671,8 @@ class Client:
         self._portal = Portal(self._client.close)
         weakref.finalize(self, self._portal.stop).atexit = False  # a program that ends waits for no loop
 
-    nearest = _blocking(AsyncClient.nearest, _name_question)
-    nearest_many = _blocking(AsyncClient.nearest_many, _name_questions)
+    nearest = _blocking(AsyncClient.nearest)
+    nearest_many = _blocking(AsyncClient.nearest_many)
     sync = _blocking(AsyncClient.sync)
     prepare_sealed = _blocking(AsyncClient.prepare_sealed)
     classify = _blocking(AsyncClient.classify)
@@ -728,18 +689,9 @@ class Client:
         return self._client.index
 
     def home(self, *, gallery: str | None = None) -> HomeCopy | None:
-        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
-
-        Parameters
-        ----------
-        gallery : str, optional
-            Its name; needed where there are copies of several.
-
-        Returns
-        -------
-        HomeCopy or None
-        """
         return self._client.home(gallery=gallery)
+
+    home.__doc__ = AsyncClient.home.__doc__
 
     def close(self) -> None:
         """Wait for questions in flight; then close connections, and the ledger and index if the client opened them."""
@@ -755,16 +707,12 @@ class Client:
         return f"Client({self._client._shown!r})"
 
 
-def _is_url(where: Location) -> bool:
-    """Return whether a location is the URL of a server."""
-    return isinstance(where, str) and _URL.match(where) is not None
-
-
-def _check_scheme(where: Location) -> None:
-    """Refuse a host with a port but without a scheme, unless it is the name of a folder."""
-    if isinstance(where, str) and _HOST_AND_PORT.fullmatch(where) and not Path(where).exists():
+def _is_remote(where: Location) -> bool:
+    """Return whether a location is the URL of a server. Refuse a host with a port but without a scheme."""
+    if isinstance(where, str) and _HOST_AND_PORT.fullmatch(where) and not Path(where).exists():  # and no folder
         scheme = "http" if where.startswith(("127.", "localhost:", "[::1]")) else "https"
         raise QuestionError("where", f"the URL of a server begins with its scheme: {scheme}://{where}")
+    return isinstance(where, str) and _URL.match(where) is not None
 
 
 def _hide_password(where: Location) -> str:
@@ -779,18 +727,6 @@ def _hide_password(where: Location) -> str:
         return "a URL that cannot be read"
     user = f"{parts.username}:***@" if parts.password else f"{parts.username}@" if parts.username else ""
     return parts._replace(netloc=f"{user}{parts.hostname or ''}{port}", query="").geturl()
-
-
-def _open_http(url: str, token: str | None, *options: Any) -> Transport:
-    try:
-        import httpx  # noqa: F401
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError('a server is asked with httpx: pip install "nearveil[client]"') from missing
-    from nearveil.client.transport import HttpTransport, ServerAddress
-
-    if token is None:
-        raise QuestionError("token", "a server needs one: `nearveil token create` makes it there")
-    return HttpTransport(ServerAddress(url, token, *options))
 
 
 def _open_account(

@@ -1,6 +1,6 @@
 """Errors of a client. None of them holds a private value or a token."""
 
-from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 from nearveil.errors import NearveilError
@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from nearveil.client.results import Nearest
 
 
+@dataclass(eq=False, repr=False)
 class QuestionError(NearveilError, ValueError):
     """An argument of a question is invalid. Nothing was paid.
 
@@ -24,15 +25,14 @@ class QuestionError(NearveilError, ValueError):
     'k: at most 8, the items of an answer'
     """
 
-    def __init__(self, field: str, words: str) -> None:
-        super().__init__(f"{field}: {words}")
-        self.field, self.words = field, words
+    field: str
+    words: str
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling."""
-        return QuestionError, (self.field, self.words)
+    def __str__(self) -> str:
+        return f"{self.field}: {self.words}"
 
 
+@dataclass(eq=False, repr=False)
 class UnreachableError(NearveilError, ValueError):
     """No reply: no connection, a broken one, or a timeout.
 
@@ -43,27 +43,31 @@ class UnreachableError(NearveilError, ValueError):
         Whether a retry may help.
     """
 
-    def __init__(self, words: str, *, again: bool = True) -> None:
-        super().__init__(words)
-        self.again = again
+    words: str
+    _: KW_ONLY
+    again: bool = True
+
+    def __str__(self) -> str:
+        return self.words
 
 
 class ReplyError(NearveilError, ValueError):
     """A reply is not that of a nearveil server."""
 
 
+@dataclass(eq=False, repr=False)
 class DeclinedError(ReplyError):
     """The server declined, with a reason: `code` is for programs, such as "not_offered"."""
 
-    def __init__(self, status: int, code: str, words: str) -> None:
-        super().__init__(f"The server declined ({status} {code}): {words}")
-        self.status, self.code, self.words = status, code, words
+    status: int
+    code: str
+    words: str
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling."""
-        return DeclinedError, (self.status, self.code, self.words)
+    def __str__(self) -> str:
+        return f"The server declined ({self.status} {self.code}): {self.words}"
 
 
+@dataclass(eq=False, repr=False)
 class UnansweredError(NearveilError, ValueError):
     """A question was paid for and has no answer. If `again` is true, the same key repeats it at no cost.
 
@@ -75,52 +79,39 @@ class UnansweredError(NearveilError, ValueError):
         Whether repeating it can help: not if the map of the message has changed.
     """
 
-    def __init__(self, reason: str, key: str, *, again: bool = True) -> None:
-        super().__init__(f"{reason}. {retry_hint(key, again=again)}")
-        self.reason, self.key, self.again = reason, key, again
+    reason: str
+    key: str
+    _: KW_ONLY
+    again: bool = True
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling."""
-        return _unanswered, (self.reason, self.key, self.again)
+    def __str__(self) -> str:
+        if self.again:
+            return f"{self.reason}. It is paid for: key={self.key!r} asks the same again, for nothing"
+        return (
+            f"{self.reason}. It was paid for (key {self.key!r}), and its message is of no more use: a new question, "
+            "with a new key, pays anew"
+        )
 
 
-def _unanswered(reason: str, key: str, again: bool) -> UnansweredError:
-    return UnansweredError(reason, key, again=again)
-
-
+@dataclass(eq=False, repr=False)
 class UnfinishedError(NearveilError, ValueError):
     """One of many questions failed; those before it were answered. Continue with the same keys; none is paid twice.
 
     Attributes
     ----------
+    reason : str
     results : tuple of Nearest
         The answers to the rows before.
     keys : tuple of str
         Of all rows.
     """
 
-    def __init__(self, reason: str, results: Sequence["Nearest"], keys: Sequence[str]) -> None:
-        super().__init__(
-            f"rows[{len(results)}]: {reason}. nearest_many(rows, keys=error.keys) goes on, and pays for no key twice"
+    reason: str
+    results: "tuple[Nearest, ...]"
+    keys: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return (
+            f"rows[{len(self.results)}]: {self.reason}. nearest_many(rows, keys=error.keys) goes on, and pays for no "
+            "key twice"
         )
-        self.reason, self.results, self.keys = reason, tuple(results), tuple(keys)
-
-    def __reduce__(self) -> tuple[object, ...]:
-        """Survive pickling."""
-        return UnfinishedError, (self.reason, self.results, self.keys)
-
-
-def make_unanswered(error: Exception, key: str) -> UnansweredError:
-    """Return an error after a debit as one that names the key to retry."""
-    from nearveil.wire.client import OutdatedMapError  # imported late: importing the client stays fast
-
-    return UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
-
-
-def retry_hint(key: str, *, again: bool = True) -> str:
-    """Return how to retry a question that was paid for."""
-    if again:
-        return f"It is paid for: key={key!r} asks the same again, for nothing"
-    return (
-        f"It was paid for (key {key!r}), and its message is of no more use: a new question, with a new key, pays anew"
-    )

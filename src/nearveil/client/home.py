@@ -23,7 +23,7 @@ from nearveil.client.questions import (
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import FILTERING, TEXT, extraction_period, private_step, scoring_period
-from nearveil.client.transport import Request, make_refusal, read_frame
+from nearveil.client.transport import Request, read_body
 from nearveil.gallery.answers import ID_BYTES, ItemDetails
 from nearveil.privacy.checks import is_integer
 from nearveil.wire.codes import CodesGroup, CodesManifest
@@ -251,9 +251,7 @@ async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, traffi
     """Return the manifest, unless it lists more than `most` bytes."""
     limit = HEADER_BYTES + DEFAULT_LIMITS.codes_manifest
     response = await session.send(Request("codes", info.name, most=limit), traffic)
-    if response.status != 200:
-        raise make_refusal(response)
-    manifest = await asyncio.to_thread(CodesManifest.from_bytes, read_frame(response))
+    manifest = await asyncio.to_thread(CodesManifest.from_bytes, read_body(response))
     if manifest.gallery != info.name:
         raise ReplyError("The server sent the codes of another gallery")
     size = manifest.items * (ID_BYTES + manifest.width)
@@ -352,8 +350,4 @@ class _Download:
         response = await self.session.send(request, self.traffic)
         if self.traffic.received > self.most + HEADER_BYTES + DEFAULT_LIMITS.public_part:
             raise QuestionError("most", f"the server sent more than {self.most:,} bytes of codes")
-        if response.status == 404:  # the gallery has changed
-            return None
-        if response.status != 200:
-            raise make_refusal(response)
-        return read_frame(response)
+        return None if response.status == 404 else read_body(response)  # the gallery has changed

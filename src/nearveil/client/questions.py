@@ -15,12 +15,12 @@ import numpy as np
 from dp_accounting import NoOpDpEvent
 from numpy.typing import NDArray
 
-from nearveil.client.errors import QuestionError, UnansweredError, UnreachableError, make_unanswered
+from nearveil.client.errors import QuestionError, UnansweredError, UnreachableError
 from nearveil.client.images import FeatureMaker, Image
 from nearveil.client.results import Classified, Match, Nearest
 from nearveil.client.session import OPEN_ACCOUNT, CachedModel, Payer, Session, Traffic, fit_protocol, read_balance
 from nearveil.client.timing import choice_period, extraction_period, private_step, question_period, run_to_end
-from nearveil.client.transport import Response, make_refusal, read_frame
+from nearveil.client.transport import Response, read_body
 from nearveil.gallery.answers import (
     ID_BYTES,
     IMAGE_HEADER_BYTES,
@@ -38,7 +38,7 @@ from nearveil.privacy.noise import Source
 from nearveil.wire.client import ClientProtocol, OutdatedMapError, ProtocolError, center_rows, find_share, rank_answer
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.wire.messages import OUT_OF_RANGE, PublicPart, is_in_range, write_query
-from nearveil.wire.schema import GalleryInfo
+from nearveil.wire.schema import FRAME, GalleryInfo
 
 if TYPE_CHECKING:
     from nearveil.ledger import Debit
@@ -160,7 +160,8 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
                 )
                 return replace(result, remaining=remaining)
         except Exception as error:
-            raise make_unanswered(error, key) from error
+            again = not isinstance(error, OutdatedMapError)
+            raise UnansweredError(str(error).rstrip("."), key, again=again) from error
 
 
 @contextmanager
@@ -254,11 +255,9 @@ def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[
 
 def _read_reply(protocol: ClientProtocol, response: Response, extras: Extras) -> bytes:
     """Return the frame of an answer unread; raise if the server refuses."""
-    data = read_frame(response)
-    if response.status != 200:
-        protocol.read_answer(data, extras)  # raises the reason
-        raise make_refusal(response)
-    return data
+    if response.status >= 400 and response.media_type == FRAME:
+        protocol.read_answer(response.body, extras)  # raises the reason
+    return read_body(response)
 
 
 def _rank(

@@ -13,7 +13,7 @@ from nearveil.client.questions import NearestQuestion, limit_count, make_matches
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import private_step, scoring_period
-from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, make_refusal, read_etag, read_frame
+from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, read_body, read_etag
 from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, ItemDetails
 from nearveil.wire.client import center_rows
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
@@ -153,18 +153,14 @@ async def _fetch_seal(
     )
     if response.status == 304 and held is not None:
         return held
-    if response.status != 200:
-        raise make_refusal(response)
-    layout, hints = read_frame(response), []
+    layout, hints = read_body(response), []
     try:
         known = held.client if held is not None and held.client.can_update(layout) else None
         since = 0 if known is None else known.layout.version
         for part in range(2):
             most = HEADER_BYTES + DEFAULT_LIMITS.sealed_hint
             reply = await session.send(Request("hint", info.name, number=part, since=since, most=most), traffic)
-            if reply.status != 200:
-                raise make_refusal(reply)
-            hints.append(read_frame(reply))
+            hints.append(read_body(reply))
         client = await asyncio.to_thread(SealedClient if known is None else known.update, layout, hints)
     except (SealedError, WireError) as error:
         raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
@@ -175,10 +171,8 @@ async def _fetch_seal(
 
 
 async def _send(session: Session, info: GalleryInfo, body: bytes, most: int, traffic: Traffic) -> bytes:
-    response = await session.send(Request("sealed", info.name, body, secrets.token_hex(16), most=most), traffic)
-    if response.status != 200:
-        raise make_refusal(response)
-    return read_frame(response)
+    request = Request("sealed", info.name, body, secrets.token_hex(16), most=most)
+    return read_body(await session.send(request, traffic))
 
 
 def _read(decode: Any, *arguments: Any) -> Any:

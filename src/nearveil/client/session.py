@@ -4,8 +4,6 @@ import asyncio
 import hashlib
 import hmac
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,15 +14,15 @@ from nearveil.client.errors import QuestionError, ReplyError, UnreachableError
 from nearveil.client.images import FeatureMaker, Images, decode_images
 from nearveil.client.timing import Clock, extraction_period, private_step
 from nearveil.client.transport import (
+    BYTES,
+    HttpTransport,
+    LocalTransport,
     Request,
     Response,
-    Transport,
     make_printable,
-    make_refusal,
-    read_bytes,
+    read_body,
     read_etag,
-    read_frame,
-    read_json,
+    read_galleries,
 )
 from nearveil.gallery.answers import LARGEST_ORIGINAL
 from nearveil.mechanisms.base import MessageError
@@ -33,7 +31,7 @@ from nearveil.wire.client import ClientProtocol
 from nearveil.wire.client import Payer as _Payer
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.wire.messages import PublicPart, decode_frame
-from nearveil.wire.schema import MOST_MODEL, Galleries, GalleryInfo, GalleryKind
+from nearveil.wire.schema import MOST_MODEL, GalleryInfo, GalleryKind
 
 if TYPE_CHECKING:
     from nearveil.ledger import Debit
@@ -103,7 +101,7 @@ class Session:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: HttpTransport | LocalTransport,
         account: "Payer | None",
         features: FeatureMaker,
         retry_policy: RetryPolicy,
@@ -126,8 +124,7 @@ class Session:
 
     async def fetch_galleries(self, traffic: Traffic | None = None) -> tuple[GalleryInfo, ...]:
         """Fetch the list of galleries."""
-        response = await self.send(Request("galleries"), traffic or Traffic())
-        self._galleries = read_json(response, Galleries).galleries
+        self._galleries = read_galleries(await self.send(Request("galleries"), traffic or Traffic()))
         return self._galleries
 
     async def find_gallery(
@@ -176,14 +173,16 @@ class Session:
         response = await self.send(Request("map", info.name, candidates=candidates, etag=etag, most=most), traffic)
         if response.status == 304 and cached is not None:
             return cached
-        with self._forget_on_error(info.name):
-            if response.status != 200:
-                raise make_refusal(response)
-            public: PublicPart = await asyncio.to_thread(decode_frame, read_frame(response), PublicPart)
+        try:
+            public: PublicPart = await asyncio.to_thread(decode_frame, read_body(response), PublicPart)
             if candidates is not None and abs(public.candidates - candidates) > _SAME:
                 raise ReplyError("The server sent the map of another fraction than `candidates`")
             if public.fingerprint != info.fingerprint or len(public.mean) != info.dimension:
                 raise ReplyError("The features of the gallery have changed since it was listed; ask again")
+        except ValueError:  # the gallery has changed in an unexpected way: forget it
+            self._galleries = ()
+            self._maps = {place: entry for place, entry in self._maps.items() if place[0] != info.name}
+            raise
         self._maps[info.name, candidates] = read_etag(response), public
         for oldest in list(self._maps)[:-_MAX_MAPS]:
             del self._maps[oldest]
@@ -199,7 +198,7 @@ class Session:
         if cached is not None and cached.info.version == info.version:
             model = cached.model
         else:
-            body = read_bytes(await self.send(Request("model", info.name, most=MOST_MODEL), Traffic()))
+            body = read_body(await self.send(Request("model", info.name, most=MOST_MODEL), Traffic()), BYTES)
             if hashlib.sha256(body).hexdigest() != info.version:
                 raise ReplyError("The model is not the listed one: the gallery may have published a new one; ask again")
             model = await asyncio.to_thread(_read_model, body)
@@ -214,7 +213,7 @@ class Session:
             raise QuestionError("id", "it must be the id of an item, a whole number of 32 bits")
         info = await self.find_gallery(gallery, "open")
         request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
-        return read_bytes(await self.send(request, Traffic()))
+        return read_body(await self.send(request, Traffic()), BYTES)
 
     async def send_query(self, info: GalleryInfo, body: bytes, nonce: str, most: int, traffic: Traffic) -> Response:
         """Send the frame of a query. The same frame with the same nonce is the same request, at any time.
@@ -243,16 +242,6 @@ class Session:
                 return response
             await self.clock.pause(self._retry_policy.pause(attempt, response.retry_after))
         raise AssertionError("the last attempt returns or raises")
-
-    @contextmanager
-    def _forget_on_error(self, gallery: str) -> Iterator[None]:
-        """Drop cached facts of a gallery if it has changed in an unexpected way."""
-        try:
-            yield
-        except ValueError:
-            self._galleries = ()
-            self._maps = {place: entry for place, entry in self._maps.items() if place[0] != gallery}
-            raise
 
 
 def read_balance(account: "Payer | None") -> "Balance | None":

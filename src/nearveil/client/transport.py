@@ -11,13 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from nearveil.client.errors import DeclinedError, QuestionError, ReplyError, UnreachableError
-from nearveil.wire.schema import FRAME, KEY_HEADER, Galleries, Model, Problem
+from nearveil.wire.schema import FRAME, KEY_HEADER, Galleries, GalleryInfo, Problem
 
 if TYPE_CHECKING:
     import httpx
@@ -56,18 +56,6 @@ class Response:
     retry_after: float | None = None  # seconds
 
 
-class Transport(Protocol):
-    """Send requests. UnreachableError if no reply comes."""
-
-    async def send(self, request: Request) -> Response:
-        """Send one request and return its reply."""
-        ...
-
-    async def close(self) -> None:
-        """Close connections and files."""
-        ...
-
-
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 _HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
 _SECONDS = re.compile(r"[0-9]{1,9}")
@@ -85,52 +73,28 @@ _PATHS = {
 }
 
 
-@dataclass(frozen=True)
-class ServerAddress:
-    """The URL of a server, with connection options. Its representation hides the token.
+def _make_tls_context(
+    ca: str | Path | None, certificate: str | Path | tuple[str | Path, str | Path] | None
+) -> ssl.SSLContext | bool:
+    """Return the TLS context; True for the default."""
+    if ca is None and certificate is None:
+        return True
+    try:
+        if ca is None:
+            import certifi
 
-    `insecure` allows plain HTTP to other machines: anyone on the network path can then read token and messages.
-    `certificate` is the client's own: one file with certificate and key, or two. `transport` replaces the network in
-    tests.
-    """
-
-    url: str  # ``https://host:port``, with an optional path before ``/v1``
-    token: str = field(repr=False)
-    insecure: bool = False
-    timeout: float = 60.0  # seconds for one request with its reply
-    ca: str | Path | None = None  # certificates to trust in place of the system's
-    certificate: str | Path | tuple[str | Path, str | Path] | None = None
-    proxies: bool = False  # whether the proxies of the environment are used
-    transport: "httpx.AsyncBaseTransport | None" = field(default=None, repr=False)
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.token, str) or not _TOKEN.fullmatch(self.token):
-            raise QuestionError("token", "it must be the text that `nearveil token create` printed, without spaces")
-        if not self.timeout > 0:
-            raise QuestionError("timeout", "it must be a positive number of seconds")
-        object.__setattr__(self, "url", _check_url(self.url, insecure=self.insecure))
-
-    def make_context(self) -> ssl.SSLContext | bool:
-        """Return the TLS context; True for the default."""
-        if self.ca is None and self.certificate is None:
-            return True
+            ca = certifi.where()
+        context = ssl.create_default_context(cafile=str(ca))
+    except OSError:  # also ssl.SSLError
+        raise QuestionError("ca", "the file of certificates must be there, in PEM") from None
+    if certificate is not None:
+        pair = certificate if isinstance(certificate, tuple) else (certificate,)
         try:
-            if self.ca is None:
-                import certifi
-
-                context = ssl.create_default_context(cafile=certifi.where())
-            else:
-                context = ssl.create_default_context(cafile=str(self.ca))
-        except OSError:  # also ssl.SSLError
-            raise QuestionError("ca", "the file of certificates must be there, in PEM") from None
-        if self.certificate is not None:
-            pair = self.certificate if isinstance(self.certificate, tuple) else (self.certificate,)
-            try:
-                context.load_cert_chain(*map(str, pair))
-            except OSError:
-                words = "the files of certificate and key must be there, in PEM, and the key must fit"
-                raise QuestionError("certificate", words) from None
-        return context
+            context.load_cert_chain(*map(str, pair))
+        except OSError:
+            words = "the files of certificate and key must be there, in PEM, and the key must fit"
+            raise QuestionError("certificate", words) from None
+    return context
 
 
 def _check_url(url: str, *, insecure: bool) -> str:
@@ -161,59 +125,73 @@ def _is_loopback(host: str) -> bool:
 
 
 class HttpTransport:
-    """Send requests to a server, on an event loop."""
+    """Send requests to a server, on an event loop.
 
-    def __init__(self, address: ServerAddress) -> None:
-        import httpx
+    `insecure` allows plain HTTP to other machines: anyone on the network path can then read token and messages.
+    `certificate` is the client's own: one file with certificate and key, or two. `transport` replaces the network in
+    tests.
+    """
 
+    index: "Index | None" = None
+
+    def __init__(
+        self,
+        url: str,  # ``https://host:port``, with an optional path before ``/v1``
+        token: str | None,
+        *,
+        insecure: bool = False,
+        timeout: float = 60.0,  # seconds for one request with its reply
+        ca: str | Path | None = None,  # certificates to trust in place of the system's
+        certificate: str | Path | tuple[str | Path, str | Path] | None = None,
+        proxies: bool = False,  # whether the proxies of the environment are used
+        transport: "httpx.AsyncBaseTransport | None" = None,
+    ) -> None:
+        try:
+            import httpx
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError('a server is asked with httpx: pip install "nearveil[client]"') from missing
         import nearveil
 
-        self._address = address
+        if not isinstance(token, str) or not _TOKEN.fullmatch(token):
+            raise QuestionError("token", "a server needs the text that `nearveil token create` printed there")
+        if not timeout > 0:
+            raise QuestionError("timeout", "it must be a positive number of seconds")
+        self.url, self._timeout = _check_url(url, insecure=insecure), timeout
         self._client = httpx.AsyncClient(
             headers={
                 "Accept-Encoding": "identity",  # a compressed reply could grow
-                "Authorization": f"Bearer {address.token}",
+                "Authorization": f"Bearer {token}",
                 "User-Agent": f"nearveil/{nearveil.__version__}",
             },
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),  # none is accepted or sent
-            verify=address.make_context(),
+            verify=_make_tls_context(ca, certificate),
             follow_redirects=False,
-            timeout=httpx.Timeout(address.timeout),
-            trust_env=address.proxies,
-            transport=address.transport,
+            timeout=httpx.Timeout(timeout),
+            trust_env=proxies,
+            transport=transport,
         )
 
     async def send(self, request: Request) -> Response:
-        """Send a request and return its reply, within the timeout."""
+        """Send a request and return its reply, within the timeout; UnreachableError if none comes."""
         import httpx
 
-        url = self._address.url
         try:
-            async with asyncio.timeout(self._address.timeout):
+            async with asyncio.timeout(self._timeout):
                 return await self._exchange(request)
         except (TimeoutError, httpx.TimeoutException):
-            words, again = (
-                f"Timeout: no complete reply from {url} within {self._address.timeout:g} s",
-                True,
-            )
+            words, again = f"Timeout: no complete reply from {self.url} within {self._timeout:g} s", True
         except httpx.InvalidURL:
-            words, again = f"{url} is not a valid URL", False
+            words, again = f"{self.url} is not a valid URL", False
         except (httpx.HTTPError, OSError) as error:
-            trusted = "CERTIFICATE_VERIFY_FAILED" not in str(error)
-            words, again = (
-                f"Cannot reach {url}, or it disconnected: {make_printable(str(error))}{self._hint(error)}",
-                trusted,
-            )
+            reason, hint = str(error), ""
+            if self.url.startswith("https"):
+                hint = "; does it speak plain http?" if "WRONG_VERSION_NUMBER" in reason else ""
+            elif isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)):
+                hint = "; does it speak https?"
+            words = f"Cannot reach {self.url}, or it disconnected: {make_printable(reason)}{hint}"
+            again = "CERTIFICATE_VERIFY_FAILED" not in reason
         # Raised here, without a cause: errors of httpx hold the request, and it holds the token.
         raise UnreachableError(words, again=again)
-
-    def _hint(self, error: Exception) -> str:
-        """Return a hint if one side seems to use TLS and the other does not."""
-        import httpx
-
-        if self._address.url.startswith("https"):
-            return "; does it speak plain http?" if "WRONG_VERSION_NUMBER" in str(error) else ""
-        return "; does it speak https?" if isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError)) else ""
 
     async def close(self) -> None:
         """Close all connections."""
@@ -224,15 +202,17 @@ class HttpTransport:
             headers = reply.headers
             if headers.get("content-encoding", "identity") != "identity":
                 raise ReplyError("The reply is compressed, but the request did not allow that")
-            declared = headers.get("content-length", "")
-            if _SECONDS.fullmatch(declared) and int(declared) > request.most:
+            declared = headers.get("content-length", "0")
+            size, parts = int(declared) if _SECONDS.fullmatch(declared) else 0, []
+            if size <= request.most:
+                size = 0
+                async for part in reply.aiter_raw():
+                    parts.append(part)
+                    size += len(part)
+                    if size > request.most:
+                        break
+            if size > request.most:
                 raise ReplyError(f"The reply is larger than {request.most} bytes")
-            parts, size = [], 0
-            async for part in reply.aiter_raw():
-                size += len(part)
-                if size > request.most:
-                    raise ReplyError(f"The reply is larger than {request.most} bytes")
-                parts.append(part)
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
             pause = headers.get("retry-after", "")
             return Response(
@@ -245,63 +225,46 @@ class HttpTransport:
 
     def _to_http(self, request: Request) -> dict[str, Any]:
         """Return method, URL, headers and body of a request."""
-        headers, params, path = (
-            {"Accept": _MEDIA_TYPES.get(request.endpoint, FRAME)},
-            {},
-            f"{self._address.url}/v1/galleries",
-        )
+        path = f"{self.url}/v1/galleries"
         if request.endpoint != "galleries":
             path += f"/{quote(request.gallery, safe='')}{_PATHS[request.endpoint].format(request.number)}"
+        headers = {"Accept": _MEDIA_TYPES.get(request.endpoint, FRAME)}
         if request.endpoint in ("query", "sealed"):
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
             return {"method": "POST", "url": path, "headers": headers, "content": request.body}
         if request.etag:
             headers["If-None-Match"] = request.etag
+        params = {}
         if request.candidates is not None:
             params["candidates"] = repr(float(request.candidates))
         if request.blocks is not None:
-            params["blocks"] = write_blocks(request.blocks)
+            params["blocks"] = ",".join(map(str, request.blocks)) or "none"
         if request.since:
             params["since"] = str(request.since)
         return {"method": "GET", "url": path, "headers": headers, "params": params}
 
-
-def write_blocks(blocks: tuple[int, ...]) -> str:
-    """Return the blocks of a group as the parameter of a URL."""
-    return ",".join(map(str, blocks)) or "none"
-
-
-M = TypeVar("M", bound=Model)
 
 _SEALED_BUILD = 600.0  # seconds to build the index for sealed questions of a local gallery
 LONGEST_WORDS = 500  # characters of a server's words
 _ETAG = re.compile(r'(?:W/)?"[\x21\x23-\x7e]{1,200}"')
 
 
-def read_frame(response: Response) -> bytes:
-    """Return the frame of a reply, of any status: its kind tells replies apart."""
-    if response.media_type != FRAME or 300 <= response.status < 400:
+def read_body(response: Response, media_type: str = FRAME) -> bytes:
+    """Return the body of a successful reply; raise the reason of any other."""
+    if response.status != 200 or response.media_type != media_type:
         raise make_refusal(response)
     return response.body
 
 
-def read_json(response: Response, form: type[M]) -> M:
-    """Return the validated JSON of a reply."""
-    if response.status != 200 or response.media_type != JSON:
-        raise make_refusal(response)
+def read_galleries(response: Response) -> tuple[GalleryInfo, ...]:
+    """Return the validated galleries of a reply."""
     try:
-        model = form.model_validate_json(response.body)
+        listing = Galleries.model_validate_json(read_body(response, JSON))
     except ValidationError:
         raise ReplyError("The server's reply is not that of a nearveil server") from None
-    _check_text(model.model_dump())
-    return model
-
-
-def read_bytes(response: Response) -> bytes:
-    """Return the bytes of a reply."""
-    if response.status != 200 or response.media_type != BYTES:
-        raise make_refusal(response)
-    return response.body
+    if not _is_printable(listing.model_dump()):
+        raise ReplyError("The server's reply holds unprintable text")
+    return listing.galleries
 
 
 def read_etag(response: Response) -> str:
@@ -328,48 +291,41 @@ def make_printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text[:LONGEST_WORDS])
 
 
-def _check_text(value: Any) -> None:
-    """Refuse unprintable text at any depth."""
+def _is_printable(value: Any) -> bool:
+    """Return whether all text of a value of JSON is printable, at any depth."""
     if isinstance(value, str):
-        if not value.isprintable():
-            raise ReplyError("The server's reply holds unprintable text")
-    elif isinstance(value, dict):
-        for item in value.items():
-            _check_text(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _check_text(item)
+        return value.isprintable()
+    if isinstance(value, dict):
+        return all(map(_is_printable, value.items()))
+    return not isinstance(value, (list, tuple)) or all(map(_is_printable, value))
 
 
 class LocalTransport:
-    """Send requests to a gallery in this process, in threads. Close the gallery if it is `owned`."""
+    """Send requests to a gallery in this process, in threads.
 
-    def __init__(self, gallery: "Gallery", *, owned: bool, index: "Index | None" = None) -> None:
-        self._gallery, self._owned = gallery, owned
-        self.index = index  # of a folder, opened by its owner: searching it sends nothing to anybody
+    An index is opened by its folder or URL, and closed; the caller keeps an open index or gallery.
+    """
 
-    @classmethod
-    def open(cls, source: "str | os.PathLike[str] | Index | Gallery") -> "LocalTransport":
-        """Open an index by its folder or URL; the caller keeps an open index or gallery."""
+    def __init__(self, source: "str | os.PathLike[str] | Index | Gallery") -> None:
         from nearveil.gallery import Index
         from nearveil.server.galleries import OFFERS, OpenGallery
 
-        owned = isinstance(source, (str, os.PathLike))
+        self._owned = isinstance(source, (str, os.PathLike))
         if isinstance(source, (str, os.PathLike)):
             source = Index.open(os.fspath(source))
-        index = None
+        self.index: Index | None = None  # of a folder, opened by its owner: searching it sends nothing to anybody
         if isinstance(source, Index):
             if source.sealed_file is not None:  # not in PostgreSQL, whose server would see what is searched
-                index = source
+                self.index = source
             source = OpenGallery(source, "local", offers=OFFERS)  # all of them: its owner asks
-        return cls(source, owned=owned, index=index)
+        self._gallery = source
 
     async def send(self, request: Request) -> Response:
         """Ask the gallery, and return the reply that a server would send."""
         return await asyncio.to_thread(self._reply, request)
 
     async def close(self) -> None:
-        """Close the gallery if it is owned."""
+        """Close the gallery if it was opened here."""
         if self._owned:
             await asyncio.to_thread(self._gallery.close)
 
