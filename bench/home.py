@@ -124,12 +124,12 @@ def measure(items: int, dimension: int) -> dict[str, Any]:
             seconds_change, copy = timed(client.sync)
         here.send("end")
         process.join(60)
-        seconds_load, _ = timed(lambda: copy.search(np.ones((1, dimension)), 8))
+        seconds_load, _ = timed(lambda: copy.load().search(np.ones((1, dimension)), 8))
         rows = copy.load().public.table.decode(copy.load().codes)
         flat = faiss.IndexFlatIP(rows.shape[1])
         flat.add(rows)
         queries = clustered(QUERIES, dimension, 1)
-        at_home = [timed(lambda row=row: copy.search(row[None], 8))[0] for row in queries]  # type: ignore[misc]
+        at_home = [timed(lambda row=row: copy.load().search(row[None], 8))[0] for row in queries]  # type: ignore[misc]
         by_faiss = [timed(lambda row=row: flat.search(row[None], 8))[0] for row in queries]  # type: ignore[misc]
     return {
         "items": items, "dimension": dimension, "build_s": seconds_build, "bytes": size, "first_s": cold,

@@ -579,35 +579,25 @@ def test_all_forms_of_an_image_are_one_image(tmp_path: Path) -> None:
     pytest.importorskip("skimage")
     from nearveil.client.images import FeatureMaker
     from nearveil.features import HogColor
-    from nearveil.wire.schema import GalleryInfo
 
     pixels = np.random.default_rng(0).integers(0, 256, (40, 50, 3), dtype=np.uint8)
     picture = pillow.fromarray(pixels)
     picture.save(tmp_path / "me.png")
     tool = HogColor()
-    info = GalleryInfo(
-        name="birds",
-        kind="open",
-        candidates=(0.1,),
-        offers=(),
-        extractor="",
-        fingerprint=tool.fingerprint,
-        dimension=tool.dimension,
-        revision=1,
-    )
+    gallery = tool.fingerprint, tool.dimension
     forms = [tmp_path / "me.png", str(tmp_path / "me.png"), (tmp_path / "me.png").read_bytes(), picture, pixels]
     expected = tool.extract([pixels])[0]
-    rows = FeatureMaker(None).rows([*forms, expected], info)
+    rows = FeatureMaker(None).rows([*forms, expected], *gallery)
     assert all((row == expected).all() for row in rows)
     clear = pillow.fromarray(np.zeros((40, 50, 4), np.uint8))  # transparent: white, as in a file
     white = tool.extract([np.full((40, 50, 3), 255, np.uint8)])[0]
-    assert (FeatureMaker(tool).rows([clear], info)[0] == white).all()
+    assert (FeatureMaker(tool).rows([clear], *gallery)[0] == white).all()
     inks = picture.convert("CMYK")
-    assert (FeatureMaker(tool).rows([inks], info)[0] == tool.extract([np.asarray(inks.convert("RGB"))])[0]).all()
+    assert (FeatureMaker(tool).rows([inks], *gallery)[0] == tool.extract([np.asarray(inks.convert("RGB"))])[0]).all()
     with pytest.raises(ValueError, match="neither RGB nor grey"):
-        FeatureMaker(tool).rows([picture.convert("LAB")], info)
+        FeatureMaker(tool).rows([picture.convert("LAB")], *gallery)
     with pytest.raises(QuestionError, match="another extractor than HOG"):
-        FeatureMaker(tool).rows([pixels], info.model_copy(update={"fingerprint": "other"}))
+        FeatureMaker(tool).rows([pixels], "other", tool.dimension)
 
 
 def test_random_keys_are_made_where_none_is_given(here: Scene) -> None:

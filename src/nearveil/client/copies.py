@@ -17,7 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import ItemDetails, Rows, Singles, encode_name, read_details
-from nearveil.privacy.checks import is_integer
 from nearveil.storage import flush_folder, make_private_folder
 from nearveil.wire.client import center_rows
 from nearveil.wire.codes import Block, CodesGroup, CodesManifest
@@ -42,7 +41,7 @@ class HomeCopy:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder, self._lock = Path(folder), threading.Lock()
+        self.folder, self._lock = Path(folder), threading.Lock()
         self._loaded: LoadedCopy | None = None
         self.manifest: CodesManifest | None = None
         self.public: PublicPart | None = None
@@ -54,7 +53,7 @@ class HomeCopy:
         """Load the manifest and the public part, if the folder holds a complete copy."""
         self.is_corrupted = False
         try:
-            manifest_bytes, public_bytes = ((self._folder / name).read_bytes() for name in (_MANIFEST, _PUBLIC))
+            manifest_bytes, public_bytes = ((self.folder / name).read_bytes() for name in (_MANIFEST, _PUBLIC))
             manifest, public = CodesManifest.from_bytes(manifest_bytes), decode_frame(public_bytes, PublicPart)
         except (FileNotFoundError, NotADirectoryError):
             return
@@ -63,28 +62,12 @@ class HomeCopy:
             self.is_corrupted = True
             return
         except OSError as error:
-            raise HomeError(f"Cannot read the local copy in {self._folder}: {error.strerror}.") from error
+            raise HomeError(f"Cannot read the local copy in {self.folder}: {error.strerror}.") from error
         if manifest.public_digest == public.public_digest:  # else it was killed between the two files
             self.manifest, self.public = manifest, public
 
     def __len__(self) -> int:
         return 0 if self.manifest is None else self.manifest.items
-
-    @property
-    def folder(self) -> Path:
-        """Folder of the copy."""
-        return self._folder
-
-    def search(self, rows: ArrayLike, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
-        """Return ids and scores, shape (q, k), of the items nearest to private features, shape (q, d), best first.
-
-        Nothing is sent or paid.
-        """
-        return self.load().search(rows, k)
-
-    def texts(self, ids: ArrayLike, column: str = "names") -> list[str]:
-        """Return the names, or the texts of another column, of items; empty if the gallery offers none."""
-        return self.load().texts(np.asarray(ids, np.int64), column)
 
     def load(self) -> "LoadedCopy":
         """Load the copy into memory, unless it is there; HomeError if it is missing or corrupted.
@@ -98,15 +81,15 @@ class HomeCopy:
                 if self.is_corrupted:
                     raise self._make_corruption_error()
                 if self.manifest is None or self.public is None or not self.manifest.items:
-                    raise HomeError(f"No local copy in {self._folder}; run `nearveil sync` first.")
+                    raise HomeError(f"No local copy in {self.folder}; run `nearveil sync` first.")
                 self._loaded = LoadedCopy(self.public, self.manifest, self._read_blocks(self.manifest))
             return self._loaded
 
     def _read_blocks(self, manifest: CodesManifest) -> list[Block]:
         blocks: list[Block] = []
-        for number, digest in manifest.groups.items():
+        for number in manifest.groups:
             group = self.read_group(number)
-            if group is None or group.digest != digest:
+            if group is None:
                 raise self._make_corruption_error()
             blocks.extend(group.read_blocks(manifest.width, len(manifest.columns)))
         if sum(len(block.ids) for block in blocks) != manifest.items:
@@ -119,32 +102,28 @@ class HomeCopy:
         All files are read and compared with their digests, so that a corrupted one is fetched again.
         """
         is_same = self.manifest is not None and self.manifest.public_digest == manifest.public_digest
-        stored = self.manifest.groups if is_same and self.manifest is not None else {}
         changed = {}
         for number, digest in manifest.groups.items():
-            if stored.get(number) != digest or not self._is_intact(number):
-                changed[number] = stored.get(number) not in (None, digest) and self._is_intact(number)
+            stored = self.read_group(number) if is_same else None
+            if stored is None or stored.digest != digest:
+                changed[number] = stored is not None
         return changed
-
-    def _is_intact(self, number: int) -> bool:
-        """Return whether the file of a group exists and has the group's digest."""
-        group = self.read_group(number)
-        return group is not None and self.manifest is not None and group.digest == self.manifest.groups.get(number)
 
     def read_group(self, number: int) -> CodesGroup | None:
         """Return a stored group; None if it is missing or corrupted."""
         digest = self.manifest.groups.get(number) if self.manifest is not None else None
         try:
-            return None if digest is None else CodesGroup.from_bytes(self._path(digest).read_bytes())
+            group = None if digest is None else CodesGroup.from_bytes(self._path(digest).read_bytes())
         except (WireError, OSError):
             return None
+        return group if group is not None and group.digest == digest else None
 
     def write_group(self, group: CodesGroup) -> None:
         """Store a whole group. It is part of the copy once :meth:`commit` names it."""
         if group.blocks.keys() != group.digests.keys():
             raise WireError("a group must have all of its blocks")
-        with _report_disk_errors(self._folder):
-            make_private_folder(self._folder)
+        with _report_disk_errors(self.folder):
+            make_private_folder(self.folder)
             _write_file(self._path(group.digest), group.to_bytes())
 
     def commit(self, manifest: CodesManifest, public: PublicPart) -> None:
@@ -154,22 +133,22 @@ class HomeCopy:
             raise HomeError(f"{len(missing)} groups are missing; run `nearveil sync` again")
         if manifest.public_digest != public.public_digest or manifest.width != public.table.width:
             raise WireError("the codes are of another map than the public part; run `nearveil sync` again")
-        with self._lock, _report_disk_errors(self._folder):
-            make_private_folder(self._folder)
-            _write_file(self._folder / _PUBLIC, public.to_bytes())
-            _write_file(self._folder / _MANIFEST, manifest.to_bytes())
-            flush_folder(self._folder)
+        with self._lock, _report_disk_errors(self.folder):
+            make_private_folder(self.folder)
+            _write_file(self.folder / _PUBLIC, public.to_bytes())
+            _write_file(self.folder / _MANIFEST, manifest.to_bytes())
+            flush_folder(self.folder)
             self.manifest, self.public, self._loaded, self.is_corrupted = manifest, public, None, False
         used = {self._path(digest).name for digest in manifest.groups.values()}
-        for path in self._folder.iterdir():
+        for path in self.folder.iterdir():
             if _DELETABLE.fullmatch(path.name) and path.name not in used:  # never files of other programs
                 path.unlink(missing_ok=True)
 
     def lock(self) -> BinaryIO | None:
         """Lock the copy for one writer until the returned file is closed; return None if another has the lock."""
-        with _report_disk_errors(self._folder):
-            make_private_folder(self._folder)
-            file = (self._folder / _LOCK).open("ab")
+        with _report_disk_errors(self.folder):
+            make_private_folder(self.folder)
+            file = (self.folder / _LOCK).open("ab")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -179,10 +158,10 @@ class HomeCopy:
         return file
 
     def _make_corruption_error(self) -> HomeError:
-        return HomeError(f"The local copy in {self._folder} is corrupted; run `nearveil sync` or Client.sync().")
+        return HomeError(f"The local copy in {self.folder} is corrupted; run `nearveil sync` or Client.sync().")
 
     def _path(self, digest: bytes) -> Path:
-        return self._folder / f"{digest.hex()}.codes"
+        return self.folder / f"{digest.hex()}.codes"
 
 
 class LoadedCopy:
@@ -272,10 +251,7 @@ class LoadedCopy:
 
         With fewer than k `matching` items, ids and scores are as many.
         """
-        queries = center_rows(self.public, rows)
-        if not is_integer(k, 1, len(self)):
-            raise ValueError(f"k must be a whole number from 1 to {len(self)}, the items of the copy")
-        table = self.public.table
+        queries, table = center_rows(self.public, rows), self.public.table
         n_scored, options = self.count_scored(k), {}
         if matching is not None:
             n_matching = int(matching.sum())
@@ -298,21 +274,13 @@ class LoadedCopy:
 
         Invalid metadata of an item counts as empty. An error here would depend on the query.
         """
-        if not self.has_metadata:
-            return [ItemDetails(name) for name in self.texts(ids, "names")]
-        return [_read_details_or_empty(content) for content in self._read_column(ids, _METADATA)]
-
-    def texts(self, ids: NDArray[np.int64], column: str) -> list[str]:
-        """Return the text of each id in a column; empty if there is no such column."""
-        return [encode_name(content.decode(errors="replace")).decode() for content in self._read_column(ids, column)]
+        if self.has_metadata:
+            return [_read_details_or_empty(content) for content in self._read_column(ids, _METADATA)]
+        names = self._read_column(ids, "names") if "names" in self._columns else [b""] * len(ids)
+        return [ItemDetails(encode_name(content.decode(errors="replace")).decode()) for content in names]
 
     def _read_column(self, ids: NDArray[np.int64], column: str) -> list[bytes]:
-        if column not in self._columns:
-            return [b""] * len(ids)
-        positions = np.searchsorted(self.ids, ids)
-        if (positions == len(self.ids)).any() or (self.ids[positions] != ids).any():
-            raise ValueError("ids must be of items of the copy")
-        number, contents = self._columns.index(column), []
+        number, contents, positions = self._columns.index(column), [], np.searchsorted(self.ids, ids)
         blocks = np.searchsorted(self._edges, positions, side="right") - 1
         for block, offset in zip(blocks.tolist(), (positions - self._edges[blocks]).tolist(), strict=True):
             ends, text = self._texts[block][number]

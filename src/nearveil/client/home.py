@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -26,6 +27,7 @@ from nearveil.client.timing import FILTERING, TEXT, extraction_period, private_s
 from nearveil.client.transport import Request, read_body
 from nearveil.gallery.answers import ID_BYTES, ItemDetails
 from nearveil.privacy.checks import is_integer
+from nearveil.storage import data_folder
 from nearveil.wire.codes import CodesGroup, CodesManifest
 from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
 from nearveil.wire.schema import GalleryInfo
@@ -51,21 +53,16 @@ class HomeCopies:
     """The local copies of the galleries of a server."""
 
     def __init__(self, folder: Path | None, url: str) -> None:
-        self._folder, self._url = folder, url
+        self._folder = folder or data_folder() / "home" / hashlib.sha256(url.encode()).hexdigest()[:16]
         self._copies: dict[str, HomeCopy] = {}
-
-    @property
-    def folder(self) -> Path:
-        """Folder of all copies."""
-        if self._folder is not None:
-            return self._folder
-        from nearveil.storage import data_folder
-
-        return data_folder() / "home" / hashlib.sha256(self._url.encode()).hexdigest()[:16]
 
     def find(self, gallery: str | None) -> HomeCopy | None:
         """Return the copy of a gallery, or the only copy; None if there is none. Nothing is sent."""
-        names = [gallery] if gallery is not None else self._list_names()
+        folder = self._folder
+        if gallery is not None:
+            names = [gallery]
+        else:
+            names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
         copies = [copy for copy in map(self.open, names) if len(copy) or copy.is_corrupted]
         if len(copies) > 1:
             raise QuestionError("gallery", f"there are copies of {', '.join(names)}: name one of them")
@@ -74,11 +71,12 @@ class HomeCopies:
     def open(self, gallery: str) -> HomeCopy:
         """Return the copy of a gallery; it may be empty."""
         if gallery not in self._copies:
-            self._copies[gallery] = HomeCopy(self.folder / gallery)
+            self._copies[gallery] = HomeCopy(self._folder / gallery)
         return self._copies[gallery]
 
-    def _list_names(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.is_dir() else []
+
+class _GalleryChangedError(Exception):
+    """The gallery has changed since its manifest was fetched."""
 
 
 async def sync_codes(
@@ -98,10 +96,12 @@ async def sync_codes(
             public = copy.public
             if public is None or public.public_digest != manifest.public_digest:
                 public = await session.fetch_map(info, None, traffic)
-            if public.public_digest == manifest.public_digest and await download.fetch_all(manifest):
-                await asyncio.to_thread(copy.commit, manifest, public)
-                copy.fetched = traffic.received
-                return copy
+            with suppress(_GalleryChangedError):
+                if public.public_digest == manifest.public_digest:
+                    await download.fetch_all(manifest)
+                    await asyncio.to_thread(copy.commit, manifest, public)
+                    copy.fetched = traffic.received
+                    return copy
             await session.clock.pause(float(attempt))
     raise ReplyError("The gallery changes faster than it can be fetched; run `nearveil sync` later")
 
@@ -138,12 +138,11 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     if is_mapping and not loaded.has_metadata:
         raise QuestionError("where", "this copy holds no metadata: leave it out, or ask the operator to offer it")
     pairs = await asyncio.to_thread(loaded.count_pairs) if is_mapping else None
-    count, info = limit_count(question.k, len(loaded), "the copy"), _describe(loaded)
-    since = session.clock.now()
+    count, since = limit_count(question.k, len(loaded), "the copy"), session.clock.now()
     filtered = question.where is not None and not is_mapping
     period = extraction_period([question.query]) + search_period(loaded, count, filtered=filtered, pairs=pairs)
     async with private_step(session, since, period):
-        return await asyncio.to_thread(_search, loaded, info, session.features, question, count)
+        return await asyncio.to_thread(_search, loaded, session.features, question, count)
 
 
 def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | None = None) -> float:
@@ -161,11 +160,9 @@ def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | 
     return _SEARCH + comparing + scoring_period(public.table, features, n_scored) + reading
 
 
-def _search(
-    copy: LoadedCopy, info: GalleryInfo, features: FeatureMaker, question: NearestQuestion, count: int
-) -> Nearest:
+def _search(copy: LoadedCopy, features: FeatureMaker, question: NearestQuestion, count: int) -> Nearest:
     """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
-    (row,) = features.rows([question.query], info)
+    (row,) = features.rows([question.query], copy.public.fingerprint, len(copy.public.mean))
     where, matching, n_ranked = question.where, None, count
     if isinstance(where, Mapping):
         matching, where = copy.find_matching(where), None
@@ -177,13 +174,7 @@ def _search(
         matches=matches,
         way="home",
         guarantee=_GUARANTEE,
-        key="",
-        repeated=False,
         n_candidates=len(copy),
-        set=None,
-        n_sets=0,
-        bytes_sent=0,
-        bytes_received=0,
         names={match.id: match.name for match in matches},
         expected_share=1.0,
     )
@@ -201,7 +192,7 @@ async def search_index(session: Session, question: NearestQuestion, index: "Inde
 def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, question: NearestQuestion) -> Nearest:
     """Search an index; with a filter, read more items until enough pass it."""
     index.assert_open()
-    (row,) = features.rows([question.query], info)
+    (row,) = features.rows([question.query], info.fingerprint, info.dimension)
     size = len(index)
     count = limit_count(question.k, size, "the index")
     n_read = count if question.where is None else min(size, _FIRST_READ * count)
@@ -220,30 +211,9 @@ def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, que
         matches=matches,
         way="index",
         guarantee=NOTHING_SENT,
-        key="",
-        repeated=False,
         n_candidates=size,
-        set=None,
-        n_sets=0,
-        bytes_sent=0,
-        bytes_received=0,
         names={match.id: match.name for match in matches},
         expected_share=1.0,
-    )
-
-
-def _describe(copy: LoadedCopy) -> GalleryInfo:
-    """Return the gallery of a copy, without a request."""
-    public, manifest = copy.public, copy.manifest
-    return GalleryInfo(
-        name=manifest.gallery,
-        kind="open",
-        candidates=(public.candidates,),
-        offers=("codes",),
-        extractor=public.extractor,
-        fingerprint=public.fingerprint,
-        dimension=len(public.mean),
-        revision=manifest.revision,
     )
 
 
@@ -273,48 +243,38 @@ class _Download:
     unpacked: int = 0
     unpacking: asyncio.Lock = field(default_factory=asyncio.Lock)
 
-    async def fetch_all(self, manifest: CodesManifest) -> bool:
-        """Fetch the groups that the copy lacks; return False if the gallery has changed since the manifest."""
+    async def fetch_all(self, manifest: CodesManifest) -> None:
+        """Fetch the groups that the copy lacks."""
         changed = await asyncio.to_thread(self.copy.find_changed, manifest)
-        pending, done = list(changed.items())[::-1], 0
+        pending, done = iter(changed.items()), 0
         report = self.progress or (lambda *_: None)
         report(0, len(changed))
 
-        async def fetch_groups() -> bool:
+        async def fetch_groups() -> None:
             nonlocal done
-            while pending:
-                number, is_update = pending.pop()
-                if not await self._fetch(number, manifest, is_update=is_update):
-                    return False
+            for number, is_update in pending:  # each is taken by one task
+                await self._fetch(number, manifest, is_update=is_update)
                 done += 1
                 report(done, len(changed))
-            return True
 
         tasks = [asyncio.ensure_future(fetch_groups()) for _ in range(_PARALLEL)]  # one writes while others are sent
         try:
-            return all(await asyncio.gather(*tasks))
+            await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # nothing is written after this
 
-    async def _fetch(self, number: int, manifest: CodesManifest, *, is_update: bool) -> bool:
-        """Fetch and write a group, or only the changed blocks of a group that the copy has in an older version.
-
-        Return False if the gallery has changed since the manifest.
-        """
+    async def _fetch(self, number: int, manifest: CodesManifest, *, is_update: bool) -> None:
+        """Fetch and write a group, or only the changed blocks of a group that the copy has in an older version."""
         blocks: tuple[int, ...] | None = None
         if is_update:
             listing = await self._request(number, ())
-            if listing is None:
-                return False
             async with self.unpacking:  # the stored group may be large: it is dropped before others unpack
                 stored = (await self._load_stored(number)).digests
                 digests = (await self._unpack(number, listing)).digests
             blocks = tuple(block for block, digest in digests.items() if stored.get(block) != digest)
         content = listing if blocks == () else await self._request(number, blocks)
-        if content is None:
-            return False
         async with self.unpacking:
             group = await self._unpack(number, content)
             if is_update:
@@ -326,11 +286,10 @@ class _Download:
                 }
                 group = CodesGroup(number, group.digests, merged)
             if group.digest != manifest.groups[number] or group.blocks.keys() != group.digests.keys():
-                return False
+                raise _GalleryChangedError
             # Before anything of the copy is replaced: a digest does not show that bytes are valid.
             await asyncio.to_thread(group.check_blocks, manifest.width, len(manifest.columns))
             await asyncio.to_thread(self.copy.write_group, group)
-            return True
 
     async def _load_stored(self, number: int) -> CodesGroup:
         return await asyncio.to_thread(self.copy.read_group, number) or CodesGroup(number, {})
@@ -344,10 +303,12 @@ class _Download:
             raise QuestionError("most", f"the gallery's codes and texts have more than {self.most:,} bytes, unpacked")
         return group
 
-    async def _request(self, number: int, blocks: tuple[int, ...] | None) -> bytes | None:
+    async def _request(self, number: int, blocks: tuple[int, ...] | None) -> bytes:
         limit = HEADER_BYTES + DEFAULT_LIMITS.codes_group
         request = Request("group", self.info.name, number=number, blocks=blocks, most=limit)
         response = await self.session.send(request, self.traffic)
         if self.traffic.received > self.most + HEADER_BYTES + DEFAULT_LIMITS.public_part:
             raise QuestionError("most", f"the server sent more than {self.most:,} bytes of codes")
-        return None if response.status == 404 else read_body(response)  # the gallery has changed
+        if response.status == 404:
+            raise _GalleryChangedError
+        return read_body(response)

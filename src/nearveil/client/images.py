@@ -15,7 +15,6 @@ from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS
 from nearveil.privacy.checks import as_rows, normalize_rows
 from nearveil.wire.messages import OUT_OF_RANGE, is_in_range
-from nearveil.wire.schema import GalleryInfo
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
 """A path, the bytes of a file, an image of Pillow, pixels (height, width, 3) in uint8; or a feature of any library."""
@@ -30,21 +29,21 @@ class FeatureMaker:
         self._extractor = extractor
         self._gallery_extractors: dict[str, Extractor] = {}
 
-    def rows(self, images: Images, info: GalleryInfo) -> list[NDArray[Any]]:
-        """Return the features of images; vectors are passed through."""
+    def rows(self, images: Images, fingerprint: str, dimension: int) -> list[NDArray[Any]]:
+        """Return the features of images for a gallery, by its extractor; vectors are passed through."""
         arrays = decode_images(images)
-        rows = self.extract(arrays, info)
-        self.check(arrays, rows, info)
+        rows = self.extract(arrays, fingerprint)
+        self.check(arrays, rows, fingerprint, dimension)
         return rows
 
     def needs_gallery(self, images: Images) -> bool:
         """Return whether only the gallery names the extractor of these images."""
         return self._extractor is None and any(map(needs_extraction, images))
 
-    def extract(self, arrays: Sequence[NDArray[Any]], info: GalleryInfo | None = None) -> list[NDArray[Any]]:
+    def extract(self, arrays: Sequence[NDArray[Any]], fingerprint: str | None = None) -> list[NDArray[Any]]:
         """Return normalized features of decoded images and vectors, with the user's or the gallery's extractor."""
         pixels = [array for array in arrays if array.ndim == 3]
-        extracted = iter(self._find_extractor(info).extract(pixels) if pixels else ())
+        extracted = iter(self._find_extractor(fingerprint).extract(pixels) if pixels else ())
         rows = [array if array.ndim == 1 else next(extracted) for array in arrays]
         for number, row in enumerate(rows):
             if not is_in_range(row):
@@ -53,31 +52,29 @@ class FeatureMaker:
                 raise QuestionError(_name_argument(number), "its feature must not be all zeros: it has no direction")
         return [normalize_rows(row[None], "rows:")[0] for row in rows]  # as a gallery's own
 
-    def check(self, arrays: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], info: GalleryInfo) -> None:
+    def check(
+        self, arrays: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], fingerprint: str, dimension: int
+    ) -> None:
         """Refuse features that are not comparable with those of a gallery."""
-        extractor = self._extractor
-        has_pixels = any(array.ndim == 3 for array in arrays)
-        if extractor is not None and extractor.fingerprint != info.fingerprint and has_pixels:
-            raise QuestionError(
-                "extractor",
-                f"the gallery has features of another extractor than {extractor.name}, and they do not compare: "
-                "leave it out, or ask another gallery",
-            )
+        extractor, has_pixels = self._extractor, any(array.ndim == 3 for array in arrays)
+        if extractor is not None and extractor.fingerprint != fingerprint and has_pixels:
+            words = f"the gallery has features of another extractor than {extractor.name}, and they do not compare: "
+            raise QuestionError("extractor", f"{words}leave it out, or ask another gallery")
         for number, row in enumerate(rows):
-            if len(row) != info.dimension:
-                words = f"a feature must have {info.dimension} numbers, as those of the gallery; it has {len(row)}"
+            if len(row) != dimension:
+                words = f"a feature must have {dimension} numbers, as those of the gallery; it has {len(row)}"
                 raise QuestionError(_name_argument(number), words)
 
-    def _find_extractor(self, info: GalleryInfo | None) -> Extractor:
+    def _find_extractor(self, fingerprint: str | None) -> Extractor:
         if self._extractor is not None:
             return self._extractor
-        assert info is not None
-        if info.fingerprint not in self._gallery_extractors:
+        assert fingerprint is not None
+        if fingerprint not in self._gallery_extractors:
             try:
-                self._gallery_extractors[info.fingerprint] = find_extractor(info.fingerprint)
+                self._gallery_extractors[fingerprint] = find_extractor(fingerprint)
             except ValueError as error:
                 raise QuestionError("extractor", str(error)) from None
-        return self._gallery_extractors[info.fingerprint]
+        return self._gallery_extractors[fingerprint]
 
 
 def decode_images(images: Images) -> list[NDArray[Any]]:

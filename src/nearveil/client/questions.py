@@ -368,7 +368,7 @@ def classification_period(model: "PublicDiscriminant") -> float:
 
 def _classify(features: FeatureMaker, cached: CachedModel, query: Image) -> Classified:
     """Extract the feature of an image and classify it. Probabilities are finite for any model."""
-    (row,) = features.rows([query], cached.info)
+    (row,) = features.rows([query], cached.info.fingerprint, cached.info.dimension)
     model = cached.model
     with np.errstate(all="ignore"):  # were numpy told to raise, an underflow for some features would be an error
         probabilities = dict(zip(model.classes.tolist(), model.predict_proba(row[None])[0].tolist(), strict=True))

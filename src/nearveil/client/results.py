@@ -52,7 +52,7 @@ class Nearest:
     guarantee : Guarantee
         Of the message; not sound if its noise came from a seed.
     key : str
-        The same image with the same key repeats the question at no cost.
+        The same image with the same key repeats the question at no cost. Empty if it was free.
     repeated : bool
         Whether the key was paid before.
     n_candidates : int
@@ -84,13 +84,13 @@ class Nearest:
     matches: tuple[Match, ...]
     way: Way
     guarantee: Guarantee
-    key: str
-    repeated: bool
-    n_candidates: int
-    set: int | None
-    n_sets: int
-    bytes_sent: int
-    bytes_received: int
+    key: str = ""
+    repeated: bool = False
+    n_candidates: int = 0
+    set: int | None = None
+    n_sets: int = 0
+    bytes_sent: int = 0
+    bytes_received: int = 0
     answer: Answer | None = field(default=None, repr=False)
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     sealed: tuple[bytes, ...] = field(default=(), repr=False)

@@ -158,12 +158,13 @@ class Session:
         async with private_step(self, traffic.last_reply_at, period):
             arrays = await asyncio.to_thread(decode_images, images)
             if info is not None or not self.features.needs_gallery(images):
-                rows = await asyncio.to_thread(self.features.extract, arrays, info)
+                fingerprint = None if info is None else info.fingerprint
+                rows = await asyncio.to_thread(self.features.extract, arrays, fingerprint)
         info = info or await self.find_gallery(name, "open", traffic, refresh=True)
         if rows is None:
             async with private_step(self, traffic.last_reply_at, period):
-                rows = await asyncio.to_thread(self.features.extract, arrays, info)
-        self.features.check(arrays, rows, info)
+                rows = await asyncio.to_thread(self.features.extract, arrays, info.fingerprint)
+        self.features.check(arrays, rows, info.fingerprint, info.dimension)
         return info, rows
 
     async def fetch_map(self, info: GalleryInfo, candidates: float | None, traffic: Traffic) -> PublicPart:
