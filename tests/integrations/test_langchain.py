@@ -37,7 +37,7 @@ def client() -> Iterator[Client]:
             index.publish(4.0, 0.2, n_sets=4, reach=0.0)
         with Ledger(place / "budget.db") as ledger:
             account = ledger.open_account(
-                "me", owner="me", protects="query", unit="text", relation="replace", epsilon=100.0, delta=0.0
+                "me", owner="me", protects="query", unit="text", relation="replace", epsilon=500.0, delta=0.0
             )
             with Client(place / "texts", account=account) as found:
                 yield found

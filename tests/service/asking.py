@@ -3,7 +3,6 @@
 import socket
 import ssl
 import threading
-import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,6 @@ import httpx
 from nearveil import Client
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Account, Ledger
-from nearveil.ledger.errors import BudgetWarning
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.server.app import create_app
 from nearveil.server.galleries import Gallery, OpenGallery
@@ -74,11 +72,9 @@ def new_account(place: Path, epsilon: float = 100.0) -> Iterator[Account]:
 
 
 def opened_account(ledger: Ledger, name: str, epsilon: float = 100.0) -> Account:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", BudgetWarning)
-        return ledger.open_account(
-            name, owner="me", protects="query", unit="image", relation="replace", epsilon=epsilon, delta=0.0
-        )
+    return ledger.open_account(
+        name, owner="me", protects="query", unit="image", relation="replace", epsilon=epsilon, delta=0.0
+    )
 
 
 Seen = tuple[str, str, tuple[tuple[bytes, bytes], ...], bytes]
