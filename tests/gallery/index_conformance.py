@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nearveil.features import HogColor
-from nearveil.gallery import _directory, _postgres
+from nearveil.gallery import _directory
 from nearveil.gallery import store as _store
 from nearveil.gallery.answers import ItemDetails, encode_details, encode_name
 from nearveil.gallery.errors import (
@@ -448,7 +448,6 @@ class IndexConformance:
         """Features and digests are of blocks of items; deleting some does not change the others."""
         monkeypatch.setattr(_directory, "_BLOCK_BYTES", 4 * DIMENSION * 16)
         monkeypatch.setattr(_store, "BLOCK", 32)
-        monkeypatch.setattr(_postgres, "BLOCK", 32)
         rows = unit_rows(150)
         ticks: list[int] = []
         own = [f"{number}" for number in range(150)]

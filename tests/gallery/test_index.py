@@ -21,7 +21,7 @@ from nearveil.gallery.errors import (
 )
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import IndexSnapshot, Item
-from nearveil.gallery.store import FORMAT, Header, checksum, load_header, save_header
+from nearveil.gallery.store import FORMAT, Header, allocate_ids, checksum, load_header, save_header
 from nearveil.storage import Database, describe_url
 
 from ..ledger.postgres import Postgres
@@ -162,17 +162,16 @@ class TestDirectory(IndexConformance):
                 index.add(plain_items(unit_rows(1)))
             assert len(index) == 10  # readers do not wait
 
-    def test_all_ids_used_up(self, tmp_path: Path) -> None:
-        place = str(tmp_path / "i")
-        filled(place, unit_rows(10)).close()
-        header = Header(FORMAT, DIMENSION, 1, 2**32 - 1, 10, "tests")
-        with sqlite3.connect(Path(place) / "index.db") as file:
-            file.execute("UPDATE nearveil_index SET next_id = :next_id, crc = :crc", header.to_row())
-        file.close()
-        with Index.open(place) as index:
+    def test_all_ids_used_up(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        last = Header(FORMAT, DIMENSION, 1, 2**32 - 1, 10, "tests")
+        assert allocate_ids(last, 1).tolist() == [2**32 - 1]
+        with pytest.raises(IndexStoreError, match="used up"):
+            allocate_ids(last, 2)
+        monkeypatch.setattr("nearveil.gallery.store.MOST_ITEMS", 11)
+        with filled(tmp_path / "i", unit_rows(10)) as index:
             with pytest.raises(IndexStoreError, match="used up"):
                 index.add(plain_items(unit_rows(2)))
-            assert index.add(plain_items(unit_rows(1))).tolist() == [2**32 - 1]
+            assert index.add(plain_items(unit_rows(1))).tolist() == [10]
 
 
 class TestPostgres(IndexConformance):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.gallery import publishing as _index_shelf
+from nearveil.gallery import store as _store
 from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, WholeCodes
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.index import Index
@@ -94,7 +94,7 @@ def test_an_answer_holds_the_set_by_stable_ids(where: str) -> None:
 
 
 def test_a_restart_need_not_learn_again(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_index_shelf, "_PART", 1000)  # so that there are many parts
+    monkeypatch.setattr(_store, "_PART", 1000)  # so that there are many parts
     with filled(where, unit_rows(60)) as index:
         published = index.publish(EPSILON, F, n_sets=4, reach=0.0, public=unit_rows(9, seed=50))
         message = message_to(published, unit_rows(1, seed=1)[0])

@@ -1,16 +1,14 @@
 """An index in a directory: one SQLite file, with features in blocks, and a copy of them in memory."""
 
+import itertools
 import os
 import sqlite3
 import stat
 import struct
 import threading
 import zlib
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
@@ -18,20 +16,12 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import URL
 
-from nearveil.gallery import index as _index
+from nearveil.gallery import store
 from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
-from nearveil.gallery.items import Ids, IndexSnapshot, LazyFeatures, check_k
-from nearveil.gallery.store import (
-    FEATURES,
-    Header,
-    find_deleted_since,
-    headers,
-    load_header,
-    load_ids,
-    metadata,
-)
-from nearveil.mechanisms.covers.maps import MOST_ITEMS
+from nearveil.gallery.index import Index
+from nearveil.gallery.items import Ids, IndexSnapshot, check_k
+from nearveil.gallery.store import FEATURES, Header
 from nearveil.progress import Tick
 from nearveil.storage import (
     Database,
@@ -43,17 +33,6 @@ from nearveil.storage import (
     prepare_durable,
 )
 
-
-@dataclass(frozen=True, eq=False)
-class LoadedRows:
-    """All rows at one revision, in memory."""
-
-    revision: int
-    next_id: int
-    ids: Ids  # increasing
-    features: Singles
-
-
 _FILE = "index.db"
 _SEALED = "index.sealed"
 _APPLICATION = 0x4E567831  # "NVx1", in the header of the file: distinguishes it from other SQLite files
@@ -64,23 +43,25 @@ _PAGE = 32 << 10  # bytes: features are many times a page, and fewer pages are w
 _FEATURE_TABLE = f"CREATE TABLE {FEATURES} (id INTEGER PRIMARY KEY, crc BIGINT NOT NULL, feature BLOB NOT NULL)"
 _INSERT = f"INSERT INTO {FEATURES} (id, crc, feature) VALUES (?, ?, ?)"  # noqa: S608
 _SELECT = f"SELECT id, crc, feature FROM {FEATURES} WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
-_DELETE = f"DELETE FROM {FEATURES} WHERE id = ?"  # noqa: S608
+_DELETE = f"DELETE FROM {FEATURES} WHERE id BETWEEN ? AND ?"  # noqa: S608
 
 
-class DirectoryIndex(_index.Index):
+class DirectoryIndex(Index):
     """The embedded store: no server, one file.
 
     A change is one SQLite transaction, flushed before it returns: a killed process leaves the index as it was before or
     after. Features are in memory; those of a gallery of 1 GiB or more are loaded at the first search.
     """
 
-    _rows: LoadedRows
+    _rows: IndexSnapshot | None = None
 
     def __init__(self, database: Database, location: str) -> None:
+        with database.begin_read() as connection:
+            if not sa.inspect(connection).has_table(store.headers.name):
+                raise NotAnIndexError(f"index {location} was never finished. Create one here with Index.create().")
         super().__init__(database, location)
         self._lock = threading.Lock()
         self._file = identify_file(database.path)
-        self._forget_rows()
         if not self._header().is_large:
             self._load_rows()  # raises now if the file is corrupted
 
@@ -90,7 +71,7 @@ class DirectoryIndex(_index.Index):
         return Path(self._location) / _SEALED
 
     @classmethod
-    def _create(cls, location: str, header: Header, timeout: float) -> "DirectoryIndex":
+    def _create(cls, location: str, header: Header, timeout: float) -> None:
         folder = Path(location).expanduser().resolve()
         try:
             make_private_folder(folder)
@@ -99,73 +80,37 @@ class DirectoryIndex(_index.Index):
             raise IndexStoreError(f"index {folder}: cannot create the directory: {error.strerror}") from error
         if other_files:
             raise IndexStoreError(f"index {folder}: the directory must be new or empty; it contains other files")
-        url = URL.create("sqlite", database=str(folder / _FILE))
         try:
             _write_empty(folder / _FILE, header, timeout)
         except sqlite3.Error as error:
-            raise explain(error, url) from error
+            raise explain(error, _make_url(folder)) from error
         flush_folder(folder.parent)
-        return cls._open(location, timeout)
 
     @classmethod
-    def _open(cls, location: str, timeout: float) -> "DirectoryIndex":
+    def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:
         folder = Path(location).expanduser().resolve()
         _check_file(folder / _FILE, str(folder))
-        url = URL.create("sqlite", database=str(folder / _FILE))
-        database = Database(url, timeout, prepare=_prepare, explain=explain, allow_read_only=True)
-        try:
-            with database.begin_read() as connection:
-                if not sa.inspect(connection).has_table(headers.name):
-                    raise NotAnIndexError(f"index {folder} was never finished. Create one here with Index.create().")
-            return cls(database, str(folder))
-        except BaseException:
-            database.close()
-            raise
+        database = Database(_make_url(folder), timeout, prepare=_prepare, explain=explain, allow_read_only=True)
+        return database, str(folder)
 
     def snapshot(self) -> IndexSnapshot:
-        with self._database.begin_read() as connection:
-            header = load_header(connection, self._location)
-            if header.is_large:
-                ids = load_ids(connection, header, self._location)
-                features = LazyFeatures(_index.read_rows, self._location, ids, self.dimension)
-                return IndexSnapshot(header.revision, ids, features)
-        rows = self._load_rows()
-        return IndexSnapshot(rows.revision, rows.ids, rows.features)
+        return super().snapshot() if self._header().is_large else self._load_rows()
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         rows = self._load_rows()
-        k = check_k(k, len(rows.ids))
-        scores, positions = faiss.knn(queries, rows.features, k, metric=faiss.METRIC_INNER_PRODUCT)
+        scores, positions = faiss.knn(queries, rows.features, check_k(k, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
         order = np.lexsort((positions, -scores), axis=1)  # equal scores by id
         return rows.ids[np.take_along_axis(positions, order, axis=1)], np.take_along_axis(scores, order, axis=1)
 
-    def _load_rows(self) -> LoadedRows:
-        """Return the rows of the current revision, after loading changes."""
+    def _load_rows(self) -> IndexSnapshot:
+        """Return the rows of the current revision; only what was added since the last call is read."""
         with self._lock, self._database.begin_read() as connection:
-            header = load_header(connection, self._location)
-            if header.revision < self._rows.revision:  # a backup was restored
-                self._forget_rows()
-            if header.revision > self._rows.revision:
-                gone = np.isin(self._rows.ids, find_deleted_since(connection, self._rows.revision))
-                remaining = np.flatnonzero(~gone)
-                count, stop = header.count, len(remaining)
-                if stop > count:
-                    raise CorruptedIndexError(self._location, "the list of items")
-                ids, features = np.empty(count, np.uint32), np.empty((count, self.dimension), np.float32)
-                ids[:stop] = self._rows.ids[remaining]
-                np.take(self._rows.features, remaining, axis=0, out=features[:stop], mode="clip")  # without a buffer
-                for block_ids, block in self._read_from(connection, self._rows.next_id):
-                    start, stop = stop, stop + len(block_ids)
-                    if stop > header.count:
-                        break
-                    ids[start:stop], features[start:stop] = block_ids, block
-                if stop != header.count:
-                    raise CorruptedIndexError(self._location, "the list of items")
-                self._rows = LoadedRows(header.revision, header.next_id, ids, features)
+            header = store.load_header(connection, self._location)
+            if self._rows is None or header.revision < self._rows.revision:  # no rows yet, or a backup was restored
+                self._rows = self._read_snapshot(connection, header)
+            elif header.revision > self._rows.revision:
+                self._rows = self._read_snapshot(connection, header, self._rows)
             return self._rows
-
-    def _forget_rows(self) -> None:
-        self._rows = LoadedRows(-1, 0, np.empty(0, np.uint32), np.empty((0, self.dimension), np.float32))
 
     def _identify_file(self) -> tuple[int, ...]:
         try:
@@ -175,7 +120,7 @@ class DirectoryIndex(_index.Index):
         if file != self._file:  # a backup was restored: open connections still read the file that was there before
             self._database.close()
             with self._lock:
-                self._forget_rows()
+                self._rows = None
             self._file = file
         return file
 
@@ -190,16 +135,16 @@ class DirectoryIndex(_index.Index):
             tick(len(chunk))
 
     def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
-        count = 0
-        for block_ids, features in list(self._read_blocks(connection, ids)):
+        count, size = 0, self._block_size
+        for block in np.unique(ids // size).tolist():
+            block_ids, features = self._read_block(connection, block)
             remaining = ~np.isin(block_ids, ids)
-            if remaining.all():
-                continue
-            connection.exec_driver_sql(_DELETE, (int(block_ids[0]),))
-            positions = np.flatnonzero(remaining)
-            for run in np.split(positions, np.flatnonzero(np.diff(positions) > 1) + 1) if len(positions) else []:
-                self._insert_features(connection, block_ids[run].astype(np.int64), features[run], lambda _: None)
-            count += len(block_ids) - len(positions)
+            count += int((~remaining).sum())
+            connection.exec_driver_sql(_DELETE, (block * size, (block + 1) * size - 1))
+            numbers, features = block_ids[remaining].astype(np.int64), features[remaining]
+            cuts = [0, *(np.flatnonzero(np.diff(numbers) > 1) + 1).tolist(), len(numbers)]
+            for start, stop in itertools.pairwise(cuts) if len(numbers) else ():
+                self._insert_features(connection, numbers[start:stop], features[start:stop], lambda _: None)
         return count
 
     @property
@@ -207,25 +152,18 @@ class DirectoryIndex(_index.Index):
         """The most features in a row of the table; no row crosses a multiple of it."""
         return max(1, _BLOCK_BYTES // (4 * self.dimension))
 
-    def _read_blocks(self, connection: sa.Connection, ids: NDArray[np.int64]) -> Iterator[tuple[Ids, Singles]]:
-        size = self._block_size
-        for block in np.unique(ids[ids >= 0] // size).tolist():
-            rows = connection.exec_driver_sql(_SELECT, (block * size, (block + 1) * size - 1)).all()
-            yield from self._check_rows(rows)
-
-    def _read_from(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
-        return self._check_rows(connection.exec_driver_sql(_SELECT, (first, MOST_ITEMS)))
-
-    def _check_rows(self, rows: Iterable[Any]) -> Iterator[tuple[Ids, Singles]]:
-        """Yield ids and features of rows of the table, in order of their ids, compared with their CRC."""
-        width, last = 4 * self.dimension, -1
-        for first, crc, data in rows:
-            is_sound = isinstance(data, bytes) and data and len(data) % width == 0 and zlib.crc32(data, first) == crc
-            if not is_sound or not last < first <= MOST_ITEMS - len(data) // width:
+    def _read_block(self, connection: sa.Connection, block: int) -> tuple[Ids, Singles]:
+        width, stop, end = 4 * self.dimension, block * self._block_size, (block + 1) * self._block_size
+        ids, blobs = [np.empty(0, np.uint32)], []
+        for first, crc, data in connection.exec_driver_sql(_SELECT, (stop, end - 1)):
+            is_sound = isinstance(data, bytes) and len(data) % width == 0 and zlib.crc32(data, first) == crc
+            if not is_sound or not stop <= first <= end - len(data) // width:
                 raise CorruptedIndexError(self._location, "a block of features")
-            last = first + len(data) // width - 1
-            features = np.frombuffer(data, "<f4").reshape(-1, self.dimension).astype(np.float32, copy=False)
-            yield np.arange(first, last + 1, dtype=np.uint32), features
+            stop = first + len(data) // width
+            ids.append(np.arange(first, stop, dtype=np.uint32))
+            blobs.append(data)
+        features = np.frombuffer(b"".join(blobs), "<f4").reshape(-1, self.dimension)
+        return np.concatenate(ids), features.astype(np.float32, copy=False)
 
     def _wipe(self) -> None:
         # The log still contains old pages. If another process reads right now, or the disk is full, it stays until the
@@ -236,6 +174,10 @@ class DirectoryIndex(_index.Index):
     def _check_pages(self, connection: sa.Connection) -> None:
         if connection.exec_driver_sql("PRAGMA integrity_check(1)").scalar_one() != "ok":
             raise CorruptedIndexError(self._location)
+
+
+def _make_url(folder: Path) -> URL:
+    return URL.create("sqlite", database=str(folder / _FILE))
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
@@ -258,10 +200,10 @@ def _write_empty(path: Path, header: Header, timeout: float) -> None:
             connection.exec_driver_sql("BEGIN IMMEDIATE")
             if sa.inspect(connection).get_table_names():
                 raise IndexStoreError(f"index {path.parent} already exists: open it with Index.open()")
-            metadata.create_all(connection)
+            store.metadata.create_all(connection)
             connection.exec_driver_sql(_FEATURE_TABLE)
             connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(sa.insert(headers).values(header.to_row()))
+            connection.execute(sa.insert(store.headers).values(header.to_row()))
             connection.commit()
     except sa.exc.DBAPIError as error:
         raise error.orig or error from error

@@ -1,6 +1,6 @@
 """An index in PostgreSQL: the same tables, with features in a pgvector column."""
 
-from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -8,24 +8,12 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import make_url
 
-from nearveil.gallery import index as _index
+from nearveil.gallery import store
 from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import IndexStoreError, explain
-from nearveil.gallery.items import Ids, IndexSnapshot, LazyFeatures, check_k
-from nearveil.gallery.store import (
-    BLOCK,
-    FEATURES,
-    Header,
-    add_to_digests,
-    check_digests,
-    copy_rows,
-    fill_rows,
-    hash_features,
-    headers,
-    load_header,
-    load_ids,
-    metadata,
-)
+from nearveil.gallery.index import Index
+from nearveil.gallery.items import Ids, check_k
+from nearveil.gallery.store import FEATURES, Header
 from nearveil.progress import Tick
 from nearveil.storage import Database, describe_url
 
@@ -42,14 +30,13 @@ _PATH = (
 _NEAREST = f"SELECT id, -(feature <#> %(q)s) FROM {FEATURES} ORDER BY feature <#> %(q)s, id LIMIT %(k)s"  # noqa: S608
 
 
-class PostgresIndex(_index.Index):
+class PostgresIndex(Index):
     """The store for users of a PostgreSQL server. A change is one transaction."""
 
     @classmethod
-    def _create(cls, location: str, header: Header, timeout: float) -> "PostgresIndex":
-        database = _open_database(location, timeout)
-        shown = describe_url(database.url)  # without its password
-        try:
+    def _create(cls, location: str, header: Header, timeout: float) -> None:
+        database, shown = cls._connect(location, timeout)
+        with closing(database):
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                 if connection.exec_driver_sql(_EXTENSION).one_or_none() is None:
@@ -57,37 +44,22 @@ class PostgresIndex(_index.Index):
             database.close()  # new connections have the type
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-                if sa.inspect(connection).has_table(headers.name):
+                if sa.inspect(connection).has_table(store.headers.name):
                     raise IndexStoreError(f"index {shown} already exists: open it with Index.open()")
-                metadata.create_all(connection)
+                store.metadata.create_all(connection)
                 columns = f"id BIGINT PRIMARY KEY, feature vector({header.dimension}) NOT NULL"
                 connection.exec_driver_sql(f"CREATE TABLE {FEATURES} ({columns})")
                 if header.dimension <= _PLAIN:
                     connection.exec_driver_sql(f"ALTER TABLE {FEATURES} ALTER COLUMN feature SET STORAGE PLAIN")
-                connection.execute(sa.insert(headers).values(header.to_row()))
-            return cls(database, shown)
-        except BaseException:
-            database.close()
-            raise
+                connection.execute(sa.insert(store.headers).values(header.to_row()))
 
     @classmethod
-    def _open(cls, location: str, timeout: float) -> "PostgresIndex":
-        database = _open_database(location, timeout)
+    def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:
         try:
-            return cls(database, describe_url(database.url))
-        except BaseException:
-            database.close()
-            raise
-
-    def snapshot(self) -> IndexSnapshot:
-        with self._database.begin_read() as connection:
-            header = load_header(connection, self._location)
-            ids = load_ids(connection, header, self._location)
-            if header.is_large:
-                url = self._database.url.render_as_string(hide_password=False)
-                return IndexSnapshot(header.revision, ids, LazyFeatures(_index.read_rows, url, ids, self.dimension))
-            features, _ = fill_rows(ids, self.dimension, self._read_blocks(connection, ids.astype(np.int64)))
-            return IndexSnapshot(header.revision, ids, features)
+            url = make_url(location).set(drivername="postgresql+psycopg")
+        except (sa.exc.ArgumentError, ValueError):
+            raise ValueError("location must be a directory, or a URL such as postgresql://user@host/database") from None
+        return Database(url, timeout, prepare=_prepare, explain=explain), describe_url(url)
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         from pgvector import Vector
@@ -95,7 +67,7 @@ class PostgresIndex(_index.Index):
         # A scan of all rows: an index on the features, such as one of version 0.2, would make it approximate.
         settings = ("jit = off", "enable_indexscan = off", "enable_bitmapscan = off")
         with self._database.begin_read() as connection:
-            k = check_k(k, load_header(connection, self._location).count)
+            k = check_k(k, store.load_header(connection, self._location).count)
             connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in settings))
             rows = [list(connection.exec_driver_sql(_NEAREST, {"q": Vector(row), "k": k}).all()) for row in queries]
         table = np.array(rows, np.float64).reshape(len(rows), k, 2)  # exact for 32-bit ids
@@ -106,43 +78,40 @@ class PostgresIndex(_index.Index):
     ) -> None:
         for start in range(0, len(ids), _INSERTED):
             numbers, rows = ids[start : start + _INSERTED], features[start : start + _INSERTED]
-            copy_rows(
-                connection, f"{FEATURES} (id, feature)", ("int8", "vector"), zip(numbers.tolist(), rows, strict=True)
-            )
-            add_to_digests(connection, "feature", hash_features(numbers, rows))
+            pairs = zip(numbers.tolist(), rows, strict=True)
+            store.copy_rows(connection, f"{FEATURES} (id, feature)", ("int8", "vector"), pairs)
+            store.add_to_digests(connection, "feature", store.hash_features(numbers, rows))
             tick(len(rows))
 
     def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
         delete = f"DELETE FROM {FEATURES} WHERE id = ANY(%s) RETURNING id, feature"  # noqa: S608
         gone, features = _fetch(connection, delete, [ids.tolist()], self.dimension)
-        add_to_digests(connection, "feature", hash_features(gone, features), sign=-1)
+        store.add_to_digests(connection, "feature", store.hash_features(gone, features), sign=-1)
         return len(gone)
 
-    def _read_blocks(self, connection: sa.Connection, ids: NDArray[np.int64]) -> Iterator[tuple[Ids, Singles]]:
-        for block in np.unique(ids[(ids >= 0) & (ids < 1 << 32)] // BLOCK).tolist():
-            numbers, rows = _read_block(connection, block, self.dimension)
-            check_digests(connection, "feature", hash_features(numbers, rows), [block], self._location)
-            if len(numbers):
-                yield numbers.astype(np.uint32), rows
+    @property
+    def _block_size(self) -> int:
+        return store.BLOCK
 
-    def _read_from(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
-        next_id = load_header(connection, self._location).next_id
-        return self._read_blocks(connection, np.arange(first, next_id, BLOCK))
+    def _read_block(self, connection: sa.Connection, block: int) -> tuple[Ids, Singles]:
+        ids, features = _fetch_block(connection, block, self.dimension)
+        store.check_digest(connection, "feature", block, store.hash_features(ids, features), self._location)
+        return ids, features
 
     def _migrate_features(self, connection: sa.Connection, header: Header) -> None:
         connection.exec_driver_sql(f"ALTER TABLE {FEATURES} DROP COLUMN crc")
-        for block in range(-(-header.next_id // BLOCK)):
-            add_to_digests(connection, "feature", hash_features(*_read_block(connection, block, header.dimension)))
+        for block in range(-(-header.next_id // store.BLOCK)):
+            rows = _fetch_block(connection, block, header.dimension)
+            store.add_to_digests(connection, "feature", store.hash_features(*rows))
 
 
-def _read_block(connection: sa.Connection, block: int, dimension: int) -> tuple[NDArray[np.int64], Singles]:
+def _fetch_block(connection: sa.Connection, block: int, dimension: int) -> tuple[Ids, Singles]:
+    """Return the ids and features of a block, increasing, without a check."""
     query = f"SELECT id, feature FROM {FEATURES} WHERE id BETWEEN %s AND %s ORDER BY id"  # noqa: S608
-    return _fetch(connection, query, [block * BLOCK, (block + 1) * BLOCK - 1], dimension)
+    return _fetch(connection, query, [block * store.BLOCK, (block + 1) * store.BLOCK - 1], dimension)
 
 
-def _fetch(
-    connection: sa.Connection, statement: str, values: list[Any], dimension: int
-) -> tuple[NDArray[np.int64], Singles]:
+def _fetch(connection: sa.Connection, statement: str, values: list[Any], dimension: int) -> tuple[Ids, Singles]:
     """Run a statement that returns ids and features."""
     driver: Any = connection.connection.driver_connection
     with driver.cursor(binary=True) as cursor:
@@ -150,15 +119,7 @@ def _fetch(
     features = np.empty((len(rows), dimension), np.float32)
     for position, (_, vector) in enumerate(rows):
         features[position] = vector.to_numpy() if hasattr(vector, "to_numpy") else vector
-    return np.array([number for number, _ in rows], np.int64), features
-
-
-def _open_database(location: str, timeout: float) -> Database:
-    try:
-        url = make_url(location).set(drivername="postgresql+psycopg")
-    except (sa.exc.ArgumentError, ValueError):
-        raise ValueError("location must be a directory, or a URL such as postgresql://user@host/database") from None
-    return Database(url, timeout, prepare=_prepare, explain=explain)
+    return np.array([number for number, _ in rows], np.uint32), features
 
 
 def _prepare(connection: Any) -> None:

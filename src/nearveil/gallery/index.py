@@ -2,7 +2,7 @@
 
 import json
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,12 +15,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import connect
 from nearveil.features.vectors import VectorFile
+from nearveil.gallery import store
 from nearveil.gallery.answers import ItemDetails, Singles, encode_details, encode_name
 from nearveil.gallery.errors import CorruptedIndexError, InexactRowsError, UnknownItemError
 from nearveil.gallery.items import (
     Ids,
+    IndexSnapshot,
     Item,
     ItemTable,
+    LazyFeatures,
     StoredItem,
     check_extractor,
     check_ids,
@@ -32,31 +35,8 @@ from nearveil.gallery.items import (
 )
 from nearveil.gallery.migrations import migrate
 from nearveil.gallery.publishing import MapPublisher
-from nearveil.gallery.store import (
-    FORMAT,
-    Header,
-    allocate_ids,
-    count_inexact,
-    delete_items,
-    fill_rows,
-    find_external_ids,
-    hash_map,
-    images,
-    insert_items,
-    is_among,
-    items,
-    load_binding,
-    load_header,
-    load_items,
-    load_texts,
-    mark_exact,
-    metadata_keys,
-    parts,
-    published,
-    save_binding,
-    save_header,
-    verify_rows,
-)
+from nearveil.gallery.store import FORMAT, Header, is_among, load_binding, load_header, save_header
+from nearveil.mechanisms.covers.maps import MOST_ITEMS
 from nearveil.privacy.checks import check_integer
 from nearveil.progress import Progress, Tick, no_progress
 from nearveil.storage import Database
@@ -108,7 +88,8 @@ class Index(MapPublisher):
         """
         dimension = check_integer(dimension, "dimension", 1, MOST_FEATURES)
         header = Header(FORMAT, dimension, 0, 0, 0, check_extractor(extractor))
-        return _choose_store(location)._create(str(location), header, timeout)
+        _choose_store(location)._create(str(location), header, timeout)
+        return Index.open(location, timeout=timeout)
 
     @staticmethod
     def open(location: str | Path, *, timeout: float = 30.0) -> "Index":
@@ -120,7 +101,13 @@ class Index(MapPublisher):
             As in :meth:`create`.
         timeout : float, default=30.0
         """
-        return _choose_store(location)._open(str(location), timeout)
+        kind = _choose_store(location)
+        database, shown = kind._connect(str(location), timeout)
+        try:
+            return kind(database, shown)
+        except BaseException:
+            database.close()
+            raise
 
     @property
     def dimension(self) -> int:
@@ -291,7 +278,7 @@ class Index(MapPublisher):
             header = load_header(connection, self._location, lock=True)
             numbers = np.unique(self._resolve(connection, id_list))
             existing = connection.execute(
-                sa.select(items.c.id).where(is_among(connection, items.c.id, numbers.tolist()))
+                sa.select(store.items.c.id).where(is_among(connection, store.items.c.id, numbers.tolist()))
             )
             missing = sorted(set(numbers.tolist()) - set(existing.scalars()))
             if missing:
@@ -299,6 +286,17 @@ class Index(MapPublisher):
             self._delete(connection, numbers, header.revision + 1)
             save_header(connection, _advance(header, header, removed=len(numbers)))
         self._wipe()
+
+    def snapshot(self) -> IndexSnapshot:
+        """Return all ids and features of the current revision."""
+        with self._database.begin_read() as connection:
+            header = load_header(connection, self._location)
+            if not header.is_large:
+                return self._read_snapshot(connection, header)
+            ids = store.load_ids(connection, header, self._location)
+        url = self._database.url
+        location = self._location if self._database.is_sqlite else url.render_as_string(hide_password=False)
+        return IndexSnapshot(header.revision, ids, LazyFeatures(read_rows, location, ids, self.dimension))
 
     def ids(self) -> Ids:
         """Return the ids of all items, increasing."""
@@ -320,7 +318,7 @@ class Index(MapPublisher):
         id_list = check_ids(ids)
         with self._database.begin_read() as connection:
             numbers = self._resolve(connection, id_list, lenient=lenient)
-            stored = load_items(connection, np.unique(numbers), originals=originals)
+            stored = store.load_items(connection, np.unique(numbers), originals=originals)
         missing = sorted(set(numbers.tolist()) - set(stored))
         if missing and not lenient:
             raise UnknownItemError(missing)
@@ -333,7 +331,7 @@ class Index(MapPublisher):
         """
         numbers = np.asarray(ids, np.int64)
         with self._database.begin_read() as connection:
-            rows = load_texts(connection, numbers)
+            rows = store.load_texts(connection, numbers)
         texts = {row.id: encode_name(row.name) for row in rows}
         if kind == "metadata":
             details = (ItemDetails(row.name, row.external_id, json.loads(row.metadata or "{}")) for row in rows)
@@ -346,16 +344,16 @@ class Index(MapPublisher):
         None if there are more than 64, or one is too long or not printable.
         """
         with self._database.begin_read() as connection:
-            keys = connection.execute(sa.select(metadata_keys.c.name)).scalars().all()
+            keys = connection.execute(sa.select(store.metadata_keys.c.name)).scalars().all()
         fits = len(keys) <= MOST_KEYS and all(len(key) <= LONGEST_KEY and key.isprintable() for key in keys)
         return tuple(sorted(keys)) if fits else None
 
     def stored_bytes(self, ids: ArrayLike, kind: Literal["thumbnail", "original"]) -> int:
         """Return the total bytes of the stored thumbnails or originals of items, without reading them."""
-        total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(images.c[kind])), 0))
+        total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(store.images.c[kind])), 0))
         with self._database.begin_read() as connection:
             numbers = np.unique(self._resolve(connection, check_ids(ids))).tolist()
-            return int(connection.execute(total.where(is_among(connection, images.c.id, numbers))).scalar_one())
+            return int(connection.execute(total.where(is_among(connection, store.images.c.id, numbers))).scalar_one())
 
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, shape (n, d), float32, in the order of the ids or external ids."""
@@ -363,7 +361,8 @@ class Index(MapPublisher):
         with self._database.begin_read() as connection:
             numbers = self._resolve(connection, id_list)
             unique, positions = np.unique(numbers, return_inverse=True)
-            rows, exist = fill_rows(unique, self.dimension, self._read_blocks(connection, unique))
+            rows = np.zeros((len(unique), self.dimension), np.float32)
+            exist = self._fill_rows(connection, unique, rows)
         if not exist.all():
             raise UnknownItemError(unique[~exist].tolist())
         return rows[positions]
@@ -408,8 +407,8 @@ class Index(MapPublisher):
             if require_exact:
                 self._require_exact(connection)
             binding = load_binding(connection, self._location) or name
-            save_binding(connection, binding)
-            for table in (parts, published):
+            store.save_binding(connection, binding)
+            for table in (store.parts, store.published):
                 connection.execute(sa.delete(table))
         self._wipe()
         if self.sealed_file is not None:
@@ -425,20 +424,21 @@ class Index(MapPublisher):
             raise ValueError("rows_are_public must be True: only rows that everybody may see can be opened")
         with self._database.begin_write() as connection:
             load_header(connection, self._location, lock=True)
-            save_binding(connection, None)
+            store.save_binding(connection, None)
 
     def verify(self) -> None:
         """Read everything and compare it with its digests; raise CorruptedIndexError on a mismatch."""
         with self._database.begin_read() as connection:
             header = load_header(connection, self._location)
             self._check_pages(connection)
-            verify_rows(connection, header, self._location)
-            if sum(len(ids) for ids, _ in self._read_from(connection, 0)) != header.count:
+            store.verify_rows(connection, header, self._location)
+            blocks = range(-(-header.next_id // self._block_size))
+            if sum(len(self._read_block(connection, block)[0]) for block in blocks) != header.count:
                 raise CorruptedIndexError(self._location, "the list of features")
-            count_inexact(connection, self._location)
+            store.count_inexact(connection, self._location)
             load_binding(connection, self._location)
-            for row in connection.execute(sa.select(published)).all():
-                if hash_map(connection, row.number) != row.digest:
+            for row in connection.execute(sa.select(store.published)).all():
+                if store.read_map(connection, row.number) != row.digest:
                     raise CorruptedIndexError(self._location, "a published map")
 
     def close(self) -> None:
@@ -462,7 +462,7 @@ class Index(MapPublisher):
         return self._extractor == HogColor().fingerprint
 
     def _is_exact(self, connection: sa.Connection) -> bool:
-        return self._extractor_is_exact or count_inexact(connection, self._location) == 0
+        return self._extractor_is_exact or store.count_inexact(connection, self._location) == 0
 
     def _require_exact(self, connection: sa.Connection) -> None:
         if not self._is_exact(connection):
@@ -490,8 +490,8 @@ class Index(MapPublisher):
                 new = table.select(positions.tolist()) if unchanged else table
                 replaced = np.array(sorted(set(existing.values()) - set(unchanged.values())), np.int64)
                 self._delete(connection, replaced, first.revision + 1)  # before the insert: external ids are unique
-                ids[positions] = new_ids = allocate_ids(header, len(new))
-                insert_items(connection, new_ids, new)
+                ids[positions] = new_ids = store.allocate_ids(header, len(new))
+                store.insert_items(connection, new_ids, new)
                 self._insert_features(connection, new_ids, new.features, tick)
                 self._mark_exact(connection, new_ids, row_exact=row_exact)
                 header = _advance(first, header, added=len(new), removed=len(replaced))
@@ -506,7 +506,7 @@ class Index(MapPublisher):
         self, connection: sa.Connection, table: ItemTable, next_id: int, *, replacing: bool
     ) -> dict[int, int]:
         """Return the ids of items that rows replace, by the position of the row."""
-        stored = find_external_ids(connection, table.external_ids)
+        stored = store.find_external_ids(connection, table.external_ids)
         if not stored:
             return {}
         existing = {n: stored[text] for n, text in enumerate(table.external_ids) if text in stored}
@@ -525,7 +525,7 @@ class Index(MapPublisher):
         if not existing or table.images:
             return {}
         numbers, positions = np.array(list(existing.values())), list(existing)
-        stored = load_items(connection, numbers, originals=False)
+        stored = store.load_items(connection, numbers, originals=False)
         new = dict(zip(positions, table.select(positions).rows(numbers.tolist()), strict=True))
         equal = (self.features(numbers) == table.features[positions]).all(axis=1)
         return {
@@ -540,11 +540,11 @@ class Index(MapPublisher):
             return
         if self._delete_features(connection, ids) != len(ids):
             raise CorruptedIndexError(self._location, "the list of features")
-        delete_items(connection, ids, revision)
+        store.delete_items(connection, ids, revision)
 
     def _mark_exact(self, connection: sa.Connection, ids: NDArray[np.int64], *, row_exact: bool) -> None:
         if row_exact or self._extractor_is_exact:
-            mark_exact(connection, ids)
+            store.mark_exact(connection, ids)
         elif load_binding(connection, self._location) is not None:
             raise InexactRowsError(
                 "items: private rows must be row-exact: make them with extract(images, row_exact=True) and call "
@@ -557,7 +557,7 @@ class Index(MapPublisher):
         """Return ids for ids or external ids; external ids that do not exist are left out if `lenient`."""
         if isinstance(ids, np.ndarray):
             return ids
-        stored = find_external_ids(connection, ids)
+        stored = store.find_external_ids(connection, ids)
         missing = [text for text in ids if text not in stored]
         if missing and not lenient:
             raise UnknownItemError(missing)
@@ -567,13 +567,40 @@ class Index(MapPublisher):
         with self._database.begin_read() as connection:
             return load_header(connection, self._location)
 
-    @classmethod
-    @abstractmethod
-    def _create(cls, location: str, header: Header, timeout: float) -> "Index": ...
+    def _read_snapshot(
+        self, connection: sa.Connection, header: Header, earlier: IndexSnapshot | None = None
+    ) -> IndexSnapshot:
+        """Load the rows of a revision into memory, except those that an earlier snapshot has."""
+        ids, start = store.load_ids(connection, header, self._location), 0
+        rows = np.zeros((len(ids), self.dimension), np.float32)
+        if earlier is not None and len(earlier):
+            remaining = np.flatnonzero(np.isin(earlier.ids, ids))
+            start = len(remaining)  # ids grow, and are never used again
+            np.take(earlier.features, remaining, axis=0, out=rows[:start], mode="clip")  # other modes need a buffer
+        if not self._fill_rows(connection, ids[start:].astype(np.int64), rows[start:]).all():
+            raise CorruptedIndexError(self._location, "the list of features")
+        return IndexSnapshot(header.revision, ids, rows)
+
+    def _fill_rows(self, connection: sa.Connection, ids: NDArray[np.int64], rows: Singles) -> NDArray[np.bool_]:
+        """Load the features of increasing ids into `rows`, and return which exist; rows of the others do not change."""
+        exist = np.zeros(len(ids), np.bool_)
+        size = self._block_size
+        for block in np.unique(ids[(ids >= 0) & (ids < MOST_ITEMS)] // size).tolist():
+            block_ids, features = self._read_block(connection, block)
+            span = slice(*np.searchsorted(ids, (block * size, (block + 1) * size)))
+            exist[span] = np.isin(ids[span], block_ids)
+            rows[span][exist[span]] = features[np.isin(block_ids, ids[span])]
+        return exist
 
     @classmethod
     @abstractmethod
-    def _open(cls, location: str, timeout: float) -> "Index": ...
+    def _create(cls, location: str, header: Header, timeout: float) -> None:
+        """Create an empty index at a location."""
+
+    @classmethod
+    @abstractmethod
+    def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:
+        """Return the database at a location, and the location for messages, without a password."""
 
     @abstractmethod
     def _insert_features(
@@ -585,13 +612,14 @@ class Index(MapPublisher):
     def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
         """Delete features of increasing ids, in the caller's transaction; return their number."""
 
+    @property
     @abstractmethod
-    def _read_blocks(self, connection: sa.Connection, ids: NDArray[np.int64]) -> Iterator[tuple[Ids, Singles]]:
-        """Yield the ids and features of the blocks that contain some increasing ids, compared with their digests."""
+    def _block_size(self) -> int:
+        """The number of ids in a block of features, which are read and checked together."""
 
     @abstractmethod
-    def _read_from(self, connection: sa.Connection, first: int) -> Iterator[tuple[Ids, Singles]]:
-        """Yield all ids from `first` and their features in blocks, compared with their digests."""
+    def _read_block(self, connection: sa.Connection, block: int) -> tuple[Ids, Singles]:
+        """Return the ids of a block that exist, increasing, and their features, compared with their digest."""
 
     @abstractmethod
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
@@ -616,8 +644,10 @@ def _advance(first: Header, header: Header, *, added: int = 0, removed: int = 0)
 
 def read_rows(location: str, ids: Ids, dimension: int) -> Singles:
     """Return the features of increasing ids, in any process that can open the index; zeros for deleted items."""
+    rows = np.zeros((len(ids), dimension), np.float32)
     with Index.open(location) as index, index._database.begin_read() as connection:
-        return fill_rows(ids, dimension, index._read_blocks(connection, ids.astype(np.int64)))[0]
+        index._fill_rows(connection, ids.astype(np.int64), rows)
+    return rows
 
 
 def _choose_store(location: str | Path) -> type[Index]:

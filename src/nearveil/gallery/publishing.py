@@ -1,6 +1,5 @@
 """Published maps of a gallery: learn and update them, answer messages from them, and store them in an index."""
 
-import hashlib
 import io
 import json
 import threading
@@ -28,7 +27,15 @@ from nearveil.gallery.answers import (
 )
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.items import Ids, IndexSnapshot
-from nearveil.gallery.store import check_public, find_deleted_since, load_header, parts, published, read_parts
+from nearveil.gallery.store import (
+    check_public,
+    find_deleted_since,
+    load_header,
+    parts,
+    published,
+    read_map,
+    write_map,
+)
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.base import candidate_count, fingerprint
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
@@ -323,7 +330,7 @@ def _to_array(data: bytes) -> Bytes:
 
 
 KEPT_MAPS = 2  # by default: the newest map, and the one before it for clients that fetched that just before
-_PART = 16 << 20  # bytes in one row, far below the limits of the databases
+_SPOOLED = 256 << 20  # bytes of a map that is written or read in memory; a larger one uses a temporary file
 _SAVE_TIMEOUT = 20.0  # in multiples of the usual timeout: a map may have taken hours to learn
 
 
@@ -498,12 +505,8 @@ class MapPublisher(ABC):
         """Return a map, from memory or from the database; compare it with its digest."""
         loaded = self._loaded_maps.get(row.digest)
         if loaded is None:
-            digest = hashlib.sha256()
             with SpooledTemporaryFile(_SPOOLED) as file:
-                for data in read_parts(connection, row.number):
-                    digest.update(data)
-                    file.write(data)
-                if digest.hexdigest() != row.digest:
+                if read_map(connection, row.number, file.write) != row.digest:
                     raise CorruptedIndexError(self._location, "a published map")
                 file.seek(0)
                 loaded = Published.read(file)
@@ -526,23 +529,8 @@ class MapPublisher(ABC):
             if any(row.revision > new.revision for row in stored):
                 raise StaleMapError("a map of a newer revision was published meanwhile; this one is not stored")
             numbers = [*(row.number for row in stored), stored[-1].number + 1 if stored else 1]
-            digest = _write_parts(connection, numbers[-1], file)
+            digest = write_map(connection, numbers[-1], file)
             row = {"number": numbers[-1], "revision": new.revision, "public_id": new.public_id, "digest": digest}
             connection.execute(sa.insert(published).values(row))
             for table in (parts, published):
                 connection.execute(sa.delete(table).where(table.c.number.in_(numbers[:-keep])))
-
-
-_SPOOLED = 256 << 20  # bytes of a map that is written or read in memory; a larger one uses a temporary file
-
-
-def _write_parts(connection: sa.Connection, number: int, file: IO[bytes]) -> str:
-    """Write a file to rows of the database; return its SHA-256."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    part = 0
-    while data := file.read(_PART):
-        digest.update(data)
-        connection.execute(sa.insert(parts).values(number=number, part=part, data=data))
-        part += 1
-    return digest.hexdigest()

@@ -5,12 +5,15 @@ block of ids: the sum of their CRCs, which is updated without reading the other 
 """
 
 import hashlib
+import itertools
 import json
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
@@ -18,18 +21,14 @@ from numpy.typing import NDArray
 from sqlalchemy.dialects.postgresql import ARRAY
 
 from nearveil.gallery.answers import Singles
-from nearveil.gallery.errors import (
-    CorruptedIndexError,
-    IndexStoreError,
-    NotAnIndexError,
-    PrivateIndexError,
-)
+from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, PrivateIndexError
 from nearveil.gallery.items import Ids, ItemTable, StoredItem, is_text
 from nearveil.mechanisms.covers.maps import MOST_ITEMS
 from nearveil.wire.frames import MOST_KEYS
 
 FORMAT = 3  # `migrations` upgrades formats 1 and 2
 BLOCK = 1024  # ids in a block that has one digest
+_PART = 16 << 20  # bytes of a map in one row, far below the limits of the databases
 _CHUNK = 500  # ids in a statement that loads images
 _MOST_ROWS = 1 << 30  # bytes of features that are loaded into memory before a search needs them
 
@@ -205,36 +204,26 @@ def copy_rows(connection: sa.Connection, target: str, types: Sequence[str], rows
 
 
 DigestKind = Literal["feature", "item", "image", "deleted"]
+HASHED: dict[DigestKind, sa.Table] = {"item": items, "image": images, "deleted": deleted}  # in both stores
 
 
 def add_to_digests(connection: sa.Connection, kind: DigestKind, crcs: dict[int, int], *, sign: int = 1) -> None:
     """Add the CRCs of rows, by id, to the digests of their blocks; with `sign` -1, subtract them."""
-    for block, total in _sum_blocks(crcs).items():
+    totals: Counter[int] = Counter()
+    for number, crc in crcs.items():
+        totals[number // BLOCK] += sign * crc
+    for block, total in totals.items():
         row = (digests.c.kind == kind) & (digests.c.block == block)
-        change = sa.update(digests).where(row).values(value=digests.c.value + sign * total)
+        change = sa.update(digests).where(row).values(value=digests.c.value + total)
         if not connection.execute(change).rowcount:
-            connection.execute(sa.insert(digests).values(kind=kind, block=block, value=sign * total))
+            connection.execute(sa.insert(digests).values(kind=kind, block=block, value=total))
 
 
-def check_digests(
-    connection: sa.Connection, kind: DigestKind, crcs: dict[int, int], blocks: Collection[int], location: str
-) -> None:
-    """Raise unless the rows of blocks, as CRCs by id, match their digests."""
-    rows = connection.execute(
-        sa.select(digests.c.block, digests.c.value).where(
-            digests.c.kind == kind, is_among(connection, digests.c.block, list(blocks)), digests.c.value != 0
-        )
-    )
-    if {block: value for block, value in _sum_blocks(crcs).items() if value} != {row.block: row.value for row in rows}:
+def check_digest(connection: sa.Connection, kind: DigestKind, block: int, crcs: dict[int, int], location: str) -> None:
+    """Raise unless all rows of a block, as CRCs by id, match its digest."""
+    query = sa.select(digests.c.value).where(digests.c.kind == kind, digests.c.block == block)
+    if sum(crcs.values()) != (connection.execute(query).scalar() or 0):
         raise CorruptedIndexError(location, f"a block of rows ({kind})")
-
-
-def _sum_blocks(crcs: dict[int, int]) -> dict[int, int]:
-    ids, values = np.fromiter(crcs, np.int64, len(crcs)), np.fromiter(crcs.values(), np.int64, len(crcs))
-    blocks, positions = np.unique(ids // BLOCK, return_inverse=True)
-    sums = np.zeros(len(blocks), np.int64)
-    np.add.at(sums, positions, values)
-    return dict(zip(blocks.tolist(), sums.tolist(), strict=True))
 
 
 def hash_rows(rows: Iterable[Sequence[Any]]) -> dict[int, int]:
@@ -249,18 +238,25 @@ def hash_features(ids: NDArray[np.integer], features: Singles) -> dict[int, int]
     return dict(zip(numbers, map(zlib.crc32, rows, numbers), strict=True))
 
 
+def hash_blocks(connection: sa.Connection, kind: DigestKind, next_id: int) -> Iterator[tuple[int, dict[int, int]]]:
+    """Yield the blocks of a table, with the CRCs of their rows by id."""
+    table = HASHED[kind]
+    for block in range(-(-next_id // BLOCK)):
+        inside = table.c.id.between(block * BLOCK, (block + 1) * BLOCK - 1)
+        yield block, hash_rows(connection.execute(sa.select(table).where(inside)).all())
+
+
+def insert_hashed(connection: sa.Connection, kind: DigestKind, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Insert rows into a table with digests."""
+    insert_rows(connection, HASHED[kind], rows)
+    add_to_digests(connection, kind, hash_rows(rows))
+
+
 def insert_items(connection: sa.Connection, ids: NDArray[np.int64], table: ItemTable) -> None:
     """Insert names, external ids, metadata and images of items."""
     numbers = ids.tolist()
-    item_rows = list(table.rows(numbers))
-    image_rows = [(numbers[position], *stored) for position, stored in table.images.items()]
-    kinds: tuple[tuple[DigestKind, sa.Table, list[Any]], ...] = (
-        ("item", items, item_rows),
-        ("image", images, image_rows),
-    )
-    for kind, target, rows in kinds:
-        insert_rows(connection, target, rows)
-        add_to_digests(connection, kind, hash_rows(rows))
+    insert_hashed(connection, "item", list(table.rows(numbers)))
+    insert_hashed(connection, "image", [(numbers[position], *stored) for position, stored in table.images.items()])
     add_metadata_keys(connection, table.keys)
 
 
@@ -305,37 +301,21 @@ def find_external_ids(connection: sa.Connection, external_ids: Collection[str | 
 def delete_items(connection: sa.Connection, ids: NDArray[np.int64], revision: int) -> None:
     """Delete everything except the features of items, and record their ids with the revision."""
     numbers = ids.tolist()
-    for start in range(0, len(numbers), _CHUNK):
-        chunk = numbers[start : start + _CHUNK]
-        kinds: tuple[tuple[DigestKind, sa.Table], ...] = (("item", items), ("image", images))
-        for kind, table in kinds:
-            delete = sa.delete(table).where(is_among(connection, table.c.id, chunk)).returning(*table.c)
-            add_to_digests(connection, kind, hash_rows(connection.execute(delete).all()), sign=-1)
-    rows = [(number, revision) for number in numbers]
-    insert_rows(connection, deleted, rows)
-    add_to_digests(connection, "deleted", hash_rows(rows))
+    kinds: tuple[DigestKind, ...] = ("item", "image")
+    for start, kind in itertools.product(range(0, len(numbers), _CHUNK), kinds):
+        table = HASHED[kind]
+        chosen = is_among(connection, table.c.id, numbers[start : start + _CHUNK])
+        rows = connection.execute(sa.delete(table).where(chosen).returning(*table.c)).all()
+        add_to_digests(connection, kind, hash_rows(rows), sign=-1)
+    insert_hashed(connection, "deleted", [(number, revision) for number in numbers])
 
 
 def load_ids(connection: sa.Connection, header: Header, location: str) -> Ids:
     """Return the ids of all items, increasing."""
     gone = find_deleted_since(connection, -1)
-    ids = np.delete(np.arange(header.next_id, dtype=np.uint32), gone[gone < header.next_id])
-    if len(ids) != header.count:
+    if header.next_id - len(gone) != header.count or (gone >= header.next_id).any():
         raise CorruptedIndexError(location, "the list of items")
-    return ids
-
-
-def fill_rows(
-    ids: NDArray[np.integer], dimension: int, blocks: Iterable[tuple[Ids, Singles]]
-) -> tuple[Singles, NDArray[np.bool_]]:
-    """Return the rows of increasing ids from blocks of rows, and which exist; the others are zeros."""
-    rows, exist = np.zeros((len(ids), dimension), np.float32), np.zeros(len(ids), np.bool_)
-    for block_ids, block in blocks:
-        span = slice(np.searchsorted(ids, block_ids[0]), np.searchsorted(ids, block_ids[-1], "right"))
-        positions = np.searchsorted(block_ids, ids[span])
-        exist[span] = block_ids[positions] == ids[span]
-        rows[span] = np.where(exist[span, None], block[positions], 0)
-    return rows, exist
+    return np.delete(np.arange(header.next_id, dtype=np.uint32), gone)
 
 
 def find_deleted_since(connection: sa.Connection, revision: int) -> NDArray[np.int64]:
@@ -346,13 +326,10 @@ def find_deleted_since(connection: sa.Connection, revision: int) -> NDArray[np.i
 
 def verify_rows(connection: sa.Connection, header: Header, location: str) -> None:
     """Compare items, images and deletions with their digests, and their numbers with the header."""
-    counts = dict.fromkeys(("item", "image", "deleted"), 0)
-    kinds: tuple[tuple[DigestKind, sa.Table], ...] = (("item", items), ("image", images), ("deleted", deleted))
-    for first in range(0, header.next_id, BLOCK):
-        for kind, table in kinds:
-            query = sa.select(table).where(table.c.id.between(first, first + BLOCK - 1))
-            crcs = hash_rows(connection.execute(query).all())
-            check_digests(connection, kind, crcs, [first // BLOCK], location)
+    counts = dict.fromkeys(HASHED, 0)
+    for kind in HASHED:
+        for block, crcs in hash_blocks(connection, kind, header.next_id):
+            check_digest(connection, kind, block, crcs, location)
             counts[kind] += len(crcs)
     if (counts["item"], counts["deleted"]) != (header.count, header.next_id - header.count):
         raise CorruptedIndexError(location, "the list of items")
@@ -382,20 +359,26 @@ def check_public(connection: sa.Connection, location: str) -> None:
         )
 
 
-def read_parts(connection: sa.Connection, number: int) -> Iterator[bytes]:
-    """Yield the data of a map, one row at a time."""
+def read_map(connection: sa.Connection, number: int, write: Callable[[bytes], object] = lambda _: None) -> str:
+    """Pass the data of a stored map to `write`, one row at a time; return its SHA-256."""
+    digest = hashlib.sha256()
     query = sa.select(parts.c.part).where(parts.c.number == number).order_by(parts.c.part)
     for part in connection.execute(query).scalars().all():
         row = sa.select(parts.c.data).where(parts.c.number == number, parts.c.part == part)
         data = connection.execute(row).scalar_one()
-        yield data if isinstance(data, bytes) else b""  # corrupted: SQLite stores any type
+        if isinstance(data, bytes):  # otherwise corrupted: SQLite stores any type
+            digest.update(data)
+            write(data)
+    return digest.hexdigest()
 
 
-def hash_map(connection: sa.Connection, number: int) -> str:
-    """Return the SHA-256 of the parts of a map."""
+def write_map(connection: sa.Connection, number: int, file: IO[bytes]) -> str:
+    """Store a map from a file; return its SHA-256."""
+    file.seek(0)
     digest = hashlib.sha256()
-    for data in read_parts(connection, number):
+    for part, data in enumerate(iter(partial(file.read, _PART), b"")):
         digest.update(data)
+        connection.execute(sa.insert(parts).values(number=number, part=part, data=data))
     return digest.hexdigest()
 
 
