@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 
 from nearveil.client.sealed import sealed_periods
@@ -33,12 +32,10 @@ _RNG = np.random.default_rng(0)
 
 def make_product(n_features: int, columns: int) -> ProductCodes:
     """Return product codes with random tables."""
-    groups = columns // 4
-    quantiser = faiss.ProductQuantizer(columns, groups, 8)
-    faiss.copy_array_to_vector(_RNG.normal(size=columns * 256).astype(np.float32), quantiser.centroids)
+    centroids = _RNG.normal(size=(columns // 4, 256, 4)).astype(np.float32)
     ones = np.ones(columns, np.float32)
     projection = _RNG.normal(size=(n_features, columns)).astype(np.float32)
-    return ProductCodes(projection, ones, 0 * ones, quantiser, np.zeros((0, n_features), np.float32))
+    return ProductCodes(projection, ones, 0 * ones, centroids)
 
 
 def make_public(n_features: int, n_prototypes: int, n_sets: int, set_size: int, table: Codes) -> PublicPart:

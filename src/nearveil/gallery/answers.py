@@ -44,19 +44,34 @@ _ROWS = 1 << 16  # enough to learn 256 centroids from
 _SAMPLE = 4096  # items that are used as queries when scores are corrected
 _NEAR = 30  # nearest sample rows of an item
 _BLOCK = 4096
+_CENTROIDS = 256  # a byte names one of them
+_MOST_DIMENSIONS = 4  # that a byte of a product code stands for: more would make small answers large in memory
+MOST_COLUMNS = 2 * MOST_FEATURES  # of a projection: groups of one size are filled up
+_MISFIT = "the table of codes has arrays that do not fit each other"
 
 
 class Codes(ABC):
     """A public table that encodes items for answers, and scores codes against a query.
 
-    Scores are inner products of `project(queries)` and `decode(codes)`.
+    Scores are inner products of `project(queries)` and `decode(codes)`. The constructor of a subclass takes the arrays
+    of its table, checks that they fit each other, and keeps them under the same names.
     """
 
     form: ClassVar[str]  # the kind of the table on the wire
+    fields: ClassVar[dict[str, tuple[str, tuple[int, ...]]]]  # type and largest shape of every array of the table
     dimension: int  # of the features
     columns: int  # of a decoded row
     width: int  # bytes of an item's code
-    nbytes: int  # of the table
+
+    @property
+    def nbytes(self) -> int:
+        """The size of the table in memory."""
+        return sum(getattr(self, name).nbytes for name, (_, largest) in self.fields.items() if largest)
+
+    def prepare(self, features: SpreadRows) -> Self:
+        """Return a table that encodes features of a gallery; a stored one may lack what only the server has."""
+        del features
+        return self
 
     @abstractmethod
     def encode(self, features: Singles) -> Bytes:
@@ -74,25 +89,18 @@ class Codes(ABC):
         """Return approximate inner products, shape (q, n), of full queries, shape (q, d), with n items."""
         return np.asarray(self.project(queries) @ self.decode(codes).T, dtype=np.float32)
 
-    @abstractmethod
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the public arrays of the table."""
-
-    @classmethod
-    @abstractmethod
-    def from_message(cls, table: Message) -> Self:
-        """Read a public table; nothing in it is trusted."""
-
 
 class WholeCodes(Codes):
     """Features in 16 bits for each number: no loss and no compression."""
 
     form = "codes-whole"
-    nbytes = 0
+    fields: ClassVar = {"dimension": ("<i8", ())}
 
     def __init__(self, dimension: int) -> None:
-        self.dimension = self.columns = dimension
-        self.width = 2 * dimension
+        if not 1 <= dimension <= MOST_FEATURES:
+            raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
+        self.dimension = self.columns = int(dimension)
+        self.width = 2 * self.dimension
 
     def encode(self, features: Singles) -> Bytes:
         return np.ascontiguousarray(features, dtype="<f2").view(np.uint8)
@@ -103,16 +111,6 @@ class WholeCodes(Codes):
     def decode(self, codes: Bytes) -> Singles:
         return np.ascontiguousarray(codes).view("<f2").astype(np.float32)
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        return {"dimension": np.array(self.dimension, dtype="<i8")}
-
-    @classmethod
-    def from_message(cls, table: Message) -> Self:
-        dimension = int(_get_array(table, "dimension", "<i8", 0))
-        if not 1 <= dimension <= MOST_FEATURES:
-            raise WireError(f"the table of codes must be of 1 to {MOST_FEATURES} dimensions")
-        return cls(dimension)
-
 
 class ScalarCodes(Codes):
     """Each dimension by itself, in two bytes or one: for rows of few dimensions, with almost no loss.
@@ -121,12 +119,19 @@ class ScalarCodes(Codes):
     """
 
     form = "codes-scalar"
+    fields: ClassVar = {
+        "projection": ("<f4", (MOST_FEATURES, MOST_COLUMNS)),
+        "lowest": ("<f4", (MOST_COLUMNS,)),
+        "steps": ("<f4", (MOST_COLUMNS,)),
+        "double": ("<i8", ()),  # dimensions in two bytes, which come first
+    }
 
     def __init__(self, projection: Singles, lowest: Singles, steps: Singles, double: int) -> None:
-        self.projection, self.lowest, self.steps, self.double = projection, lowest, steps, double
+        if not projection.shape[1] == len(lowest) == len(steps) or not 0 <= double <= len(steps):
+            raise WireError(_MISFIT)
+        self.projection, self.lowest, self.steps, self.double = projection, lowest, steps, int(double)
         self.dimension, self.columns = projection.shape
-        self.width = len(steps) + double
-        self.nbytes = projection.nbytes + lowest.nbytes + steps.nbytes
+        self.width = len(steps) + self.double
 
     @classmethod
     def fit(cls, features: SpreadRows, width: int) -> Self:
@@ -153,40 +158,42 @@ class ScalarCodes(Codes):
         levels = np.concatenate([wide, codes[:, 2 * self.double :]], axis=1, dtype=np.float32)
         return np.asarray(levels * self.steps + self.lowest, dtype=np.float32)
 
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        double = np.array(self.double, dtype="<i8")
-        return {"projection": self.projection, "lowest": self.lowest, "steps": self.steps, "double": double}
-
-    @classmethod
-    def from_message(cls, table: Message) -> Self:
-        projection, double = _get_array(table, "projection", "<f4", 2), int(_get_array(table, "double", "<i8", 0))
-        lowest, steps = _get_array(table, "lowest", "<f4", 1), _get_array(table, "steps", "<f4", 1)
-        if not projection.shape[1] == len(lowest) == len(steps) or not 0 <= double <= len(steps):
-            raise WireError("the table of codes has arrays that do not fit each other")
-        return cls(projection, lowest, steps, double)
-
 
 class ProductCodes(Codes):
     """Product quantisation that spends its bytes where they change scores: for rows of many dimensions.
 
     A direction in which queries vary little hardly matters for a score, so the principal directions are weighted by
     their root mean square. A code begins with a factor of 16 bits, which corrects the mean of its scores for the items
-    nearest to it. `sample` are the rows that the server computes factors from; they are not part of the public table.
+    nearest to it. `sample` are the rows that the server computes factors from; they are not part of the public table,
+    and without them, it can score, but not encode.
     """
 
     form = "codes-product"
+    fields: ClassVar = {
+        "projection": ("<f4", (MOST_FEATURES, MOST_COLUMNS)),
+        "weights": ("<f4", (MOST_COLUMNS,)),
+        "mean": ("<f4", (MOST_COLUMNS,)),
+        "centroids": ("<f4", (MOST_FEATURES, _CENTROIDS, _MOST_DIMENSIONS)),  # for every byte, 256 rows
+    }
 
-    def __init__(self, projection: Singles, weights: Singles, mean: Singles, quantiser: Any, sample: Singles) -> None:
-        self.projection, self.weights, self.mean = projection, weights, mean
-        self.quantiser, self.sample = quantiser, sample
+    def __init__(
+        self, projection: Singles, weights: Singles, mean: Singles, centroids: Singles, sample: Singles | None = None
+    ) -> None:
+        groups, levels, size = centroids.shape
+        if levels != _CENTROIDS:
+            raise WireError(f"the table of codes must have {_CENTROIDS} centroids for each byte")
+        if not projection.shape[1] == len(weights) == len(mean) == groups * size:
+            raise WireError(_MISFIT)
+        self.projection, self.weights, self.mean, self.centroids = projection, weights, mean, centroids
+        self.sample = sample
         self.dimension, self.columns = projection.shape
-        self.width = _FACTOR_BYTES + int(quantiser.M)
-        tables = projection.nbytes + weights.nbytes + mean.nbytes
-        self.nbytes = tables + 4 * int(quantiser.centroids.size())
+        self.width = _FACTOR_BYTES + groups
+        self._quantiser: Any = faiss.ProductQuantizer(groups * size, groups, 8)
+        faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), self._quantiser.centroids)
 
-    def with_sample(self, sample: Singles) -> "ProductCodes":
-        """Return the same table with rows to compute factors from."""
-        return ProductCodes(self.projection, self.weights, self.mean, self.quantiser, sample)
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Support pickling, which the quantiser does not."""
+        return ProductCodes, (self.projection, self.weights, self.mean, self.centroids, self.sample)
 
     @classmethod
     def fit(cls, features: SpreadRows, width: int) -> Self:
@@ -207,14 +214,21 @@ class ProductCodes(Codes):
         quantiser.cp.niter = 12
         quantiser.cp.min_points_per_centroid = 1
         # A gallery of fewer than 256 items is repeated: then each item has its own centroid.
-        weighted = np.resize((rotated - mean) * weights, (max(len(rows), 256), groups * size))
+        weighted = np.resize((rotated - mean) * weights, (max(len(rows), _CENTROIDS), groups * size))
         with threadpool_limits(1, user_api="openmp"):  # threads cost more than they help at a few dimensions each
             quantiser.train(np.ascontiguousarray(weighted))
-        return cls(projection, weights, mean, quantiser, _sample_rows(features, _SAMPLE))
+        centroids = faiss.vector_to_array(quantiser.centroids).reshape(groups, _CENTROIDS, size)
+        return cls(projection, weights, mean, centroids).prepare(features)
+
+    def prepare(self, features: SpreadRows) -> Self:
+        if self.sample is not None:
+            return self
+        sample = _sample_rows(features, _SAMPLE)
+        return type(self)(self.projection, self.weights, self.mean, self.centroids, sample)
 
     def encode(self, features: Singles) -> Bytes:
         weighted = (features @ self.projection - self.mean) * self.weights
-        codes = np.asarray(self.quantiser.compute_codes(np.ascontiguousarray(weighted)), dtype=np.uint8)
+        codes = np.asarray(self._quantiser.compute_codes(np.ascontiguousarray(weighted)), dtype=np.uint8)
         factors = self._fit_factors(features, self._reconstruct(codes)).astype("<f2")
         return np.concatenate([factors[:, None].view(np.uint8), codes], axis=1)
 
@@ -227,10 +241,11 @@ class ProductCodes(Codes):
 
     def _reconstruct(self, codes: Bytes) -> Singles:
         """Return the projected rows of codes without their factors."""
-        return np.asarray(self.quantiser.decode(codes) / self.weights + self.mean, dtype=np.float32)
+        return np.asarray(self._quantiser.decode(codes) / self.weights + self.mean, dtype=np.float32)
 
     def _fit_factors(self, features: Singles, rows: Singles) -> Singles:
         """Return the least-squares factor from coded to true scores of the nearest sample rows, for each item."""
+        assert self.sample is not None
         factors = np.ones(len(features), np.float32)
         rotated = self.sample @ self.projection
         near = min(_NEAR, len(self.sample))
@@ -245,23 +260,6 @@ class ProductCodes(Codes):
             fitted = np.einsum("ij,ij->i", coded, true)
             np.divide(fitted, power, out=factors[block], where=power > 1e-12)
         return np.clip(factors, 0.5, 2.0)
-
-    def to_arrays(self) -> dict[str, NDArray[Any]]:
-        centroids = faiss.vector_to_array(self.quantiser.centroids).reshape(int(self.quantiser.M), _CENTROIDS, -1)
-        return {"projection": self.projection, "weights": self.weights, "mean": self.mean, "centroids": centroids}
-
-    @classmethod
-    def from_message(cls, table: Message) -> Self:
-        projection, centroids = _get_array(table, "projection", "<f4", 2), _get_array(table, "centroids", "<f4", 3)
-        weights, mean = _get_array(table, "weights", "<f4", 1), _get_array(table, "mean", "<f4", 1)
-        groups, levels, size = centroids.shape
-        if levels != _CENTROIDS:
-            raise WireError(f"the table of codes must have {_CENTROIDS} centroids for each byte")
-        if not projection.shape[1] == len(weights) == len(mean) == groups * size:
-            raise WireError("the table of codes has arrays that do not fit each other")
-        quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
-        faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), quantiser.centroids)
-        return cls(projection, weights, mean, quantiser, np.zeros((0, len(projection)), np.float32))
 
 
 def _find_bounds(rows: Singles, first: int, projection: Singles) -> Singles:
@@ -294,24 +292,14 @@ def make_codes(features: Singles | SpreadRows, code_bytes: int | Literal["auto"]
 
 def encode_rows(table: Codes, features: SpreadRows) -> Bytes:
     """Return the codes of features in partitions."""
-    sample = table.sample if isinstance(table, ProductCodes) else np.empty((0, 0), np.float32)
-    parts = features.map(_encode_part, codes_to_bytes(table), sample, stage="making codes")
     codes = np.empty((len(features), table.width), np.uint8)
-    for cut, part in zip(features.cuts, parts, strict=True):
+    for cut, part in zip(features.cuts, features.map(_encode_part, table, stage="making codes"), strict=True):
         codes[cut] = part
     return codes
 
 
-def _encode_part(features: Singles, table: bytes, sample: Singles) -> Bytes:
-    codes = codes_from_bytes(table)
-    return (codes.with_sample(sample) if isinstance(codes, ProductCodes) else codes).encode(features)
-
-
-def prepare_table(table: Codes, features: SpreadRows) -> Codes:
-    """Return a table that can encode features of a gallery: a stored table lacks its sample."""
-    if isinstance(table, ProductCodes) and not len(table.sample):
-        return table.with_sample(_sample_rows(features, _SAMPLE))
-    return table
+def _encode_part(features: Singles, table: Codes) -> Bytes:
+    return table.encode(features)
 
 
 def _sample_rows(rows: SpreadRows, count: int) -> Singles:
@@ -343,22 +331,8 @@ def _order_dimensions(variances: Singles, groups: int) -> NDArray[np.intp]:
     return np.concatenate([np.array(group, dtype=np.intp) for group in members])
 
 
-_CENTROIDS = 256  # a byte names one of them
-_MOST_DIMENSIONS = 4  # that a byte of a product code stands for: more would make small answers large in memory
-MOST_COLUMNS = 2 * MOST_FEATURES  # of a projection: groups of one size are filled up
-_LARGEST = {
-    "dimension": (),
-    "double": (),
-    "projection": (MOST_FEATURES, MOST_COLUMNS),
-    "lowest": (MOST_COLUMNS,),
-    "steps": (MOST_COLUMNS,),
-    "weights": (MOST_COLUMNS,),
-    "mean": (MOST_COLUMNS,),
-    "centroids": (MOST_FEATURES, _CENTROIDS, _MOST_DIMENSIONS),
-}
-
-
-_FORMS: dict[str, type[Codes]] = {kind.form: kind for kind in (WholeCodes, ScalarCodes, ProductCodes)}
+_KINDS: dict[str, type[Any]] = {kind.form: kind for kind in (WholeCodes, ScalarCodes, ProductCodes)}
+_LARGEST = {name: largest for kind in _KINDS.values() for name, (_, largest) in kind.fields.items()}
 
 
 def codes_to_bytes(codes: Codes) -> bytes:
@@ -369,20 +343,20 @@ def codes_to_bytes(codes: Codes) -> bytes:
     >>> codes_from_bytes(codes_to_bytes(WholeCodes(64))).width
     128
     """
-    arrays = codes.to_arrays()
+    arrays = {name: np.asarray(getattr(codes, name), kind) for name, (kind, _) in codes.fields.items()}
     return Message(codes.form, _hash_arrays(arrays), arrays).to_bytes()
 
 
 def codes_from_bytes(data: bytes) -> Codes:
-    """Read a public table; nothing in it is trusted. Product codes without their sample can score, not encode."""
+    """Read a public table; nothing in it is trusted."""
     try:
         message = Message.from_bytes(data, _LARGEST)
     except ValueError as error:
         raise WireError(f"the table of codes cannot be read: {error}") from None
-    kind = _FORMS.get(message.mechanism)
+    kind = _KINDS.get(message.mechanism)
     if kind is None:
         raise WireError("unknown kind of table of codes")
-    codes = kind.from_message(message)
+    codes: Codes = kind(*(_get_array(message, name, *field) for name, field in kind.fields.items()))
     if codes.columns > 2 * codes.dimension:  # more would be slow to score, without better results
         raise WireError("the table of codes must have at most two columns for each feature")
     if codes_to_bytes(codes) != data:  # another fingerprint, unknown arrays, or another encoding
@@ -394,9 +368,9 @@ def _hash_arrays(arrays: Mapping[str, NDArray[Any]]) -> str:
     return fingerprint(*(part for name in sorted(arrays) for part in (name, arrays[name])))
 
 
-def _get_array(message: Message, name: str, kind: str, dimensions: int) -> NDArray[Any]:
+def _get_array(message: Message, name: str, kind: str, largest: tuple[int, ...]) -> NDArray[Any]:
     """Return an array of a message, or raise WireError if it is missing or has another type."""
-    values = message.arrays.get(name)
+    values, dimensions = message.arrays.get(name), len(largest)
     if values is None or values.dtype != np.dtype(kind) or values.ndim != dimensions or 0 in values.shape:
         raise WireError(f"the table of codes must hold {name!r}, an array of type {kind} with {dimensions} dimensions")
     return values

@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image, ImageOps
 
 from nearveil.features.images import ImageError, Pixels, load_image
+from nearveil.storage import open_private
 
 _SAMPLE = (4, 6)  # rows and columns of candidates
 _COLUMNS = 4  # of matches
 _MOST = 16  # matches
 _LONGEST = 16  # letters of a line below a picture
 _GREY = 237  # of the server's side
-_DPI = 120
+_SIDE = 128  # pixels of a thumbnail
+_TITLE: dict[str, Any] = {"fontsize": 15, "fontweight": "bold", "va": "top"}
+_TEXT: dict[str, Any] = {"fontsize": 9.5, "va": "top", "linespacing": 1.4}
+_CAPTION: dict[str, Any] = {"ha": "center", "va": "top", "fontsize": 7, "parse_math": False}
 
 
 @dataclass(frozen=True)
@@ -34,15 +39,10 @@ class ContactSheet:
     epsilon: float
 
     def to_png(self) -> bytes:
-        """Draw the sheet.
-
-        Returns: A PNG.
-        """
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        """Draw the sheet as a PNG."""
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(13, 5), dpi=_DPI)
-        FigureCanvasAgg(figure)
+        figure = Figure(figsize=(13, 5), dpi=120)
         left, right = figure.subfigures(1, 2, width_ratios=(1, 1.15), squeeze=False)[0]
         left.set_facecolor((_GREY / 255,) * 3)
         _draw_server(left, self)
@@ -58,10 +58,10 @@ class ContactSheet:
 
         An existing file is replaced only with `force`.
         """
-        content, target = self.to_png(), Path(path)
+        content = self.to_png()
         if force:
-            target.unlink(missing_ok=True)  # the new file gets its own rights, and no link is followed
-        with os.fdopen(os.open(target, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "wb") as out:
+            Path(path).unlink(missing_ok=True)  # the new file gets its own rights, and no link is followed
+        with open(path, "xb", opener=open_private) as out:
             out.write(content)
 
 
@@ -79,53 +79,43 @@ def right_set(epsilon: float, n_sets: int) -> float:
 def _draw_server(side: Any, sheet: ContactSheet) -> None:
     rows, columns = _SAMPLE
     count = len(sheet.candidates)
-    shown = np.unique(np.linspace(0, count - 1, min(count, rows * columns)).astype(int))
+    shown = np.unique(np.linspace(0, count - 1, min(count, rows * columns)).astype(int)).tolist()
     part = f"{len(shown)} of them" if len(shown) < count else "here they are"
-    _draw_heading(
-        side,
-        "What the server saw",
+    side.text(0.04, 0.955, "What the server saw", **_TITLE)
+    text = (
         f"One message and no picture: “set {sheet.named + 1} of {sheet.n_sets}”, the right one with probability "
         f"{right_set(sheet.epsilon, sheet.n_sets):.2f}.\n"
-        f"The {count:,} images of that set were returned, as for any client that names it; {part}:",
+        f"The {count:,} images of that set were returned, as for any client that names it; {part}:"
     )
-    side.subplots_adjust(left=0.04, right=0.96, top=0.77, bottom=0.04, wspace=0.08, hspace=0.08)
-    panels = side.subplots(rows, columns, squeeze=False).ravel()
-    for panel in panels:
-        panel.set_axis_off()
-    for panel, number in zip(panels, shown, strict=False):
-        _draw_picture(panel, _pad_to_square(sheet.candidates[number], _GREY))
+    side.text(0.04, 0.875, text, **_TEXT)
+    grid = side.add_gridspec(rows, columns, left=0.04, right=0.96, top=0.77, bottom=0.04, wspace=0.08, hspace=0.08)
+    for number, position in enumerate(shown):
+        _draw_thumbnail(side.add_subplot(grid[number // columns, number % columns]), sheet.candidates[position], _GREY)
 
 
 def _draw_client(side: Any, sheet: ContactSheet) -> None:
     count = min(len(sheet.matches), _MOST)
     rows = -(-count // _COLUMNS)
     best = f"the {count} best" if count == len(sheet.matches) else f"{count} of the {len(sheet.matches):,} best"
-    _draw_heading(
-        side,
-        "What you got",
+    side.text(0.04, 0.955, "What you got", **_TITLE)
+    text = (
         f"Your picture, which stayed with you, and {best} of the {len(sheet.candidates):,}, chosen here.\n"
-        f"Epsilon {sheet.epsilon:g}; the number below a picture is its similarity.",
+        f"Epsilon {sheet.epsilon:g}; the number below a picture is its similarity."
     )
+    side.text(0.04, 0.875, text, **_TEXT)
     grid = side.add_gridspec(
         rows, _COLUMNS + 2, left=0.04, right=0.98, top=0.76, bottom=0.1, wspace=0.12, hspace=0.3 if rows < 3 else 0.6
     )
     panel = side.add_subplot(grid[:, :2])
-    _draw_picture(panel, sheet.query)
+    panel.imshow(sheet.query, interpolation="nearest" if max(sheet.query.shape[:2]) < 24 else "antialiased")
     panel.set(xticks=[], yticks=[])
     for line in panel.spines.values():
         line.set(color="tab:blue", linewidth=3)
     panel.set_xlabel("your picture (private)", fontsize=10)
-    style = {"ha": "center", "va": "top", "fontsize": 7, "parse_math": False}
     for number, (image, caption) in enumerate(zip(sheet.matches[:count], sheet.captions, strict=False)):
         panel = side.add_subplot(grid[number // _COLUMNS, 2 + number % _COLUMNS])
-        panel.set_axis_off()
-        _draw_picture(panel, _pad_to_square(image, 255))
-        panel.text(0.5, -0.04, _shorten(caption), transform=panel.transAxes, **style)
-
-
-def _draw_heading(side: Any, title: str, text: str) -> None:
-    side.text(0.04, 0.955, title, fontsize=15, fontweight="bold", va="top")
-    side.text(0.04, 0.875, text, fontsize=9.5, va="top", linespacing=1.4)
+        _draw_thumbnail(panel, image, 255)
+        panel.text(0.5, -0.04, _shorten(caption), transform=panel.transAxes, **_CAPTION)
 
 
 def _shorten(caption: str) -> str:
@@ -140,17 +130,11 @@ def _shorten(caption: str) -> str:
     return "\n".join(line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…" for line in lines)
 
 
-def _draw_picture(panel: Any, image: Pixels) -> None:
-    panel.imshow(image, interpolation="nearest" if max(image.shape[:2]) < 24 else "antialiased")
-
-
-def _pad_to_square(thumbnail: bytes, grey: int) -> Pixels:
-    """Return a thumbnail centred in a square, so that captions are aligned; grey if it cannot be decoded."""
+def _draw_thumbnail(panel: Any, thumbnail: bytes, grey: int) -> None:
+    """Draw a thumbnail centred in a square, so that captions are aligned; grey if it cannot be decoded."""
+    panel.set_axis_off()
     try:
-        image = load_image(thumbnail)
+        image = Image.fromarray(load_image(thumbnail))
     except ImageError:
-        return np.full((64, 64, 3), 200, dtype=np.uint8)
-    height, width = image.shape[:2]
-    top, left = (max(height, width) - height) // 2, (max(height, width) - width) // 2
-    padding = (top, max(height, width) - height - top), (left, max(height, width) - width - left), (0, 0)
-    return np.pad(image, padding, constant_values=grey)
+        image = Image.new("RGB", (_SIDE, _SIDE), (200, 200, 200))
+    panel.imshow(ImageOps.pad(image, (_SIDE, _SIDE), color=(grey, grey, grey)))

@@ -23,7 +23,6 @@ from nearveil.gallery.answers import (
     codes_to_bytes,
     encode_rows,
     make_codes,
-    prepare_table,
 )
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.items import Ids, IndexSnapshot
@@ -176,7 +175,7 @@ class Published:
         release = self.release.update_features(features, positions)
         codes, new = self.codes[np.maximum(positions, 0)], np.flatnonzero(positions < 0)
         if len(new):
-            codes[new] = prepare_table(self.table, features).encode(features.take(new, "taking rows"))
+            codes[new] = self.table.prepare(features).encode(features.take(new, "taking rows"))
         return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.code_bytes)
 
     def measure_drift(self, snapshot: IndexSnapshot) -> float:
