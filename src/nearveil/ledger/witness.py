@@ -71,7 +71,7 @@ class Witness:
             name, offset, sequence, _ = self._find(file, receipt.account)
             if sequence < receipt.sequence:
                 body = f"{receipt.sequence:020d} {receipt.hash} {name}"
-                record = f"{body} {_checksum(body)}".ljust(_RECORD_BYTES - 1) + "\n"
+                record = f"{body} {hashlib.sha256(body.encode()).hexdigest()[:32]}".ljust(_RECORD_BYTES - 1) + "\n"
                 if os.pwrite(file, record.encode(), offset) != _RECORD_BYTES:
                     raise LedgerError("witness was written only in part: is the disk full? Release nothing")
 
@@ -118,15 +118,11 @@ class Witness:
             os.close(file)
 
 
-def _checksum(body: str) -> str:
-    return hashlib.sha256(body.encode()).hexdigest()[:32]
-
-
 def _read_records(file: int, path: Path, offset: int = 0) -> Iterator[tuple[int, str, int, str]]:
     """Yield offset, account digest, sequence and hash of each record, up to a partial one that a full disk left."""
     while len(record := os.pread(file, _RECORD_BYTES, offset)) == _RECORD_BYTES:
         fields = record.decode("ascii", "replace").split()
-        if len(fields) != 4 or _checksum(" ".join(fields[:3])) != fields[3]:
+        if len(fields) != 4 or hashlib.sha256(" ".join(fields[:3]).encode()).hexdigest()[:32] != fields[3]:
             raise CorruptLedgerError(
                 f"witness {path} is corrupted. Verify the ledger against receipts stored elsewhere, then replace the "
                 "witness with an empty file"
