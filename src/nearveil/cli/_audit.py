@@ -12,7 +12,7 @@ import typer
 from rich.text import Text
 
 from nearveil.cli._options import JSON, argument, command, option
-from nearveil.cli._output import make_folder, print_json, print_lines, print_table, show_bars
+from nearveil.cli._output import check, make_folder, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.audit import Report
@@ -56,7 +56,9 @@ def audit(
         nearveil audit "cells (subset)" --epsilon 1 --confidence 0.999 --json
         nearveil audit --list
     """
-    _check_numbers(epsilon, confidence, effort)
+    check(0.01 <= epsilon <= 12, "must be from 0.01 to 12", "--epsilon")
+    check(0 < confidence < 1, "must be between 0 and 1", "--confidence")
+    check(0 < effort <= 100, "must be between 0 and 100", "--effort")
     if list_all:
         return _print_list(epsilon, as_json=as_json)
     sections = _choose(name, epsilon)
@@ -83,18 +85,8 @@ def audit(
     raise typer.Exit(_EXIT_CODES[outcome])
 
 
-def _check_numbers(epsilon: float, confidence: float, effort: float) -> None:
-    if not 0 < confidence < 1:
-        raise typer.BadParameter("must be between 0 and 1", param_hint="--confidence")
-    if not 0 < effort <= 100:
-        raise typer.BadParameter("must be between 0 and 100", param_hint="--effort")
-    if not 0.01 <= epsilon <= 12:
-        raise typer.BadParameter("must be from 0.01 to 12", param_hint="--epsilon")
-
-
 def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
-    if not name:
-        raise typer.BadParameter("required: a mechanism of --list, or all", param_hint="NAME")
+    check(name != "", "required: a mechanism of --list, or all", "NAME")
     from nearveil.audit import list_mechanisms, list_specimens
 
     mechanisms, specimens = list_mechanisms(epsilon), list_specimens()
@@ -103,9 +95,7 @@ def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
     entries = [*mechanisms, *specimens]
     exact = [entry for entry in entries if entry.name == name]
     chosen = exact or [entry for entry in entries if entry.name.startswith(name)]
-    if not chosen:
-        names = ", ".join(entry.name for entry in entries)
-        raise typer.BadParameter(f"{name!r} is none of: all, {names}", param_hint="NAME")
+    check(bool(chosen), f"{name!r} is none of: all, {', '.join(entry.name for entry in entries)}", "NAME")
     return {"Mechanisms": chosen}
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from nearveil.cli._accounts import find_account
 from nearveil.cli._options import JSON, LedgerOptions, argument, command, option
-from nearveil.cli._output import clean, print_json, print_lines, print_table
+from nearveil.cli._output import check, clean, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from dp_accounting import DpEvent
@@ -74,8 +74,7 @@ def create(
         nearveil budget create camera --owner me --epsilon 4
         nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
-    if not 0 < epsilon < math.inf:
-        raise typer.BadParameter("must be a finite number above 0", param_hint="--epsilon")
+    check(0 < epsilon < math.inf, "must be a finite number above 0", "--epsilon")
     events = read_plan(plan, mechanism, delta) if plan else None
     with options.open(create=True) as ledger:
         from nearveil.ledger import AccountError, BudgetWarning, LedgerError
@@ -233,8 +232,7 @@ def export(
         nearveil budget export entries.json
         nearveil budget export entries.csv --ledger postgresql://me@host/budgets
     """
-    if file.suffix not in (".json", ".csv"):
-        raise typer.BadParameter("must end in .json or .csv", param_hint="FILE")
+    check(file.suffix in (".json", ".csv"), "must end in .json or .csv", "FILE")
     with options.open(read_only=True) as ledger:
         text = ledger.export("json" if file.suffix == ".json" else "csv")
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
@@ -292,10 +290,8 @@ def read_plan(plan: list[str], mechanism: PlanMechanism, delta: float) -> "list[
     from nearveil.privacy.events import PureDp
     from nearveil.privacy.noise import analytic_gaussian_scale
 
-    if mechanism == "gaussian" and not 0 < delta < 1:
-        raise typer.BadParameter(
-            "Gaussian noise is not pure: it needs an account with a delta", param_hint="--mechanism"
-        )
+    is_priced = mechanism != "gaussian" or 0 < delta < 1
+    check(is_priced, "Gaussian noise is not pure: it needs an account with a delta", "--mechanism")
     make_event: dict[PlanMechanism, Callable[[float], DpEvent]] = {
         "pure": PureDp,
         "laplace": lambda epsilon: LaplaceDpEvent(1 / epsilon),
@@ -314,12 +310,12 @@ def _parse_part(text: str) -> tuple[int, float]:
     """
     match = re.fullmatch(r"(\d+)x(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
     count, epsilon = (int(match[1]), float(match[2])) if match else (0, 0.0)
-    if not (1 <= count <= 10**9 and 1e-6 <= epsilon <= 50):
-        raise typer.BadParameter(
-            f"{text!r} is not COUNTxEPSILON with a count from 1 to 1,000,000,000 and an epsilon from 1e-6 to 50, "
-            "such as 500x0.5",
-            param_hint="PLAN",
-        )
+    check(
+        1 <= count <= 10**9 and 1e-6 <= epsilon <= 50,
+        f"{text!r} is not COUNTxEPSILON with a count from 1 to 1,000,000,000 and an epsilon from 1e-6 to 50, such as "
+        "500x0.5",
+        "PLAN",
+    )
     return count, epsilon
 
 

@@ -10,7 +10,7 @@ import typer
 
 from nearveil.cli._accounts import find_account
 from nearveil.cli._options import FORCE, JSON, LedgerOptions, argument, command, option
-from nearveil.cli._output import fail, print_json, print_lines, print_table, show_bars
+from nearveil.cli._output import check, fail, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.ledger import Account
@@ -54,10 +54,8 @@ def label(
         nearveil label photos/ downloads/ --epsilon 1 --classes cat,dog,fox --out labels.csv
         nearveil label patients.csv public.csv --epsilon 0.5 --account archive --ledger budget.db
     """
-    if not 0 < epsilon < math.inf:
-        raise typer.BadParameter("must be a positive number, such as 0.5", param_hint="--epsilon")
-    if not 0 < delta < 1:
-        raise typer.BadParameter("must be between 0 and 1", param_hint="--delta")
+    check(0 < epsilon < math.inf, "must be a positive number, such as 0.5", "--epsilon")
+    check(0 < delta < 1, "must be between 0 and 1", "--delta")
     with show_bars() as bars:
         from nearveil.private_knn.labelling import label_file, parse_classes
 

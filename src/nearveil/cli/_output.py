@@ -164,6 +164,26 @@ def _make_line_reporter() -> StartBar:
     return start
 
 
+def show_done(start: StartBar, text: str) -> Callable[[int, int], None]:
+    """Return a function that shows one bar; its arguments are what is done so far, and the total."""
+    tick, done_before, total_before = start(text, None), 0, None
+
+    def show(done: int, total: int) -> None:
+        nonlocal tick, done_before, total_before
+        if total != total_before or done < done_before:
+            tick, done_before, total_before = start(text, total), 0, total
+        tick(done - done_before)
+        done_before = done
+
+    return show
+
+
+def check(is_valid: bool, message: str, name: str) -> None:
+    """Raise a usage error about an option or an argument unless it is valid."""
+    if not is_valid:
+        raise typer.BadParameter(message, param_hint=name)
+
+
 def make_folder(folder: Path | None, option: str) -> None:
     """Create the output folder of a long command, and fail now if it is not writable."""
     if folder is None:

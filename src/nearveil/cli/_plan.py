@@ -1,6 +1,5 @@
 """``nearveil plan``, ``cost`` and ``mechanisms``: compare ways to search, prices of releases, and mechanisms."""
 
-import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -8,13 +7,12 @@ import typer
 
 from nearveil.cli._budget import MECHANISM, METAVAR, PlanMechanism, read_plan
 from nearveil.cli._options import JSON, argument, command, option
-from nearveil.cli._output import print_json, print_lines, print_table
+from nearveil.cli._output import check, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from nearveil.search.planning import SearchPlan
 
 _LEAST_DELTA = 1e-18  # for which noise is calibrated
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _WAY_COLUMNS = ("way", "epsilon", "one-time download", "sent", "received", "server reads", "recall@8")
 
 
@@ -33,12 +31,8 @@ def cost(
         nearveil cost 500x0.5
         nearveil cost 100x0.1 5x1 --delta 1e-6 --json
     """
-    if not 0 < delta < 1:
-        raise typer.BadParameter("must be between 0 and 1", param_hint="--delta")
-    if delta < _LEAST_DELTA:
-        raise typer.BadParameter(
-            f"must be at least {_LEAST_DELTA:g}: noise is calibrated for no less", param_hint="--delta"
-        )
+    check(0 < delta < 1, "must be between 0 and 1", "--delta")
+    check(delta >= _LEAST_DELTA, f"must be at least {_LEAST_DELTA:g}: noise is calibrated for no less", "--delta")
     events = read_plan(plan, mechanism, delta)
     from nearveil.privacy.accounting import AdditionAccountant, PldAccountant, RdpAccountant
     from nearveil.privacy.guarantee import format_factor, format_rounded_up
@@ -90,8 +84,8 @@ def plan(
     from nearveil.search import plan as plan_search
 
     try:
-        limits = {"dimension": dimension, "storage": parse_size(storage, "--storage")}
-        answer_bytes = None if answer is None else parse_size(answer, "--answer")
+        answer_bytes = None if answer is None else _parse_size(answer, "--answer")
+        limits = {"dimension": dimension, "storage": _parse_size(storage, "--storage")}
         search_plan = plan_search(items, epsilon, answer_bytes, delta=delta, **limits)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
@@ -130,20 +124,14 @@ def _print_plan(search_plan: "SearchPlan") -> None:
         print_lines(f"message: none. {search_plan}")
 
 
-def parse_size(text: str, option: str) -> int:
-    """Parse a number of bytes: 2MB is 2,000,000, 2MiB is 2,097,152.
+def _parse_size(text: str, option: str) -> int:
+    """Parse a number of bytes: 2MB is 2,000,000, 2MiB is 2,097,152."""
+    from pydantic import ByteSize, TypeAdapter, ValidationError
 
-    Examples
-    --------
-    >>> parse_size("2MB", "--answer"), parse_size("1.5 KiB", "--answer"), parse_size("100", "--answer")
-    (2000000, 1536, 100)
-    """
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?i?b?)", text.strip().lower())
-    unit = match[2].upper() if match else "?"
-    unit = unit if unit in _UNITS else unit + "B"
-    if match is None or unit not in _UNITS:
-        raise typer.BadParameter(f"{text!r} is not a size, such as 500kB, 2MB or 1GiB", param_hint=option)
-    return int(float(match[1]) * _UNITS[unit])
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise typer.BadParameter(f"{text!r} is not a size, such as 500kB, 2MB or 1GiB", param_hint=option) from None
 
 
 @command()
@@ -160,12 +148,8 @@ def mechanisms(as_json: bool = JSON) -> None:
 
     rows = catalog.describe_mechanisms()
     if as_json:
-        example = {
-            "epsilon": catalog.EPSILON,
-            "rows": catalog.ROWS,
-            "features": catalog.DIMENSION,
-            "classes": catalog.CLASSES,
-        }
+        sizes = {"rows": catalog.ROWS, "features": catalog.DIMENSION, "classes": catalog.CLASSES}
+        example = {"epsilon": catalog.EPSILON, **sizes}
         print_json({"example": example, "mechanisms": [asdict(row) for row in rows]})
         return
     print_table(

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +21,7 @@ from nearveil.cli._options import (
     load_extractor,
     option,
 )
-from nearveil.cli._output import clean, print_json, print_lines, print_table, show_bars
+from nearveil.cli._output import check, clean, print_json, print_lines, print_table, show_bars, show_done
 
 if TYPE_CHECKING:
     from nearveil.client import Nearest
@@ -74,10 +73,9 @@ def query(
         nearveil query me.jpg --epsilon 4 --account holiday --ledger budget.db --json
     """
     is_vector = image.suffix.lower() == ".npy"
-    if by in ("home", "sealed") and epsilon:
-        raise typer.BadParameter(f"--by {by} reveals nothing and costs nothing; leave it out", param_hint="--epsilon")
-    if by == "message" and not epsilon:
-        raise typer.BadParameter("a message needs an epsilon above 0", param_hint="--epsilon")
+    is_free = by in ("home", "sealed")
+    check(not (is_free and epsilon), f"--by {by} reveals nothing and costs nothing; leave it out", "--epsilon")
+    check(by != "message" or bool(epsilon), "a message needs an epsilon above 0", "--epsilon")
     from nearveil.features import load_image
     from nearveil.features.vectors import read_vector
     from nearveil.ledger import new_key
@@ -89,25 +87,18 @@ def query(
         chosen_extractor = load_extractor(extractor)
         pixels: Any = read_vector(image) if is_vector else load_image(image)
         with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, stale):
-            nearest = client.nearest(
-                pixels,
-                k,
-                epsilon,
-                candidates,
-                gallery=options.gallery,
-                thumbnails=sheet is not None,
-                key=key,
-                by=by,
-            )
+            settings: Any = {"gallery": options.gallery, "thumbnails": sheet is not None, "key": key, "by": by}
+            nearest = client.nearest(pixels, k, epsilon, candidates, **settings)
         balance = payer.balance()
-    answer = PaidAnswer(nearest, balance, payer.new_ledger, stale, options.server)
+    answer = _describe_answer(nearest, balance, payer.new_ledger, stale=stale)
+    answer |= {"server": options.server, "sheet": None if sheet is None else str(sheet)}
     # Print first: a contact sheet that cannot be written must not lose the answer.
     if as_json:
-        print_json({**answer.as_dict(), "sheet": None if sheet is None else str(sheet)})
+        print_json(answer)
     else:
-        _print_answer(answer, sheet)
+        _print_answer(answer, nearest, balance)
     if sheet is not None:
-        _write_sheet(answer, pixels, sheet, force=force)
+        _write_sheet(answer, nearest, pixels, sheet, force=force)
 
 
 @contextmanager
@@ -130,102 +121,81 @@ def _name_retry(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None
         raise
 
 
-@dataclass(frozen=True)
-class PaidAnswer:
-    """The answer to a query, and its cost."""
+def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: str, *, stale: bool) -> dict[str, Any]:
+    """Return the answer and its cost as JSON values.
 
-    nearest: "Nearest"
-    balance: "Balance | None"  # of the account that paid; None if nothing was to pay
-    new_ledger: str  # the ledger in which the default account was opened by this query; empty if it existed
-    stale: bool  # whether the index has changed since its map was learned
-    server: str | None  # None for a local index
+    `balance` is that of the account that paid, if one did; `new_ledger` is where its account was opened by this query,
+    if it was; `stale` says whether the index has changed since its map was made.
+    """
+    from nearveil.gallery.contact_sheet import right_set
 
-    @property
-    def rows(self) -> list[tuple[int, int, str, float]]:
-        """Rank, id, name and similarity of each match."""
-        return [
-            (rank, match.id, match.name or match.external_id or f"item {match.id}", match.similarity)
-            for rank, match in enumerate(self.nearest.matches, 1)
-        ]
-
-    @property
-    def probability(self) -> float:
-        """Probability that a message names the best set for its image."""
-        from nearveil.gallery.contact_sheet import right_set
-
-        nearest = self.nearest
-        return 1.0 if nearest.set is None else right_set(nearest.guarantee.epsilon, nearest.n_sets)
-
-    @property
-    def notes(self) -> list[str]:
-        """Advice to print below the answer."""
-        from nearveil.client.questions import DEFAULT_K
-
-        notes = []
-        if self.balance is not None and self.new_ledger:
-            notes.append(describe_new_account(self.balance, self.new_ledger))
-        if self.nearest.repeated:
-            notes.append("This key was paid before: the same message was sent again, at no cost.")
-        if self.nearest.set is not None and self.nearest.n_candidates < DEFAULT_K:
-            notes.append(
-                f"Answers of this gallery hold {self.nearest.n_candidates} items, so a message returns no more. If the "
-                "gallery offers it, a query without --epsilon compares all items, reveals nothing and costs nothing."
-            )
-        if self.stale and self.nearest.way != "index":
-            notes.append("The index has changed since its map was made; run `nearveil index DIR` to include new items.")
-        return notes
-
-    def as_dict(self) -> dict[str, object]:
-        """Return the answer as JSON values."""
-        nearest, balance = self.nearest, self.balance
-        same = ("named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated")
-        return {
-            "found": [dict(zip(("rank", "id", "name", "similarity"), row, strict=True)) for row in self.rows],
-            "server": self.server,
-            "server_saw": {
-                "set": None if nearest.set is None else nearest.set + 1,  # from 1, as in the text and on the sheet
-                "of": nearest.n_sets,
-                "probability_of_the_right_one": self.probability,
-            },
-            **{name: getattr(nearest, name) for name in same},
-            "way": nearest.way,
-            "quality": nearest.quality_summary,
-            "candidates": nearest.n_candidates,
-            "epsilon": nearest.guarantee.epsilon,
-            "promise": str(nearest.guarantee),
-            "paid": nearest.paid,
-            "account": None if balance is None else balance.account,
-            "spent": None if balance is None else balance.spent,
-            "left": None if balance is None else balance.left,
-            "opened": self.new_ledger or None,
-            "notes": self.notes,
-        }
+    epsilon, named = nearest.guarantee.epsilon, nearest.set
+    same = ("named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated", "way", "paid")
+    return {
+        "found": [
+            {
+                "rank": rank,
+                "id": match.id,
+                "name": match.name or match.external_id or f"item {match.id}",
+                "similarity": match.similarity,
+            }
+            for rank, match in enumerate(nearest.matches, 1)
+        ],
+        "server_saw": {
+            "set": None if named is None else named + 1,  # from 1, as in the text and on the sheet
+            "of": nearest.n_sets,
+            "probability_of_the_right_one": 1.0 if named is None else right_set(epsilon, nearest.n_sets),
+        },
+        **{name: getattr(nearest, name) for name in same},
+        "quality": nearest.quality_summary,
+        "candidates": nearest.n_candidates,
+        "epsilon": epsilon,
+        "promise": str(nearest.guarantee),
+        **{name: getattr(balance, name, None) for name in ("account", "spent", "left")},
+        "opened": new_ledger or None,
+        "notes": list(_write_notes(nearest, balance, new_ledger, stale=stale)),
+    }
 
 
-def _print_answer(answer: PaidAnswer, sheet: Path | None) -> None:
+def _write_notes(nearest: "Nearest", balance: "Balance | None", new_ledger: str, *, stale: bool) -> Iterator[str]:
+    from nearveil.client.questions import DEFAULT_K
+
+    if balance is not None and new_ledger:
+        yield describe_new_account(balance, new_ledger)
+    if nearest.repeated:
+        yield "This key was paid before: the same message was sent again, at no cost."
+    if nearest.set is not None and nearest.n_candidates < DEFAULT_K:
+        yield (
+            f"Answers of this gallery hold {nearest.n_candidates} items, so a message returns no more. If the gallery "
+            "offers it, a query without --epsilon compares all items, reveals nothing and costs nothing."
+        )
+    if stale and nearest.way != "index":
+        yield "The index has changed since its map was made; run `nearveil index DIR` to include new items."
+
+
+def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance | None") -> None:
     """Print the matches, the cost, the balance, and the path of the contact sheet."""
     from nearveil.ledger.budget import format_down
 
-    balance, nearest = answer.balance, answer.nearest
     print_lines(nearest.quality_summary)
-    rows = [(rank, name, f"{similarity:.3f}") for rank, _, name, similarity in answer.rows]
+    rows = [(match["rank"], match["name"], f"{match['similarity']:.3f}") for match in answer["found"]]
     print_table(["", "name", "similarity"], rows, right=("", "similarity"))
-    print_lines(_describe_server_view(answer), nearest.guarantee)
+    print_lines(_describe_server_view(nearest, answer["server_saw"]), nearest.guarantee)
     if balance is not None:
         print_lines(
             f"Paid: epsilon {nearest.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "
             f"of {balance.epsilon:g}."
         )
-    print_lines(*answer.notes)
+    print_lines(*answer["notes"])
     if balance is not None:
         print_lines(f"To repeat this query at no cost, use the same image with --key {nearest.key}.")
-    if sheet is not None:
-        print_lines(f"Contact sheet: {sheet}")
+    if answer["sheet"] is not None:
+        print_lines(f"Contact sheet: {answer['sheet']}")
 
 
-def _describe_server_view(answer: PaidAnswer) -> str:
+def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
     """Return everything that the server has learned."""
-    nearest, count = answer.nearest, answer.nearest.n_candidates
+    count = nearest.n_candidates
     if nearest.sealed:
         sizes = " and ".join(f"{len(message):,}" for message in nearest.sealed)
         return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
@@ -233,40 +203,44 @@ def _describe_server_view(answer: PaidAnswer) -> str:
         searched = "Nothing was sent. The index" if nearest.way == "index" else "The server saw nothing. A copy"
         return f"{searched} of all {count:,} items was searched on this machine, at no cost."
     return (
-        f"The server saw: set {nearest.set + 1} of {nearest.n_sets}. It sent all {count:,} items of that set, and the "
-        f"matches were chosen on this machine. A message names the best set for its query with probability "
-        f"{answer.probability:.2f}, else any other."
+        f"The server saw: set {view['set']} of {view['of']}. It sent all {count:,} items of that set, and the matches "
+        "were chosen on this machine. A message names the best set for its query with probability "
+        f"{view['probability_of_the_right_one']:.2f}, else any other."
     )
 
 
 def _check_sheet(path: Path, *, force: bool, has_images: bool) -> None:
     """Raise if a contact sheet cannot be written, before anything is paid."""
-    folder = path.absolute().parent
+    folder, problem = path.absolute().parent, ""
     if not has_images:
-        raise ValueError("--sheet: it shows the answer to a message about an image; pass --epsilon, or leave it out")
-    if path.suffix.lower() != ".png":
-        raise ValueError("--sheet: must end in .png")
-    if not folder.is_dir():
-        raise ValueError(f"--sheet: the folder of {path} does not exist; create it, or use another path")
-    if not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        raise ValueError(f"--sheet: {path} is not writable; nothing was paid, use another path")
-    if path.is_dir() or (path.exists() and not force):
-        raise ValueError(f"--sheet: {path} exists; use --force to overwrite it, or another path")
+        problem = "it shows the answer to a message about an image; pass --epsilon, or leave it out"
+    elif path.suffix.lower() != ".png":
+        problem = "must end in .png"
+    elif not folder.is_dir():
+        problem = f"the folder of {path} does not exist; create it, or use another path"
+    elif not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+        problem = f"{path} is not writable; nothing was paid, use another path"
+    elif path.is_dir() or (path.exists() and not force):
+        problem = f"{path} exists; use --force to overwrite it, or another path"
+    if problem:
+        raise ValueError(f"--sheet: {problem}")
 
 
-def _write_sheet(answer: PaidAnswer, pixels: "Pixels", path: Path, *, force: bool) -> None:
+def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", path: Path, *, force: bool) -> None:
     from nearveil.gallery.contact_sheet import ContactSheet
 
-    nearest = answer.nearest
     assert nearest.set is not None
     assert nearest.answer is not None
+    captions = [
+        f"{clean(Path(match['name']).stem)}\n{match['rank']}: {match['similarity']:.3f}" for match in answer["found"]
+    ]
     sheet = ContactSheet(
         query=pixels,
         named=nearest.set,
         n_sets=nearest.n_sets,
         candidates=nearest.answer.images,
         matches=tuple(match.image or b"" for match in nearest.matches),
-        captions=[f"{clean(Path(name).stem)}\n{rank}: {similarity:.3f}" for rank, _, name, similarity in answer.rows],
+        captions=captions,
         epsilon=nearest.guarantee.epsilon,
     )
     sheet.save(path, force=force)
@@ -352,17 +326,9 @@ def sync(
         nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
     """
     with show_bars() as start:
-        tick, previous = start("Downloading codes", None), 0
-
-        def show(done: int, total: int) -> None:
-            nonlocal tick, previous
-            if not done:
-                tick, previous = start("Downloading codes", total), 0
-            tick(done - previous)
-            previous = done
-
+        progress = show_done(start, "Downloading codes")
         with options.connect(server, home=home) as client:
-            copy = client.sync(gallery=options.gallery, most=most, progress=show)
+            copy = client.sync(gallery=options.gallery, most=most, progress=progress)
     size = sum(path.stat().st_size for path in copy.folder.iterdir())
     if as_json:
         print_json({"folder": str(copy.folder), "items": len(copy), "bytes": size, "fetched": copy.fetched})

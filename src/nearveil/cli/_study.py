@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from nearveil.cli._options import ClusterOptions, argument, command, option
-from nearveil.cli._output import make_folder, print_table
+from nearveil.cli._output import check, make_folder, print_lines, print_table, show_bars, show_done
 
 if TYPE_CHECKING:
     from studies._study import Study
+
+_NOT_INSTALLED = (  # they are in the repository, and not in the package
+    "the studies are not installed with nearveil: clone its repository, run pip install -e '.[study]' there, and run "
+    "this command again"
+)
 
 
 @command()
@@ -35,77 +38,53 @@ def study(
         nearveil study sensitivity
         nearveil study all --docs docs/results
     """
-    _require_studies()
+    check(importlib.util.find_spec("studies") is not None, _NOT_INSTALLED, "NAME")
     from studies import load_studies
     from studies._report import write_findings
 
-    console, studies = Console(), load_studies()
+    studies = load_studies()
     if not names:
-        rows = [(name, study.title) for name, study in studies.items()]
-        print_table(["name", "shows"], rows, title="Studies")
+        print_table(["name", "shows"], [(name, study.title) for name, study in studies.items()], title="Studies")
         return
     unknown = [name for name in names if name not in studies and name != "all"]
-    if unknown:
-        raise typer.BadParameter(f"{unknown[0]!r} is none of: all, {', '.join(studies)}", param_hint="NAME")
+    check(not unknown, f"{', '.join(unknown)!r} is none of: all, {', '.join(studies)}", "NAME")
     chosen = list(studies) if "all" in names else list(dict.fromkeys(names))
     make_folder(out, "--out")
     make_folder(docs, "--docs")
     begin = time.monotonic()
     with options.connect() as connected:
         cluster = None if options.cluster is None else connected
-        skipped = [name for name in chosen if not _run_study(studies[name], out, docs, fresh, jobs, console, cluster)]
+        made = [name for name in chosen if _run_study(studies[name], out, docs, fresh, jobs, cluster)]
     if docs is not None:
         write_findings(docs)
     if len(chosen) > 1:
-        console.print(f"{len(chosen) - len(skipped)} studies in {(time.monotonic() - begin) / 60:.1f} minutes")
-    if skipped:
-        raise typer.Exit(0 if len(skipped) < len(chosen) else 1)
+        print_lines(f"{len(made)} studies in {(time.monotonic() - begin) / 60:.1f} minutes")
+    if not made:
+        raise typer.Exit(1)
 
 
-def _require_studies() -> None:
-    """Fail if the studies are missing: they are in the repository, and not in the package."""
-    if importlib.util.find_spec("studies") is None:
-        raise typer.BadParameter(
-            "the studies are not installed with nearveil: clone its repository, run pip install -e '.[study]' there, "
-            "and run this command again",
-            param_hint="NAME",
-        )
-
-
-def _run_study(
-    study: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, console: Console, cluster: Any
-) -> bool:
+def _run_study(study: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, cluster: Any) -> bool:
     """Run a study; return False if its data or a package is missing."""
     from studies._report import publish, write
     from studies._study import run
     from studies.data import DataMissingError
 
     if study.note:
-        console.print(f"{study.name}: {study.note}", soft_wrap=True, highlight=False)
+        print_lines(f"{study.name}: {study.note}")
     folder = out / study.name
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     try:
-        with bar as progress:
-            task = progress.add_task(study.name)
-            measured = run(
-                study,
-                folder,
-                jobs=jobs,
-                fresh=fresh,
-                advance=lambda done, total: progress.update(task, completed=done, total=total),
-                cluster=cluster,
-            )
+        with show_bars() as start:
+            advance = show_done(start, study.name)
+            measured = run(study, folder, jobs=jobs, fresh=fresh, advance=advance, cluster=cluster)
         page = write(study, measured, folder)
     except (DataMissingError, ModuleNotFoundError) as missing:
-        console.print(f"[yellow]{study.name} left out:[/yellow] {missing}", soft_wrap=True)
+        print_lines(f"{study.name} left out: {missing}", style="yellow")
         return False
     except OSError as error:
-        console.print(
-            f"[red]{study.name}: {error.strerror or error}; the measurements so far are in {folder}", soft_wrap=True
-        )
+        reason = error.strerror or error
+        print_lines(f"{study.name}: {reason}; the measurements so far are in {folder}", style="red")
         raise typer.Exit(1) from None
     if docs is not None:
         publish(study, folder, docs / "study")
-    console.print(f"{study.name}: {page} ({measured.seconds:.0f} s measured)", soft_wrap=True)
+    print_lines(f"{study.name}: {page} ({measured.seconds:.0f} s measured)")
     return True
