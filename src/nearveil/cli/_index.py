@@ -1,7 +1,7 @@
 """``nearveil index``: make a gallery from a folder of images or a file of vectors."""
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -170,25 +170,27 @@ def _warn_of_small_answers(answer_size: int, items: int) -> None:
 
 def _describe_report(report: "SyncReport", *, is_table: bool) -> dict[str, Any]:
     """Return a report as JSON values."""
-    omitted = {"items", "published", "learned", "skipped"} | (
-        {"extractor", "private", "row_exact"} if is_table else set()
-    )
-    values = {field.name: getattr(report, field.name) for field in fields(report) if field.name not in omitted}
-    values |= {"vectors" if is_table else "images": report.items, "map_learned": report.learned}
-    if report.published is not None:
-        values |= {
-            "epsilon": float(report.published.release.epsilon),
-            "candidates": report.published.map.set_size,
-            "sets": report.published.map.n_sets,
-            "reach": round(report.published.reach, 4),
-            "map_bytes": report.published.map.nbytes,
+    omitted = {"items", "published", "learned"}
+    files = [(str(path).encode("utf-8", "replace").decode(), reason) for path, reason in report.skipped]
+    values = {name: value for name, value in vars(report).items() if name not in omitted} | {
+        "vectors" if is_table else "images": report.items,
+        "map_learned": report.learned,
+        "skipped": [{"file": file, "reason": reason} for file, reason in files],
+    }
+    published = report.published
+    return (
+        values
+        if published is None
+        else values
+        | {
+            "epsilon": float(published.release.epsilon),
+            "candidates": published.map.set_size,
+            "sets": published.map.n_sets,
+            "reach": round(published.reach, 4),
+            "map_bytes": published.map.nbytes,
+            "code_bytes": report.item_bytes,
         }
-    if not is_table:
-        files = ((str(path).encode("utf-8", "replace").decode(), reason) for path, reason in report.skipped)
-        values["skipped"] = [{"file": file, "reason": reason} for file, reason in files]
-        if report.published is not None:
-            values["code_bytes"] = report.item_bytes
-    return values
+    )
 
 
 def _print_report(report: "SyncReport", *, is_table: bool) -> None:

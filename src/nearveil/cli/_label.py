@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,32 +18,39 @@ if TYPE_CHECKING:
     from nearveil.private_knn.labelling import LabelReport
 
 
-@command()
-def label(
-    payment: LedgerOptions,
-    private: Path = argument(".npz, .csv, or a folder with one subfolder of images per class.", metavar="PRIVATE"),
-    public: Path = argument(".npz, .csv, or a folder of images.", metavar="PUBLIC"),
-    epsilon: float = option("Privacy cost of all labels together."),
-    delta: float = option("Delta of the guarantee.", default=1e-5),
-    max_answered: int | None = option("Maximum number of labels; all public rows by default.", min=1),
-    neighbors: int | None = option("Number of private records that vote.", min=1),
-    classes: str | None = option(
-        "The classes: a,b,c, or a file with one per line. By default they are read from PRIVATE.",
-        metavar="LIST_OR_FILE",
-    ),
+@dataclass(frozen=True)
+class VoteOptions:
+    """Terms of the vote on labels."""
+
+    epsilon: float = option("Privacy cost of all labels together.")
+    delta: float = option("Delta of the guarantee.", default=1e-5)
+    max_answered: int | None = option("Maximum number of labels; all public rows by default.", min=1)
+    n_neighbors: int | None = option("Number of private records that vote.", "--neighbors", min=1)
     features: Literal["auto", "hog", "none"] = option(
         "Features of images: HOG (auto), or pixels (none).", default="auto"
-    ),
-    side: int = option("Resize images of folders to SIDE x SIDE.", default=32, min=8, max=1024),
-    out: Path = option("Output file.", default=Path("labels.csv")),
-    force: bool = FORCE,
-    account: str | None = option("Account that pays.", rich_help_panel="Ledger"),
+    )
+    side: int = option("Resize images of folders to SIDE x SIDE.", default=32, min=8, max=1024)
     unit: str = option(
         'Unit of one row of PRIVATE; it must equal the account\'s. Use "person with all images" only if each '
         "person has one row.",
         default="record",
+    )
+    allow_noise: bool = option("Label even if the result is expected to be pure noise.")
+
+
+@command()
+def label(
+    options: VoteOptions,
+    payment: LedgerOptions,
+    private: Path = argument(".npz, .csv, or a folder with one subfolder of images per class.", metavar="PRIVATE"),
+    public: Path = argument(".npz, .csv, or a folder of images.", metavar="PUBLIC"),
+    classes: str | None = option(
+        "The classes: a,b,c, or a file with one per line. By default they are read from PRIVATE.",
+        metavar="LIST_OR_FILE",
     ),
-    allow_noise: bool = option("Label even if the result is expected to be pure noise."),
+    out: Path = option("Output file.", default=Path("labels.csv")),
+    force: bool = FORCE,
+    account: str | None = option("Account that pays.", rich_help_panel="Ledger"),
     as_json: bool = JSON,
 ) -> None:
     """Label a public set from a private one: the nearest private records vote, with noise.
@@ -54,8 +62,8 @@ def label(
         nearveil label photos/ downloads/ --epsilon 1 --classes cat,dog,fox --out labels.csv
         nearveil label patients.csv public.csv --epsilon 0.5 --account archive --ledger budget.db
     """
-    check(0 < epsilon < math.inf, "must be a positive number, such as 0.5", "--epsilon")
-    check(0 < delta < 1, "must be between 0 and 1", "--delta")
+    check(0 < options.epsilon < math.inf, "must be a positive number, such as 0.5", "--epsilon")
+    check(0 < options.delta < 1, "must be between 0 and 1", "--delta")
     with show_bars() as bars:
         from nearveil.private_knn.labelling import label_file, parse_classes
 
@@ -64,17 +72,10 @@ def label(
                 private,
                 public,
                 out,
-                epsilon=epsilon,
-                delta=delta,
-                max_answered=max_answered,
-                n_neighbors=neighbors,
+                **asdict(options),
                 classes=None if classes is None else parse_classes(classes),
-                features=features,
-                side=side,
                 force=force,
-                unit=unit,
                 account=payer,
-                allow_noise=allow_noise,
                 progress=bars,
                 warn=lambda text: print_lines(text, stderr=True),
             )
@@ -124,18 +125,25 @@ def _print_labels(report: "LabelReport", notes: list[str], out: Path | None, *, 
     print_lines(guarantee, *notes)
 
 
-@command(folder="DIR")
-def train(
-    directory: Path = argument("A folder with one subfolder of images per class.", metavar="DIR"),
-    out: Path = option("Output file of the model, such as model.nvm."),
-    descriptors: str = option("Pooling: S (mean), M (max), G (generalised mean).", default="SG"),
-    dimension: int = option("Dimension of the features.", default=512, min=1, max=65_536),
-    epochs: int = option("Passes over all images.", default=20, min=1),
-    backbone: Literal["efficientnet-lite0", "mobilenet-v2"] = option("Frozen backbone.", default="efficientnet-lite0"),
+@dataclass(frozen=True)
+class TrainOptions:
+    """The trained head."""
+
+    descriptors: str = option("Pooling: S (mean), M (max), G (generalised mean).", default="SG")
+    dimension: int = option("Dimension of the features.", default=512, min=1, max=65_536)
+    epochs: int = option("Passes over all images.", default=20, min=1)
+    backbone: Literal["efficientnet-lite0", "mobilenet-v2"] = option("Frozen backbone.", default="efficientnet-lite0")
     held_out: float = option(
         "Share of the classes, last by name, held out for the test; 0 for none.", default=0.5, min=0, max=1
-    ),
-    seed: int = option("Random seed: the same seed trains the same model.", default=0, min=0),
+    )
+    seed: int = option("Random seed: the same seed trains the same model.", default=0, min=0)
+
+
+@command(folder="DIR")
+def train(
+    options: TrainOptions,
+    directory: Path = argument("A folder with one subfolder of images per class.", metavar="DIR"),
+    out: Path = option("Output file of the model, such as model.nvm."),
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
@@ -156,17 +164,7 @@ def train(
         from nearveil.private_knn.labelling import check_writable
 
         check_writable(out, force=force)
-        result = train_on_folder(
-            directory,
-            out,
-            backbone=backbone,
-            descriptors=descriptors,
-            dimension=dimension,
-            epochs=epochs,
-            held_out=held_out,
-            seed=seed,
-            progress=bars,
-        )
+        result = train_on_folder(directory, out, **asdict(options), progress=bars)
     report: dict[str, Any] = {
         "trained": {"classes": result.trained[0], "images": result.trained[1]},
         "held_out": {"classes": result.held_out[0], "images": result.held_out[1]},

@@ -25,7 +25,6 @@ from nearveil.cli._output import check, clean, print_json, print_lines, print_ta
 
 if TYPE_CHECKING:
     from nearveil.client import Nearest
-    from nearveil.client.clients import Client
     from nearveil.client.results import Classified
     from nearveil.features.images import Pixels
     from nearveil.ledger.history import Balance
@@ -263,11 +262,17 @@ def classify(
         nearveil classify scan.png --server https://scans.example:8321 --token-file token.txt
         nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
     """
+    from nearveil.features import ImageError
+
+    results: list[tuple[Path, Classified]] = []
+    failures: list[tuple[Path, str]] = []
     with options.connect(server, extractor=load_extractor(extractor)) as client:
         guarantee = client.model(gallery=options.gallery).guarantee  # before the first image is read
-        outcomes = [(image, _classify_image(client, image, options.gallery)) for image in images]
-    results = [(image, outcome) for image, outcome in outcomes if not isinstance(outcome, str)]
-    failures = [(image, outcome) for image, outcome in outcomes if isinstance(outcome, str)]
+        for image in images:
+            try:
+                results.append((image, client.classify(image, gallery=options.gallery)))
+            except ImageError as error:
+                failures.append((image, error.reason))
     caution = results[0][1].caution if results else ""
     if as_json:
         classes = [
@@ -287,16 +292,6 @@ def classify(
     print_lines(*(f"{image}: {reason}" for image, reason in failures), stderr=True)
     if failures:
         raise typer.Exit(1)
-
-
-def _classify_image(client: "Client", image: Path, gallery: str | None) -> "Classified | str":
-    """Return the class of an image, or the reason why it cannot be read."""
-    from nearveil.features import ImageError
-
-    try:
-        return client.classify(image, gallery=gallery)
-    except ImageError as error:
-        return error.reason
 
 
 def _print_classes(results: "list[tuple[Path, Classified]]") -> None:
