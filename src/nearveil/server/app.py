@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Annotated
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Path, Query, Request, Response
+from fastapi import APIRouter, FastAPI, Header, Path, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -13,7 +13,7 @@ import nearveil
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
 from nearveil.server.middleware import CONTEXT, GuardMiddleware, RequestContext, make_problem
-from nearveil.server.openapi import describe_bytes, describe_json, describe_question, finish_schema
+from nearveil.server.openapi import describe_bytes, describe_errors, describe_question, finish_schema
 from nearveil.server.requests import MESSAGE, SEALED, AppState
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
@@ -74,13 +74,16 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        responses=describe_errors(),
     )
     app.state.nearveil = state
-    _add_question_routes(app, state)
-    _add_gallery_routes(app, state)
-    _add_codes_routes(app, state)
-    _add_sealed_routes(app, state)
-    _add_server_routes(app, state)
+    galleries_router, server_router = APIRouter(tags=["galleries"]), APIRouter(tags=["server"])
+    _add_question_routes(galleries_router, state)
+    _add_gallery_routes(galleries_router, state)
+    _add_copy_routes(galleries_router, state)
+    _add_server_routes(server_router, state)
+    app.include_router(galleries_router)
+    app.include_router(server_router)
     app.add_middleware(GuardMiddleware, state=state)  # type: ignore[arg-type, unused-ignore]
     app.add_exception_handler(HTTPException, _handle_http_error)
     app.add_exception_handler(RequestValidationError, _handle_field_error)
@@ -89,35 +92,35 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     return app
 
 
-def _add_question_routes(app: FastAPI, state: AppState) -> None:
+def _add_question_routes(router: APIRouter, state: AppState) -> None:
     """Add the routes of private questions."""
 
-    @app.post(f"{_GALLERY}/query", **describe_question("The frame of an answer: all candidates.", framed=True))
+    @router.post(f"{_GALLERY}/query", **describe_question("The frame of an answer: all candidates.", framed=True))
     async def query(request: Request, gallery: Name, key: Key) -> Response:
         """Return all items of the set that a private query of an open gallery names."""
         return await state.answer_question(request, gallery, key, MESSAGE)
 
-    @app.post(f"{_GALLERY}/sealed", **describe_question("The frame of an answer: encrypted scores, or records."))
+    @router.post(f"{_GALLERY}/sealed", **describe_question("The frame of an answer: encrypted scores, or records."))
     async def ask_sealed(request: Request, gallery: Name, key: Key) -> Response:
         """Answer a sealed question, which reveals nothing, by one pass over all codes or all records."""
         return await state.answer_question(request, gallery, key, SEALED)
 
 
-def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
+def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
     """Add the routes of public contents of galleries."""
 
     # Clients of 0.2 refuse unknown fields.
-    @app.get("/v1/galleries", tags=["galleries"], response_model_exclude_none=True, **describe_json())
+    @router.get("/v1/galleries", response_model_exclude_none=True)
     async def galleries(request: Request) -> Galleries:
         """List the galleries that the token may use."""
         return Galleries(galleries=tuple(await state.load_infos(request.scope[CONTEXT])))
 
-    @app.get(f"{_GALLERY}/map", **describe_bytes("The frame of a public part.", cacheable=True))
+    @router.get(f"{_GALLERY}/map", **describe_bytes("The frame of a public part.", cacheable=True))
     async def public_map(request: Request, gallery: Name, candidates: Candidates = None) -> Response:
         """Return the newest map, or the newest for a fraction. Clients need it to make messages."""
         return await state.send(request, gallery, lambda source: source.map(candidates), pool="answers", cacheable=True)
 
-    @app.get(
+    @router.get(
         f"{_GALLERY}/model",
         **describe_bytes("The model, as PublicDiscriminant.to_bytes writes it.", media_type=_OCTETS, cacheable=True),
     )
@@ -127,7 +130,7 @@ def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
             request, gallery, lambda source: source.model(), media_type=_OCTETS, pool="answers", cacheable=True
         )
 
-    @app.get(
+    @router.get(
         f"{_GALLERY}/items/{{number}}/original", **describe_bytes("The file, as it was added.", media_type=_OCTETS)
     )
     async def original(request: Request, gallery: Name, number: Number) -> Response:
@@ -138,49 +141,48 @@ def _add_gallery_routes(app: FastAPI, state: AppState) -> None:
         return await state.send(request, gallery, lambda source: source.original(number), media_type=_OCTETS)
 
 
-def _add_codes_routes(app: FastAPI, state: AppState) -> None:
-    """Add the routes of codes for local copies: the same for all clients."""
+def _add_copy_routes(router: APIRouter, state: AppState) -> None:
+    """Add the routes of local copies, and of layouts and hints for sealed questions: the same for all clients."""
 
-    @app.get(f"{_GALLERY}/codes", **describe_bytes("The frame of a manifest: the digests of all groups of codes."))
+    @router.get(f"{_GALLERY}/codes", **describe_bytes("The frame of a manifest: the digests of all groups of codes."))
     async def codes(request: Request, gallery: Name) -> Response:
         """List all codes of an open gallery that offers them, for a local copy."""
         return await state.send(request, gallery, lambda source: source.codes())
 
-    @app.get(f"{_GALLERY}/codes/{{number}}", **describe_bytes("The frame of a group: ids, codes and names."))
+    @router.get(f"{_GALLERY}/codes/{{number}}", **describe_bytes("The frame of a group: ids, codes and names."))
     async def codes_group(request: Request, gallery: Name, number: Number, blocks: Blocks = None) -> Response:
         """Return a group of codes, or some blocks of it."""
         numbers = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
         return await state.send(request, gallery, lambda source: source.codes_group(number, numbers))
 
-
-def _add_sealed_routes(app: FastAPI, state: AppState) -> None:
-    """Add the routes of layouts and hints for sealed questions: the same for all clients."""
-
-    @app.get(f"{_GALLERY}/sealed", **describe_bytes("The frame of a layout: cells and sizes.", cacheable=True))
+    @router.get(f"{_GALLERY}/sealed", **describe_bytes("The frame of a layout: cells and sizes.", cacheable=True))
     async def sealed(request: Request, gallery: Name) -> Response:
         """Return the layout of an open gallery that answers sealed questions."""
         return await state.send(request, gallery, lambda source: source.sealed(), pool="sealed", cacheable=True)
 
-    @app.get(f"{_GALLERY}/sealed/{{part}}", **describe_bytes("The frame of a hint: of scores (0), or of records (1)."))
+    @router.get(
+        f"{_GALLERY}/sealed/{{part}}", **describe_bytes("The frame of a hint: of scores (0), or of records (1).")
+    )
     async def sealed_hint(request: Request, gallery: Name, part: Part, since: Since = 0) -> Response:
         """Return hints, which clients need to decrypt answers to sealed questions: all, or the changes."""
         return await state.send(request, gallery, lambda source: source.sealed(part, since), pool="sealed")
 
 
-def _add_server_routes(app: FastAPI, state: AppState) -> None:
+def _add_server_routes(router: APIRouter, state: AppState) -> None:
     """Add the routes of health checks and metrics."""
+    unhealthy: dict[int | str, dict[str, Any]] = {503: {**describe_errors()[503], "model": Health}}
 
-    @app.get("/health", tags=["server"], **describe_json(is_open=True, model_503=Health))
+    @router.get("/health", responses=unhealthy)
     async def health(response: Response) -> Health:
         """Report whether the process can work. If it cannot, restart it."""
         return _report_health(response, state.is_alive())
 
-    @app.get("/ready", tags=["server"], **describe_json(is_open=True, model_503=Health))
+    @router.get("/ready", responses=unhealthy)
     async def ready(response: Response) -> Health:
         """Report whether tokens and galleries can be read, and every gallery has a map or a model."""
         return _report_health(response, await state.is_ready())
 
-    @app.get("/metrics", **describe_bytes("For Prometheus.", media_type="text/plain", tag="server"))
+    @router.get("/metrics", **describe_bytes("For Prometheus.", media_type="text/plain"))
     async def metrics(request: Request) -> Response:
         """Return metrics of the server and of the token's galleries for Prometheus. Needs the scope "metrics"."""
         context: RequestContext = request.scope[CONTEXT]

@@ -41,7 +41,7 @@ _HEALTH = "/health"
 _PROBES = AddressLimit(600.0, 600)  # requests without a token for open paths
 _MAX_DISCARDED = 1 << 16  # bytes of an unused body that are read
 _DISCARD_TIMEOUT = 2.0  # seconds for that
-_GUARDED = ("/v1", "/metrics")
+GUARDED = ("/v1", "/metrics")  # paths that need a token
 _OPEN = (_HEALTH, "/ready", "/openapi.json")
 _MANAGED = frozenset((_HEALTH, "/ready", "/metrics"))  # on the management port alone, if there is one
 _SECURITY_HEADERS = [
@@ -137,7 +137,7 @@ class GuardMiddleware:
             raise ServiceError("host", "The Host header is not one of trusted_hosts.")
         if state.settings.management_port is not None and (path in _MANAGED) != is_management:
             raise ServiceError("unknown", "Not found.")
-        if not path.startswith(_GUARDED):
+        if not path.startswith(GUARDED):
             if path not in _OPEN:
                 raise ServiceError("unknown", "Not found.")
             if not is_management and (wait := self._probes.take(get_network(scope["client"]))):

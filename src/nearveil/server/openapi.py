@@ -1,13 +1,15 @@
 """The parts of the OpenAPI description that FastAPI cannot derive."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import Response
 
+from nearveil.server.middleware import GUARDED
 from nearveil.wire.schema import FRAME, Problem
 
 _BINARY = {"type": "string", "format": "binary"}
-_ERRORS = {
+ERRORS = {
     400: "Malformed frame, or untrusted Host header.",
     401: "Missing, invalid or revoked token.",
     403: "Not offered by the gallery, or not allowed for this token.",
@@ -28,13 +30,12 @@ _QUESTION_ERRORS = {
 _FRAMED = frozenset((400, 403, 409, 413, 503))  # statuses that a message may also get as a frame
 _RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
 _ETAG = {"ETag": {"description": "Of this content, for If-None-Match.", "schema": {"type": "string"}}}
-_TOKEN: dict[str, Any] = {"security": [{"token": []}]}
 
 
-def describe_errors(*, question: bool = False, framed: bool = False) -> dict[int | str, dict[str, Any]]:
+def describe_errors(errors: Mapping[int, str] = ERRORS, *, framed: bool = False) -> dict[int | str, dict[str, Any]]:
     """Return descriptions of error responses; if `framed`, some may also be frames."""
     responses: dict[int | str, dict[str, Any]] = {}
-    for status, description in (_ERRORS | (_QUESTION_ERRORS if question else {})).items():
+    for status, description in errors.items():
         response = responses[status] = {"description": description, "model": Problem}
         if framed and status in _FRAMED:
             response["content"] = {FRAME: {"schema": _BINARY}}
@@ -43,43 +44,34 @@ def describe_errors(*, question: bool = False, framed: bool = False) -> dict[int
     return responses
 
 
-def describe_json(*, is_open: bool = False, model_503: Any = Problem) -> dict[str, Any]:
-    """Return the options of a route that returns JSON."""
-    responses = describe_errors()
-    responses[503]["model"] = model_503
-    return {"openapi_extra": {"security": []} if is_open else _TOKEN, "responses": responses}
-
-
-def describe_bytes(
-    description: str, *, media_type: str = FRAME, cacheable: bool = False, tag: str = "galleries"
-) -> dict[str, Any]:
+def describe_bytes(description: str, *, media_type: str = FRAME, cacheable: bool = False) -> dict[str, Any]:
     """Return the options of a route that returns bytes, as a gallery makes them."""
     response: dict[str, Any] = {"description": description, "content": {media_type: {"schema": _BINARY}}}
-    responses = {200: response, **describe_errors()}
+    responses: dict[int | str, dict[str, Any]] = {200: response}
     if cacheable:
         response["headers"] = _ETAG
         responses[304] = {"description": "The content still has the ETag of the header If-None-Match."}
-    return {"tags": [tag], "openapi_extra": _TOKEN, "response_class": Response, "responses": responses}
+    return {"response_class": Response, "responses": responses}
 
 
 def describe_question(description: str, *, framed: bool = False) -> dict[str, Any]:
     """Return the options of a route that answers private questions."""
     options = describe_bytes(description)
+    options["responses"] |= describe_errors(ERRORS | _QUESTION_ERRORS, framed=framed)
     body = {
         "description": "The frame of a query; see docs/theory/protocol.md.",
         "content": {FRAME: {"schema": _BINARY}},
     }
-    options["openapi_extra"] = {"requestBody": {"required": True, **body}, **_TOKEN}
-    options["responses"] |= describe_errors(question=True, framed=framed)
+    options["openapi_extra"] = {"requestBody": {"required": True, **body}}
     return options
 
 
 def finish_schema(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return FastAPI's description with our tokens, and without its own errors, which are never sent."""
-    components = schema.setdefault("components", {})
-    components["securitySchemes"] = {
+    """Return FastAPI's description with the tokens that our middleware requires."""
+    schema["components"]["securitySchemes"] = {
         "token": {"type": "http", "scheme": "bearer", "description": "nv_..., made by `nearveil token create`."}
     }
-    for name in ("HTTPValidationError", "ValidationError"):
-        components.get("schemas", {}).pop(name, None)
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            operation["security"] = [{"token": []}] if path.startswith(GUARDED) else []
     return schema

@@ -2,10 +2,8 @@
 
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.features.backbones import name_extractor
@@ -27,7 +25,6 @@ from nearveil.server.publications import (
     load_records,
     look_up_account,
     open_account,
-    open_ledger,
 )
 from nearveil.wire.schema import GalleryInfo
 
@@ -128,25 +125,25 @@ class ProtectedGallery(Gallery):
         self._private, self._public = private, public
         self._extractor = extractor or name_extractor(public.extractor)
         self._payer, self._lock = account, threading.Lock()
-        self._publications: Publications | None = None
-        self._ledger, self._owns_ledger = open_ledger(ledger, account)
-        try:
+        self._publications = Publications()
+        if ledger is not None and isinstance(account, Account):
+            raise ValueError("account must be the name of an account in the ledger")
+        with ExitStack() as stack:
+            self._ledger = stack.enter_context(Ledger(ledger)) if isinstance(ledger, (Path, str)) else ledger
             self._refresh()
-            if self._publications is None:
+            if self.account is None:
                 self._terms.plan()  # raises if the terms cannot be kept
-        except BaseException:
-            self._close_ledger()
-            raise
+            self._resources = stack.pop_all()  # the ledger, if it was opened here
 
     @property
     def is_published(self) -> bool:
         """Whether there was a model at the last `refresh`."""
-        return self._newest is not None
+        return self._publications.newest is not None
 
     @property
     def account(self) -> Account | None:
         """The account that pays; None before the first publication."""
-        return None if self._publications is None else self._publications.account
+        return self._publications.account
 
     @property
     def publications_left(self) -> int:
@@ -157,7 +154,7 @@ class ProtectedGallery(Gallery):
 
     def info(self) -> GalleryInfo:
         """Return the public information about the gallery. Except for the model, it does not depend on the records."""
-        newest = self._newest
+        newest = self._publications.newest
         return GalleryInfo(
             name=self.name,
             kind="protected",
@@ -168,12 +165,12 @@ class ProtectedGallery(Gallery):
             dimension=self._public.dimension,
             revision=0 if newest is None else newest.number,
             version="" if newest is None else newest.version,
-            promise=None if self._publications is None else self._publications.promise,
+            promise=None if self.account is None else self._publications.promise,
         )
 
     def model(self) -> bytes:
         """Return the newest model, for ``PublicDiscriminant.from_bytes``: the same bytes for all clients."""
-        newest = self._newest
+        newest = self._publications.newest
         if newest is None:
             raise ServiceError("unknown", "This gallery has published no model yet.")
         return newest.model
@@ -214,14 +211,33 @@ class ProtectedGallery(Gallery):
         """
         with self._lock:
             self._refresh()
-            if self._publications is not None and (other := self._publications.wait_for_others(_STORE_TIMEOUT)):
+            if other := self._publications.wait_for_others(_STORE_TIMEOUT):
                 return other
-            key = "model:0" if self._publications is None else self._publications.next_key
+            key = self._publications.next_key
             records, public = self._load_records(), self._public.snapshot().features
             forecast = self._estimator().forecast(records.features, records.labels, public)
             if forecast.is_noise and not allow_noise:
                 raise PublicationError(_NOISE)
-            return self._publish_under_key(key, records, public)
+            plan, guarantee = self._terms.plan()
+            account = open_account(self._ledger, self._payer, plan, guarantee)
+            check_binding(self._private, account)
+            self._refresh()
+            try:
+                with account.spend(guarantee.part(plan.parts["answered"]), key) as debit:
+                    if not debit.repeated:
+                        model = self._estimator().fit(records.features, records.labels, public).export()
+                        debit.store(model.to_bytes())
+            except OverBudgetError:
+                raise PublicationError(
+                    f"publications are used up: the account has paid for all {self._terms.publications} that it was "
+                    "opened for, and never pays for more. The newest model stays available"
+                ) from None
+            except KeySpentError:
+                if self._publications.wait_for_others(_STORE_TIMEOUT) is None:
+                    raise PublicationError(_LOST) from None
+            self._publications.refresh()
+            assert self._publications.newest is not None
+            return self._publications.newest
 
     def refresh(self) -> None:
         """Load the newest model."""
@@ -237,49 +253,18 @@ class ProtectedGallery(Gallery):
         """Close both indexes, and the ledger if it was opened here."""
         self._public.close()
         self._private.close()
-        self._close_ledger()
+        self._resources.close()
 
     def __repr__(self) -> str:
         return f"<ProtectedGallery {self.name}>"
 
-    @property
-    def _newest(self) -> Publication | None:
-        return None if self._publications is None else self._publications.newest
-
     def _refresh(self) -> None:
         """Look up the account, if it was opened, and load the models that it has paid for."""
-        if self._publications is None:
-            account = look_up_account(self._ledger, self._payer)
-            if account is None:
-                return
+        if self.account is None and (account := look_up_account(self._ledger, self._payer)) is not None:
             self._terms.check(account)
             check_binding(self._private, account)
-            self._publications = Publications(account)
+            self._publications.account = account
         self._publications.refresh()
-
-    def _publish_under_key(self, key: str, records: Records, public: NDArray[np.float32]) -> Publication:
-        """Debit the account, then compute the model, then store it; or return the one that is stored under the key."""
-        plan, guarantee = self._terms.plan()
-        account = open_account(self._ledger, self._payer, plan, guarantee)
-        check_binding(self._private, account)
-        self._refresh()
-        assert self._publications is not None
-        try:
-            with account.spend(guarantee.part(plan.parts["answered"]), key) as debit:
-                if not debit.repeated:
-                    model = self._estimator().fit(records.features, records.labels, public).export()
-                    debit.store(model.to_bytes())
-        except OverBudgetError:
-            raise PublicationError(
-                f"publications are used up: the account has paid for all {self._terms.publications} that it was "
-                "opened for, and never pays for more. The newest model stays available"
-            ) from None
-        except KeySpentError:
-            if self._publications.wait_for_others(_STORE_TIMEOUT) is None:
-                raise PublicationError(_LOST) from None
-        self._publications.refresh()
-        assert self._publications.newest is not None
-        return self._publications.newest
 
     def _load_records(self) -> Records:
         """Load the records; ValueError if they cannot be protected."""
@@ -292,7 +277,3 @@ class ProtectedGallery(Gallery):
         return PrivateDiscriminant(
             terms.epsilon, terms.delta, classes=self._classes, unit=terms.unit, publications=terms.publications
         )
-
-    def _close_ledger(self) -> None:
-        if self._owns_ledger and self._ledger is not None:
-            self._ledger.close()

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -191,15 +190,6 @@ def open_account(ledger: Ledger | None, account: Account | str, plan: VotePlan, 
     return payer
 
 
-def open_ledger(ledger: Ledger | Path | str | None, account: Account | str) -> tuple[Ledger | None, bool]:
-    """Return a ledger, and whether it was opened here."""
-    if ledger is not None and isinstance(account, Account):
-        raise ValueError("account must be the name of an account in the ledger")
-    if ledger is None or isinstance(ledger, Ledger):
-        return ledger, False
-    return Ledger(ledger), True
-
-
 @dataclass(frozen=True)
 class Publication:
     """A published model: paid for, stored, and public.
@@ -224,7 +214,7 @@ class Publication:
 class Publications:
     """The models that an account has paid for and stored. One key is one debit and one model."""
 
-    account: Account
+    account: Account | None = None  # None until it is opened
     paid: int = 0
     _stored: dict[int, Publication] = field(default_factory=dict, repr=False)
     _last_sequence: int = -1
@@ -237,15 +227,10 @@ class Publications:
     @cached_property
     def promise(self) -> GuaranteeInfo:
         """The guarantee of everything that the account ever pays for."""
+        assert self.account is not None
         guarantee = self.account.guarantee
-        return GuaranteeInfo(
-            epsilon=guarantee.epsilon,
-            delta=guarantee.delta,
-            protects=guarantee.protects,
-            unit=guarantee.unit,
-            sound=guarantee.sound,
-            words=str(guarantee),
-        )
+        facts = {name: getattr(guarantee, name) for name in ("epsilon", "delta", "protects", "unit", "sound")}
+        return GuaranteeInfo(**facts, words=str(guarantee))
 
     @property
     def next_key(self) -> str:
@@ -254,7 +239,7 @@ class Publications:
 
     def refresh(self) -> None:
         """Load new entries of the ledger, of any process. One caller at a time."""
-        if self.account.receipt().sequence == self._last_sequence:
+        if self.account is None or self.account.receipt().sequence == self._last_sequence:
             return
         for entry in self.account.history():
             if entry.sequence <= self._last_sequence:
