@@ -23,7 +23,7 @@ from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire import server as _server
 from nearveil.wire.client import ClientProtocol
-from nearveil.wire.frames import Limits
+from nearveil.wire.frames import Kind
 from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame
 from nearveil.wire.server import ServerProtocol, serve_maps
 
@@ -372,9 +372,8 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
 
         def ask(extras: Extras, limit: int) -> Answer | Refusal:
             query = Query(naming(published, 0), extras).to_bytes()
-            found: Answer | Refusal = decode_frame(
-                ServerProtocol(*gallery, limits=Limits(answer=limit)).answer(query), Answer, Refusal
-            )
+            monkeypatch.setattr(Kind.ANSWER, "limit", limit)
+            found: Answer | Refusal = decode_frame(ServerProtocol(*gallery).answer(query), Answer, Refusal)
             return found
 
         assert isinstance(ask("thumbnails", 5000), Answer)

@@ -20,7 +20,7 @@ from nearveil.gallery import Index
 from nearveil.gallery.answers import LARGEST_DETAILS, encode_details
 from nearveil.wire import codes
 from nearveil.wire.codes import Block, CodesGroup, CodesManifest
-from nearveil.wire.frames import DEFAULT_LIMITS, WireError
+from nearveil.wire.frames import Kind, WireError
 from tests.service.asking import COUNT, QUERIES, Scene, framed, make_index, scene
 from tests.small_disk import fill, mounted
 
@@ -370,7 +370,7 @@ def test_a_gallery_whose_texts_are_too_long_for_a_copy_says_so(
     with scene(texts, tmp_path, offers=("names", "codes", "metadata")) as here:
         client, _ = here.client(home=tmp_path / "home")
         assert len(client.sync()) == 300
-    monkeypatch.setattr(codes, "DEFAULT_LIMITS", replace(DEFAULT_LIMITS, codes_group=1000))
+    monkeypatch.setattr(Kind.CODES_GROUP, "limit", 1000)
     with scene(texts, tmp_path / "again", offers=("names", "codes", "metadata")) as here:
         client, _ = here.client(home=tmp_path / "other")
         with pytest.raises(DeclinedError, match="too long for a local copy"):

@@ -355,6 +355,6 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "classes of a model": published.MOST_CLASSES,
         "bytes of the list": Request("galleries").most,
         "bytes of a model": schema.MOST_MODEL,
-        "bytes of a public part": _wire.DEFAULT_LIMITS.public_part,
-        "bytes of an answer": _wire.DEFAULT_LIMITS.answer,
+        "bytes of a public part": Kind.PUBLIC_PART.limit,
+        "bytes of an answer": Kind.ANSWER.limit,
     }

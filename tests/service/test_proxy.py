@@ -19,7 +19,7 @@ import pytest
 from nearveil import Client
 from nearveil.ledger import Ledger
 from nearveil.server import Settings
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.wire.frames import Kind
 
 from ..gallery.index_places import unit_rows
 from .serving import EPSILON, index_of
@@ -141,7 +141,7 @@ def test_bodies_are_limited_to_what_a_server_takes(tmp_path: Path) -> None:
         with run_caddy(tmp_path, port, port) as url:
             context = ssl.create_default_context(cafile=tmp_path / "cert.pem")
             with httpx.Client(base_url=url, verify=context, timeout=30) as client:
-                sealed = DEFAULT_LIMITS.sealed_question + HEADER_BYTES
+                sealed = Kind.SEALED_QUESTION.frame_limit
                 for what, size in (("query", Settings.model_fields["max_body"].default), ("sealed", sealed)):
                     path = f"/v1/galleries/birds/{what}"
                     assert client.post(path, content=bytes(size)).status_code == 200

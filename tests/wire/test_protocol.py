@@ -17,7 +17,7 @@ from nearveil.mechanisms import Covers, Message
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire.client import OutdatedMapError, ProtocolError, RefusedError
-from nearveil.wire.frames import HEADER_BYTES, Limits, WireError
+from nearveil.wire.frames import HEADER_BYTES, Kind, WireError
 from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame, write_query
 from nearveil.wire.server import ServerProtocol, _refuse
 from tests.wire.wiring import (
@@ -227,10 +227,10 @@ def test_bad_features_cost_nothing_and_are_not_shown(feature: Any, words: str) -
 def test_what_cannot_be_answered_is_refused_before_it_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProtocolError, match="mechanism must be 'covers'"):
         ready(public=replace(part(), mechanism="plain"))
-    monkeypatch.setattr(nearveil.wire.client, "DEFAULT_LIMITS", Limits(answer=600))
+    monkeypatch.setattr(Kind.ANSWER, "limit", 600)
     with pytest.raises(ProtocolError, match="limit is 600"):
         ready()
-    monkeypatch.setattr(nearveil.wire.client, "DEFAULT_LIMITS", Limits(answer=8 + 40 * 16))
+    monkeypatch.setattr(Kind.ANSWER, "limit", 8 + 40 * 16)
     ready()
 
 
@@ -259,10 +259,8 @@ def showing(shown: Any) -> Showing:
     return Showing(**{one.name: getattr(honest, one.name) for one in fields(honest)}, shown=shown)
 
 
-def test_refusals() -> None:
-    server = ServerProtocol(
-        showing(OSError("the disk at /secret/place is gone")), limits=Limits(answer=8 + 40 * 20, query=1000)
-    )
+def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ServerProtocol(showing(OSError("the disk at /secret/place is gone")))
 
     def refusal(data: bytes) -> Refusal:
         reply: Refusal = decode_frame(server.answer(data), Refusal)
@@ -281,7 +279,8 @@ def test_refusals() -> None:
     assert decode_frame(_refuse(ValueError("a\x1b[2J\n" * 400)), Refusal).words == ("a?[2J?" * 400)[:500]
     poor = ServerProtocol(replace(published(), offers=()))
     assert decode_frame(poor.answer(images), Refusal).code == RefusalCode.NOT_OFFERED
-    narrow = ServerProtocol(published(), limits=Limits(answer=8 + 40 * 16))
+    monkeypatch.setattr(Kind.ANSWER, "limit", 8 + 40 * 16)
+    narrow = ServerProtocol(published())
     assert decode_frame(narrow.answer(images), Refusal).code == RefusalCode.TOO_LARGE
     with pytest.raises(RefusedError, match=r"refused \(too_large\)") as caught:
         ready().read_answer(narrow.answer(images))

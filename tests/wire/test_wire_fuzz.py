@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from nearveil.gallery.answers import Answer, codes_from_bytes, codes_to_bytes, make_codes
 from nearveil.mechanisms import Message
 from nearveil.wire.client import ProtocolError
-from nearveil.wire.frames import Kind, Limits, WireError, frame, unframe
+from nearveil.wire.frames import Kind, WireError, frame, unframe
 from nearveil.wire.messages import MapChanged, PublicPart, Query, Refusal, decode_frame
 from nearveil.wire.server import ServerProtocol
 from tests.wire.test_wire import ALL, spoken
@@ -138,7 +138,7 @@ def test_damaged_tables_are_refused_or_read_codes(size: int | None, place: int, 
             )
 
 
-SERVER = ServerProtocol(published(), limits=Limits(query=1000))
+SERVER = ServerProtocol(published())
 
 
 @FUZZ

@@ -29,7 +29,7 @@ from nearveil.gallery.answers import ID_BYTES, ItemDetails
 from nearveil.privacy.checks import is_integer
 from nearveil.storage import data_folder
 from nearveil.wire.codes import CodesGroup, CodesManifest
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.wire.frames import Kind
 from nearveil.wire.schema import GalleryInfo
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, que
 
 async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, traffic: Traffic) -> CodesManifest:
     """Return the manifest, unless it lists more than `most` bytes."""
-    limit = HEADER_BYTES + DEFAULT_LIMITS.codes_manifest
+    limit = Kind.CODES_MANIFEST.frame_limit
     response = await session.send(Request("codes", info.name, most=limit), traffic)
     manifest = await asyncio.to_thread(CodesManifest.from_bytes, read_body(response))
     if manifest.gallery != info.name:
@@ -304,10 +304,10 @@ class _Download:
         return group
 
     async def _request(self, number: int, blocks: tuple[int, ...] | None) -> bytes:
-        limit = HEADER_BYTES + DEFAULT_LIMITS.codes_group
+        limit = Kind.CODES_GROUP.frame_limit
         request = Request("group", self.info.name, number=number, blocks=blocks, most=limit)
         response = await self.session.send(request, self.traffic)
-        if self.traffic.received > self.most + HEADER_BYTES + DEFAULT_LIMITS.public_part:
+        if self.traffic.received > self.most + Kind.PUBLIC_PART.frame_limit:
             raise QuestionError("most", f"the server sent more than {self.most:,} bytes of codes")
         if response.status == 404:
             raise _GalleryChangedError

@@ -36,7 +36,7 @@ from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import as_rows, check_text, is_integer, normalize_rows
 from nearveil.privacy.noise import Source
 from nearveil.wire.client import ClientProtocol, OutdatedMapError, ProtocolError, center_rows, find_share, rank_answer
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.wire.frames import Kind
 from nearveil.wire.messages import OUT_OF_RANGE, PublicPart, is_in_range, write_query
 from nearveil.wire.schema import FRAME, GalleryInfo
 
@@ -241,7 +241,7 @@ def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[
         plan.append("metadata")  # it includes the names
     elif "names" in public.offers:
         plan.append("names")
-    largest = HEADER_BYTES + DEFAULT_LIMITS.answer
+    largest = Kind.ANSWER.frame_limit
     item = ID_BYTES + public.table.width
     sizes = {"none": item, "names": item + IMAGE_HEADER_BYTES + _UTF8 * LONGEST_NAME}
     return [

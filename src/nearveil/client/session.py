@@ -29,7 +29,7 @@ from nearveil.mechanisms.base import MessageError
 from nearveil.privacy.checks import is_integer
 from nearveil.wire.client import ClientProtocol
 from nearveil.wire.client import Payer as _Payer
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.wire.frames import Kind
 from nearveil.wire.messages import PublicPart, decode_frame
 from nearveil.wire.schema import MOST_MODEL, GalleryInfo, GalleryKind
 
@@ -170,7 +170,7 @@ class Session:
     async def fetch_map(self, info: GalleryInfo, candidates: float | None, traffic: Traffic) -> PublicPart:
         """Fetch the current map of a gallery, unless it is cached."""
         etag, cached = self._maps.get((info.name, candidates), ("", None))
-        most = HEADER_BYTES + DEFAULT_LIMITS.public_part
+        most = Kind.PUBLIC_PART.frame_limit
         response = await self.send(Request("map", info.name, candidates=candidates, etag=etag, most=most), traffic)
         if response.status == 304 and cached is not None:
             return cached

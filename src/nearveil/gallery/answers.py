@@ -21,11 +21,9 @@ from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import CODE_BYTES, fingerprint
 from nearveil.privacy.checks import is_integer
 from nearveil.wire.frames import (
-    DEFAULT_LIMITS,
     HEADER_BYTES,
     MOST_FEATURES,
     Kind,
-    Limits,
     WireError,
     frame,
     read_flag,
@@ -453,9 +451,9 @@ class Answer:
         return frame(Kind.ANSWER, b"".join([*parts, lengths.tobytes(), *self.images]), EXTRAS.index(self.extras))
 
     @classmethod
-    def from_bytes(cls, data: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
+    def from_bytes(cls, data: bytes) -> Self:
         """Read an answer; nothing in it is trusted."""
-        kind, flags, body = unframe(data, limits)
+        kind, flags, body = unframe(data)
         if kind != Kind.ANSWER:
             raise WireError(f"data must be an answer, not of kind {kind.name}")
         return cls.from_body(flags, body)

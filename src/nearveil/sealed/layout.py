@@ -11,7 +11,7 @@ from nearveil.errors import NearveilError
 from nearveil.sealed.lwe import SEED_BYTES, Bytes
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
-from nearveil.wire.frames import DEFAULT_LIMITS, Kind, Limits, Reader, WireError, frame, open_frame, write_fields
+from nearveil.wire.frames import Kind, Reader, WireError, frame, open_frame, write_fields
 
 Singles = NDArray[np.float32]
 
@@ -98,9 +98,9 @@ class Layout:
         return frame(Kind.SEALED_PUBLIC, body)
 
     @classmethod
-    def from_bytes(cls, data: bytes, limits: Limits = DEFAULT_LIMITS) -> Self:
+    def from_bytes(cls, data: bytes) -> Self:
         """Read an untrusted layout."""
-        reader = Reader(open_frame(data, Kind.SEALED_PUBLIC, 0, limits))
+        reader = Reader(open_frame(data, Kind.SEALED_PUBLIC))
         version, n_features, dimension, n_cells, n_colours, n_slots = (reader.read_int() for _ in range(6))
         reach, *record_numbers = (reader.read_int() for _ in range(5))
         if not (1 <= dimension <= _MOST_DIMENSIONS and 1 <= n_features <= _MOST_FEATURES):
@@ -109,7 +109,7 @@ class Layout:
             raise WireError("the sealed layout must have equally many cells of each colour, and 1 to 65535 slots each")
         if not 1 <= reach < 1 << 16 or n_cells // n_colours * dimension > SCORES.most_samples:
             raise WireError("the sealed layout has numbers that are out of range")
-        _check_part(SCORES, "scores", n_cells * dimension, n_colours * n_slots, 1, limits)
+        _check_part(SCORES, "scores", n_cells * dimension, n_colours * n_slots, 1)
         seed = reader.read_bytes()
         projection = _read_floats(reader, n_features, dimension)
         centroids = _read_floats(reader, n_cells, dimension)
@@ -121,19 +121,19 @@ class Layout:
         if records is not None:
             _check_records(records, n_cells * n_slots)
             n_sent = records.n_fetched * records.n_columns
-            _check_part(FETCH, "records", n_sent, records.n_rows, records.n_fetched, limits)
+            _check_part(FETCH, "records", n_sent, records.n_rows, records.n_fetched)
         return cls(version, seed, n_colours, n_slots, reach, projection, centroids, counts, records)
 
 
-def _check_part(parameters: LweParameters, part: str, n_sent: int, n_rows: int, n_answers: int, limits: Limits) -> None:
+def _check_part(parameters: LweParameters, part: str, n_sent: int, n_rows: int, n_answers: int) -> None:
     """Refuse a layout if a question, an answer or a hint would exceed its limit, before any allocation.
 
     `n_sent`: Numbers of a question. `n_rows`: Rows of the hint, and numbers of each of `n_answers` parts of an answer.
     """
     if (
-        count_question_bytes(parameters, n_sent) > limits.sealed_question
-        or ANSWER_BYTES * n_rows * n_answers > limits.sealed_answer
-        or HINT_BYTES[part] * n_rows * parameters.dimension > limits.sealed_hint
+        count_question_bytes(parameters, n_sent) > Kind.SEALED_QUESTION.limit
+        or ANSWER_BYTES * n_rows * n_answers > Kind.SEALED_ANSWER.limit
+        or HINT_BYTES[part] * n_rows * parameters.dimension > Kind.SEALED_HINT.limit
     ):
         raise WireError(f"the sealed layout has {part} too large for a question, an answer or a hint")
 

@@ -11,10 +11,8 @@ from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
 from nearveil.wire.frames import (
-    DEFAULT_LIMITS,
     HEADER_BYTES,
     Kind,
-    Limits,
     Reader,
     WireError,
     frame,
@@ -43,9 +41,9 @@ class Hint:
         return frame(Kind.SEALED_HINT, body, _PARTS.index(self.part))
 
     @classmethod
-    def from_bytes(cls, data: bytes, part: str, n_rows: int, limits: Limits = DEFAULT_LIMITS) -> Self:
+    def from_bytes(cls, data: bytes, part: str, n_rows: int) -> Self:
         """Read rows of a hint that has `n_rows` in all. Nothing in it is trusted."""
-        reader = Reader(open_frame(data, Kind.SEALED_HINT, _PARTS.index(part), limits))
+        reader = Reader(open_frame(data, Kind.SEALED_HINT, _PARTS.index(part)))
         version, listed = reader.read_int(), reader.read_bytes()
         rows = np.frombuffer(listed, "<u4", count=len(listed) // 4).astype(np.uint32)
         if len(listed) % 4 or (rows >= n_rows).any() or len(np.unique(rows)) != len(rows):
@@ -76,9 +74,9 @@ def measure_questions(layout: Layout) -> dict[str, int]:
     return {part: HEADER_BYTES + 8 + count_question_bytes(_SETS[part], count) for part, count in numbers.items()}
 
 
-def read_question(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[str, int, bytes]:
+def read_question(data: bytes) -> tuple[str, int, bytes]:
     """Return the part of a question, the version of its layout, and its packed numbers."""
-    kind, flags, body = unframe(data, limits)
+    kind, flags, body = unframe(data)
     if kind is not Kind.SEALED_QUESTION or flags >= len(_PARTS):
         raise WireError("data is not a sealed question")
     reader = Reader(body)
@@ -90,9 +88,9 @@ def write_answer(part: str, version: int, values: Words) -> bytes:
     return frame(Kind.SEALED_ANSWER, write_fields(version) + pack(values.ravel(), ANSWER_BYTES), _PARTS.index(part))
 
 
-def read_answer(data: bytes, part: str, version: int, count: int, limits: Limits = DEFAULT_LIMITS) -> Words:
+def read_answer(data: bytes, part: str, version: int, count: int) -> Words:
     """Return the numbers of an answer; their number and the version are known beforehand."""
-    body = open_frame(data, Kind.SEALED_ANSWER, _PARTS.index(part), limits)
+    body = open_frame(data, Kind.SEALED_ANSWER, _PARTS.index(part))
     reader = Reader(body)
     if reader.read_int() != version:
         raise SealedError("the index has changed since its layout was fetched: update the client and ask again")

@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from nearveil.errors import NearveilError
 from nearveil.server.tokens import default_location
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES
+from nearveil.wire.frames import HEADER_BYTES, Kind
 from nearveil.wire.schema import GALLERY_NAME, GalleryKind, Offer
 
 PREFIX = "NEARVEIL_SERVER_"
@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     management_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     management_port: Annotated[int, Field(ge=0, le=65535)] | None = None
     tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_location()))
-    max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = DEFAULT_LIMITS.query + HEADER_BYTES
+    max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = Kind.QUERY.frame_limit
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1200.0
     burst: Annotated[int, Field(ge=1)] = 120
     per_token: Annotated[int, Field(ge=1)] = 16

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from multiprocessing import connection, get_context, parent_process, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -29,8 +29,6 @@ _RESTART_DELAY = 1.0  # seconds
 _HEARTBEAT_TIMEOUT = 30.0  # seconds without a heartbeat after which a process is killed
 _STARTUP_TIMEOUT = 300.0  # more seconds until the first heartbeat: galleries are opened
 CLOSE_TIMEOUT = 2.0  # seconds to close an index or a store
-
-
 # Serves requests of sockets in this process until a signal stops it. Processes import it by name.
 ServeFunction = Callable[..., None]
 
@@ -40,22 +38,18 @@ class Worker:
     """A process that serves; it sends heartbeats while it can work, as `/health` reports."""
 
     process: BaseProcess
-    heartbeat: "Synchronized[float]"  # time of the last one, in shared memory; 0 before the first
-    started: float = field(default_factory=time.monotonic)
+    heartbeat: "Synchronized[float]"  # time of the last one, in shared memory; until the first, the latest for it
 
     def is_healthy(self) -> bool:
         """Return whether the process has sent a heartbeat recently."""
-        return self.process.is_alive() and time.monotonic() - self.heartbeat.value < _HEARTBEAT_TIMEOUT
+        return self.process.is_alive() and 0 <= time.monotonic() - self.heartbeat.value < _HEARTBEAT_TIMEOUT
 
-    def is_stuck(self) -> bool:
-        """Return whether a heartbeat is overdue."""
-        return time.monotonic() - (self.heartbeat.value or self.started + _STARTUP_TIMEOUT) > _HEARTBEAT_TIMEOUT
-
-    def kill(self) -> None:
-        """Kill the process: a stopped process handles no other signal. Then it is not stuck any more."""
-        _LOG.error("a process sent no heartbeat for %g seconds and is restarted", _HEARTBEAT_TIMEOUT)
-        self.process.kill()
-        self.heartbeat.value, self.started = 0.0, math.inf
+    def kill_if_stuck(self) -> None:
+        """Kill the process if a heartbeat is overdue: a stopped process handles no other signal."""
+        if time.monotonic() - self.heartbeat.value > _HEARTBEAT_TIMEOUT:
+            _LOG.error("a process sent no heartbeat for %g seconds and is restarted", _HEARTBEAT_TIMEOUT)
+            self.process.kill()
+            self.heartbeat.value = math.inf
 
 
 def run_workers(
@@ -97,7 +91,7 @@ def run_workers(
 
 def _start_worker(serve: ServeFunction, sockets: list[socket.socket], settings: Settings) -> Worker:
     context = get_context("spawn")
-    heartbeat = context.Value("d", lock=False)
+    heartbeat = context.Value("d", time.monotonic() + _STARTUP_TIMEOUT, lock=False)
     process = context.Process(target=_run_worker, args=(serve, sockets, settings, heartbeat), daemon=True)
     # Ctrl-C reaches all processes of a terminal. Workers inherit blocked signals: they stop when this process stops
     # them, and unblock SIGHUP when they can handle it. To start Python's resource tracker unblocks SIGINT: start it
@@ -141,8 +135,7 @@ def _wait_for_dead(workers: list[Worker]) -> list[Worker]:
     """Wait for a moment; kill workers that are stuck, and return those that have ended."""
     connection.wait([worker.process.sentinel for worker in workers], timeout=_POLL_INTERVAL)
     for worker in workers:
-        if worker.is_stuck():
-            worker.kill()
+        worker.kill_if_stuck()
     dead = [worker for worker in workers if not worker.process.is_alive()]
     for worker in dead:
         drop_process(worker.process.pid)

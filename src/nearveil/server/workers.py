@@ -6,12 +6,12 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeVar
 
 from nearveil.server.errors import ServiceError
 
 T = TypeVar("T")
+_NAME = "nearveil-work"  # of threads
 _LOG = logging.getLogger(__name__)
 
 
@@ -50,10 +50,10 @@ class Workers:
                 await self._free.acquire()
                 self._started_at[future] = time.monotonic()
                 if is_canceled():
-                    self._end(future)
-                    raise ServiceError("timeout", "The client disconnected before its request was processed.")
-                call = partial(self._call, work, future, loop)
-                threading.Thread(target=call, name="nearveil-work", daemon=True).start()
+                    error = ServiceError("timeout", "The client disconnected before its request was processed.")
+                    self._end(future, future.set_exception, error)
+                else:
+                    threading.Thread(target=self._call, args=(work, future, loop), name=_NAME, daemon=True).start()
                 return await future
         except TimeoutError:
             raise ServiceError("busy", "The request took too long. Try again later.") from None
@@ -62,25 +62,20 @@ class Workers:
                 self.pending -= 1
 
     def _call(self, work: Callable[[], Any], future: asyncio.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-        result, error = None, None
         try:
-            result = work()
-        except BaseException as caught:
-            error = caught
+            deliver, result = future.set_result, work()
+        except BaseException as error:
+            deliver, result = future.set_exception, error
         with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(self._end, future, result, error)
+            loop.call_soon_threadsafe(self._end, future, deliver, result)
 
-    def _end(self, future: asyncio.Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+    def _end(self, future: asyncio.Future[Any], deliver: Callable[[Any], object], result: Any) -> None:
         """Free the thread of a call, and deliver its result unless it timed out."""
         del self._started_at[future]
         self._free.release()
         self.pending -= 1
-        if future.done():
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+        if not future.done():
+            deliver(result)
 
 
 class OutageLog:

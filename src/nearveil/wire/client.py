@@ -17,7 +17,7 @@ from nearveil.mechanisms.covers.maps import NEIGHBORS
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_numbers, is_integer
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, WireError
+from nearveil.wire.frames import HEADER_BYTES, Kind, WireError
 from nearveil.wire.messages import OUT_OF_RANGE, MapChanged, PublicPart, Refusal, RefusalCode, decode_frame, is_in_range
 
 
@@ -113,8 +113,8 @@ class ClientProtocol:
         if public.mechanism != Covers.name:
             raise ProtocolError(f"The server's mechanism must be {Covers.name!r}; ask another gallery")
         size = Answer.header_bytes - HEADER_BYTES + public.map.set_size * (ID_BYTES + public.table.width)
-        if size > DEFAULT_LIMITS.answer:
-            raise ProtocolError(f"An answer would have {size} bytes, and the limit is {DEFAULT_LIMITS.answer}")
+        if size > Kind.ANSWER.limit:
+            raise ProtocolError(f"An answer would have {size} bytes, and the limit is {Kind.ANSWER.limit}")
         release = Covers(epsilon, public.candidates).fit_mean(public.mean, public.public_digest).use_map(public.map)
         object.__setattr__(self, "release", release)
         object.__setattr__(self, "guarantee", release.guarantee)

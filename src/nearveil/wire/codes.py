@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 
 from nearveil.gallery.answers import LARGEST_DETAILS, Bytes
 from nearveil.wire.frames import (
-    DEFAULT_LIMITS,
     Kind,
     Reader,
     WireError,
@@ -180,7 +179,7 @@ class CodesGroup:
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Decode a group and check every block by its digest. Nothing else in it is trusted."""
-        kind, flags, body = unframe(data, DEFAULT_LIMITS)
+        kind, flags, body = unframe(data)
         if kind != cls.kind or flags > 1:
             raise WireError("data is not a group of codes")
         number, joined, which, size, packed = read_fields(body, int, bytes, bytes, int, bytes)
@@ -221,7 +220,7 @@ class CodesSource:
         """All groups with their digests. The first call reads every item of a group that is not cached."""
         previous = set(self._cache)
         groups = {number: self._hash_group(number) for number in self._ranges}
-        self.is_too_large = any(group.size > DEFAULT_LIMITS.codes_group for group in groups.values())
+        self.is_too_large = any(group.size > Kind.CODES_GROUP.limit for group in groups.values())
         for key in previous - self._keys:  # of groups that no longer exist
             del self._cache[key]
         return CodesManifest(
@@ -290,7 +289,7 @@ def _is_compressible(plain: bytes) -> bool:
 
 def _decompress(packed: bytes, size: int) -> bytes:
     """Decompress exactly `size` bytes."""
-    if size > DEFAULT_LIMITS.codes_group:
+    if size > Kind.CODES_GROUP.limit:
         raise WireError("a group is larger than the limit")
     decompressor = zlib.decompressobj()
     try:

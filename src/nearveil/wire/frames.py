@@ -10,9 +10,8 @@ import math
 import struct
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
+from typing import Any, Self
 
 from nearveil.errors import NearveilError
 
@@ -38,56 +37,41 @@ class WireSizeError(WireError):
 
 
 class Kind(IntEnum):
-    """Kind of a message."""
-
-    PUBLIC_REQUEST = 1  # of version 0.2; no program sends it, and servers refuse it
-    PUBLIC_PART = 2
-    QUERY = 3
-    ANSWER = 4
-    MAP_CHANGED = 5
-    REFUSAL = 6
-    CODES_MANIFEST = 16
-    CODES_GROUP = 17
-    SEALED_PUBLIC = 24
-    SEALED_HINT = 25
-    SEALED_QUESTION = 26
-    SEALED_ANSWER = 27
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The largest body of each kind, in bytes.
+    """Kind of a message, with the largest body in bytes.
 
     Examples
     --------
-    >>> Limits(answer=1 << 20).get(Kind.ANSWER)
-    1048576
+    >>> Kind(6), Kind.REFUSAL.limit, Kind.REFUSAL.frame_limit
+    (<Kind.REFUSAL: 6>, 16384, 16398)
     """
 
-    public_request: int = 0
-    public_part: int = 64 << 20
-    query: int = 64 << 10
-    answer: int = 256 << 20
-    map_changed: int = 16 << 10
-    refusal: int = 16 << 10
-    codes_manifest: int = 16 << 20
-    codes_group: int = 256 << 20
-    sealed_public: int = 64 << 20
-    sealed_hint: int = 1 << 30
-    sealed_question: int = 32 << 20
-    sealed_answer: int = 32 << 20
+    limit: int
 
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 1 << 32:
-                raise ValueError(f"{name} must be a number of bytes from 0 to 2^32 - 1")
+    PUBLIC_REQUEST = 1, 0  # of version 0.2; no program sends it, and servers refuse it
+    PUBLIC_PART = 2, 64 << 20
+    QUERY = 3, 64 << 10
+    ANSWER = 4, 256 << 20
+    MAP_CHANGED = 5, 16 << 10
+    REFUSAL = 6, 16 << 10
+    CODES_MANIFEST = 16, 16 << 20
+    CODES_GROUP = 17, 256 << 20
+    SEALED_PUBLIC = 24, 64 << 20
+    SEALED_HINT = 25, 1 << 30
+    SEALED_QUESTION = 26, 32 << 20
+    SEALED_ANSWER = 27, 32 << 20
 
-    def get(self, kind: Kind) -> int:
-        """Return the limit of a kind."""
-        return int(getattr(self, kind.name.lower()))
+    def __new__(cls, number: int, limit: int = 0) -> Self:
+        """Make a member of its number on the wire."""
+        kind = int.__new__(cls, number)
+        kind._value_, kind.limit = number, limit
+        return kind
+
+    @property
+    def frame_limit(self) -> int:
+        """The largest frame, in bytes."""
+        return HEADER_BYTES + self.limit
 
 
-DEFAULT_LIMITS = Limits()
 MOST_KEYS, LONGEST_KEY = 64, 200  # metadata keys of a gallery in a list of galleries, and characters of a key
 MOST_FEATURES = 16_000  # dimensions of a feature: the limit of a pgvector column
 
@@ -107,7 +91,7 @@ def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
     return head + struct.pack("<I", zlib.crc32(body, zlib.crc32(head))) + body
 
 
-def unframe(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[Kind, int, bytes]:
+def unframe(data: bytes) -> tuple[Kind, int, bytes]:
     """Return kind, flags and body of one whole frame. Nothing in it is trusted."""
     if not isinstance(data, bytes):
         raise WireError("data must be bytes")
@@ -120,8 +104,8 @@ def unframe(data: bytes, limits: Limits = DEFAULT_LIMITS) -> tuple[Kind, int, by
         kind = Kind(number)
     except ValueError:
         raise WireError(f"data has the unknown kind {number}") from None
-    if length > limits.get(kind):
-        raise WireSizeError(f"data must be at most {limits.get(kind)} bytes for its kind; it is {length}")
+    if length > kind.limit:
+        raise WireSizeError(f"data must be at most {kind.limit} bytes for its kind; it is {length}")
     if len(data) != HEADER_BYTES + length:
         raise WireError("data is truncated, or has bytes after its end")
     body = data[HEADER_BYTES:]
@@ -135,9 +119,9 @@ def peek_header(data: bytes | bytearray) -> tuple[int, int]:
     return (data[4], data[5]) if len(data) >= HEADER_BYTES else (0, 0)
 
 
-def open_frame(data: bytes, kind: Kind, flags: int = 0, limits: Limits = DEFAULT_LIMITS) -> bytes:
+def open_frame(data: bytes, kind: Kind, flags: int = 0) -> bytes:
     """Return the body of a frame that must be of a kind and have these flags."""
-    actual_kind, actual_flags, body = unframe(data, limits)
+    actual_kind, actual_flags, body = unframe(data)
     if actual_kind is not kind or actual_flags != flags:
         raise WireError(f"data must be a frame of kind {kind.name} with flags {flags}")
     return body

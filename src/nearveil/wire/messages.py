@@ -19,10 +19,8 @@ from nearveil.gallery.answers import (
 from nearveil.mechanisms import Message, PublicMap
 from nearveil.mechanisms.base import candidate_count
 from nearveil.wire.frames import (
-    DEFAULT_LIMITS,
     MOST_FEATURES,
     Kind,
-    Limits,
     WireError,
     check_text,
     check_whole,
@@ -268,7 +266,7 @@ def frame_status(reply: bytes) -> int:
 WireMessage = PublicPart | Query | Answer | MapChanged | Refusal
 
 
-def decode_frame(data: bytes, *expected: type[WireMessage], limits: Limits = DEFAULT_LIMITS) -> Any:
+def decode_frame(data: bytes, *expected: type[WireMessage]) -> Any:
     """Decode one frame of an expected type; refuse any other without reading its body. Nothing in it is trusted.
 
     Examples
@@ -276,7 +274,7 @@ def decode_frame(data: bytes, *expected: type[WireMessage], limits: Limits = DEF
     >>> decode_frame(MapChanged("birds", 7).to_bytes(), MapChanged, Refusal)
     MapChanged(gallery='birds', revision=7)
     """
-    kind, flags, body = unframe(data, limits)
+    kind, flags, body = unframe(data)
     for form in expected:
         if form.kind is kind:
             return form.from_body(flags, body)

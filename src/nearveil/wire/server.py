@@ -22,7 +22,7 @@ from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import MessageError
 from nearveil.wire.codes import CodesGroup, CodesSource, Text
-from nearveil.wire.frames import DEFAULT_LIMITS, HEADER_BYTES, Limits, WireError, WireSizeError, WireVersionError
+from nearveil.wire.frames import HEADER_BYTES, Kind, WireError, WireSizeError, WireVersionError
 from nearveil.wire.messages import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame
 
 if TYPE_CHECKING:
@@ -154,12 +154,10 @@ class ServerProtocol:
         Published now.
     *earlier : ServedMap
         Published before and still answered, each with its own sets, for clients that fetched its map.
-    limits : Limits, optional
-        The largest requests to read, and the largest answers to make.
     """
 
-    def __init__(self, current: ServedMap, *earlier: ServedMap, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._current, self._limits = current, limits
+    def __init__(self, current: ServedMap, *earlier: ServedMap) -> None:
+        self._current = current
         self._maps = {served.published.public_id: served for served in (*earlier, current)}
 
     def answer(self, data: bytes) -> bytes:
@@ -175,14 +173,14 @@ class ServerProtocol:
             The frame of an answer, of a changed map, or of a refusal.
         """
         try:
-            query: Query = decode_frame(data, Query, limits=self._limits)
+            query: Query = decode_frame(data, Query)
         except WireError as error:
             return _refuse(error)
         served = self._maps.get(query.message.public_id)
         if served is None:
             return MapChanged(self._current.name, self._current.published.revision).to_bytes()
         try:
-            return served.answer(query, self._limits.answer).to_bytes()
+            return served.answer(query, Kind.ANSWER.limit).to_bytes()
         except (WireSizeError, ExtrasError, MessageError) as error:
             return _refuse(error)
         except Exception:  # for example of a disk or a database: the details are for the server's log alone
