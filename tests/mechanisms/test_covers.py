@@ -148,7 +148,7 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
     monkeypatch.setattr(learning, "MOST_QUERIES", 800)
     monkeypatch.setattr(learning, "_ANNEALED", 400)
     monkeypatch.setattr(learning, "_QUERIES_A_SET", 1)
-    monkeypatch.setattr("nearveil.mechanisms.covers.covers.PROTOTYPES", 128)
+    monkeypatch.setattr("nearveil.mechanisms.covers.members.PROTOTYPES", 128)
     parted = Covers(4.0, 0.2).fit(public).index(gallery)
     assert len(parted.map_.prototypes) == 128
     assert _recall(parted, gallery, queries) > 0.93 * _recall(whole, gallery, queries)
@@ -262,7 +262,7 @@ def test_reach_makes_every_item_returnable(digits: tuple[Floats, Floats, Floats]
 def test_an_update_finds_nearly_what_learning_anew_finds(
     digits: tuple[Floats, Floats, Floats], prototypes: int, reach: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearveil.mechanisms.covers.covers.PROTOTYPES", prototypes)
+    monkeypatch.setattr("nearveil.mechanisms.covers.members.PROTOTYPES", prototypes)
     public, gallery, queries = digits
     covers = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[:1100])
     before = np.concatenate([np.arange(50, 1100), np.full(100, -1)])
@@ -283,7 +283,7 @@ def test_an_update_finds_nearly_what_learning_anew_finds(
 def test_an_update_of_a_large_gallery_reads_new_items_and_a_sample(
     digits: tuple[Floats, Floats, Floats], reach: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearveil.mechanisms.covers.covers.PROTOTYPES", 128)
+    monkeypatch.setattr("nearveil.mechanisms.covers.members.PROTOTYPES", 128)
     monkeypatch.setattr("nearveil.mechanisms.covers.covers._REPLACEMENTS", 100)
     monkeypatch.setattr("nearveil.mechanisms.covers.covers._REPLACEMENTS_A_CHANGE", 1)
     placed: list[int] = []
@@ -434,12 +434,12 @@ def test_small_answers_have_more_prototypes(
 ) -> None:
     public, gallery, queries = digits
     for name, value in (("PROTOTYPES", 64), ("MOST_GRADED", 64), ("MOST_PROTOTYPES", 512)):
-        monkeypatch.setattr(f"nearveil.mechanisms.covers.covers.{name}", value)
+        monkeypatch.setattr(f"nearveil.mechanisms.covers.members.{name}", value)
     monkeypatch.setattr("nearveil.mechanisms.covers.maps.MOST_GRADED", 64)
     many = Covers(4.0, 0.025).fit(public).index(gallery)
     assert (len(many.map_.prototypes), set(np.unique(many.map_.coverage))) == (512, {0, 255})
     assert len(Covers(4.0, 0.03).fit(public).index(gallery).map_.prototypes) == 64
-    monkeypatch.setattr("nearveil.mechanisms.covers.covers._SMALL_ANSWER", 0.0)
+    monkeypatch.setattr("nearveil.mechanisms.covers.members._SMALL_ANSWER", 0.0)
     few = Covers(4.0, 0.025).fit(public).index(gallery)
     assert len(few.map_.prototypes) == 64
     assert _recall(many, gallery, queries) > 1.03 * _recall(few, gallery, queries)

@@ -751,7 +751,7 @@ def test_the_condition_on_beta_is_checked() -> None:
         ({"beta": math.nan}, "beta must be a number between 0 and 1"),
         ({"n_rows": 1}, "n_rows must be a whole number of at least 2"),
         ({"n_columns": 0}, "n_columns must be a whole number of at least 1"),
-        ({"start_scale": 0.0}, "start_scale must be a positive finite number"),
+        ({"start_scale": 0.0}, "start_scale must be a finite number above 0"),
         ({"variant": "fixed"}, 'variant must be "printed" or "derived"'),
         ({"bandwidth": 0.3}, "do not meet: use a larger bandwidth"),
     ],

@@ -22,7 +22,7 @@ from dp_accounting import DpEvent, UnsupportedEventError
 from nearveil.privacy import Guarantee
 from nearveil.privacy import events as nearveil_events
 from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter, find_pure_epsilon
-from nearveil.privacy.checks import check_budget, check_count, check_delta, check_finite
+from nearveil.privacy.checks import check_count, check_delta, check_finite, check_positive
 from nearveil.privacy.events import PureDp, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, find_epsilon, needs_add_remove
 
@@ -302,7 +302,7 @@ class PureBudget(Budget):
     @classmethod
     def open(cls, epsilon: float) -> Self:
         """Return a budget of pure epsilons."""
-        return cls(check_budget(epsilon), 0.0, (round_units_down(to_exact_decimal(epsilon)),))
+        return cls(check_positive(epsilon, "epsilon"), 0.0, (round_units_down(to_exact_decimal(epsilon)),))
 
     def price(self, charge: Charge) -> Amounts:
         return (sum(times * _price_pure(text) for text, times in charge),)
@@ -341,7 +341,7 @@ class FilterBudget(Budget):
     @classmethod
     def open(cls, epsilon: float, delta: float) -> Self:
         """Return the budget of a Renyi filter."""
-        gate = RenyiFilter(check_budget(epsilon), check_delta(delta))
+        gate = RenyiFilter(check_positive(epsilon, "epsilon"), check_delta(delta))
         return cls(gate.epsilon, gate.delta, tuple(map(round_units_down, gate.budgets)), gate.orders)
 
     def price(self, charge: Charge) -> Amounts:
@@ -385,8 +385,8 @@ class PlanBudget(Budget):
     @classmethod
     def open(cls, epsilon: float, delta: float, plan: Charge) -> Self:
         """Return the budget of a plan; the caller checks its cost."""
-        delta = 0.0 if delta == 0 else check_delta(delta)
-        return cls(check_budget(epsilon), delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
+        epsilon, delta = check_positive(epsilon, "epsilon"), 0.0 if delta == 0 else check_delta(delta)
+        return cls(epsilon, delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
 
     def price(self, charge: Charge) -> Amounts:
         counts = dict(charge)

@@ -20,7 +20,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.errors import NearveilError
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.checks import check_integer, check_numbers, check_rows
+from nearveil.privacy.checks import NumberCheck, check_integer, check_numbers, check_rows
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, secure_source
 from nearveil.privacy.parameters import Parameters
 
@@ -515,19 +515,17 @@ def scale_to_unit(rows: Floats) -> Floats:
     return rows
 
 
+check_fraction = NumberCheck(
+    "be a fraction of the gallery, above 0 and at most 1", lambda number: 0 < number <= 1, "candidates"
+)
+
+
 def candidate_count(candidates: float, items: int) -> int:
     """Return floor(f N), the number of candidates in an answer; at least 1."""
     count = math.floor(check_fraction(candidates) * items + _ROUNDING)
     if count < 1:
         raise ValueError(f"candidates must be at least 1/{items}, one item of this gallery")
     return count
-
-
-def check_fraction(candidates: float) -> float:
-    """Check the fraction of a gallery that an answer contains."""
-    if isinstance(candidates, bool) or not isinstance(candidates, (int, float, np.number)) or not 0 < candidates <= 1:
-        raise ValueError("candidates must be a fraction of the gallery, above 0 and at most 1")
-    return float(candidates)
 
 
 def check_labels(y: ArrayLike, n_rows: int, name: str) -> NDArray[np.int64]:

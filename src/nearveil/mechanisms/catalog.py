@@ -10,28 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
-from nearveil.mechanisms._baselines import (
-    DPdSNE,
-    PlainLDA,
-    PlainManifold,
-    PlainTSNE,
-    PrivatePCA,
-    PrivatePCARelease,
-    RawFeatures,
-)
-from nearveil.mechanisms._bitwise import OME, Latent, Unary
-from nearveil.mechanisms._fisher import VonMisesFisher
-from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
-from nearveil.mechanisms._privunit import PrivUnit
+from nearveil import mechanisms
 from nearveil.mechanisms.base import Floats, Message, Release, check_fraction
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
-from nearveil.mechanisms.covers.covers import Cells, Covers, MappedRelease
-from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail.mechanism import PrivateMail
 
 
-def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
+def default(epsilon: float, candidates: float = 0.1) -> "mechanisms.Covers":
     """Return learned covers, which had the best recall on image features at every measured epsilon and answer size.
 
     With a very large epsilon and very small answers, :class:`PrivUnit` may have a better recall: evaluate both.
@@ -48,26 +34,27 @@ def default(epsilon: float, candidates: float = 0.1) -> MappedRelease:
     >>> default(4.0, 0.1)
     Covers(epsilon=4.0)
     """
-    check_channel_epsilon(epsilon)
-    check_fraction(candidates)
-    return Covers(epsilon, candidates)
+    return mechanisms.Covers(check_channel_epsilon(epsilon), check_fraction(candidates))
 
 
 EPSILON = 4.0
 ROWS, DIMENSION, CLASSES = 200, 64, 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class MechanismSummary:
-    """Properties of a mechanism at epsilon 4, fitted on 200 rows of 64 features in 4 classes."""
+    """Properties of a mechanism at epsilon 4, fitted on 200 rows of 64 features in 4 classes.
+
+    The defaults are for a mechanism that needs a library which is missing.
+    """
 
     name: str  # name in messages, and variant
     class_name: str  # in :mod:`nearveil.mechanisms`
-    protects: str  # for example "the query"
-    sound: bool  # whether its guarantee is proved
-    reason: str  # why it is not proved, or empty
-    kind: str  # "pure", "approximate", "metric, pure" or "none"
-    message_bytes: int | None  # None if a library is missing
+    protects: str = "nothing"  # for example "the query"
+    sound: bool = True  # whether its guarantee is proved
+    reason: str = ""  # why it is not proved
+    kind: str = "none"  # or "pure", "approximate", "metric, pure"
+    message_bytes: int | None = None
     source: str  # publication
 
 
@@ -85,7 +72,7 @@ class MechanismEntry:
     @property
     def name(self) -> str:
         """Name in messages, and variant."""
-        name = PrivatePCARelease.name if self.kind is PrivatePCA else self.kind.name
+        name = getattr(self.kind, "name", mechanisms.PrivatePCARelease.name)
         return f"{name} ({self.variant})" if self.variant else name
 
     def make(self, epsilon: float = EPSILON, **changes: Any) -> Any:
@@ -95,9 +82,8 @@ class MechanismEntry:
 
     def make_release(self, private: Floats) -> Release:
         """Return an unfitted release; a private PCA learns its directions from private rows."""
-        mechanism = self.make()
-        release: Release = PrivatePCARelease(mechanism.fit(private)) if self.kind is PrivatePCA else mechanism
-        return release
+        made = self.make()
+        return made if isinstance(made, Release) else mechanisms.PrivatePCARelease(made.fit(private))
 
 
 _MAIL = "Vepakomma, Balla, Raskar"
@@ -105,43 +91,41 @@ _UNSOUND = {"allow_unsound": True}
 _PCA = {"n_components": 8, "n_sweeps": 2, **_UNSOUND}
 
 REGISTRY = (
-    MechanismEntry(Covers, "this library", parameters={"n_sets": 10}),
-    MechanismEntry(Cells, "this library; Warner 1965", "randomized"),
-    MechanismEntry(Cells, "this library; Ye, Barg 2018", "subset", {"response": "subset"}),
-    MechanismEntry(PrivUnit, "Bhowmick et al. 2018; Asi et al. 2022"),
+    MechanismEntry(mechanisms.Covers, "this library", parameters={"n_sets": 10}),
+    MechanismEntry(mechanisms.Cells, "this library; Warner 1965", "randomized"),
+    MechanismEntry(mechanisms.Cells, "this library; Ye, Barg 2018", "subset", {"response": "subset"}),
+    MechanismEntry(mechanisms.PrivUnit, "Bhowmick et al. 2018; Asi et al. 2022"),
     MechanismEntry(PrivateMail, f"{_MAIL} 2022, made sound", "gaussian"),
     MechanismEntry(PrivateMail, f"{_MAIL} 2021, made sound", "laplace", {"noise": "laplace"}),
     *(
         MechanismEntry(
-            PrivateMail, source, f"as published {version}", {"as_published": version, **_UNSOUND}, labelled=True
+            PrivateMail, f"{_MAIL} {source}", f"as published {version}", {"as_published": version, **_UNSOUND}, True
         )
-        for version, source in (
-            ("2022", f"{_MAIL} 2022"),
-            ("2021", f"{_MAIL} 2021"),
-            ("2022-code", f"{_MAIL} 2022, program"),
-        )
+        for version, source in (("2022", "2022"), ("2021", "2021"), ("2022-code", "2022, program"))
     ),
-    MechanismEntry(Latent, "Arachchige et al. 2019"),
-    MechanismEntry(OME, "Lyu et al. 2020"),
-    MechanismEntry(Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
-    MechanismEntry(Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
-    MechanismEntry(AnalyticGaussian, "Balle, Wang 2018"),
-    MechanismEntry(RandomProjection, "Kenthapadi et al. 2012, for a record"),
-    MechanismEntry(RandomProjection, "Kenthapadi et al. 2012", "as published", {"as_published": True, **_UNSOUND}),
-    MechanismEntry(VonMisesFisher, "Weggenmann, Kerschbaum 2021"),
-    MechanismEntry(DPdSNE, "Saha et al. 2021", parameters={"n_anchors": 60}),
+    MechanismEntry(mechanisms.Latent, "Arachchige et al. 2019"),
+    MechanismEntry(mechanisms.OME, "Lyu et al. 2020"),
+    MechanismEntry(mechanisms.Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
+    MechanismEntry(mechanisms.Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
+    MechanismEntry(mechanisms.AnalyticGaussian, "Balle, Wang 2018"),
+    MechanismEntry(mechanisms.RandomProjection, "Kenthapadi et al. 2012, for a record"),
+    MechanismEntry(
+        mechanisms.RandomProjection, "Kenthapadi et al. 2012", "as published", {"as_published": True, **_UNSOUND}
+    ),
+    MechanismEntry(mechanisms.VonMisesFisher, "Weggenmann, Kerschbaum 2021"),
+    MechanismEntry(mechanisms.DPdSNE, "Saha et al. 2021", parameters={"n_anchors": 60}),
     *(
-        MechanismEntry(PrivatePCA, source, method, {"method": method, **_PCA})
+        MechanismEntry(mechanisms.PrivatePCA, source, method, {"method": method, **_PCA})
         for method, source in (
             ("gaussian", "Dwork et al. 2014"),
             ("bingham", "Chaudhuri, Sarwate, Sinha 2013; Kent et al. 2013"),
             ("gibbs", "Chaudhuri, Sarwate, Sinha 2013"),
         )
     ),
-    MechanismEntry(RawFeatures, "none"),
-    MechanismEntry(PlainManifold, f"{_MAIL} 2022"),
-    MechanismEntry(PlainTSNE, "van der Maaten, Hinton 2008; openTSNE", needs="openTSNE"),
-    MechanismEntry(PlainLDA, "Fisher 1936"),
+    MechanismEntry(mechanisms.RawFeatures, "none"),
+    MechanismEntry(mechanisms.PlainManifold, f"{_MAIL} 2022"),
+    MechanismEntry(mechanisms.PlainTSNE, "van der Maaten, Hinton 2008; openTSNE", needs="openTSNE"),
+    MechanismEntry(mechanisms.PlainLDA, "Fisher 1936"),
 )
 """All mechanisms of the library, including unprotected ones for comparison."""
 
@@ -165,47 +149,30 @@ def describe_mechanisms() -> list[MechanismSummary]:
 def _describe(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) -> MechanismSummary:
     public, gallery = rows[:ROWS], rows[ROWS:]
     release = entry.make_release(gallery)
-    size: int | None = None
-    guarantee = None
+    names: dict[str, Any] = {"name": entry.name, "class_name": type(release).__name__, "source": entry.source}
     try:
         release = release.fit(public, labels)
     except ImportError:
         if not entry.needs:
             raise
-    else:
-        if hasattr(release, "index"):
-            release = release.index(gallery)
-        guarantee, size = release.guarantee, _make_message(release, entry, gallery[0]).nbytes
-    return MechanismSummary(
-        name=entry.name,
-        class_name=type(release).__name__,
-        protects="nothing" if guarantee is None else _describe_protected(guarantee),
-        sound=guarantee is None or guarantee.sound,
-        reason="" if guarantee is None else guarantee.reason,
-        kind="none" if guarantee is None else _name_kind(release, guarantee),
-        message_bytes=size,
-        source=entry.source,
-    )
-
-
-def _make_message(release: Release, entry: MechanismEntry, row: Floats) -> Message:
-    """Make a message for its size; the noise does not matter."""
-    labels: dict[str, Any] = {"labels": 0} if entry.labelled else {}
-    message: Message = release.release(row, rng=unsafe_seeded(0), **labels)
+        return MechanismSummary(**names)
+    if hasattr(release, "index"):
+        release = release.index(gallery)
+    label: dict[str, Any] = {"labels": 0} if entry.labelled else {}
+    message: Message = release.release(gallery[0], rng=unsafe_seeded(0), **label)
     # Without the seed: "seeded": false is one byte longer than true.
-    return Message(message.mechanism, message.public_id, message.arrays)
-
-
-def _describe_protected(guarantee: Guarantee) -> str:
+    size = Message(message.mechanism, message.public_id, message.arrays).nbytes
+    guarantee = release.guarantee
     if math.isinf(guarantee.epsilon):
-        return "nothing"
+        return MechanismSummary(**names, sound=guarantee.sound, reason=guarantee.reason, message_bytes=size)
     protected = "the query" if guarantee.protects == "query" else f"a {guarantee.unit}; not the query"
-    return protected if guarantee.sound else f"claims: {protected}"
-
-
-def _name_kind(release: Release, guarantee: Guarantee) -> str:
-    """Name the kind of guarantee; the delta of finite tables does not make a pure one approximate."""
-    if math.isinf(guarantee.epsilon):
-        return "none"
+    # The delta of finite tables does not make a pure guarantee approximate.
     kind = "pure" if guarantee.delta == guarantee.extra_delta else "approximate"
-    return f"metric, {kind}" if hasattr(release, "metric_epsilon") else kind
+    return MechanismSummary(
+        **names,
+        protects=protected if guarantee.sound else f"claims: {protected}",
+        sound=guarantee.sound,
+        reason=guarantee.reason,
+        kind=f"metric, {kind}" if hasattr(release, "metric_epsilon") else kind,
+        message_bytes=size,
+    )

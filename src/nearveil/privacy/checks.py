@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any, get_args
 
@@ -19,67 +20,43 @@ _OFF_ONE = 1e-3  # tolerance of a norm, above the rounding of 16-bit rows; rows 
 _BLOCK = 4096  # rows to normalise at a time
 
 
-def _check(value: Any, name: str, rule: str, fits: Callable[[float], bool]) -> float:
-    """Return `value` as a float if it `fits`, or raise "`name` must `rule`"."""
-    try:
-        number = math.nan if isinstance(value, str | bytes | bool) else float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not fits(number):
-        raise ValueError(f"{name} must {rule}")
-    return number
+@dataclass(frozen=True)
+class NumberCheck:
+    """A check of one number. A call returns the number as a float, or raises an error that states the rule."""
+
+    rule: str
+    fits: Callable[[float], bool]
+    name: str = ""  # of the argument, if the caller gives none
+
+    def __call__(self, value: float, name: str = "") -> float:
+        try:
+            number = math.nan if isinstance(value, str | bytes | bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not self.fits(number):
+            raise ValueError(f"{name or self.name} must {self.rule}")
+        return number
 
 
-def check_positive(value: float, name: str) -> float:
-    """Return a positive finite number as a float, or raise."""
-    return _check(value, name, "be a positive finite number", lambda number: 0 < number < math.inf)
-
-
-def check_nonnegative(value: float, name: str) -> float:
-    """Return a finite number of at least 0 as a float, or raise."""
-    return _check(value, name, "be a finite number of at least 0", lambda number: 0 <= number < math.inf)
-
-
-def check_finite(value: float, name: str) -> float:
-    """Return a finite number as a float, or raise."""
-    return _check(value, name, "be a finite number", math.isfinite)
+check_positive = NumberCheck("be a finite number above 0", lambda number: 0 < number < math.inf)
+check_nonnegative = NumberCheck("be a finite number of at least 0", lambda number: 0 <= number < math.inf)
+check_finite = NumberCheck("be a finite number", math.isfinite)
+check_rate = NumberCheck("be in (0, 1]", lambda number: 0 < number <= 1, "sampling_rate")
+check_delta = NumberCheck("be in (0, 1), both ends excluded", lambda number: 0 < number < 1, "delta")
+check_epsilon = NumberCheck(
+    f"be from 0 to {MAX_EPSILON:g}; smaller protects more", lambda number: 0 <= number <= MAX_EPSILON, "epsilon"
+)
+check_order = NumberCheck("be a finite number above 1", lambda number: 1 < number < math.inf, "order")
 
 
 def check_range(value: float, name: str, least: float, most: float) -> float:
     """Return a number from `least` to `most` as a float, or raise."""
-    return _check(value, name, f"be from {least:g} to {most:g}", lambda number: least <= number <= most)
-
-
-def check_rate(value: float) -> float:
-    """Return a number in (0, 1] as a float, or raise."""
-    return _check(value, "sampling_rate", "be in (0, 1]", lambda number: 0 < number <= 1)
-
-
-def check_delta(value: float) -> float:
-    """Return a number in (0, 1) as a float, or raise."""
-    return _check(value, "delta", "be in (0, 1), both ends excluded", lambda number: 0 < number < 1)
-
-
-def check_epsilon(value: float, name: str = "epsilon") -> float:
-    """Return a number in [0, 500] as a float, or raise."""
-    rule = f"be from 0 to {MAX_EPSILON:g}; smaller protects more"
-    return _check(value, name, rule, lambda number: 0 <= number <= MAX_EPSILON)
-
-
-def check_budget(value: float, name: str = "epsilon") -> float:
-    """Return the epsilon of a budget, a finite number above 0, as a float, or raise."""
-    return _check(value, name, "be a finite number above 0", lambda number: 0 < number < math.inf)
-
-
-def check_order(value: float, name: str = "order") -> float:
-    """Return an order of Renyi divergence, a finite number above 1, as a float, or raise."""
-    return _check(value, name, "be a finite number above 1", lambda number: 1 < number < math.inf)
+    return NumberCheck(f"be from {least:g} to {most:g}", lambda number: least <= number <= most)(value, name)
 
 
 def check_count(value: int, name: str, least: int = 0) -> int:
     """Return a whole number of at least `least` as an int, or raise."""
-    rule = f"be a whole number of at least {least}"
-    _check(value, name, rule, lambda number: number.is_integer() and number >= least)
+    NumberCheck(f"be a whole number of at least {least}", lambda n: n.is_integer() and n >= least)(value, name)
     return int(value)  # not through a float, which would round counts above 2^53
 
 

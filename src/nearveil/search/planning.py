@@ -9,9 +9,9 @@ from numpy.typing import ArrayLike
 from nearveil.gallery.answers import ID_BYTES, Answer
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
-from nearveil.mechanisms.covers.covers import count_prototypes
 from nearveil.mechanisms.covers.learning import usual_number
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS
+from nearveil.mechanisms.covers.members import count_prototypes
 from nearveil.privacy.checks import check_integer
 from nearveil.sealed.sizes import estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, utility_ceiling

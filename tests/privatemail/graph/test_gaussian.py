@@ -361,7 +361,7 @@ def bad_rows(value: float) -> Any:
         (unit_rows(5, 3), {"bandwidth": np.inf}, "bandwidth must be from 1e-100"),
         (unit_rows(5, 3), {"bandwidth": "wide"}, "bandwidth must be from 1e-100"),
         (unit_rows(5, 3), {"bandwidth": 1e-200}, "bandwidth must be from 1e-100"),
-        (unit_rows(5, 3), {"tolerance": 0.0}, "tolerance must be a positive finite number"),
+        (unit_rows(5, 3), {"tolerance": 0.0}, "tolerance must be a finite number above 0"),
         (unit_rows(5, 3), {"method": "magic"}, 'method must be "auto", "exact", "series" or "neighbors"'),
         (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 5}, "n_neighbors must be an integer from 1 to 4"),
         (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 0}, "n_neighbors must be an integer from 1 to 4"),

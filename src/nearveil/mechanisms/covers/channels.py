@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from decimal import Context
 from fractions import Fraction
 from functools import cached_property, lru_cache
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ class RandomizedResponse:
 
     epsilon: float  # from 1e-6 to 40
     n_sets: int  # at least 2
+    size: ClassVar[int] = 1  # of a message, in sets
 
     def __post_init__(self) -> None:
         check_channel_epsilon(self.epsilon)

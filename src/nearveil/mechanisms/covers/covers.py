@@ -6,8 +6,8 @@ from functools import cached_property, lru_cache
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
-import scipy.sparse
 from numpy.typing import ArrayLike, NDArray
+from scipy.sparse import csr_array
 from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
@@ -24,35 +24,27 @@ from nearveil.mechanisms.base import (
 )
 from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, check_channel_epsilon
 from nearveil.mechanisms.covers.learning import (
-    Learned,
     Report,
     Rows,
     centres,
     choose_rows,
-    find_fine,
-    fine_centres,
     learn_sets,
-    project,
     projection,
 )
 from nearveil.mechanisms.covers.maps import (
-    MOST_COVERAGE,
     MOST_DIMENSIONS,
-    MOST_GRADED,
-    MOST_PROTOTYPES,
     MOST_SETS,
-    NEIGHBORS,
     MapError,
     PublicMap,
 )
 from nearveil.mechanisms.covers.members import (
     carry_members,
     count_near,
+    count_prototypes,
     find_near,
-    find_prototypes_of,
-    fit_coverage,
+    make_map,
     make_members,
-    measure_around,
+    map_around_prototypes,
     measure_local,
     move_members,
     place_local,
@@ -65,22 +57,8 @@ from nearveil.privacy.noise import Source
 
 _CHUNK = 1 << 18  # numbers of features in memory at once: a block fits into a processor's cache
 _GALLERY_ATTRIBUTES = ("map_", "members_", "drift_", "_gallery_digest")
-PROTOTYPES = MOST_GRADED  # in a gallery up to this size, every item is a prototype
-_SMALL_ANSWER = 0.03  # part of a gallery: smaller answers need more prototypes
-_SAMPLED = 1 << 20  # items to learn prototypes from
-_FITTED = 50_000  # queries to fit the coverage of prototypes to
 _REPLACEMENTS, _REPLACEMENTS_A_CHANGE = 4096, 8  # items of a large gallery that an update may move to other sets
 DUE = 0.1  # the part of a gallery that may change before you should learn its sets again
-
-
-@dataclass(frozen=True)
-class Grouping:
-    """Sets of a gallery, and the tables by which a client chooses a set."""
-
-    members: scipy.sparse.csr_array  # 1 if an item is in a set
-    components: NDArray[np.float16]  # projection of features
-    prototypes: Rows  # projected rows that represent the gallery
-    coverage: NDArray[np.float32]  # fraction of the items around a prototype that are in a set
 
 
 class MappedRelease(TractableRelease):
@@ -89,7 +67,7 @@ class MappedRelease(TractableRelease):
     epsilon: float
     candidates: float
     map_: PublicMap
-    members_: scipy.sparse.csr_array
+    members_: csr_array
     _gallery_digest: str
 
     def fit_mean(self, mean: ArrayLike, public_digest: str | None = None) -> Self:
@@ -142,10 +120,10 @@ class MappedRelease(TractableRelease):
         size = candidate_count(self.candidates, len(features))
         report = report or (lambda _stage, _done: None)
         with use_one_thread():
-            grouping = self._group(features, size, report)
-            public_map, digest = _make_map(len(features), grouping, size), _hash_rows(features)
+            members, public_map = self._group(features, size, report)
+            digest = _hash_rows(features)
         report("making the map", 1.0)
-        return self._with_attributes(map_=public_map, members_=grouping.members, drift_=0.0, _gallery_digest=digest)
+        return self._with_attributes(map_=public_map, members_=members, drift_=0.0, _gallery_digest=digest)
 
     @property
     def reach_(self) -> float:
@@ -211,14 +189,12 @@ class MappedRelease(TractableRelease):
 
     def _read_sets(self, messages: list[Message]) -> NDArray[np.int64]:
         """Return the sets that checked messages name, one row for each."""
-        channel = self._channel
-        size = channel.size if isinstance(channel, SubsetSelection) else 1
-        named = [message["sets"] for message in messages]
-        if all(sets.dtype == np.int32 and sets.shape == (size,) for sets in named):
-            rows: NDArray[np.int64] = np.array(named, dtype=np.int64).reshape(-1, size)
+        channel, named = self._channel, [message["sets"] for message in messages]
+        if all(sets.dtype == np.int32 and sets.shape == (channel.size,) for sets in named):
+            rows: NDArray[np.int64] = np.array(named, dtype=np.int64).reshape(-1, channel.size)
             if ((rows >= 0) & (rows < channel.n_sets)).all():
                 return rows
-        raise MessageError(f"message must name {size} of the {channel.n_sets} sets")
+        raise MessageError(f"message must name {channel.size} of the {channel.n_sets} sets")
 
     def _public_parts(self) -> tuple[object, ...]:
         # Not epsilon: a named set means the same at any epsilon, and the client may choose another than the server.
@@ -241,8 +217,8 @@ class MappedRelease(TractableRelease):
         """The channel for the map."""
 
     @abstractmethod
-    def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
-        """Make the sets of a gallery from features of norm one (or zero), and report progress."""
+    def _group(self, features: SpreadRows, set_size: int, report: Report) -> tuple[csr_array, PublicMap]:
+        """Make the sets of a gallery and their map from features of norm one (or zero), and report progress."""
 
 
 @lru_cache(maxsize=256)
@@ -271,50 +247,6 @@ def _hash_rows(features: SpreadRows) -> str:
     return digests[0] if len(digests) == 1 else fingerprint(*digests)
 
 
-def group_around_prototypes(
-    features: SpreadRows,
-    members: scipy.sparse.csr_array,
-    components: NDArray[np.float16],
-    learned: Learned | None = None,
-) -> Grouping:
-    """Choose prototypes of a gallery, and measure the coverage around each, or fit it to `learned` queries.
-
-    In a small gallery every item is a prototype, in an order that hides its position; a large one has k-means
-    centroids.
-    """
-    directions = components.astype(np.float32)
-    projected = features.then(project, directions, width=components.shape[1])
-    n_sets, n_items = members.shape
-    count = count_prototypes(n_items, n_sets, members.nnz // n_sets)
-    if len(features) <= count:
-        rows = projected.gather("placing items")
-        order = np.lexsort(rows.T)
-        return Grouping(members, components, rows[order], members.toarray().T[order].astype(np.float32))
-    fine = fine_centres(projected.take(choose_rows(n_items, _SAMPLED), "taking rows"), count, features.cluster)
-    nearest = np.empty(n_items, np.uint16)
-    for block, centroids in zip(features.cuts, projected.map(find_fine, fine, stage="placing items"), strict=True):
-        nearest[block] = centroids
-    coverage = measure_around(nearest, members, len(fine.centroids))
-    if learned is not None and len(fine.centroids) <= MOST_GRADED:
-        near = find_prototypes_of(project(learned.rows[:_FITTED], directions), fine.centroids, NEIGHBORS)
-        fit_coverage(coverage, near, learned.lists[:_FITTED], members)
-    return Grouping(members, components, fine.centroids, coverage)
-
-
-def count_prototypes(n_items: int, n_sets: int, set_size: int) -> int:
-    """Return the number of prototypes of a map, if the gallery has more items."""
-    if set_size >= _SMALL_ANSWER * n_items:
-        return PROTOTYPES
-    return max(PROTOTYPES, min(MOST_PROTOTYPES, MOST_COVERAGE // n_sets))
-
-
-def _round_coverage(coverage: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Round coverage to steps of 1/255; with many prototypes, to 0 or 1."""
-    if len(coverage) > MOST_GRADED:
-        return np.where(coverage > 0.5, np.uint8(255), np.uint8(0))
-    return np.rint(255 * coverage).astype(np.uint8)
-
-
 def _check_positions(before: ArrayLike, n_items: int, n_before: int) -> NDArray[np.int64]:
     positions = np.asarray(before)
     if positions.shape != (n_items,) or not np.issubdtype(positions.dtype, np.integer):
@@ -323,19 +255,6 @@ def _check_positions(before: ArrayLike, n_items: int, n_before: int) -> NDArray[
     if (positions < -1).any() or (old >= n_before).any() or np.bincount(old, minlength=1).max() > 1:
         raise ValueError(f"before must name each of the {n_before} earlier items at most once, or be -1")
     return positions.astype(np.int64)
-
-
-def _make_map(n_items: int, grouping: Grouping, size: int) -> PublicMap:
-    rows = grouping.prototypes
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    scaled = np.divide(127 * rows, largest, out=np.zeros_like(rows), where=largest > 0)
-    return PublicMap(
-        components=grouping.components,
-        prototypes=np.rint(scaled).astype(np.int8),
-        coverage=_round_coverage(grouping.coverage),
-        n_items=n_items,
-        set_size=size,
-    )
 
 
 @dataclass(eq=False, repr=False)
@@ -439,7 +358,7 @@ class Covers(MappedRelease):
         local = place_local(measure_local(near, old), chosen, carried)
         members = make_members(reach_items(carry_members(carried, local, size), local, self.reach), n)
         if every_item:
-            public_map = _make_map(n, group_around_prototypes(features, members, old.components), size)
+            public_map = map_around_prototypes(features, members, old.components)
         else:
             public_map = replace(old, n_items=n, set_size=size)
         drift = self.drift_ + changed / n
@@ -453,7 +372,7 @@ class Covers(MappedRelease):
     def _channel(self) -> RandomizedResponse:
         return RandomizedResponse(self.epsilon, self._map().n_sets)
 
-    def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, report: Report) -> tuple[csr_array, PublicMap]:
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         n = len(features)
@@ -470,10 +389,10 @@ class Covers(MappedRelease):
         members = learned.sets.astype(np.uint8)
         components = learned.directions[:, :MOST_DIMENSIONS].astype(np.float16)
         if self.reach > 0:
-            initial = _make_map(n, group_around_prototypes(features, members, components), set_size)
+            initial = map_around_prototypes(features, members, components)
             local = measure_local(find_near(features, initial, count_near(initial)), initial)
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
-        return group_around_prototypes(features, members, components, learned)
+        return members, map_around_prototypes(features, members, components, learned)
 
 
 CellKind = Literal["kmeans", "balanced"]
@@ -524,7 +443,7 @@ class Cells(MappedRelease):
         largest = -(-public_map.n_items // public_map.n_sets)
         return SubsetSelection(self.epsilon, public_map.n_sets, max(1, public_map.set_size // largest))
 
-    def _group(self, features: SpreadRows, set_size: int, report: Report) -> Grouping:
+    def _group(self, features: SpreadRows, set_size: int, report: Report) -> tuple[csr_array, PublicMap]:
         count = self._count(len(features), set_size)
         report("making cells", 0.0)
         rows = features.gather("gathering rows")
@@ -535,11 +454,11 @@ class Cells(MappedRelease):
         else:
             cells = assign_balanced(_squared_distances(rows, centroids))
             ones = np.ones(len(rows), dtype=np.uint8)
-            members = scipy.sparse.csr_array((ones, (cells, np.arange(len(rows)))), shape=(count, len(rows)))
+            members = csr_array((ones, (cells, np.arange(len(rows)))), shape=(count, len(rows)))
             members.sort_indices()
         components = projection(rows, MOST_DIMENSIONS).astype(np.float16)
         prototypes = centroids @ components.astype(np.float32)
-        return Grouping(members, components, prototypes, np.eye(count, dtype=np.float32))
+        return members, make_map(components, prototypes, np.eye(count, dtype=np.float32), len(rows), set_size)
 
     def _count(self, n_items: int, set_size: int) -> int:
         """Check the parameters and return the number of cells."""

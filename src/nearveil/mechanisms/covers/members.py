@@ -1,4 +1,4 @@
-"""The items of each set: coverage, updates for a changed gallery, and reach."""
+"""The items of each set and the map of a gallery: prototypes, coverage, updates for a changed gallery, and reach."""
 
 import faiss
 import numpy as np
@@ -10,19 +10,72 @@ from nearveil.mechanisms.covers.learning import (
     CHOICE_DECAY,
     CHOICE_RANKS,
     Demand,
+    Learned,
     Lists,
     Positions,
     Rows,
+    choose_rows,
+    find_fine,
+    fine_centres,
     measure_coverage,
     project,
 )
-from nearveil.mechanisms.covers.maps import PublicMap
+from nearveil.mechanisms.covers.maps import MOST_COVERAGE, MOST_GRADED, MOST_PROTOTYPES, NEIGHBORS, PublicMap
 
 SetItems = NDArray[np.int64]  # the items of each set, shape (n_sets, set_size)
 _FULL = 255.0  # full coverage
 _LEAST = 5  # a smaller coverage counts as none
 _FITTING_STEPS = 4
 _SETS_AT_ONCE = 64
+PROTOTYPES = MOST_GRADED  # in a gallery up to this size, every item is a prototype
+_SMALL_ANSWER = 0.03  # part of a gallery: smaller answers need more prototypes
+_SAMPLED = 1 << 20  # items to learn prototypes from
+_FITTED = 50_000  # queries to fit the coverage of prototypes to
+
+
+def map_around_prototypes(
+    features: SpreadRows, members: csr_array, components: NDArray[np.float16], learned: Learned | None = None
+) -> PublicMap:
+    """Make a map: choose prototypes, and measure the coverage around each, or fit it to `learned` queries.
+
+    In a small gallery every item is a prototype, in an order that hides its position; a large one has centroids.
+    """
+    directions = components.astype(np.float32)
+    projected = features.then(project, directions, width=components.shape[1])
+    n_sets, n_items = members.shape
+    set_size = members.nnz // n_sets
+    count = count_prototypes(n_items, n_sets, set_size)
+    if len(features) <= count:
+        rows = projected.gather("placing items")
+        order = np.lexsort(rows.T)
+        return make_map(components, rows[order], members.toarray().T[order].astype(np.float32), n_items, set_size)
+    fine = fine_centres(projected.take(choose_rows(n_items, _SAMPLED), "taking rows"), count, features.cluster)
+    nearest = np.empty(n_items, np.uint16)
+    for block, centroids in zip(features.cuts, projected.map(find_fine, fine, stage="placing items"), strict=True):
+        nearest[block] = centroids
+    coverage = measure_around(nearest, members, len(fine.centroids))
+    if learned is not None and len(fine.centroids) <= MOST_GRADED:
+        near = find_prototypes_of(project(learned.rows[:_FITTED], directions), fine.centroids, NEIGHBORS)
+        fit_coverage(coverage, near, learned.lists[:_FITTED], members)
+    return make_map(components, fine.centroids, coverage, n_items, set_size)
+
+
+def count_prototypes(n_items: int, n_sets: int, set_size: int) -> int:
+    """Return the number of prototypes of a map, if the gallery has more items."""
+    if set_size >= _SMALL_ANSWER * n_items:
+        return PROTOTYPES
+    return max(PROTOTYPES, min(MOST_PROTOTYPES, MOST_COVERAGE // n_sets))
+
+
+def make_map(
+    components: NDArray[np.float16], prototypes: Rows, coverage: NDArray[np.float32], n_items: int, set_size: int
+) -> PublicMap:
+    """Round prototypes, and coverage to steps of 1/255 (with many prototypes, to 0 or 1)."""
+    largest = np.abs(prototypes).max(axis=1, keepdims=True)
+    scaled = np.divide(127 * prototypes, largest, out=np.zeros_like(prototypes), where=largest > 0)
+    is_bit = len(coverage) > MOST_GRADED
+    steps = np.where(coverage > 0.5, np.uint8(255), np.uint8(0)) if is_bit else np.rint(255 * coverage).astype(np.uint8)
+    return PublicMap(components, np.rint(scaled).astype(np.int8), steps, n_items, set_size)
 
 
 def make_members(set_items: NDArray[np.integer], n_items: int) -> csr_array:

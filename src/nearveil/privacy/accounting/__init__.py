@@ -45,7 +45,6 @@ from nearveil.privacy.accounting.screening import (
     screening_curve,
 )
 from nearveil.privacy.checks import (
-    check_budget,
     check_choice,
     check_count,
     check_delta,
@@ -390,7 +389,7 @@ class RenyiFilter:
     _accountant: RdpAccountant = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_budget(self.epsilon)
+        check_positive(self.epsilon, "epsilon")
         accountant = RdpAccountant(orders=self.orders)
         alpha = np.array(accountant.orders)
         share = check_delta(self.delta) / len(alpha)

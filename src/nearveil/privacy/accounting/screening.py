@@ -13,11 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import log_ndtr, logsumexp, ndtr
 
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, compose_binary
-from nearveil.privacy.checks import (
-    check_count,
-    check_order,
-    check_rate,
-)
+from nearveil.privacy.checks import check_count, check_order, check_rate
 from nearveil.privacy.events import NoisyScreening
 
 
