@@ -171,7 +171,7 @@ def test_what_is_wrong_is_said_before_there_is_a_page(
         ("--index", "nowhere"): "No index at",
         ("--server", "birds.example"): "--server: must be a URL such as https://host:8321",
         ("--server", "http://birds.example:1", "--token", "x"): "unless --insecure allows it",
-        ("--server", "https://birds.example:1"): "--token: a server needs one",
+        ("--server", "https://birds.example:1"): "--token: a server needs",
         ("--index", str(index), "--account", "me"): "No ledger",
         ("--index", str(index), "--gallery", "birds"): "--gallery: a local index has one gallery",
     }.items():

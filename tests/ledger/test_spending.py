@@ -415,7 +415,7 @@ def test_accounts_are_found_and_never_opened_twice(ledger: Ledger, open_account:
     open_account("a second", epsilon=2.0)
     with pytest.raises(AccountError, match="exists already"):
         open_account(epsilon=100.0)
-    with pytest.raises(AccountError, match="does not exist"):
+    with pytest.raises(AccountError, match="No account"):
         ledger.account("third")
     assert [each.name for each in ledger.accounts()] == ["a second", "images"]
     loaded = ledger.account("images")

@@ -61,22 +61,12 @@ class LazyAccount:
         self._stack.close()
 
 
-def find_account(ledger: "Ledger", name: str) -> "Account":
-    """Return the account with this name."""
-    from nearveil.ledger import AccountError, LedgerError
-
-    try:
-        return ledger.account(name)
-    except AccountError:
-        raise LedgerError(f"No account {name!r} in this ledger; `nearveil budget show` lists them.") from None
-
-
 def find_or_open_account(ledger: "Ledger", name: str | None) -> tuple["Account", bool]:
     """Return the account with this name, or the default account, and whether it was opened now."""
     from nearveil.ledger import AccountError
 
     if name is not None:
-        return find_account(ledger, name), False
+        return ledger.account(name), False
     if any(account.name == DEFAULT_ACCOUNT for account in ledger.accounts()):
         return ledger.account(DEFAULT_ACCOUNT), False
     terms: Any = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace", "delta": 0.0}

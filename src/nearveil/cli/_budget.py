@@ -16,7 +16,6 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.cli._accounts import find_account
 from nearveil.cli._options import JSON, LedgerOptions, argument, command, option
 from nearveil.cli._output import check, clean, print_json, print_lines, print_table
 
@@ -46,22 +45,29 @@ _ACCOUNTING = {"pure": "pure epsilon, summed", "filter": "Renyi filter", "plan":
 _KEY_LETTERS = 12  # of a key or client name in the table of entries
 
 
-@command(app, plan="the plan")
-def create(
-    options: LedgerOptions,
-    name: str = _NAME,
-    epsilon: float = option("The budget, above 0."),
-    owner: str = option("Who is responsible for the account."),
-    plan: list[str] | None = _PLAN,
-    delta: float = option("Delta of the budget; 0 sums pure epsilons.", default=1e-5),
+@dataclass(frozen=True)
+class TermOptions:
+    """Terms of an account."""
+
+    epsilon: float = option("The budget, above 0.")
+    owner: str = option("Who is responsible for the account.")
+    delta: float = option("Delta of the budget; 0 sums pure epsilons.", default=1e-5)
     protects: Literal["query", "database"] = option(
         "Protect the queries of clients, or records of a database.", default="query"
-    ),
+    )
+    relation: Literal["replace", "add-remove"] = option("How neighbouring inputs differ.", default="replace")
+
+
+@command(app, plan="the plan")
+def create(
+    terms: TermOptions,
+    options: LedgerOptions,
+    name: str = _NAME,
+    plan: list[str] | None = _PLAN,
     unit: str | None = option(
         'Unit of protection, such as "person with all images"; by default "image" for queries and "record" '
         "for databases. Releases paid from the account must have the same unit."
     ),
-    relation: Literal["replace", "add-remove"] = option("How neighbouring inputs differ.", default="replace"),
     mechanism: PlanMechanism = MECHANISM,
     as_json: bool = JSON,
 ) -> None:
@@ -74,29 +80,15 @@ def create(
         nearveil budget create camera --owner me --epsilon 4
         nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
-    check(0 < epsilon < math.inf, "must be a finite number above 0", "--epsilon")
-    events = read_plan(plan, mechanism, delta) if plan else None
+    check(0 < terms.epsilon < math.inf, "must be a finite number above 0", "--epsilon")
+    events = read_plan(plan, mechanism, terms.delta) if plan else None
+    unit = unit or ("image" if terms.protects == "query" else "record")
     with options.open(create=True) as ledger:
-        from nearveil.ledger import AccountError, BudgetWarning, LedgerError
+        from nearveil.ledger import BudgetWarning
 
-        try:
-            with warnings.catch_warnings(record=True) as caught:
-                warnings.simplefilter("always", BudgetWarning)
-                account = ledger.open_account(
-                    name,
-                    owner=owner,
-                    protects=protects,
-                    unit=unit or ("image" if protects == "query" else "record"),
-                    relation=relation,
-                    epsilon=epsilon,
-                    delta=delta,
-                    plan=events,
-                )
-        except AccountError:
-            raise LedgerError(
-                f"Account {name!r} exists already, and its terms never change. Use another name, or see "
-                "`nearveil budget show`."
-            ) from None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", BudgetWarning)
+            account = ledger.open_account(name, **asdict(terms), unit=unit, plan=events)
         for warning in caught:
             print_lines(str(warning.message), stderr=True)
         _print_accounts([account], details=True, as_json=as_json)
@@ -133,7 +125,7 @@ def preview(
     with options.open(read_only=True) as ledger:
         from nearveil.privacy import Basis, compose_events
 
-        payer = find_account(ledger, account)
+        payer = ledger.account(account)
         terms: Any = {"protects": payer.protects, "unit": payer.unit, "relation": payer.relation, "delta": payer.delta}
         events = read_plan(plan, mechanism, payer.delta)
         basis = Basis("a plan of releases")
@@ -171,7 +163,7 @@ def quota(
         nearveil budget quota photo ann 20x0.1
     """
     with options.open() as ledger:
-        payer = find_account(ledger, account)
+        payer = ledger.account(account)
         events = read_plan(plan, mechanism, payer.delta) if plan else None
         balance = payer.quota(client, epsilon=epsilon, delta=delta, plan=events)
         if as_json:
@@ -254,7 +246,7 @@ def verify(
         nearveil budget verify camera --receipt 3:1f0c...:camera
     """
     with options.open(read_only=True) as ledger:
-        name = None if account is None else find_account(ledger, account).name
+        name = None if account is None else ledger.account(account).name
         report = ledger.verify(name, receipts=receipt or ())
         has_witness = ledger.has_witness
     if as_json:
@@ -320,7 +312,7 @@ def _parse_part(text: str) -> tuple[int, float]:
 
 
 def _list_accounts(ledger: "Ledger", name: str | None) -> "list[Account]":
-    return ledger.accounts() if name is None else [find_account(ledger, name)]
+    return ledger.accounts() if name is None else [ledger.account(name)]
 
 
 def _list_quotas(account: "Account") -> "list[Balance]":

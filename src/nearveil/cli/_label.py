@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from nearveil.cli._accounts import find_account
 from nearveil.cli._options import FORCE, JSON, LedgerOptions, argument, command, option
 from nearveil.cli._output import check, fail, print_json, print_lines, print_table, show_bars
 
@@ -95,7 +94,7 @@ def _open_account(payment: LedgerOptions, account: str | None) -> "Iterator[Acco
     """Yield the account that pays, or None if none is named."""
     if account is not None:
         with payment.open() as ledger:
-            yield find_account(ledger, account)
+            yield ledger.account(account)
     elif payment.ledger is not None:
         raise ValueError("--account: required with --ledger (or NEARVEIL_LEDGER)")
     else:

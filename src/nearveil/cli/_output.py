@@ -25,6 +25,8 @@ _FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
 _COMMANDS = {  # Python calls in error messages, and the commands that do the same
     "Ledger(..., read_only=True).verify()": "`nearveil budget verify`",
     " verify() lists": " `nearveil budget verify` lists",
+    "open_account() opens one, accounts() lists": "`nearveil budget create` opens one, `nearveil budget show` lists",
+    "account() returns it": "its terms never change. Use another name, or see `nearveil budget show`",
     "take a new one (new_key())": "use another key, or leave out --key",
     "Index.create()": "`nearveil index DIR --into`",
     "client.sync() or `nearveil sync`": "`nearveil sync`",
@@ -166,7 +168,8 @@ def _make_line_reporter() -> StartBar:
 
 def show_done(start: StartBar, text: str) -> Callable[[int, int], None]:
     """Return a function that shows one bar; its arguments are what is done so far, and the total."""
-    tick, done_before, total_before = start(text, None), 0, None
+    tick, done_before = start(text, None), 0
+    total_before: int | None = None
 
     def show(done: int, total: int) -> None:
         nonlocal tick, done_before, total_before

@@ -332,7 +332,7 @@ def load_account(connection: sa.Connection, name: str, witness: "Witness | None"
     """Return the row of an account after a check against its latest entry and the witness."""
     row = find_witnessed_account(connection, name, witness, lock=lock)
     if row is None:
-        raise AccountError(f"account {name!r} does not exist: open_account() opens one, accounts() lists them")
+        raise AccountError(f"No account {name!r} in this ledger: open_account() opens one, accounts() lists them")
     last = find_entry(connection, name, row.sequence)
     previous = find_hash(connection, name, row.sequence - 1)
     if last is None or previous is None or last.compute_hash(previous) != row.head or last.state != row.digest:
