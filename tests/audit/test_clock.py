@@ -12,7 +12,7 @@ pytest.importorskip("httpx")
 from nearveil.audit import audit
 from nearveil.audit._experiment import Experiment
 from nearveil.audit._specimens import HeapMap, make_hasty_question, make_heap_search, open_hasty_client, use_heap
-from nearveil.audit.attacks import _hostile_server
+from nearveil.audit.attacks import _clock
 from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
 from nearveil.client import session
 from nearveil.client.timing import question_period
@@ -75,7 +75,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SetClock:
     slow(PublicMap)
     slow(HeapMap)
     monkeypatch.setattr(session, "Clock", lambda: found)
-    monkeypatch.setattr(_hostile_server, "perf_counter", found.now)
+    monkeypatch.setattr(_clock, "perf_counter", found.now)
     return found
 
 

@@ -57,6 +57,7 @@ class VoteReader(ABC):
     labelled: ClassVar[bool] = False
     whole = True  # whether a vote is 0 or 1
     laplace = False  # whether the noise is Laplace noise, not Gaussian
+    has_exact_law = True  # whether the law of an answer is known exactly
 
     def __init__(self, voter: Any, **parameters: Any) -> None:
         # An unfitted clone without account and source.
@@ -68,11 +69,6 @@ class VoteReader(ABC):
         self.guarantee: Guarantee = probe.guarantee
         self.query: Floats = rows[0]  # the position of the target record
         self.pairs = self._make_pairs()  # records with and without the target
-
-    @property
-    def has_exact_law(self) -> bool:
-        """Whether the law of an answer is known exactly."""
-        return True
 
     @abstractmethod
     def read(self, answers: Any) -> AnswerRows:
@@ -140,11 +136,6 @@ class VoteReader(ABC):
         """Return, for each query, whether its label follows from the released numbers."""
         return np.ones(len(read.answered), dtype=np.bool_)
 
-    def is_within_plan(self, read: AnswerRows) -> bool:
-        """Return whether the answers of one run keep the caps, and their labels follow from their votes."""
-        screened = self.plan.screening is None or len(read.answered) <= self.plan.max_screened
-        return bool(screened and read.answered.sum() <= self.plan.max_answered and self.are_consistent(read).all())
-
     def _make_pairs(self) -> tuple[Pair, ...]:
         """Return records with and without the target at the query; it displaces the farthest opposing voter."""
         k, rate = self.plan.n_neighbors, self.plan.sampling_rate
@@ -177,12 +168,9 @@ class ClassReader(VoteReader):
         self.is_pate = isinstance(voter, PateClassifier)
         self.laplace = self.is_pate and voter.mechanism == "lnmax"
         self.whole = getattr(voter, "votes", "classes") != "soft"
+        # The default teacher returns the class of a record at its position.
+        self.has_exact_law = not self.is_pate or voter.estimator is None
         super().__init__(voter, classes=[0, 1], abstain_label=-1)
-
-    @property
-    def has_exact_law(self) -> bool:
-        """True except for custom teachers: the default teacher returns the class of a record at its position."""
-        return not self.is_pate or self.voter.estimator is None
 
     def read(self, answers: Any) -> AnswerRows:
         """Convert labels, and votes for both classes."""
@@ -300,14 +288,11 @@ class MeanReader(VoteReader):
     def __init__(self, voter: Any) -> None:
         self.low, self.half_range = float(voter.low), (float(voter.high) - float(voter.low)) / 2
         super().__init__(voter)
-
-    @property
-    def has_exact_law(self) -> bool:
-        """True if noise practically never leaves the range, because clipping changes the law."""
+        sums = np.array([records.sums for pair in self.pairs for records in (pair.first, pair.second)])
+        # Noise must practically never leave the range, because clipping changes the law.
         ends = self.plan.n_neighbors * self.half_range
-        sums = [records.sums for pair in self.pairs for records in (pair.first, pair.second)]
-        farthest = max(float(np.abs(values).max()) for values in sums)
-        return farthest + _FAR * self.plan.vote_noise < ends and self.plan.sampling_rate == 1
+        inside = voter.method == "median" or np.abs(sums).max() + _FAR * self.plan.vote_noise < ends
+        self.has_exact_law = self.plan.sampling_rate == 1 and inside
 
     def read(self, answers: Any) -> AnswerRows:
         """Compute the sum from the mean."""
@@ -330,11 +315,6 @@ class MeanReader(VoteReader):
 
 class MedianReader(MeanReader):
     """The median by bisection, read as its steps. All voters are at the ends of the range, so each step is a coin."""
-
-    @property
-    def has_exact_law(self) -> bool:
-        """True if all steps use the same voters."""
-        return self.plan.sampling_rate == 1
 
     def read(self, answers: Any) -> AnswerRows:
         """Compute the steps: 1 for up, 0 for down."""

@@ -1,7 +1,7 @@
 """Mechanisms that are broken on purpose by misuse of public interfaces. An audit must catch each of them."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import fields, replace
 from functools import cached_property, lru_cache
 from typing import Any, Self
@@ -17,8 +17,10 @@ from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import make_release_experiment
 from nearveil.audit.attacks._clock import (
     DIMENSION,
+    ETAG,
     QuestionTimer,
     TimedQuestion,
+    ask_through_client,
     make_clock_experiment,
     make_hostile_parts,
     time_choice,
@@ -37,14 +39,13 @@ from nearveil.privacy.noise import (
 )
 from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Progress
+from nearveil.private_knn.plan import Part, VotePlan
+from nearveil.private_knn.spending import MemorySpending, Spending
 from nearveil.privatemail import PrivateMail
 from nearveil.wire.messages import PublicPart
 
 DELTA = 1e-5
-_TINY_NOISE = 1e-9
 _ONE_IN = np.uint64(2000)
-_UNPAID: dict[str, Any] = {"ledger": None, "account": None}
-_UNSCREENED: dict[str, Any] = {"max_screened": 0, "screening_noise": None, "threshold": None}
 _UNCAPPED = 1_000_000  # prototypes that a server may send without a limit
 _SCALE = (1.0, 2.0**-8, 2.0**-16)  # of the digits of a prototype number
 
@@ -212,93 +213,64 @@ def _make_generator(source: Source) -> np.random.Generator:
     return np.random.default_rng(source.words(4).tolist())
 
 
-class _Careless(PrivateKNeighborsClassifier):
-    """An estimator that keeps its records, so that subclasses can misuse them."""
-
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit, and keep a copy of the private records."""
-        super().fit(X, y)
-        self._records = X, y
-        return self
-
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
-        """Answer, and spoil the answers."""
-        return self._spoil(super().answer(X, progress=progress), np.asarray(X))
-
-    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        """Return the spoiled answers."""
-        raise NotImplementedError
-
-    def _vote_with(self, noise: float, X: NDArray[Any]) -> NDArray[np.float64]:
-        """Return votes on the same queries with other noise, without a charge."""
-        changed = {**_UNPAID, **_UNSCREENED, "epsilon": None, "vote_noise": noise, "max_answered": len(X)}
-        parameters = {**self.get_params(deep=False), **changed, "n_neighbors": self.plan_.n_neighbors}
-        return np.asarray(PrivateKNeighborsClassifier(**parameters).fit(*self._records).answer(X).votes)
-
-    def _vote_exactly(self, X: NDArray[Any]) -> NDArray[np.float64]:
-        """Return votes without noise."""
-        return np.rint(self._vote_with(_TINY_NOISE, X))
-
-    def _decide(self, votes: NDArray[np.float64], answers: Answers) -> Answers:
-        """Return answers with other votes and the labels that follow from them."""
-        return Answers(self._poll._choose_labels(np.nan_to_num(votes), answers.answered), answers.answered, votes)
-
-
-class QuietVotes(_Careless):
+class QuietVotes(PrivateKNeighborsClassifier):
     """Votes with four fifths of the charged noise."""
 
-    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        votes = self._vote_with(0.8 * self.plan_.vote_noise, X)
-        return self._decide(np.where(answers.answered[:, None], votes, np.nan), answers)
+    def _release(self, sums: NDArray[np.int64]) -> Floats:
+        return sums + 0.8 * (super()._release(sums) - sums)
 
 
-class OnceExactVotes(_Careless):
+class OnceExactVotes(PrivateKNeighborsClassifier):
     """Exact votes in one of 2,000 answers."""
 
-    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        slips = (self._source.words(len(X)) % _ONE_IN == 0) & answers.answered
-        return self._decide(np.where(slips[:, None], self._vote_exactly(X), answers.votes), answers)
+    def _release(self, sums: NDArray[np.int64]) -> Floats:
+        slips = self._source.words(len(sums)) % _ONE_IN == 0
+        return np.where(slips[:, None], sums, super()._release(sums))
 
 
-class NoiselessLabels(_Careless):
+class NoiselessLabels(PrivateKNeighborsClassifier):
     """Honest votes, with labels computed before the noise."""
 
-    def _spoil(self, answers: Answers, X: NDArray[Any]) -> Answers:
-        return replace(answers, labels=self._decide(self._vote_exactly(X), answers).labels)
+    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+        """Answer with the labels of the exact votes."""
+        answers = super().answer(X, progress=progress)
+        exact = np.concatenate([sums for sums, _ in self._poll._count_votes(self._poll._check_queries(X))])
+        return replace(answers, labels=self._poll._choose_labels(exact, answers.answered))
 
 
-class EndlessVotes(_Careless):
+class EndlessVotes(PrivateKNeighborsClassifier):
     """Refits itself before every call, so that no cap is reached."""
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Fit, and keep the private records."""
+        self._records = X, y
+        return super().fit(X, y)
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
         """Answer as if it were the first time."""
-        return super(_Careless, self.fit(*self._records)).answer(X, progress=progress)
+        return super(EndlessVotes, self.fit(*self._records)).answer(X, progress=progress)
+
+
+class _FreeScreenings(MemorySpending):
+    """Caps in memory, and an account that pays for votes alone."""
+
+    def __init__(self, caps: dict[Part, int], payer: Spending) -> None:
+        super().__init__(caps)
+        self._payer = payer
+
+    def take(self, part: Part, count: int) -> int:
+        granted = super().take(part, count)
+        return granted if part == "screened" else self._payer.take(part, granted)
 
 
 class FreeScreening(PrivateKNeighborsClassifier):
     """Pays for votes but not for screenings."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """Fit one estimator that answers and another that pays."""
-        parameters = self.get_params(deep=False)
-        self._screener = PrivateKNeighborsClassifier(**{**parameters, **_UNPAID}).fit(X, y)
-        self.plan_ = self._screener.plan_
-        votes = {"epsilon": None, "vote_noise": self.plan_.vote_noise, "n_neighbors": self.plan_.n_neighbors}
-        self._payer = PrivateKNeighborsClassifier(**{**parameters, **_UNSCREENED, **votes}).fit(X, y)
+        """Fit, with screenings that are only counted."""
+        super().fit(X, y)
+        self._poll._spending = _FreeScreenings(self.plan_.caps, self._poll._spending)
         return self
-
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
-        """Screen and vote with one estimator, and let the other pay for the votes."""
-        answers: Answers = self._screener.answer(X, progress=progress)
-        if answers.answered.any():
-            self._payer.answer(np.asarray(X)[answers.answered])
-        return answers
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The guarantee for screenings and votes."""
-        stated: Guarantee = self._screener.guarantee
-        return stated
 
 
 class _CarelessDiscriminant(PrivateDiscriminant):
@@ -307,38 +279,38 @@ class _CarelessDiscriminant(PrivateDiscriminant):
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Fit, and spoil the model."""
         super().fit(X, y, public=public)
-        self._spoil(np.asarray(X), np.asarray(y), public)
+        self._spoil(np.asarray(X), np.asarray(y))
         return self
 
-    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
+    def _spoil(self, X: NDArray[Any], y: NDArray[Any]) -> None:
         """Spoil the model."""
         raise NotImplementedError
 
 
-class QuietDiscriminant(_CarelessDiscriminant):
+class QuietDiscriminant(PrivateDiscriminant):
     """Publishes with about half of the charged noise."""
 
-    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
-        stated = self.guarantee
-        parameters = {**self.get_params(deep=False), **_UNPAID, "epsilon": 3 * stated.epsilon}
-        loud = PrivateDiscriminant(**parameters).fit(X, y, public=public)
-        self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=stated)
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Fit, and replace the model by one of three times the epsilon."""
+        super().fit(X, y, public=public)
+        parameters = {**self.get_params(deep=False), "epsilon": 3 * self.guarantee.epsilon}
+        loud = PrivateDiscriminant(**{**parameters, "ledger": None, "account": None}).fit(X, y, public=public)
+        self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=self.guarantee)
+        return self
 
 
 class FreeDiscriminant(PrivateDiscriminant):
     """Publishes and does not pay."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
-        """Forget the account."""
-        super(FreeDiscriminant, self.set_params(**_UNPAID)).fit(X, y, public=public)
-        return self
+    def _charge_account(self, plan: VotePlan, guarantee: Guarantee) -> None:
+        """Charge nothing."""
 
 
 class ReachingDiscriminant(_CarelessDiscriminant):
     """Publishes the largest private value, as the bound on the values that a projection accepts."""
 
-    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
-        del y, public
+    def _spoil(self, X: NDArray[Any], y: NDArray[Any]) -> None:
+        del y
         projection = replace(self._model.projection, reach=float(np.abs(X).max()))
         self._model = replace(self._model, projection=projection)
 
@@ -346,8 +318,8 @@ class ReachingDiscriminant(_CarelessDiscriminant):
 class QuietCounts(_CarelessDiscriminant):
     """Publishes counts with four fifths of the charged noise."""
 
-    def _spoil(self, X: NDArray[Any], y: NDArray[Any], public: ArrayLike | None) -> None:
-        del X, public
+    def _spoil(self, X: NDArray[Any], y: NDArray[Any]) -> None:
+        del X
         exact = (y == self.classes_[:, None]).sum(axis=1)
         counts = exact + 0.8 * (self.statistics_.counts - exact)
         self.statistics_ = replace(self.statistics_, counts=counts)
@@ -398,15 +370,14 @@ def make_hasty_question() -> Experiment:
     return replace(experiment, pairs=(pair,))
 
 
-@contextmanager
-def open_hasty_client(public: PublicPart) -> Iterator[QuestionTimer]:
+def open_hasty_client(public: PublicPart) -> AbstractContextManager[QuestionTimer]:
     """Open a client that never waits and has cached the map of a hostile server."""
-    from nearveil.audit.attacks._hostile_server import ETAG, open_hostile_client
 
-    with open_hostile_client(public) as (client, ask):
+    def prepare(client: Any) -> None:
         client._client._session.pad_timing = False
-        client._client._session._maps["hostile", None] = (ETAG, public)
-        yield ask
+        client._client._session._maps[public.gallery, None] = (ETAG, public)
+
+    return ask_through_client(public, prepare)
 
 
 def _remove_cap(public: PublicPart) -> PublicPart:

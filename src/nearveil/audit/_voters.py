@@ -2,7 +2,7 @@
 
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +43,7 @@ from nearveil.audit._readers import (
 )
 from nearveil.privacy.noise import Source
 from nearveil.private_knn import (
+    Answers,
     ExhaustedError,
     PrivateDiscriminant,
     PublicDiscriminant,
@@ -74,6 +75,7 @@ class PlanRuns:
 
     rows: AnswerRows  # of all queries of all runs, without a cap
     sent: Bools  # whether a query is sent, shape (runs, queries): none is after the cap on answers
+    predicted: NDArray[Any] | None = None  # other published labels, shape (runs, k)
 
     @property
     def answered(self) -> Bools:
@@ -87,9 +89,10 @@ class PlanRuns:
 
     @property
     def numbers(self) -> Floats:
-        """Number of answers, sums of released numbers, and sums of labels, by run."""
+        """Number of answers, sums of released numbers, sums of labels, and predictions, by run."""
         columns = np.column_stack([self.answered, self.rows.values, self.rows.labels])
-        return np.asarray(np.where(self.answered[:, None], columns, 0.0).reshape(*self.sent.shape, -1).sum(axis=1))
+        sums = np.where(self.answered[:, None], columns, 0.0).reshape(*self.sent.shape, -1).sum(axis=1)
+        return sums if self.predicted is None else np.column_stack([sums, self.predicted])
 
 
 def make_membership_experiment(voter: Any) -> Experiment:
@@ -130,6 +133,12 @@ def _state_law(reader: VoteReader) -> Law:
         screenings = [(runs.rows.answered, reader.compute_passing(records))] if reader.plan.screening else []
         return [*screenings, *reader.list_coins(runs.released, records)]
 
+    def follow_plan(runs: PlanRuns) -> Bools:
+        consistent = reader.are_consistent(runs.rows).reshape(runs.sent.shape).all(axis=1)
+        answered = runs.answered.reshape(runs.sent.shape).sum(axis=1)
+        kept = (answered <= reader.plan.max_answered) & (runs.sent.sum(axis=1) <= count_queries(reader.plan))
+        return np.asarray(consistent & kept)
+
     def list_uniforms(runs: PlanRuns, records: VotingRecords) -> list[Floats]:
         return reader.compute_uniforms(runs.released, records)
 
@@ -140,7 +149,7 @@ def _state_law(reader: VoteReader) -> Law:
         values=(lambda runs: runs.released) if reader.compute_uniforms(records.sums[None], records) else None,
         largest_value=LARGEST_VALUE,
         largest_row=LARGEST_VALUE ** len(records.sums),
-        consistent=(lambda runs: reader.are_consistent(runs.rows)) if reader.labelled else None,
+        consistent=follow_plan if reader.labelled else None,
     )
 
 
@@ -181,49 +190,29 @@ def _make_run_once(reader: VoteReader) -> Any:
     return run
 
 
-@dataclass(frozen=True, eq=False)
-class StudentRuns:
-    """Answers of all rounds, and predictions, of many students."""
-
-    answers: tuple[AnswerRows, ...]  # of each run
-    predicted: NDArray[Any]
-
-    @property
-    def released(self) -> Floats:
-        """The released numbers of all answers."""
-        return np.concatenate([read.values[read.answered] for read in self.answers])
-
-
 def make_student_experiment(student: Student) -> Experiment:
     """Return the experiment of a student, with so few records that all vote on every row."""
     if student.voter is None:
         raise ValueError("student must have a voter, with an epsilon")
     reader, public = ClassReader(student.voter), np.random.default_rng(5).standard_normal((_PUBLIC, DIMENSION))
-    plan, pair = reader.plan, _make_student_pair(reader)
-    is_exact = not reader.is_pate and plan.sampling_rate == 1
+    pair, law = _make_student_pair(reader), _state_law(reader)
+    is_exact = not reader.is_pate and reader.plan.sampling_rate == 1
+    has_density = is_exact and reader.plan.screening is None
 
     def fit(records: VotingRecords, **parameters: Any) -> Any:
         voter = clone(reader.voter).set_params(**parameters)
         return clone(student).set_params(voter=voter).fit(records.X, records.y, public=public)
 
-    def read(fitted: Any) -> AnswerRows:
-        rounds = [reader.read(answers) for answers in fitted.answers_]
-        names = ("answered", "values", "labels")
-        return AnswerRows(*(np.concatenate([getattr(rows, name) for rows in rounds]) for name in names))
-
-    def run(records: VotingRecords, runs: int, source: Source) -> StudentRuns:
+    def run(records: VotingRecords, runs: int, source: Source) -> PlanRuns:
         students = [fit(records, source=source) for _ in range(runs)]
         predicted = np.stack([fitted.export().predict(public) for fitted in students])
-        return StudentRuns(tuple(map(read, students)), predicted)
-
-    def compute_losses(runs: StudentRuns, pair: Pair) -> Floats:
-        return np.array([reader.compute_losses(read.values[read.answered], pair).sum() for read in runs.answers])
+        return _join_rounds(reader, [fitted.answers_ for fitted in students], predicted)
 
     def find_unpaid() -> str | None:
         with open_ledger() as ledger:
             fitted = fit(pair.first, ledger=ledger, account=ACCOUNT)
             session = VotingSession(reader, fitted.plan_)
-            session.count([read(fitted)])
+            session.count(map(reader.read, fitted.answers_))
             return session.complaint or session.find_unpaid(ledger)
 
     def find_exported() -> str | None:
@@ -236,21 +225,32 @@ def make_student_experiment(student: Student) -> Experiment:
         pairs=(pair,),
         run=run,
         # Labels and predictions follow from the votes and from public coins.
-        log_ratio=compute_losses if is_exact and plan.screening is None else None,
-        exact=is_exact and plan.screening is None,
-        numbers=lambda runs: np.column_stack([[read.values.sum(axis=0) for read in runs.answers], runs.predicted]),
-        law=Law(
-            uniforms=(lambda runs, records: reader.compute_uniforms(runs.released, records)) if is_exact else None,
-            values=lambda runs: runs.released,
-            largest_value=LARGEST_VALUE,
-            largest_row=LARGEST_VALUE**2,
-            consistent=lambda runs: np.array([reader.is_within_plan(read) for read in runs.answers]),
-        ),
+        log_ratio=(lambda runs, pair: _compute_losses(reader, runs, pair)) if has_density else None,
+        exact=has_density,
+        numbers=lambda runs: runs.numbers,
+        law=replace(law, uniforms=law.uniforms if is_exact else None, coins=None),
         checks=(
             make_check("the account", lambda *_: find_unpaid()),
             make_check("the export", lambda *_: find_exported()),
         ),
         trials=_FIT_TRIALS,
+    )
+
+
+def _join_rounds(reader: VoteReader, rounds: list[Sequence[Answers]], predicted: NDArray[Any]) -> PlanRuns:
+    """Lay out the answers of all rounds of each run, with unsent queries at the end of shorter runs."""
+    lengths = np.array([sum(len(answers.answered) for answers in run) for run in rounds])
+    sent = np.arange(lengths.max()) < lengths[:, None]
+    parts = [reader.read(answers) for run in rounds for answers in run]
+
+    def lay_out(name: str, missing: Any) -> NDArray[Any]:
+        values = np.concatenate([getattr(part, name) for part in parts])
+        whole = np.full((sent.size, *values.shape[1:]), missing, dtype=values.dtype)
+        whole[sent.ravel()] = values
+        return whole
+
+    return PlanRuns(
+        AnswerRows(lay_out("answered", False), lay_out("values", 0.0), lay_out("labels", -1)), sent, predicted
     )
 
 

@@ -112,7 +112,10 @@ def audit(
         sound=claim.sound,
         seeded=not rng.sound,
         attacks=(*results, *_list_skipped(plans, misfits)),
-        checks=(*_judge_law(experiment, misfits, tests, check_alpha), *_run_checks(experiment, check_alpha, rng, tick)),
+        checks=(
+            *_judge_law(experiment, misfits, tests, check_alpha),
+            *(check(rng, check_alpha) for check in experiment.checks),
+        ),
     )
 
 
@@ -216,12 +219,6 @@ def _judge_law(
         yield judge("labels", law.consistent, (test.find_contradictions() for test in tests))
 
 
-def _run_checks(experiment: Experiment, alpha: float, rng: Source, tick: Progress) -> Iterator[Check]:
-    for check in experiment.checks:
-        tick(0)  # the caller may interrupt here
-        yield check(rng, alpha)
-
-
 def audit_entry(
     entry: AuditEntry, *, confidence: float, effort: float, start: Callable[[str, int], Progress]
 ) -> Report:
@@ -239,14 +236,14 @@ def audit_entry(
 
 def judge_reports(reports: Iterable[tuple[AuditEntry, Report]]) -> tuple[Verdict, list[str]]:
     """Compare verdicts with the expected ones; return the worst outcome and a message for each problem."""
-    outcomes: list[tuple[Verdict, str]] = []
+    worst: Verdict = "kept"
+    problems = []
     for entry, report in reports:
         message = f"{entry.name} must be {entry.expected}, and is {report.verdict}"
         if entry.expected == "kept" and report.verdict != "kept":
-            outcomes.append((report.verdict, "; ".join([message, *report.reasons])))
+            problems.append("; ".join([message, *report.reasons]))
+            worst = "broken" if "broken" in (worst, report.verdict) else "undecided"
         elif entry.expected == "broken" and report.verdict != "broken":
-            outcomes.append(("broken", f"{message}: the audit is blind to it"))
-    worst: Verdict = max(
-        (verdict for verdict, _ in outcomes), key=["kept", "undecided", "broken"].index, default="kept"
-    )
-    return worst, [message for _, message in outcomes]
+            problems.append(f"{message}: the audit is blind to it")
+            worst = "broken"
+    return worst, problems

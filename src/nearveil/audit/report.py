@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -180,9 +178,8 @@ class Report:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON values; infinite numbers become text."""
-        return dict(
-            _to_plain_value({**asdict(self), "verdict": self.verdict, "reasons": self.reasons, "limit": self.limit})
-        )
+        values = {**asdict(self), "verdict": self.verdict, "reasons": self.reasons, "limit": self.limit}
+        return dict(json.loads(json.dumps(values, default=float), parse_constant=lambda name: str(float(name))))
 
     def to_json(self) -> str:
         """Return the report as JSON."""
@@ -206,17 +203,6 @@ def _show_epsilon(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.4g}"
 
 
-def _to_plain_value(value: Any) -> Any:
-    """Convert tuples, NumPy floats and infinite numbers to JSON values."""
-    if isinstance(value, dict):
-        return {name: _to_plain_value(entry) for name, entry in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_plain_value(entry) for entry in value]
-    if isinstance(value, (float, np.floating)):
-        return float(value) if math.isfinite(value) else str(float(value))
-    return value
-
-
 def write_markdown(
     sections: Sections, folder: Path, outcome: Verdict, problems: Sequence[str] = (), *, command: str, minutes: float
 ) -> Path:
@@ -232,13 +218,12 @@ def write_markdown(
         *(f"- {problem}" for problem in problems),
     ]
     for heading, section in sections.items():
-        table = [
-            {name: cell for name, cell in report.cells.items() if name not in _OMITTED_COLUMNS} for report in section
-        ]
-        rows = [list(table[0]), ["---"] * len(table[0]), *(list(cells.values()) for cells in table)]
+        columns = [name for name in section[0].cells if name not in _OMITTED_COLUMNS]
+        rows = [columns, ["---"] * len(columns), *([report.cells[name] for name in columns] for report in section)]
         lines += [f"## {heading}\n", *(f"| {' | '.join(row)} |" for row in rows), ""]
     lines += ["![Promised and shown epsilon of each mechanism](audit.png)\n", "## Summary\n", *_list_remarks(reports)]
-    draw_summary(reports).savefig(folder / "audit.png", dpi=110)
+    bars = [(report.mechanism, report.interval, report) for report in reports if math.isfinite(report.promised_epsilon)]
+    _draw_intervals(bars).savefig(folder / "audit.png", dpi=110)
     page = folder / "audit.md"
     page.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return page
@@ -258,12 +243,6 @@ def _list_remarks(reports: Sequence[Report]) -> Iterator[str]:
     for report in reports:
         if report.verdict == "broken":
             yield f"  - {report.mechanism}: {'; '.join(report.reasons)}."
-
-
-def draw_summary(reports: Sequence[Report]) -> "Figure":
-    """Plot shown beside promised epsilon, for all mechanisms with a guarantee."""
-    promising = [report for report in reports if math.isfinite(report.promised_epsilon)]
-    return _draw_intervals([(report.mechanism, report.interval, report) for report in promising])
 
 
 def _draw_intervals(bars: Sequence[tuple[str, tuple[float, float], Report]], title: str = "") -> "Figure":

@@ -8,7 +8,7 @@ the difference.
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
@@ -19,16 +19,19 @@ from numpy.typing import NDArray
 
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import fit_release, make_release_experiment
+from nearveil.audit.attacks._wire import FreeAccount
 from nearveil.gallery.answers import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.privacy.noise import Source
 from nearveil.wire.messages import PublicPart
+from nearveil.wire.schema import FRAME, Galleries
 
 QuestionTimer = Callable[[Floats], float]
 Observer = Callable[[PublicPart], AbstractContextManager[QuestionTimer]]
 
+ETAG = '"map"'
 EPSILON = 1.0
 DIMENSION = MOST_DIMENSIONS
 _ITEMS = 1000
@@ -49,11 +52,49 @@ class TimedQuestion:
 
 
 @contextmanager
-def ask_through_client(public: PublicPart) -> Iterator[QuestionTimer]:
-    """Open a client of a hostile server in this process."""
-    from nearveil.audit.attacks._hostile_server import open_hostile_client
+def ask_through_client(public: PublicPart, prepare: Callable[[Any], object] = id) -> Iterator[QuestionTimer]:
+    """Open a client of a hostile server in this process, which publishes a map and answers no question.
 
-    with open_hostile_client(public) as (_, ask):
+    `prepare` is called with the client before it asks.
+    """
+    import httpx
+
+    from nearveil.client import Client, GalleryInfo, UnansweredError
+
+    info = GalleryInfo(
+        name=public.gallery,
+        kind="open",
+        candidates=(0.1,),
+        offers=(),
+        extractor="",
+        fingerprint=public.fingerprint,
+        dimension=DIMENSION,
+        revision=1,
+    )
+    galleries, frame = Galleries(galleries=(info,)).model_dump_json().encode(), public.to_bytes()
+    sent_at = gap = 0.0
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        nonlocal sent_at, gap
+        now, status, kind, body = perf_counter(), 200, "application/json", galleries
+        if request.url.path.endswith("/map"):
+            cached = request.headers.get("If-None-Match") == ETAG
+            status, kind, body = 304 if cached else 200, FRAME, b"" if cached else frame
+            sent_at = perf_counter()
+        elif not request.url.path.endswith("/galleries"):
+            gap = now - sent_at
+            status, body = 400, b'{"code": "hostile", "message": "no answer"}'
+        return httpx.Response(status, headers={"content-type": kind, "etag": ETAG}, stream=httpx.ByteStream(body))
+
+    transport = httpx.MockTransport(reply)
+    with Client("https://hostile.example", "token", account=FreeAccount(), retries=0, transport=transport) as client:
+        prepare(client)
+
+        def ask(feature: Floats) -> float:
+            with suppress(UnansweredError):
+                client.nearest(feature, epsilon=EPSILON)
+            return gap
+
         yield ask
 
 

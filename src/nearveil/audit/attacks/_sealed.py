@@ -8,7 +8,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache, partial
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -31,22 +32,25 @@ _HEADER = 14 + 8  # bytes of a question before its numbers
 _CELLS, _COLOURS, _FETCHED = 48, 12, 12
 
 
-def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str = "sealed: question") -> Experiment:
-    """Return the experiment of a client for sealed search, or of a weakened subclass."""
+def make_sealed_experiment(open_client: Callable[..., SealedClient] = SealedClient) -> Experiment:
+    """Return the experiment of a client for sealed search, or of a weak one."""
     index = _make_index()
     layout, hints = index.layout.to_bytes(), index.get_hints()
     axes = np.eye(DIMENSION)
     pair = Pair("opposite unit vectors", axes[0], -axes[0])
     candidates = [make_messages(index.layout, row)[0] for row in (pair.first, pair.second)]
 
+    def prepare_client(count: int, source: Source) -> SealedClient:
+        client = open_client(layout, hints, source=source)
+        client.prepare(count // 2)  # half of the pads are prepared
+        return client
+
     def run(row: Floats, runs: int, source: Source) -> list[SealedQuestion]:
-        client = kind(layout, hints, source=source)
-        client.prepare(min(runs, _CHECKED) // 2)  # half of the pads are prepared
+        client = prepare_client(min(runs, _CHECKED), source)
         return [client.ask(row) for _ in range(runs)]
 
     def search(count: int, source: Source) -> list[tuple[SealedQuestion, SealedQuestion]]:
-        client = kind(layout, hints, source=source)
-        client.prepare(count // 2)
+        client = prepare_client(count, source)
         return [(client.ask(pair.first), client.ask_records(range(_FETCHED))) for _ in range(count)]
 
     def find_weakness(source: Source, alpha: float) -> str | None:
@@ -66,7 +70,7 @@ def make_sealed_experiment(kind: type[SealedClient] = SealedClient, *, name: str
         return None if first == second else "questions do not depend on the words of the source alone"
 
     return Experiment(
-        name=name,
+        name="sealed: question",
         guarantee=SealedClient(layout, hints).guarantee,
         pairs=(pair,),
         run=run,
@@ -196,13 +200,10 @@ Weakness = Callable[[LweParameters, Longs, Longs], tuple[Longs, Longs]]
 """From parameters, secrets and errors of a sound client to weaker secrets and errors."""
 
 
-def _make_weak_client(make_weakness: Callable[[], Weakness]) -> type[SealedClient]:
-    """Return a class of clients, each with a new weakness."""
-    encrypt = cached_property(lambda _: _make_encryption(make_weakness()))
-    return type("WeakClient", (SealedClient,), {"_encrypt_zeros": encrypt})
+def _open_weak_client(make_weakness: Callable[[], Weakness], *published: Any, source: Source) -> SealedClient:
+    """Return a client with a new weakness."""
+    client, weaken = SealedClient(*published, source=source), make_weakness()
 
-
-def _make_encryption(weaken: Weakness) -> Callable[..., tuple[Words, Longs]]:
     def encrypt_zeros(
         parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
     ) -> tuple[Words, Longs]:
@@ -212,11 +213,11 @@ def _make_encryption(weaken: Weakness) -> Callable[..., tuple[Words, Longs]]:
         zeros = (secrets.astype(np.float64) @ matrix.T).astype(np.int64) + errors
         return (zeros & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32), secrets
 
-    return encrypt_zeros
+    client._encrypt_zeros = encrypt_zeros
+    return client
 
 
-def _repeat_numbers(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
-    del parameters
+def _repeat_numbers(_: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
     secrets[:, 300:600] = secrets[:, :300]
     return secrets, errors
 
@@ -278,5 +279,5 @@ _WEAKNESSES: dict[str, Callable[[], Weakness]] = {
 SPECIMENS: dict[str, Callable[[], Experiment]] = {
     "pads that are reused": partial(make_sealed_experiment, _ReusingClient),
     "a length that depends on the cell": partial(make_sealed_experiment, _LengthLeakClient),
-    **{name: partial(make_sealed_experiment, _make_weak_client(make)) for name, make in _WEAKNESSES.items()},
+    **{name: partial(make_sealed_experiment, partial(_open_weak_client, make)) for name, make in _WEAKNESSES.items()},
 }
