@@ -53,7 +53,7 @@ class Reopening(planted.EndlessVotes):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if state.get("account") is not None:
+        if state.get("account") is not None and "_records" in state:  # not in the poll
             self.fit(*self._records)
 
 

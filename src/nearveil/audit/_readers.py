@@ -48,15 +48,17 @@ class AnswerRows:
 
     answered: Bools
     values: Floats  # released numbers; 0 for declined queries
-    labels: NDArray[Any]
+    labels: NDArray[Any]  # shape (n, m); -1 for declined queries
 
 
 class VoteReader(ABC):
     """Adapter for one voting estimator. It uses the parameters of the estimator, not its records."""
 
-    labelled: ClassVar[bool] = False
+    labelled: ClassVar[bool] = False  # whether answers have labels
+    multilabel: ClassVar[bool] = False  # whether an answer may have none or several
     whole = True  # whether a vote is 0 or 1
     laplace = False  # whether the noise is Laplace noise, not Gaussian
+    weight_scale = 0.0  # factor of the released weights; 0 if none are released
     has_exact_law = True  # whether the law of an answer is known exactly
 
     def __init__(self, voter: Any, **parameters: Any) -> None:
@@ -70,9 +72,20 @@ class VoteReader(ABC):
         self.query: Floats = rows[0]  # the position of the target record
         self.pairs = self._make_pairs()  # records with and without the target
 
-    @abstractmethod
     def read(self, answers: Any) -> AnswerRows:
         """Convert the result of `answer`."""
+        values = answers.votes.reshape(len(answers.answered), -1)
+        if answers.weight is not None:
+            values = np.column_stack([values, answers.weight * self.weight_scale])
+        return AnswerRows(answers.answered, np.nan_to_num(values), np.reshape(answers.labels, (len(values), -1)))
+
+    def decide(self, values: Floats) -> NDArray[Any]:
+        """Return the labels that follow from released numbers, shape (n, m)."""
+        return np.empty((len(values), 0))
+
+    def _compute_chances(self, sums: Floats) -> Floats:
+        """Return the probability of each label of an answer, given its exact sums."""
+        raise NotImplementedError
 
     @abstractmethod
     def _charge(self, noise: float) -> DpEvent:
@@ -126,15 +139,27 @@ class VoteReader(ABC):
         return []
 
     def state_prediction_law(self) -> Law:
-        """Return the law of the results of `predict`."""
+        """Return the law of the results of `predict`: of labels, coins of each and of declined queries."""
+
+        def list_label_coins(labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
+            given = labels == 1 if self.multilabel else labels[:, None] == np.arange(2)
+            passes = self.compute_passing(records)
+            chances = self._mix(*map(self._compute_chances, (records.sums, records.without)))
+            # Screening and vote use independent samples, so the probabilities multiply.
+            declined = [] if self.multilabel else [(labels == -1, 1 - passes)]
+            return [*zip(given.T, passes * chances, strict=True), *declined]
+
+        if self.labelled:
+            return Law(coins=list_label_coins)
         return Law(
             uniforms=lambda predictions, records: self.compute_uniforms(self.read(predictions).values, records),
             coins=lambda predictions, records: self.list_coins(self.read(predictions).values, records),
         )
 
     def are_consistent(self, read: AnswerRows) -> Bools:
-        """Return, for each query, whether its label follows from the released numbers."""
-        return np.ones(len(read.answered), dtype=np.bool_)
+        """Return, for each query, whether its labels follow from the released numbers."""
+        expected = np.where(read.answered[:, None], self.decide(read.values), -1)
+        return np.asarray((read.labels == expected).all(axis=1))
 
     def _make_pairs(self) -> tuple[Pair, ...]:
         """Return records with and without the target at the query; it displaces the farthest opposing voter."""
@@ -172,33 +197,15 @@ class ClassReader(VoteReader):
         self.has_exact_law = not self.is_pate or voter.estimator is None
         super().__init__(voter, classes=[0, 1], abstain_label=-1)
 
-    def read(self, answers: Any) -> AnswerRows:
-        """Convert labels, and votes for both classes."""
-        return AnswerRows(answers.answered, np.nan_to_num(answers.votes), np.asarray(answers.labels))
+    def decide(self, values: Floats) -> NDArray[Any]:
+        return np.asarray(values.argmax(axis=1)[:, None])
 
-    def are_consistent(self, read: AnswerRows) -> Bools:
-        """Return whether each label is the class with the most votes."""
-        return np.asarray(read.labels == np.where(read.answered, read.values.argmax(axis=1), -1))
-
-    def state_prediction_law(self) -> Law:
-        """Return the law of labels: coins of each class and of declined queries."""
-
-        def list_label_coins(labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
-            passes = self.compute_passing(records)
-            wins = (self._compute_win(float(sums[0] - sums[1])) for sums in (records.sums, records.without))
-            chance = float(self._mix(*wins))
-            # Screening and vote use independent samples, so the probabilities multiply.
-            return [(labels == 0, passes * chance), (labels == 1, passes * (1 - chance)), (labels == -1, 1 - passes)]
-
-        return Law(coins=list_label_coins)
-
-    def _compute_win(self, ahead: float) -> float:
-        """Return the probability that class 0 wins with this lead."""
+    def _compute_chances(self, sums: Floats) -> Floats:
+        leads = np.array([sums[0] - sums[1], sums[1] - sums[0]]) / self.plan.vote_noise
         if not self.laplace:
-            return float(ndtr(ahead / (math.sqrt(2) * self.plan.vote_noise)))
-        deviations = abs(ahead) / self.plan.vote_noise  # the difference of two Laplace variables
-        loses = math.exp(-deviations) * (2 + deviations) / 4
-        return 1 - loses if ahead > 0 else loses
+            return np.asarray(ndtr(leads / math.sqrt(2)))
+        loses = np.exp(-np.abs(leads)) * (2 + np.abs(leads)) / 4  # the difference of two Laplace variables
+        return np.asarray(np.where(leads > 0, 1 - loses, loses))
 
     def _charge(self, noise: float) -> DpEvent:
         if not self.is_pate:
@@ -232,41 +239,26 @@ class ClassReader(VoteReader):
 class LabelReader(VoteReader):
     """Votes on many labels at once, each record clipped."""
 
-    labelled = True
+    labelled = multilabel = True
 
     def __init__(self, voter: Any) -> None:
         # Enough labels for the clip to matter: one record votes for the first half, another for the second.
         self._half = max(1, math.floor(voter.clip or 1)) if voter.votes == "binary" else 1
-        # The factor of the released weights, a multiple of 2^-20; None if none are released.
+        # The factor of the released weights is a multiple of 2^-20.
         scales = {"binary": math.sqrt(max(voter.clip, 1.0)), "nonnegative": float(voter.clip)}
-        scale = scales.get(voter.votes)
-        self._scale = None if scale is None else math.floor(scale * 2**20) / 2**20
+        self.weight_scale = math.floor(scales.get(voter.votes, 0.0) * 2**20) / 2**20
         super().__init__(voter, classes=list(range(2 * self._half)), abstain_label=-1)
 
-    def read(self, answers: Any) -> AnswerRows:
-        """Convert labels, votes and the scaled sum of the weights."""
-        weights = [] if self._scale is None else [answers.weight * self._scale]
-        values = np.column_stack([answers.votes, *weights])
-        return AnswerRows(answers.answered, np.nan_to_num(values), np.asarray(answers.labels))
+    def decide(self, values: Floats) -> NDArray[Any]:
+        return np.asarray(self._compute_surplus(values) > 0)
 
-    def are_consistent(self, read: AnswerRows) -> Bools:
-        """Return whether the labels are those with enough votes."""
-        expected = np.where(read.answered[:, None], self._compute_surplus(read.values) > 0, -1)
-        return np.asarray((read.labels == expected).all(axis=1))
-
-    def state_prediction_law(self) -> Law:
-        """Return the law of labels: a coin of each."""
-        noise = self.plan.vote_noise * (1.0 if self._scale is None else math.hypot(1.0, 1 / (2 * self._scale)))
-
-        def list_label_coins(labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
-            chances = (ndtr(self._compute_surplus(sums) / noise) for sums in (records.sums, records.without))
-            return list(zip((labels == 1).T, self._mix(*chances), strict=True))
-
-        return Law(coins=list_label_coins)
+    def _compute_chances(self, sums: Floats) -> Floats:
+        noise = self.plan.vote_noise * (math.hypot(1.0, 1 / (2 * self.weight_scale)) if self.weight_scale else 1.0)
+        return np.asarray(ndtr(self._compute_surplus(sums) / noise))
 
     def _compute_surplus(self, values: Floats) -> Floats:
         """Return the votes of each label minus the required number."""
-        return values if self._scale is None else values[..., :-1] - values[..., -1:] / (2 * self._scale)
+        return values[..., :-1] - values[..., -1:] / (2 * self.weight_scale) if self.weight_scale else values
 
     def _charge(self, noise: float) -> DpEvent:
         return ClippedVotes(noise, self.voter.clip, self.voter.votes)
@@ -279,7 +271,7 @@ class LabelReader(VoteReader):
 
     def weigh(self, kind: int) -> Floats:
         weight = min(1.0, self.voter.clip / np.abs(self.vote(kind)).sum())
-        return np.append(self.vote(kind) * weight, [] if self._scale is None else weight * self._scale)
+        return np.append(self.vote(kind) * weight, [weight * self.weight_scale] if self.weight_scale else [])
 
 
 class MeanReader(VoteReader):
@@ -295,7 +287,6 @@ class MeanReader(VoteReader):
         self.has_exact_law = self.plan.sampling_rate == 1 and inside
 
     def read(self, answers: Any) -> AnswerRows:
-        """Compute the sum from the mean."""
         answered, middle = ~np.isnan(answers), self.low + self.half_range
         sums = (np.nan_to_num(answers, nan=middle) - middle) * self.plan.n_neighbors
         return AnswerRows(answered, np.where(answered, sums, 0.0)[:, None], np.empty((len(answered), 0)))
@@ -317,28 +308,23 @@ class MedianReader(MeanReader):
     """The median by bisection, read as its steps. All voters are at the ends of the range, so each step is a coin."""
 
     def read(self, answers: Any) -> AnswerRows:
-        """Compute the steps: 1 for up, 0 for down."""
-        answered, depth = ~np.isnan(answers), int(self.voter.depth)
+        answered, depth = ~np.isnan(answers), int(self.voter.depth)  # a step is 1 for up, 0 for down
         part = (np.nan_to_num(answers, nan=self.low) - self.low) / (2 * self.half_range)
         cells = np.clip(np.floor(part * 2**depth), 0, 2**depth - 1).astype(np.int64)
         steps = (cells[:, None] >> np.arange(depth)[::-1]) & 1
-        return AnswerRows(
-            answered, np.where(answered[:, None], steps, 0).astype(np.float64), np.empty((len(answered), 0))
-        )
+        values = np.where(answered[:, None], steps, 0).astype(np.float64)
+        return AnswerRows(answered, values, np.empty((len(answered), 0)))
 
     def compute_losses(self, values: Floats, pair: Pair) -> Floats:
-        """Return the log-likelihood ratio of steps, of shape (..., depth)."""
         first, second = (self._compute_up(records) for records in (pair.first, pair.second))
         up, down = math.log(first / second), math.log((1 - first) / (1 - second))
         return np.asarray(np.where(values > 0, up, down).sum(axis=-1))
 
     def compute_uniforms(self, values: Floats, records: VotingRecords) -> list[Floats]:
-        """Return nothing: steps are coins."""
         del values, records
         return []
 
     def list_coins(self, values: Floats, records: VotingRecords) -> list[Coin]:
-        """Return the coin of each step."""
         return [(step > 0, self._compute_up(records)) for step in values.T]
 
     def _compute_up(self, records: VotingRecords) -> float:

@@ -243,8 +243,9 @@ class EndlessVotes(PrivateKNeighborsClassifier):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """Fit, and keep the private records."""
+        super().fit(X, y)
         self._records = X, y
-        return super().fit(X, y)
+        return self
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
         """Answer as if it were the first time."""
