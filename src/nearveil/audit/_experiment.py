@@ -88,9 +88,12 @@ def compute_uniforms(deviations: Floats, *, laplace: bool = False) -> Floats:
     return np.where(deviations < 0, tail, 1 - tail)
 
 
-def compute_log_density(deviations: Floats, *, laplace: bool = False) -> Floats:
-    """Return the log-density of deviations, shape (..., k) in units of the scale, up to a constant."""
-    return -np.asarray((np.abs(deviations) if laplace else deviations**2 / 2).sum(axis=-1))
+def compute_losses(
+    values: Floats, first: Floats, second: Floats, scale: Floats | float, *, laplace: bool = False
+) -> Floats:
+    """Return the log-likelihood ratio of noisy `values`, shape (..., k), around the first or the second exact ones."""
+    near, far = ((np.abs(values - exact) / scale) ** (1 if laplace else 2) for exact in (first, second))
+    return np.asarray((far - near).sum(axis=-1) / (1 if laplace else 2))
 
 
 @dataclass

@@ -18,7 +18,7 @@ from nearveil.audit._experiment import (
     Floats,
     Law,
     Pair,
-    compute_log_density,
+    compute_losses,
     compute_uniforms,
 )
 from nearveil.privacy import Guarantee
@@ -123,9 +123,8 @@ class VoteReader(ABC):
 
     def compute_losses(self, values: Floats, pair: Pair) -> Floats:
         """Return the log-likelihood ratio of released numbers, of shape (..., k), first world against second."""
-        deviations = ((values - records.sums) / self.plan.vote_noise for records in (pair.first, pair.second))
-        inside, outside = (compute_log_density(part, laplace=self.laplace) for part in deviations)
-        rate, loss = self.plan.sampling_rate, inside - outside
+        rate, noise = self.plan.sampling_rate, self.plan.vote_noise
+        loss = compute_losses(values, pair.first.sums, pair.second.sums, noise, laplace=self.laplace)
         return np.asarray(loss if rate == 1 else np.logaddexp(np.log1p(-rate), np.log(rate) + loss))
 
     def compute_uniforms(self, values: Floats, records: VotingRecords) -> list[Floats]:

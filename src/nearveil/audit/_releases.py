@@ -17,7 +17,7 @@ from nearveil.audit._experiment import (
     Floats,
     Law,
     Pair,
-    compute_log_density,
+    compute_losses,
     compute_uniforms,
     count_trials,
     draw_gallery,
@@ -288,16 +288,11 @@ def describe_noise(noise: Noise, values: Callable[[Any], Floats], exact: Callabl
     # The maximum of the density times a cell; single precision may make cells of up to 2^-20 of the scale.
     largest = max(noise.grid / noise.scale, 2.0**-20) * (0.51 if laplace else 0.4)
 
-    def compute_deviations(outcomes: Any, input_: Any) -> Floats:
-        return (values(outcomes) - exact(input_)) / noise.scale
-
     def log_ratio(outcomes: Any, pair: Pair) -> Floats:
-        deviations = (compute_deviations(outcomes, input_) for input_ in (pair.first, pair.second))
-        first, second = (compute_log_density(part, laplace=laplace) for part in deviations)
-        return first - second
+        return compute_losses(values(outcomes), exact(pair.first), exact(pair.second), noise.scale, laplace=laplace)
 
     def list_uniforms(outcomes: Any, input_: Any) -> list[Floats]:
-        return list(compute_uniforms(compute_deviations(outcomes, input_), laplace=laplace).T)
+        return list(compute_uniforms((values(outcomes) - exact(input_)) / noise.scale, laplace=laplace).T)
 
     law = Law(uniforms=list_uniforms, values=values, largest_value=largest, largest_row=largest**noise.size)
     return {"log_ratio": log_ratio, "exact": True, "law": law}
@@ -316,6 +311,11 @@ def state_law(release: Release) -> Law:
     """Return the stated law of a fitted release; empty if no exact law is stated."""
     law = next((law for kind, law in _LAWS.items() if isinstance(release, kind)), None)
     return Law() if law is None else law(release)
+
+
+def _state_noise_law(release: Any, project: Callable[[Floats], Floats]) -> Law:
+    noise = describe_noise(release.noise_, stack_messages, lambda row: project(release.features(row[None])))
+    return noise["law"]  # type: ignore[no-any-return]
 
 
 def _state_privunit_law(release: PrivUnit) -> Law:
@@ -363,12 +363,8 @@ def _state_bit_law(release: Any) -> Law:
 
 _RARE_LAW = Law(values=stack_messages, largest_row=2.0**-20)
 _LAWS: dict[type[Release], Callable[[Any], Law]] = {
-    AnalyticGaussian: lambda release: describe_noise(
-        release.noise_, stack_messages, lambda row: release.projection_(release.features(row[None]))
-    )["law"],
-    RandomProjection: lambda release: describe_noise(
-        release.noise_, stack_messages, lambda row: release.features(row[None]) @ release.matrix_
-    )["law"],
+    AnalyticGaussian: lambda release: _state_noise_law(release, release.projection_),
+    RandomProjection: lambda release: _state_noise_law(release, lambda features: features @ release.matrix_),
     Covers: _state_set_law,
     Cells: _state_set_law,
     Latent: _state_bit_law,

@@ -27,7 +27,7 @@ from nearveil.audit._experiment import (
     Floats,
     Law,
     Pair,
-    compute_log_density,
+    compute_losses,
     compute_uniforms,
     count_trials,
 )
@@ -306,17 +306,12 @@ def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experimen
         uniforms = compute_uniforms((runs.released - records.sums) / noise)
         return [part.ravel() for part in np.split(uniforms, [-n_classes], axis=1)]
 
-    def compute_losses(runs: DiscriminantRuns, pair: Pair) -> Floats:
-        deviations = ((runs.released - records.sums) / noise for records in (pair.first, pair.second))
-        first, second = map(compute_log_density, deviations)
-        return first - second
-
     return Experiment(
         name="discriminant",
         guarantee=fitted.guarantee,
         pairs=pairs,
         run=run,
-        log_ratio=compute_losses,
+        log_ratio=lambda runs, pair: compute_losses(runs.released, pair.first.sums, pair.second.sums, noise),
         exact=True,
         numbers=lambda runs: runs.numbers,
         law=Law(

@@ -6,6 +6,7 @@ Bounds hold for every mechanism; each takes `alpha`, its error probability. Proo
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product, takewhile
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from scipy.optimize import brentq
 from scipy.special import betaincinv
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from threadpoolctl import threadpool_limits
 
 from nearveil.audit._experiment import Experiment, Floats, Outcomes, Pair, hash_rows
@@ -123,23 +126,15 @@ class HockeyStick:
         Each end is wrong with a probability of at most `alpha` / 2. The hypotheses are nested, so multiple tests need
         no correction. For a delta below 1e-9 the upper end ignores events that are too rare for so many runs.
         """
-        shown, highest = self.lower_end(delta, alpha, steps), math.inf
         # A pure guarantee allows no rare failures, but runs cannot show events rarer than this.
         least = delta if delta > _PURE else 2 * math.log(2 / alpha) / self._count
-        for epsilon in steps[::-1]:
-            if not self.at(float(epsilon)).high(alpha / 2) <= least:
-                break
-            highest = float(epsilon)
+        falling = takewhile(lambda epsilon: self.at(epsilon).high(alpha / 2) <= least, steps[::-1].tolist())
+        shown, highest = self.lower_end(delta, alpha, steps), min(falling, default=math.inf)
         return shown, max(highest, shown)
 
     def lower_end(self, delta: float, alpha: float, steps: Floats) -> float:
         """Return the lower end of the interval."""
-        shown = 0.0
-        for epsilon in steps:
-            if not self.at(float(epsilon)).low(alpha / 2) > delta:
-                break
-            shown = float(epsilon)
-        return shown
+        return max(takewhile(lambda epsilon: self.at(epsilon).low(alpha / 2) > delta, steps.tolist()), default=0.0)
 
 
 def list_epsilons(epsilon: float) -> Floats:
@@ -184,21 +179,18 @@ _SHARES = np.geomspace(0.002, 0.5, 40)
 
 def score_likelihood(outcomes: Outcomes) -> Floats:
     """Score by the log-likelihood ratio, which is optimal if the density is right."""
-    assert outcomes.losses is not None
-    return outcomes.losses
+    return np.asarray(outcomes.losses)
 
 
 def learn_line(first: Outcomes, second: Outcomes) -> Score | None:
     """Learn the direction in which the means differ most, in units of the noise."""
     rows, worlds = _take_examples(first.numbers, second.numbers)
-    spread = rows.std(axis=0)
-    if rows.shape[1] > _MAX_COLUMNS or not np.isfinite(rows).all() or not spread.any():
+    if rows.shape[1] > _MAX_COLUMNS or not np.isfinite(rows).all() or not rows.std(axis=0).any():
         return None
-    middle, scale = rows.mean(axis=0), np.where(spread > 0, spread, 1.0)
+    model = make_pipeline(StandardScaler(), LinearDiscriminantAnalysis(solver="lsqr", shrinkage=1e-3))
     with threadpool_limits(1):
-        model = LinearDiscriminantAnalysis(solver="lsqr", shrinkage=1e-3).fit((rows - middle) / scale, worlds)
-    direction = model.coef_[0] / scale
-    return lambda outcomes: np.asarray((outcomes.numbers - middle) @ direction, dtype=np.float64)
+        model.fit(rows, worlds)
+    return lambda outcomes: np.asarray(model.decision_function(outcomes.numbers.astype(np.float64)))
 
 
 def learn_trees(
@@ -213,12 +205,7 @@ def learn_trees(
     )
     with threadpool_limits(1):  # the same runs give the same trees on every machine
         model.fit(rows, worlds)
-
-    def score(outcomes: Outcomes) -> Floats:
-        with threadpool_limits(1):
-            return np.asarray(model.decision_function(np.asarray(extract(outcomes.numbers), dtype=np.float64)))
-
-    return score
+    return threadpool_limits.wrap(1)(lambda outcomes: model.decision_function(extract(outcomes.numbers)))  # type: ignore[no-any-return]
 
 
 def _take_examples(*numbers: NDArray[Any]) -> tuple[Floats, NDArray[np.int64]]:
@@ -229,8 +216,8 @@ def _take_examples(*numbers: NDArray[Any]) -> tuple[Floats, NDArray[np.int64]]:
 
 def learn_table(first: Outcomes, second: Outcomes) -> Score | None:
     """Score an outcome by the ratio of its counts in training; None if no outcome repeats."""
-    hashes = np.concatenate([hash_rows(first.numbers), hash_rows(second.numbers)])
-    distinct, inverse = np.unique(hashes, return_inverse=True)
+    worlds = hash_rows(first.numbers), hash_rows(second.numbers)
+    distinct, inverse = np.unique(np.concatenate(worlds), return_inverse=True)
     counts = np.array([np.bincount(part, minlength=len(distinct)) for part in np.split(inverse, [len(first)])])
     frequent = np.argsort(-counts.sum(axis=0), kind="stable")[:_MAX_VALUES]
     frequent = np.sort(frequent[counts.sum(axis=0)[frequent] > 1])
@@ -292,15 +279,11 @@ class Event:
     swapped: bool  # whether it indicates the second world
     estimate: float  # epsilon on the choosing half; not a bound, because it was maximised
 
-    def count(self, scores: Floats) -> int:
-        """Count the outcomes in the set."""
-        return int(np.count_nonzero((scores >= self.threshold) == self.above))
-
     def measure(self, score: Score, worlds: list[Outcomes], guarantee: Guarantee) -> Bound:
         """Return the bound that fresh outcomes of both worlds show (Theorem 2)."""
         runs = min(map(len, worlds))
-        counts = [self.count(score(outcomes[:runs])) for outcomes in worlds]
-        hits, false_hits = counts[::-1] if self.swapped else counts
+        inside = [(score(outcomes[:runs]) >= self.threshold) == self.above for outcomes in worlds]
+        hits, false_hits = map(int, map(np.count_nonzero, inside[::-1] if self.swapped else inside))
 
         def bound(alpha: float) -> Interval:
             low, high = bound_event_epsilon(hits, false_hits, runs, guarantee.delta, alpha)
@@ -317,15 +300,15 @@ def choose_event(first: Floats, second: Floats, delta: float, alpha: float) -> E
     shares = np.concatenate([np.linspace(0, 1, _CANDIDATES // 2), deep, 1 - deep])
     thresholds = np.unique(np.quantile(pooled, shares, method="nearest"))
     up = [runs - np.searchsorted(np.sort(scores), thresholds) for scores in (first, second)]
-    best: list[Event] = []
-    for above in (True, False):
+    best = Event(float(thresholds[0]), above=True, swapped=False, estimate=-1.0)
+    for above, swapped in product((True, False), (False, True)):
         counts = up if above else [runs - count for count in up]
-        for swapped in (False, True):
-            hits, false_hits = counts[::-1] if swapped else counts
-            shown = bound_event_epsilon(hits, false_hits, runs, delta, alpha)[0]
-            i = int(np.argmax(shown))
-            best.append(Event(float(thresholds[i]), above, swapped, float(shown[i])))
-    return max(best, key=lambda event: event.estimate)
+        hits, false_hits = counts[::-1] if swapped else counts
+        shown = bound_event_epsilon(hits, false_hits, runs, delta, alpha)[0]
+        i = int(np.argmax(shown))
+        if shown[i] > best.estimate:
+            best = Event(float(thresholds[i]), above, swapped, float(shown[i]))
+    return best
 
 
 @dataclass(frozen=True)
@@ -344,11 +327,9 @@ class Direction:
 
 def choose_direction(first: Floats, second: Floats, epsilon: float, delta: float, alpha: float) -> Direction:
     """Choose the direction in which the divergence is larger, by the losses in both worlds."""
-    directions = [
-        Direction(swapped, HockeyStick(losses).lower_end(delta, alpha, list_epsilons(epsilon)))
-        for swapped, losses in ((False, first), (True, -second))
-    ]
-    return max(directions, key=lambda direction: direction.estimate)
+    steps = list_epsilons(epsilon)
+    estimates = [HockeyStick(losses).lower_end(delta, alpha, steps) for losses in (first, -second)]
+    return Direction(estimates[1] > estimates[0], max(estimates))
 
 
 @dataclass(frozen=True)
@@ -381,14 +362,12 @@ class Slices:
         if not len(wrong):
             return None
         low, high, least, most = (float(ends[wrong[0]]) for ends in (self.low, self.high, *true))
-        return (
-            f"where the stated log-ratio is {low:.3g} to {high:.3g}, the true one is between {least:.3g} and {most:.3g}"
-        )
+        stated = f"where the stated log-ratio is {low:.3g} to {high:.3g}"
+        return f"{stated}, the true one is between {least:.3g} and {most:.3g}"
 
     def _count_hits(self, losses: Floats) -> NDArray[np.int64]:
         ordered = np.sort(losses)
-        counts = np.searchsorted(ordered, self.high, side="right") - np.searchsorted(ordered, self.low)
-        return counts.astype(np.int64)
+        return np.searchsorted(ordered, self.high, side="right") - np.searchsorted(ordered, self.low)
 
 
 @dataclass(frozen=True)
