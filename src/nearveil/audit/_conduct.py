@@ -5,11 +5,12 @@ import math
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import numpy as np
+from dp_accounting import DpEvent
 from sklearn.base import clone
 
 from nearveil.audit._experiment import Floats, LawTest
@@ -34,17 +35,19 @@ _STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
 
 def make_vote_checks(reader: VoteReader) -> tuple[CheckRun, ...]:
     """Return the checks of a voting estimator's conduct."""
-    checks: dict[str, Callable[[Source, float], str | None]] = {
-        "predict": partial(_check_predict, reader),
-        "the guarantee's price": lambda *_: _check_price(reader),
-        "caps": lambda *_: _check_caps(reader),
-        "the account": lambda *_: _check_account(reader),
-        "copies": lambda *_: _check_copies(reader),
+    checks = {
+        "the guarantee's price": _check_price,
+        "caps": _check_caps,
+        "the account": _check_account,
+        "copies": _check_copies,
     }
     if hasattr(reader.voter, "answer_once") and reader.plan.screening is None:
-        checks["answers under a key"] = lambda *_: _check_keys(reader)
-    fitted = _fit(reader, clone(reader.voter))
-    return (*(make_check(name, find) for name, find in checks.items()), make_frozen_check(fitted))
+        checks["answers under a key"] = _check_keys
+    return (
+        make_check("predict", partial(_check_predict, reader)),
+        *(make_check(name, lambda *_, find=find: find(reader)) for name, find in checks.items()),
+        make_frozen_check(_fit(reader, clone(reader.voter))),
+    )
 
 
 def make_check(name: str, find: Callable[[Source, float], str | None]) -> CheckRun:
@@ -182,11 +185,8 @@ class VotingSession:
 
     def ask(self, voter: Any, count: int) -> None:
         """Ask at the target record; a refusal counts as no answer."""
-        try:
-            answers = voter.answer(np.tile(self._reader.query, (count, 1)))
-        except (ExhaustedError, OverBudgetError):
-            return
-        self.count([self._reader.read(answers)])
+        with suppress(ExhaustedError, OverBudgetError):
+            self.count([self._reader.read(voter.answer(np.tile(self._reader.query, (count, 1))))])
 
     def count(self, answers: Iterable[AnswerRows]) -> None:
         """Count answers and screenings."""
@@ -205,13 +205,10 @@ class VotingSession:
 
     def find_unpaid(self, ledger: Ledger) -> str | None:
         """Describe answers that the account was not charged for."""
-        charged = PldAccountant()
-        for entry in ledger.account(ACCOUNT).history():
-            for event, times in entry.events:
-                charged.compose(event, times)
         counts = {"answered": self._answered, "screened": min(self._screened, self._plan.max_screened)}
+        charged = [charge for entry in ledger.account(ACCOUNT).history() for charge in entry.events]
         delta = self._reader.voter.delta
-        paid, cost = charged.epsilon(delta), _compute_cost(self._reader, self._plan, counts, delta)
+        paid, cost = compute_epsilon(charged, delta), _compute_cost(self._reader, self._plan, counts, delta)
         if paid >= _CLOSE * cost:
             return None
         return f"the account was charged epsilon {paid:.4g} for a cost of {cost:.4g}"
@@ -219,10 +216,15 @@ class VotingSession:
 
 def _compute_cost(reader: VoteReader, plan: VotePlan, counts: Mapping[Any, int], delta: float) -> float:
     """Return the epsilon of this many votes and screenings."""
+    return compute_epsilon(((event, counts[part]) for part, event in reader.derive_events(plan).items()), delta)
+
+
+def compute_epsilon(events: Iterable[tuple[DpEvent, int]], delta: float) -> float:
+    """Return the epsilon of composed events, each this many times."""
     accountant = PldAccountant()
-    for part, event in reader.derive_events(plan).items():
-        if counts[part]:
-            accountant.compose(event, counts[part])
+    for event, times in events:
+        if times:
+            accountant.compose(event, times)
     return float(accountant.epsilon(delta))
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Self
 
 import faiss
@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
+from nearveil.audit._conduct import compute_epsilon
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import make_release_experiment
 from nearveil.audit.attacks._clock import (
@@ -29,7 +30,6 @@ from nearveil.audit.attacks._wire import Send, ask_question
 from nearveil.mechanisms import OME, Cells, Message, PrivUnit, PublicMap
 from nearveil.mechanisms.covers.maps import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import (
     GaussianNoise,
@@ -152,7 +152,7 @@ def _make_membership_experiment(
     """Return the experiment of a set with and without one record, claimed at the price of `events`."""
     return Experiment(
         name="one record more",
-        guarantee=make_claim(_charge(events, delta), delta, why_not, events),
+        guarantee=make_claim(compute_epsilon([(event, 1) for event in events], delta), delta, why_not, events),
         pairs=(Pair("a set with one record more", True, False),),
         run=run,
         log_ratio=log_ratio,
@@ -197,15 +197,6 @@ class BusyCells(Cells):
                     break
         messages: Message | list[Message] = super().release(X, rng=rng)
         return messages
-
-
-@lru_cache(maxsize=8)
-def _charge(events: tuple[DpEvent, ...], delta: float) -> float:
-    """Return the epsilon of composed events."""
-    accountant = PldAccountant()
-    for event in events:
-        accountant.compose(event)
-    return float(accountant.epsilon(delta))
 
 
 def _make_generator(source: Source) -> np.random.Generator:
