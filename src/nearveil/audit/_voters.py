@@ -2,8 +2,9 @@
 
 import math
 import pickle
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,6 @@ from nearveil.audit._readers import (
 )
 from nearveil.privacy.noise import Source
 from nearveil.private_knn import (
-    Answers,
     ExhaustedError,
     PrivateDiscriminant,
     PublicDiscriminant,
@@ -66,6 +66,7 @@ _FEATURES, _PER_CLASS = 3, 4  # features and records per class, for a discrimina
 _CLASSES = tuple(range(8))
 _COPIES = 64  # of each record in a large database
 _ROW, _COUNT = 2364, 591  # integer weights of a unit row and of a count (docs/theory/private-discriminant.md)
+_MODEL_NUMBERS = ("counts", "weights", "biases")  # of a model, besides its public part
 _FIT_TRIALS = 400  # if every run is a fit
 
 
@@ -74,13 +75,14 @@ class PlanRuns:
     """Answers of many runs of the whole plan."""
 
     rows: AnswerRows  # of all queries of all runs, without a cap
-    sent: Bools  # whether a query is sent, shape (runs, queries): none is after the cap on answers
+    starts: NDArray[np.int64]  # the first query of each run
+    sent: Bools  # which queries are sent: none after the cap on answers
     predicted: NDArray[Any] | None = None  # other published labels, shape (runs, k)
 
     @property
     def answered(self) -> Bools:
         """Whether each query of all runs was answered."""
-        return self.rows.answered & self.sent.ravel()
+        return self.rows.answered & self.sent
 
     @property
     def released(self) -> Floats:
@@ -91,8 +93,12 @@ class PlanRuns:
     def numbers(self) -> Floats:
         """Number of answers, sums of released numbers, sums of labels, and predictions, by run."""
         columns = np.column_stack([self.answered, self.rows.values, self.rows.labels])
-        sums = np.where(self.answered[:, None], columns, 0.0).reshape(*self.sent.shape, -1).sum(axis=1)
+        sums = self.add(np.where(self.answered[:, None], columns, 0.0))
         return sums if self.predicted is None else np.column_stack([sums, self.predicted])
+
+    def add(self, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the sum over the queries of each run."""
+        return np.add.reduceat(values, self.starts)
 
 
 def make_membership_experiment(voter: Any) -> Experiment:
@@ -109,7 +115,7 @@ def make_membership_experiment(voter: Any) -> Experiment:
         guarantee=reader.guarantee,
         pairs=reader.pairs,
         run=run,
-        log_ratio=(lambda runs, pair: _compute_losses(reader, runs, pair)) if reader.has_exact_law else None,
+        log_ratio=partial(_compute_losses, reader) if reader.has_exact_law else None,
         exact=reader.has_exact_law,
         numbers=lambda runs: runs.numbers,
         run_once=_make_run_once(reader),
@@ -123,7 +129,8 @@ def _split_runs(reader: VoteReader, answers: Any, queries: int) -> PlanRuns:
     """Split answers into runs of the plan, each of which stops at the cap."""
     rows = reader.read(answers)
     passed = rows.answered.reshape(-1, queries)
-    return PlanRuns(rows, np.asarray(np.cumsum(passed, axis=1) - passed < reader.plan.max_answered))
+    sent = np.asarray(np.cumsum(passed, axis=1) - passed < reader.plan.max_answered)
+    return PlanRuns(rows, np.arange(0, passed.size, queries), sent.ravel())
 
 
 def _state_law(reader: VoteReader) -> Law:
@@ -134,10 +141,10 @@ def _state_law(reader: VoteReader) -> Law:
         return [*screenings, *reader.list_coins(runs.released, records)]
 
     def follow_plan(runs: PlanRuns) -> Bools:
-        consistent = reader.are_consistent(runs.rows).reshape(runs.sent.shape).all(axis=1)
-        answered = runs.answered.reshape(runs.sent.shape).sum(axis=1)
-        kept = (answered <= reader.plan.max_answered) & (runs.sent.sum(axis=1) <= count_queries(reader.plan))
-        return np.asarray(consistent & kept)
+        problems = runs.add((~reader.are_consistent(runs.rows)).astype(np.int64))
+        answered, sent = runs.add(runs.answered.astype(np.int64)), runs.add(runs.sent.astype(np.int64))
+        limits = reader.plan.max_answered, count_queries(reader.plan)
+        return np.asarray((problems == 0) & (answered <= limits[0]) & (sent <= limits[1]))
 
     def list_uniforms(runs: PlanRuns, records: VotingRecords) -> list[Floats]:
         return reader.compute_uniforms(runs.released, records)
@@ -159,8 +166,8 @@ def _compute_losses(reader: VoteReader, runs: PlanRuns, pair: Pair) -> Floats:
     if reader.plan.screening is not None:
         first, second = (reader.compute_passing(records) for records in (pair.first, pair.second))
         passed, declined = np.log(first / second), np.log1p(-first) - np.log1p(-second)
-        total += np.where(runs.sent.ravel(), np.where(runs.rows.answered, passed, declined), 0.0)
-    return np.asarray(total.reshape(runs.sent.shape).sum(axis=1))
+        total += np.where(runs.sent, np.where(runs.rows.answered, passed, declined), 0.0)
+    return runs.add(total)
 
 
 def _make_run_once(reader: VoteReader) -> Any:
@@ -183,8 +190,7 @@ def _make_run_once(reader: VoteReader) -> Any:
         rows = np.concatenate([canaries[coins], (canaries[:, None] + around).reshape(-1, DIMENSION)])
         kinds = np.zeros((count, k), dtype=np.int64)
         kinds[:, : k - against] = 1
-        votes = np.stack([reader.vote(0), reader.vote(1)])
-        y = np.concatenate([votes[np.ones(int(coins.sum()), dtype=np.int64)], votes[kinds.ravel()]])
+        y = np.stack([reader.vote(0), reader.vote(1)])[np.append(np.ones(coins.sum(), dtype=np.int64), kinds)]
         return _split_runs(reader, make_twin(reader, source).fit(rows, y).answer(canaries), 1)
 
     return run
@@ -206,7 +212,11 @@ def make_student_experiment(student: Student) -> Experiment:
     def run(records: VotingRecords, runs: int, source: Source) -> PlanRuns:
         students = [fit(records, source=source) for _ in range(runs)]
         predicted = np.stack([fitted.export().predict(public) for fitted in students])
-        return _join_rounds(reader, [fitted.answers_ for fitted in students], predicted)
+        parts = [reader.read(answers) for fitted in students for answers in fitted.answers_]
+        names = "answered", "values", "labels"
+        rows = AnswerRows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        counts = [sum(len(answers.answered) for answers in fitted.answers_) for fitted in students]
+        return PlanRuns(rows, np.cumsum([0, *counts[:-1]]), np.ones_like(rows.answered), predicted)
 
     def find_unpaid() -> str | None:
         with open_ledger() as ledger:
@@ -225,7 +235,7 @@ def make_student_experiment(student: Student) -> Experiment:
         pairs=(pair,),
         run=run,
         # Labels and predictions follow from the votes and from public coins.
-        log_ratio=(lambda runs, pair: _compute_losses(reader, runs, pair)) if has_density else None,
+        log_ratio=partial(_compute_losses, reader) if has_density else None,
         exact=has_density,
         numbers=lambda runs: runs.numbers,
         law=replace(law, uniforms=law.uniforms if is_exact else None, coins=None),
@@ -234,23 +244,6 @@ def make_student_experiment(student: Student) -> Experiment:
             make_check("the export", lambda *_: find_exported()),
         ),
         trials=_FIT_TRIALS,
-    )
-
-
-def _join_rounds(reader: VoteReader, rounds: list[Sequence[Answers]], predicted: NDArray[Any]) -> PlanRuns:
-    """Lay out the answers of all rounds of each run, with unsent queries at the end of shorter runs."""
-    lengths = np.array([sum(len(answers.answered) for answers in run) for run in rounds])
-    sent = np.arange(lengths.max()) < lengths[:, None]
-    parts = [reader.read(answers) for run in rounds for answers in run]
-
-    def lay_out(name: str, missing: Any) -> NDArray[Any]:
-        values = np.concatenate([getattr(part, name) for part in parts])
-        whole = np.full((sent.size, *values.shape[1:]), missing, dtype=values.dtype)
-        whole[sent.ravel()] = values
-        return whole
-
-    return PlanRuns(
-        AnswerRows(lay_out("answered", False), lay_out("values", 0.0), lay_out("labels", -1)), sent, predicted
     )
 
 
@@ -293,14 +286,12 @@ def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experimen
     def run(records: VotingRecords, runs: int, source: Source) -> DiscriminantRuns:
         fits = [clone(template).set_params(source=source).fit(records.X, records.y) for _ in range(runs)]
         models = [fitted.export() for fitted in fits]
-        sums, counts = np.array([fitted.statistics_.sums for fitted in fits]), np.array([m.counts for m in models])
-        weights, biases = np.array([m.weights for m in models]), np.array([m.biases for m in models])
+        sums = np.array([fitted.statistics_.sums for fitted in fits])
+        counts, weights, biases = (np.array([getattr(m, name) for m in models]) for name in _MODEL_NUMBERS)
         bounds = np.array([model.projection.reach for model in models])
         parts = (sums[:, :2], counts[:, :2], weights[:, :2], biases[:, :2], bounds)
-        return DiscriminantRuns(
-            released=np.column_stack([sums.reshape(runs, -1), counts]),
-            numbers=np.column_stack([part.reshape(runs, -1) for part in parts]),
-        )
+        numbers = np.column_stack([part.reshape(runs, -1) for part in parts])
+        return DiscriminantRuns(np.column_stack([sums.reshape(runs, -1), counts]), numbers)
 
     def list_uniforms(runs: DiscriminantRuns, records: VotingRecords) -> list[Floats]:
         uniforms = compute_uniforms((runs.released - records.sums) / noise)
@@ -343,8 +334,8 @@ def _find_unpaid(template: PrivateDiscriminant, records: VotingRecords) -> str |
         payer = clone(template).set_params(ledger=ledger, account=ACCOUNT)
         for _ in range(payer.publications):
             clone(payer).fit(records.X, records.y)
-        account = {account.name: account for account in ledger.accounts()}.get(ACCOUNT)
-        if account is None or account.remaining():
+        accounts = [account for account in ledger.accounts() if account.name == ACCOUNT]
+        if not accounts or accounts[0].remaining():
             return f"{payer.publications} publications were not paid for"
         try:
             clone(payer).fit(records.X, records.y)
@@ -362,7 +353,7 @@ def _find_exported(template: PrivateDiscriminant, records: VotingRecords) -> str
     for X, y in _draw_databases():
         fitted = clone(template).fit(X, y, public=public)
         model = fitted.export()
-        zeros = {name: np.zeros_like(getattr(model, name)) for name in ("weights", "biases", "counts")}
+        zeros = {name: np.zeros_like(getattr(model, name)) for name in _MODEL_NUMBERS}
         public_parts.add(replace(model, **zeros).to_bytes())
         problems.append(find_private(model.to_bytes(), X))
         if len(public_parts) > 1:
