@@ -119,10 +119,8 @@ def make_clock_experiment(
 ) -> Experiment:
     """Return the experiment of the time between a map and the question about it.
 
-    `observer`: ``observer(public)`` is a context manager for a callable that asks a server with this public part about
-    a feature, and returns the seconds that the server measured. By default a :class:`nearveil.Client` asks over a
-    transport in this process.
-    `at_once`: Number of concurrent clients. A client waits most of the time.
+    ``observer(public)`` is a context manager for a callable that asks a server with this public part about a feature,
+    and returns the seconds that the server measured. `at_once` clients ask at a time: a client waits most of the time.
     """
 
     def run(question: TimedQuestion, runs: int, source: Source) -> NDArray[np.float64]:
@@ -152,12 +150,9 @@ def _time_differences(ask: QuestionTimer, question: TimedQuestion, first: NDArra
     """Return the time of the feature minus the time of the reference, in microseconds."""
     ask(question.reference)  # fill caches, which depend on the map only
     differences = []
-    for feature_first in first:
-        if feature_first:
-            seconds, reference = ask(question.feature), ask(question.reference)
-        else:
-            reference, seconds = ask(question.reference), ask(question.feature)
-        differences.append(1e6 * (seconds - reference))
+    for sign in np.where(first, 1e6, -1e6):
+        inputs = (question.feature, question.reference)[:: int(np.sign(sign))]
+        differences.append(sign * (ask(inputs[0]) - ask(inputs[1])))
     return np.array(differences)
 
 
@@ -237,10 +232,7 @@ class CountingSource:
 def make_time_experiment(
     release: Release, *, measure: Callable[[Callable[[], object]], int] = count_lines
 ) -> Experiment:
-    """Return the experiment of the work of one release, which is all that the observer sees.
-
-    `measure`: Returns the work of a call without arguments.
-    """
+    """Return the experiment of the work of one release, which is all that the observer sees."""
     released = make_release_experiment(fit_release(release))
 
     def measure_one(row: Any, source: Source) -> tuple[int, int]:

@@ -66,21 +66,20 @@ def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source
 def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on the wire") -> Experiment:
     """Return the experiment of all traffic with a server.
 
-    `talk`: ``talk(public, feature, send, source)`` acts as the client. The observer sees all calls of `send`.
+    ``talk(public, feature, send, source)`` acts as the client. The observer sees all calls of `send`.
     """
     public, server = _serve_default_gallery()
 
     def run(feature: Floats, runs: int, source: Source) -> list[list[bytes]]:
-        conversations = []
+        conversations: list[list[bytes]] = []
         for _ in range(runs):
-            sent: list[bytes] = []
+            conversations.append([])
 
-            def send(data: bytes, sent: list[bytes] = sent) -> bytes:
-                sent.append(data)
+            def send(data: bytes) -> bytes:
+                conversations[-1].append(data)
                 return server.answer(data)
 
             talk(public, feature, send, source)
-            conversations.append(sent)
         return conversations
 
     return Experiment(
