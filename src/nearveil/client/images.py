@@ -81,13 +81,14 @@ def decode_images(images: Images) -> list[NDArray[Any]]:
     """Return features unchanged, and the pixels of all else."""
     arrays = []
     for number, image in enumerate(images):
-        name = _name_argument(number)
         try:
-            arrays.append(_decode_image(image, name))
+            arrays.append(_decode_image(image))
         except ImageError as error:
             if number == 0:
                 raise
-            raise QuestionError(name, error.reason) from None
+            raise QuestionError(_name_argument(number), error.reason) from None
+        except ValueError as error:
+            raise QuestionError(_name_argument(number), str(error)) from None
     return arrays
 
 
@@ -95,14 +96,14 @@ def _name_argument(number: int) -> str:
     return "query" if number == 0 else f"images[{number}]"
 
 
-def _decode_image(image: Image, name: str) -> NDArray[Any]:
+def _decode_image(image: Image) -> NDArray[Any]:
     if isinstance(image, (str, os.PathLike)) and os.fspath(image).lower().endswith(".npy"):
         from nearveil.features.vectors import read_vector
 
         try:
             image = read_vector(image)
         except ValueError as error:
-            raise QuestionError(name, str(error).removeprefix("vectors: ")) from None
+            raise ValueError(str(error).removeprefix("vectors: ")) from None
     if isinstance(image, (str, os.PathLike, bytes)):
         return load_image(image)
     if not isinstance(image, np.ndarray):
@@ -111,13 +112,12 @@ def _decode_image(image: Image, name: str) -> NDArray[Any]:
         try:
             image = as_rows(image)
         except ValueError:
-            raise QuestionError(
-                name, "it must be a path, bytes, an image of Pillow, an array of pixels, or one row of numbers"
-            ) from None
+            words = "it must be a path, bytes, an image of Pillow, an array of pixels, or one row of numbers"
+            raise ValueError(words) from None
     if image.ndim == 3 and image.dtype == np.uint8:
         return image
     if image.dtype.kind not in "fiu" or image.shape not in ((image.size,), (1, image.size)):
-        raise QuestionError(name, "an array must be one row of numbers, or pixels (height, width, 3) in uint8")
+        raise ValueError("an array must be one row of numbers, or pixels (height, width, 3) in uint8")
     row = image.ravel()
     if row.dtype.kind == "f":
         return row.astype(np.float32) if row.dtype == np.float16 else row

@@ -6,10 +6,10 @@ Requests are a function of messages, nonces and public facts, never of a feature
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
@@ -57,7 +57,8 @@ NOTHING_SENT = Guarantee(
     basis=Basis("no request depends on the image", "docs/theory/service.md"),
     events=(NoOpDpEvent(),),
 )
-_TEXTS = ("names", "metadata")  # extras that are text
+_TEXTS: tuple[Extras, ...] = ("metadata", "names")  # extras that are text
+_NO_EXTRAS: tuple[Extras, ...] = ("none",)
 _UTF8 = 4  # bytes of a character, at most
 _CLASSIFYING = 0.1  # seconds to classify, besides the numbers of the model
 _CLASSIFYING_NUMBER = 2e-8  # seconds for each number of the projection and the weights
@@ -80,31 +81,30 @@ class NearestQuestion:
     where: Filter | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        self._check_price()
-        if self.k is not None and not is_integer(self.k, 1):
-            raise QuestionError("k", "it must be a whole number of at least 1")
-        fraction = self.candidates
-        if fraction is not None and not (isinstance(fraction, (int, float)) and 0 < fraction <= 1):
-            raise QuestionError("candidates", "it must be a fraction of the gallery, above 0 and at most 1")
-        if self.thumbnails and self.originals:
-            raise QuestionError("originals", "ask for thumbnails or for originals, not for both")
-        if self.key is not None:
-            check_text(self.key, "key")
-        if not (self.where is None or callable(self.where) or isinstance(self.where, Mapping)):
-            raise QuestionError("where", "it must be a mapping of metadata, or a function of a match")
-
-    def _check_price(self) -> None:
-        """Check the arguments that decide between a paid message and a free way."""
-        if self.by not in get_args(Method):
-            raise QuestionError("by", f"it must be one of {', '.join(get_args(Method))}")
-        if self.by == "message" and not self.epsilon:
-            raise QuestionError("by", "a message needs an epsilon above 0: it pays that much")
-        if self.by in ("home", "sealed") and self.epsilon:
-            raise QuestionError("by", f"{self.by} costs nothing: leave epsilon out; it is {self.epsilon}")
+        methods, fraction, is_free = get_args(Method), self.candidates, not self.epsilon
+        is_fraction = isinstance(fraction, (int, float)) and 0 < fraction <= 1
+        is_filter = self.where is None or callable(self.where) or isinstance(self.where, Mapping)
+        _require(self.by in methods, "by", f"it must be one of {', '.join(methods)}")
+        _require(self.by != "message" or not is_free, "by", "a message needs an epsilon above 0: it pays that much")
+        words = f"{self.by} costs nothing: leave epsilon out; it is {self.epsilon}"
+        _require(self.by not in ("home", "sealed") or is_free, "by", words)
+        words = "it applies to messages only: leave it out, or pass an epsilon"
+        _require(fraction is None or not is_free, "candidates", words)
+        words = "it must be a fraction of the gallery, above 0 and at most 1"
+        _require(fraction is None or is_fraction, "candidates", words)
+        _require(self.k is None or is_integer(self.k, 1), "k", "it must be a whole number of at least 1")
+        words = "ask for thumbnails or for originals, not for both"
+        _require(not (self.thumbnails and self.originals), "originals", words)
+        _require(is_filter, "where", "it must be a mapping of metadata, or a function of a match")
         if self.epsilon:
             check_channel_epsilon(self.epsilon)
-        elif self.candidates is not None:
-            raise QuestionError("candidates", "it applies to messages only: leave it out, or pass an epsilon")
+        if self.key is not None:
+            check_text(self.key, "key")
+
+
+def _require(is_valid: bool, argument: str, words: str) -> None:
+    if not is_valid:
+        raise QuestionError(argument, words)
 
 
 async def describe_ways(info: GalleryInfo, account: "Payer | None") -> str:
@@ -130,7 +130,9 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     The order is the guarantee: the debit is durable before the message exists, nothing is sent after the ranking, and
     every private step ends at a public deadline, on success and on error (``docs/theory/service.md``, Theorem 3).
     """
-    traffic = Traffic()
+    from nearveil.ledger import new_key  # a client that never pays loads no ledger
+
+    traffic, payment = Traffic(), None
     try:
         account = await session.require_account(question.gallery)
         info, (row,) = await session.prepare_features([question.query], question.gallery)
@@ -141,59 +143,41 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     assert question.epsilon is not None
     protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
-    key = make_key(question.key)
-    with _attach_retry_note(key):
-        async with private_step(session, traffic.last_reply_at, question_period(public)):
-            debit, message, remaining = await run_to_end(lambda: _make_debit(protocol, row, account, key, question.rng))
-        try:
-            replies: list[tuple[Extras, bytes]] = []
-            for extras, most in plan:
-                response = await session.send_query(info, write_query(message, extras), debit.nonce, most, traffic)
-                replies.append((extras, _read_reply(protocol, response, extras)))
-            size = sum(len(data) for _, data in replies)
-            text_bytes = sum(len(data) for extras, data in replies if extras in _TEXTS)
-            filtered = question.where is not None
-            period = choice_period(public, len(replies), size, text_bytes=text_bytes, filtered=filtered)
-            async with private_step(session, traffic.last_reply_at, period):
-                result = await asyncio.to_thread(
-                    _rank, protocol, row, replies, k, debit, message, traffic, question.where
-                )
-                return replace(result, remaining=remaining)
-        except Exception as error:
-            again = not isinstance(error, OutdatedMapError)
-            raise UnansweredError(str(error).rstrip("."), key, again=again) from error
-
-
-@contextmanager
-def _attach_retry_note(key: str) -> Iterator[None]:
-    """Add the key to an interrupt or a cancellation of a question that may be paid for."""
+    key = question.key or new_key()
     try:
-        yield
-    except Exception:
-        raise
+        async with private_step(session, traffic.last_reply_at, question_period(public)):
+            payment = await run_to_end(lambda: _pay(protocol, row, account, key, question.rng))
+        replies: list[tuple[Extras, bytes]] = []
+        for extras, most in plan:
+            frame = write_query(payment.message, extras)
+            response = await session.send_query(info, frame, payment.debit.nonce, most, traffic)
+            replies.append((extras, _read_reply(protocol, response, extras)))
+        size = sum(len(data) for _, data in replies)
+        text_bytes = sum(len(data) for extras, data in replies if extras in _TEXTS)
+        filtered = question.where is not None
+        period = choice_period(public, len(replies), size, text_bytes=text_bytes, filtered=filtered)
+        async with private_step(session, traffic.last_reply_at, period):
+            return await asyncio.to_thread(_rank, protocol, row, replies, k, payment, traffic, question.where)
+    except Exception as error:
+        if payment is None:
+            raise
+        again = not isinstance(error, OutdatedMapError)
+        raise UnansweredError(str(error).rstrip("."), key, again=again) from error
     except BaseException as interrupt:
-        interrupt.add_note(make_retry_note(key))
+        interrupt.add_note(f"key={key!r} asks the same again: it is paid for at most once")
         raise
 
 
-def make_retry_note(key: str) -> str:
-    """Return how to repeat an interrupted question."""
-    return f"key={key!r} asks the same again: it is paid for at most once"
+class _Payment(NamedTuple):
+    """A durable debit, its stored message, and what is left in the account if it says so."""
+
+    debit: "Debit"
+    message: bytes
+    remaining: float | None
 
 
-def make_key(key: str | None) -> str:
-    """Return the user's key, or a new one."""
-    if key is not None:
-        return key
-    from nearveil.ledger import new_key  # a client that never pays loads no ledger
-
-    return new_key()
-
-
-def _make_debit(
-    protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, rng: Source | None
-) -> tuple["Debit", bytes, float | None]:
-    """Return a durable debit, its stored message and what is left; translate errors of a key that was spent."""
+def _pay(protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, rng: Source | None) -> _Payment:
+    """Debit the account and store the message; translate errors of a key that was spent."""
     try:
         debit = protocol.pay(row, account, key, rng)
     except OutdatedMapError:
@@ -205,7 +189,7 @@ def _make_debit(
     balance = None
     with suppress(Exception):  # the message is paid for: it must be sent
         balance = read_balance(account)
-    return debit, debit.message, None if balance is None else balance.left
+    return _Payment(debit, debit.message, None if balance is None else balance.left)
 
 
 def check_filter(where: Filter | None, info: GalleryInfo) -> None:
@@ -228,28 +212,18 @@ def limit_count(k: int | None, candidates: int, of: str = "an answer") -> int:
 
 def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[Extras, int]]:
     """Return the extras of each request, and the largest reply to read."""
-    plan: list[Extras] = []
-    images: tuple[tuple[Extras, bool], ...] = (("thumbnails", question.thumbnails), ("originals", question.originals))
-    for extras, is_requested in images:
-        if is_requested and extras not in public.offers:
-            raise QuestionError(extras, f"this gallery does not offer {extras}")
-        if is_requested:
-            plan.append(extras)
-    if isinstance(question.where, Mapping) and "metadata" not in public.offers:
-        raise QuestionError("where", "this gallery does not offer metadata")
-    if "metadata" in public.offers:
-        plan.append("metadata")  # it includes the names
-    elif "names" in public.offers:
-        plan.append("names")
-    largest = Kind.ANSWER.frame_limit
-    item = ID_BYTES + public.table.width
-    sizes = {"none": item, "names": item + IMAGE_HEADER_BYTES + _UTF8 * LONGEST_NAME}
+    requested: dict[Extras, bool] = {"thumbnails": question.thumbnails, "originals": question.originals}
+    plan = [extras for extras, is_requested in requested.items() if is_requested]
+    for extras in plan:
+        _require(extras in public.offers, extras, f"this gallery does not offer {extras}")
+    has_metadata = "metadata" in public.offers or not isinstance(question.where, Mapping)
+    _require(has_metadata, "where", "this gallery does not offer metadata")
+    plan += [extras for extras in _TEXTS if extras in public.offers][:1]  # metadata includes the names
+    item, most = ID_BYTES + public.table.width, Kind.ANSWER.frame_limit
+    sizes: dict[Extras, int] = {"none": item, "names": item + IMAGE_HEADER_BYTES + _UTF8 * LONGEST_NAME}
     return [
-        (
-            extras,
-            min(largest, Answer.header_bytes + public.map.set_size * sizes[extras]) if extras in sizes else largest,
-        )
-        for extras in plan or ["none"]
+        (extras, min(most, Answer.header_bytes + public.map.set_size * sizes.get(extras, most)))
+        for extras in plan or _NO_EXTRAS
     ]
 
 
@@ -265,15 +239,14 @@ def _rank(
     row: NDArray[Any],
     replies: Sequence[tuple[Extras, bytes]],
     k: int,
-    debit: "Debit",
-    message: bytes,
+    payment: _Payment,
     traffic: Traffic,
     where: Filter | None,
 ) -> Nearest:
     """Rank the candidates of an answer that came in several replies, and filter them."""
     public, features = protocol.public, center_rows(protocol.public, row)
     answers = [protocol.read_answer(data, extras) for extras, data in replies]
-    answer, released = answers[0], Message.from_bytes(message)
+    answer, released = answers[0], Message.from_bytes(payment.message)
     details: dict[int, ItemDetails] = {}
     for part in answers:
         if part.extras in _TEXTS:
@@ -292,8 +265,8 @@ def _rank(
         matches=filter_matches(matches, where, k),
         way="message",
         guarantee=protocol.guarantee.as_seeded() if released.seeded else protocol.guarantee,
-        key=debit.key,
-        repeated=debit.repeated,
+        key=payment.debit.key,
+        repeated=payment.debit.repeated,
         n_candidates=len(answer.ids),
         set=named_set,
         n_sets=public.map.n_sets,
@@ -303,6 +276,7 @@ def _rank(
         names={number: item.name for number, item in details.items()},
         named_best_set=int(public.map.choose(features)[0]) == named_set,
         expected_share=find_share(public, features, named_set),
+        remaining=payment.remaining,
     )
 
 
@@ -341,10 +315,12 @@ def filter_matches(matches: Sequence[Match], where: Filter | None, k: int) -> tu
 
 def check_many(rows: Any, keys: Sequence[str] | None) -> tuple[NDArray[np.float32], list[str]]:
     """Return checked rows and a key for each, before the first is asked about."""
+    from nearveil.ledger import new_key
+
     features = as_rows(rows)
     if not is_in_range(features):
         raise QuestionError("rows", OUT_OF_RANGE)
-    names = [make_key(None) for _ in features] if keys is None else list(keys)
+    names = [new_key() for _ in features] if keys is None else list(keys)
     for key in names:
         check_text(key, "keys")
     if len(names) != len(features) or len(set(names)) != len(names):

@@ -139,7 +139,21 @@ class Session:
         """Return the gallery of a name, or the only one of its kind; fetch the list if it is not cached."""
         if refresh or not self._is_listed(name):
             await self.fetch_galleries(traffic)
-        return _choose_gallery(self._galleries, name, kind, published=published)
+        infos = self._galleries
+        listing = ", ".join(f"{info.name} ({info.kind})" for info in infos) or "no galleries"
+        matching = [info for info in infos if (info.kind == kind if name is None else info.name == name)]
+        if name is None and len(matching) != 1:
+            remedy = "name one of them" if matching else _NONE_OF_KIND[kind]
+            raise QuestionError("gallery", f"there are {listing}: {remedy}")
+        if not matching:
+            raise QuestionError("gallery", f"there is none named {make_printable(str(name))!r}; there are {listing}")
+        info = matching[0]
+        if info.kind != kind:
+            raise QuestionError("gallery", f"{info.name}: {_WRONG_KIND[kind]}")
+        if published and not info.is_published:
+            missing = "map" if info.kind == "open" else "model"
+            raise QuestionError("gallery", f"{info.name} has no {missing} yet: publish one, or ask another")
+        return info
 
     def _is_listed(self, name: str | None) -> bool:
         return any(name in (None, info.name) for info in self._galleries)
@@ -267,23 +281,3 @@ def _read_model(body: bytes) -> "PublicDiscriminant":
     if model.classes.dtype.kind != "U":
         raise ReplyError("The model has class names that are not text")
     return model
-
-
-def _choose_gallery(
-    infos: tuple[GalleryInfo, ...], name: str | None, kind: GalleryKind, *, published: bool
-) -> GalleryInfo:
-    listing = ", ".join(f"{info.name} ({info.kind})" for info in infos) or "no galleries"
-    matching = [info for info in infos if (info.kind == kind if name is None else info.name == name)]
-    if name is None and len(matching) != 1:
-        raise QuestionError(
-            "gallery", f"there are {listing}: {'name one of them' if matching else _NONE_OF_KIND[kind]}"
-        )
-    if not matching:
-        raise QuestionError("gallery", f"there is none named {make_printable(str(name))!r}; there are {listing}")
-    info = matching[0]
-    if info.kind != kind:
-        raise QuestionError("gallery", f"{info.name}: {_WRONG_KIND[kind]}")
-    if published and not info.is_published:
-        missing = "map" if info.kind == "open" else "model"
-        raise QuestionError("gallery", f"{info.name} has no {missing} yet: publish one, or ask another")
-    return info
