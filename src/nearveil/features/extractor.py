@@ -15,6 +15,16 @@ from nearveil.features.images import Pixels, resize
 
 Floats = NDArray[np.float32]
 
+_ORIENTATIONS = 9  # of :func:`hog`
+_CELLS = 4  # along each side
+_BLOCK = 2  # cells along each side of a block
+_MIN_SIDE = 8  # smaller images have cells of a single pixel
+
+_HOG_SIDE = 128  # of `HogColor`
+_LEVELS = 4  # of a channel in the histogram: 64 colours
+_TILES = 4  # along each side of the layout
+_EDGES = 324
+
 
 class FeatureError(NearveilError, ValueError):
     """The extractor gave zeros, NaN or infinity for the images at `positions`."""
@@ -51,14 +61,7 @@ class Extractor(ABC):
     """
 
     def __init__(
-        self,
-        *,
-        name: str,
-        identity: dict[str, Any],
-        dimension: int,
-        side: int,
-        batch: int = 8,
-        row_exact: bool = False,
+        self, *, name: str, identity: dict[str, Any], dimension: int, side: int, batch: int = 8, row_exact: bool = False
     ) -> None:
         self.name = name
         self.dimension = dimension
@@ -136,12 +139,6 @@ def unit_rows(rows: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
     return (doubles / norms[:, None]).astype(np.float32), valid
 
 
-_ORIENTATIONS = 9
-_CELLS = 4  # along each side
-_BLOCK = 2  # cells along each side of a block
-_MIN_SIDE = 8  # smaller images have cells of a single pixel
-
-
 def hog(images: ArrayLike, *, tick: Tick | None = None) -> Floats:
     """Compute the histograms of oriented gradients with scikit-image (the extra `images`): shape (n, 324).
 
@@ -177,26 +174,17 @@ def _check_images(images: ArrayLike) -> NDArray[np.uint8] | NDArray[np.floating]
         array = np.asarray(images)
     except ValueError:
         raise ValueError("images must all have one size: resize them first") from None
-    if not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)):
-        raise ValueError("images must have shape (n, height, width) or (n, height, width, 3)")
-    if not len(array):
-        raise ValueError("images must hold at least one image")
+    if not (array.ndim == 3 or (array.ndim == 4 and array.shape[3] == 3)) or not len(array):
+        raise ValueError("images must have shape (n, height, width) or (n, height, width, 3), at least one image")
     if min(array.shape[1:3]) < _MIN_SIDE:
         raise ValueError(f"images must have at least {_MIN_SIDE} pixels a side, not {array.shape[1:3]}")
-    if array.dtype == np.uint8:
-        return array
+    floating = np.issubdtype(array.dtype, np.floating)
     # NaN fails these comparisons as well.
-    if not (np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1):
+    if array.dtype != np.uint8 and not (floating and array.min() >= 0 and array.max() <= 1):
         raise ValueError(
             "images must be uint8, or floats from 0 to 1 without NaN: divide by the largest value possible"
         )
     return array
-
-
-_HOG_SIDE = 128
-_LEVELS = 4  # of a channel in the histogram: 64 colours
-_TILES = 4  # along each side of the layout
-_EDGES = 324
 
 
 class HogColor(Extractor):
@@ -227,19 +215,12 @@ class HogColor(Extractor):
         )
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        parts = (hog(images), _count_colours(images), _average_tiles(images))
+        levels = (images // (256 // _LEVELS)).astype(np.intp)
+        bins = (levels[..., 0] * _LEVELS + levels[..., 1]) * _LEVELS + levels[..., 2]
+        counts = np.array([np.bincount(image.ravel(), minlength=_LEVELS**3) for image in bins])
+        side = _HOG_SIDE // _TILES
+        tiles = images.reshape(len(images), _TILES, side, _TILES, side, 3).mean(axis=(2, 4), dtype=np.float64)
+        layout = (tiles.reshape(len(images), -1) / 255 - 0.5).astype(np.float32)
+        parts = (hog(images), np.sqrt(counts / bins[0].size).astype(np.float32), layout)
         # A part may be zero (no edges, or only middle grey); the histogram never is.
         return np.hstack([unit_rows(part)[0] for part in parts])
-
-
-def _count_colours(images: NDArray[np.uint8]) -> Floats:
-    levels = (images // (256 // _LEVELS)).astype(np.intp)
-    bins = (levels[..., 0] * _LEVELS + levels[..., 1]) * _LEVELS + levels[..., 2]
-    counts = [np.bincount(image.ravel(), minlength=_LEVELS**3) for image in bins]
-    return np.asarray(np.sqrt(np.asarray(counts) / bins[0].size), dtype=np.float32)
-
-
-def _average_tiles(images: NDArray[np.uint8]) -> Floats:
-    side = _HOG_SIDE // _TILES
-    tiles = images.reshape(len(images), _TILES, side, _TILES, side, 3).mean(axis=(2, 4), dtype=np.float64)
-    return np.asarray(tiles.reshape(len(images), -1) / 255 - 0.5, dtype=np.float32)

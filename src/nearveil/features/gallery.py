@@ -80,11 +80,10 @@ class FeatureCache:
 
 def _extract_part(
     files: Sequence[Path], extractor: Extractor, cache: FeatureCache | None, row_exact: bool
-) -> tuple[Floats, list[int], dict[int, str]]:
-    """Return the rows of some files, the positions of these rows, and the reasons of skipped positions."""
+) -> list[Floats | str]:
+    """Return the row of each file, or the reason why it has none."""
     key = make_exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
-    rows: dict[int, Floats] = {}
-    skipped: dict[int, str] = {}
+    results: list[Floats | str] = [NO_FEATURE] * len(files)
     hashes: dict[int, str] = {}
     batch: dict[int, Pixels] = {}
     for position, path in enumerate(files):
@@ -95,37 +94,27 @@ def _extract_part(
             if row is None:
                 batch[position] = load_image(content)
             else:
-                rows[position] = row
+                results[position] = row
         except ImageError as error:
-            skipped[position] = error.reason
+            results[position] = error.reason
         if position + 1 == len(files) or sum(image.size // 3 for image in batch.values()) >= _BATCH_PIXELS:
-            computed, failed = _extract_batch(batch, extractor, row_exact)
-            rows |= computed
-            skipped |= dict.fromkeys(failed, NO_FEATURE)
-            if cache is not None:
-                for number, row in computed.items():
+            for number, row in _extract_batch(batch, extractor, row_exact).items():
+                results[number] = row
+                if cache is not None:
                     cache.put(hashes[number], key, row)
             batch = {}
-    features = np.empty((len(rows), extractor.dimension), dtype=np.float32)
-    for number, position in enumerate(sorted(rows)):
-        features[number] = rows[position]
-    return features, sorted(rows), dict(sorted(skipped.items()))
+    return results
 
 
-def _extract_batch(
-    batch: dict[int, Pixels], extractor: Extractor, row_exact: bool
-) -> tuple[dict[int, Floats], list[int]]:
-    """Return the rows of images by position, and the positions of images without a feature."""
-    failed: list[int] = []
+def _extract_batch(batch: dict[int, Pixels], extractor: Extractor, row_exact: bool) -> dict[int, Floats]:
+    """Return the rows of images by position, without images that have no feature."""
     while batch:
         try:
-            computed = extractor.extract(list(batch.values()), row_exact=row_exact)
-            return dict(zip(batch, computed, strict=True)), failed
+            return dict(zip(batch, extractor.extract(list(batch.values()), row_exact=row_exact), strict=True))
         except FeatureError as error:
-            positions = list(batch)
-            failed += [positions[number] for number in error.positions]
+            failed = {list(batch)[number] for number in error.positions}
             batch = {position: image for position, image in batch.items() if position not in failed}
-    return {}, failed
+    return {}
 
 
 def gallery_features(
@@ -146,8 +135,8 @@ def gallery_features(
     paths : iterable of paths
     extractor : Extractor
     row_exact : bool, default=False
-        Whether each row must depend on its own file only, as in :meth:`Extractor.extract`. The cache keeps such rows
-        apart from other rows, and from rows of other library versions or processors.
+        As in :meth:`Extractor.extract`. The cache keeps such rows apart from other rows, and from those of other
+        library versions or processors.
     cache : FeatureCache, optional
     tick : callable, optional
         Called with the number of files finished since the last call.
@@ -170,20 +159,24 @@ def gallery_features(
     cuts = cut_rows(len(files), _BATCH_IMAGES)
     parts = [files[cut] for cut in cuts]
     names = [f"files {cut.start:,} to {cut.stop - 1:,}, from {files[cut.start]}" for cut in cuts]
-    features: list[Floats] = [np.empty((0, extractor.dimension), np.float32)]
+    features: list[Floats] = []
     used: list[Path] = []
     skipped: list[tuple[Path, str]] = []
     with connect(cluster) as workers:
         if row_exact:
             assert_here(workers)
         results = workers.map(_extract_part, parts, extractor, cache, row_exact, stage="making features", names=names)
-        for part, (rows, positions, reasons) in zip(parts, results, strict=True):
-            features.append(rows)
-            used += [part[position] for position in positions]
-            skipped += [(part[position], reason) for position, reason in reasons.items()]
+        for part, part_results in zip(parts, results, strict=True):
+            for path, result in zip(part, part_results, strict=True):
+                if isinstance(result, str):
+                    skipped.append((path, result))
+                else:
+                    used.append(path)
+                    features.append(result)
             if tick is not None:
                 tick(len(part))
-    return GalleryFeatures(np.concatenate(features), tuple(used), tuple(skipped), row_exact or extractor.row_exact)
+    rows = np.array(features, dtype=np.float32).reshape(-1, extractor.dimension)
+    return GalleryFeatures(rows, tuple(used), tuple(skipped), row_exact or extractor.row_exact)
 
 
 def assert_here(workers: Cluster) -> None:

@@ -17,60 +17,17 @@ from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
 
-MOST_SCANS = 100
-_MOST_SEGMENTS = 10_000
-# Markers of segments: within the data of a scan, a byte of 255 is followed by a zero or a restart marker.
-_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
-_END, _SCAN = 0xD9, 0xDA
-_TILE_SIDES, _SAMPLES = (322, 323), 277
-_BIG = 43  # the version of a BigTIFF
-
-
-def has_many_scans(content: bytes) -> bool:
-    """Return whether a JPEG has more than 100 scans; each scan is a pass over all pixels."""
-    offset = scans = segments = 0
-    while (marker := _MARKER.search(content, offset)) and marker[0][1] != _END:
-        scans += marker[0][1] == _SCAN
-        segments += 1
-        if scans > MOST_SCANS or segments > _MOST_SEGMENTS:
-            return True
-        offset = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
-    return False
-
-
-def find_tile_size(image: Any, content: bytes) -> int:
-    """Return the number of samples in a tile of a TIFF, or 0; raise if a tag occurs twice.
-
-    Pillow and libtiff may read different ones of two equal tags, and Pillow drops the second silently.
-    """
-    tags = _read_tiff_tags(content)
-    if len(set(tags)) < len(tags):
-        raise ValueError
-    if not set(_TILE_SIDES) & set(tags):
-        return 0
-    sizes = [*(image.tag_v2.get(tag) for tag in _TILE_SIDES), image.tag_v2.get(_SAMPLES, 1)]
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
-        raise ValueError
-    return math.prod(sizes)
-
-
-def _read_tiff_tags(content: bytes) -> list[int]:
-    """Return the tags of the first image in a TIFF, in file order."""
-    order = "<" if content[:2] == b"II" else ">"
-    big = _BIG in content[2:4]
-    (start,) = struct.unpack_from(order + ("Q" if big else "I"), content, 8 if big else 4)
-    (count,) = struct.unpack_from(order + ("Q" if big else "H"), content, start)
-    first, step = start + (8 if big else 2), 20 if big else 12
-    if first + count * step > len(content):
-        raise ValueError
-    return [struct.unpack_from(order + "H", content, first + number * step)[0] for number in range(count)]
-
-
 Pixels = NDArray[np.uint8]
 Source = str | os.PathLike[str] | bytes
 
 MOST_BYTES = 64 * 2**20
 MOST_PIXELS = 64_000_000
+MOST_SCANS = 100
+SIDE = 64  # of thumbnails
+_MOST_SEGMENTS = 10_000
+_MOST_CHANNELS = 4
+_BAND = 2**20  # pixels converted at a time
+_QUALITY = 80  # of thumbnails
 
 MISSING = "missing: there is no such file"
 UNREADABLE = "not a file that can be read"
@@ -88,10 +45,12 @@ _FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 _BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 _HEIC = re.compile(rb"....ftyp(hei[cmsx]|hev[cmsx]|mif1|msf1)", re.DOTALL)
 _PLAIN = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK")
+# Markers of segments of a JPEG: within the data of a scan, a byte of 255 is followed by a zero or a restart marker.
+_MARKER = re.compile(rb"\xff[\xc0-\xcf\xd9-\xfe]")
+_END, _SCAN = 0xD9, 0xDA
 _PNG_DEPTH = 24  # offset of the bits per channel in a PNG header
-_TIFF_DEPTHS = 258  # tag of the bits per channel in a TIFF
-_MOST_CHANNELS = 4
-_BAND = 2**20  # pixels converted at a time
+_TIFF_DEPTHS, _TIFF_SAMPLES, _TIFF_TILE = 258, 277, (322, 323)  # tags
+_BIG_TIFF = 43  # the version of a BigTIFF
 
 # Warning filters are global to the process: two threads must not set and restore them at the same time.
 _FILTERS = threading.Lock()
@@ -225,35 +184,65 @@ def _raise_warnings() -> Iterator[None]:
 
 def _find_fault(image: Any, content: bytes) -> str:
     """Return the reason for refusing an image before decoding it, or an empty string."""
-    if image.format in ("JPEG", "MPO") and has_many_scans(content):
+    if image.format in ("JPEG", "MPO") and _has_many_scans(content):
         return SCANS
     with _raise_warnings():
-        reason = _find_header_fault(image, content)
-        if not reason and image.format != "PNG":  # a PNG may store EXIF at its end, and would be decoded here
+        tile, depth = _read_sizes(image, content)
+        if image.width * image.height > MOST_PIXELS or tile > _MOST_CHANNELS * MOST_PIXELS:
+            return TOO_LARGE
+        # MPO and HEIC files of cameras hold more images, which are not shown.
+        if image.format not in ("MPO", "HEIF") and getattr(image, "is_animated", False):
+            return ANIMATED
+        if image.mode.startswith(("I", "F")) or depth > 8:
+            return DEEP
+        if image.mode not in _PLAIN:
+            return COLOURS
+        if image.format != "PNG":  # a PNG may store EXIF at its end, and would be decoded here
             image.getexif()
-    return reason
+    return ""
 
 
-def _find_header_fault(image: Any, content: bytes) -> str:
-    """Return the reason for refusing an image by its header, or an empty string."""
-    tile = find_tile_size(image, content) if image.format == "TIFF" else 0
-    if image.width * image.height > MOST_PIXELS or tile > _MOST_CHANNELS * MOST_PIXELS:
-        return TOO_LARGE
-    # MPO and HEIC files of cameras hold more images, which are not shown.
-    if image.format not in ("MPO", "HEIF") and getattr(image, "is_animated", False):
-        return ANIMATED
-    if image.mode.startswith(("I", "F")) or _find_depth(image, content) > 8:
-        return DEEP
-    return "" if image.mode in _PLAIN else COLOURS
+def _has_many_scans(content: bytes) -> bool:
+    """Return whether a JPEG has more than 100 scans; each scan is a pass over all pixels."""
+    offset = scans = segments = 0
+    while (marker := _MARKER.search(content, offset)) and marker[0][1] != _END:
+        scans += marker[0][1] == _SCAN
+        segments += 1
+        if scans > MOST_SCANS or segments > _MOST_SEGMENTS:
+            return True
+        offset = marker.end() + int.from_bytes(content[marker.end() : marker.end() + 2], "big")
+    return False
 
 
-def _find_depth(image: Any, content: bytes) -> int:
-    """Return the bits per channel; Pillow silently reduces several channels to 8 bits."""
+def _read_sizes(image: Any, content: bytes) -> tuple[int, int]:
+    """Return the samples in a tile (0 without tiles) and the bits per channel, which Pillow silently reduces to 8."""
     if image.format == "PNG":
-        return content[_PNG_DEPTH]
-    if image.format == "TIFF":
-        return int(max(image.tag_v2.get(_TIFF_DEPTHS, (1,))))
-    return 8
+        return 0, content[_PNG_DEPTH]
+    if image.format != "TIFF":
+        return 0, 8
+    tags, values = _read_tiff_tags(content), image.tag_v2
+    # Pillow and libtiff may read different ones of two equal tags, and Pillow drops the second silently.
+    if len(set(tags)) < len(tags):
+        raise ValueError
+    depth = int(max(values.get(_TIFF_DEPTHS, (1,))))
+    if not set(_TIFF_TILE) & set(tags):
+        return 0, depth
+    sizes = [*map(values.get, _TIFF_TILE), values.get(_TIFF_SAMPLES, 1)]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ValueError
+    return math.prod(sizes), depth
+
+
+def _read_tiff_tags(content: bytes) -> list[int]:
+    """Return the tags of the first image in a TIFF, in file order."""
+    order = "<" if content[:2] == b"II" else ">"
+    big = _BIG_TIFF in content[2:4]
+    (start,) = struct.unpack_from(order + ("Q" if big else "I"), content, 8 if big else 4)
+    (count,) = struct.unpack_from(order + ("Q" if big else "H"), content, start)
+    first, step = start + (8 if big else 2), 20 if big else 12
+    if first + count * step > len(content):
+        raise ValueError
+    return [struct.unpack_from(order + "H", content, first + number * step)[0] for number in range(count)]
 
 
 def _decode_pixels(image: Any) -> Pixels:
@@ -271,19 +260,11 @@ def _decode_pixels(image: Any) -> Pixels:
     step = max(1, _BAND // width)
     for top in range(0, height, step):
         band = image.crop((0, top, width, min(top + step, height)))
-        out[top : top + step] = np.asarray(_put_on_white(band) if image.has_transparency_data else band.convert("RGB"))
+        if image.has_transparency_data:
+            layer, band = band.convert("RGBA"), _import_pillow().new("RGB", band.size, "white")
+            band.paste(layer, mask=layer)
+        out[top : top + step] = np.asarray(band.convert("RGB"))
     return out
-
-
-def _put_on_white(image: Any) -> Any:
-    layer = image.convert("RGBA")
-    white = _import_pillow().new("RGB", layer.size, "white")
-    white.paste(layer, mask=layer)
-    return white
-
-
-SIDE = 64
-_QUALITY = 80
 
 
 def thumbnail(image: Pixels, side: int = SIDE) -> bytes:

@@ -69,24 +69,20 @@ class TorchExtractor(Extractor):
         name: str | None = None,
         batch: int = 8,
     ) -> None:
-        torch = import_torch()
-        if not isinstance(module, torch.nn.Module):
+        if not isinstance(module, import_torch().nn.Module):
             raise ValueError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         self._scale = check_scale(side, mean, std)
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
         name = name or type(module).__qualname__
-        probe = self._rows(np.zeros((2, side, side, 3), dtype=np.uint8))
-        if probe.ndim != 2 or len(probe) != 2:
-            raise ValueError(f"module must return a vector for each image; for two it returned shape {probe.shape}")
         identity = {"torch": name, "weights": _hash_weights(self._module), "scale": self._scale.tolist()}
-        super().__init__(name=name, identity=identity, dimension=probe.shape[1], side=side, batch=batch)
+        super().__init__(name=name, identity=identity, dimension=_measure_row(self, side), side=side, batch=batch)
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        return self._run(self._module, np.ascontiguousarray(to_channels_first(images, self._scale)), self.device)
+        return self._run(self._module, np.ascontiguousarray(scale_pixels(images, self._scale)), self.device)
 
     def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
         with use_one_thread():
-            return self._run(self._cpu_module, align(to_channels_first(image, self._scale)), "cpu")
+            return self._run(self._cpu_module, align(scale_pixels(image, self._scale)), "cpu")
 
     @cached_property
     def _cpu_module(self) -> Any:
@@ -105,8 +101,7 @@ class TorchExtractor(Extractor):
             out = module(torch.from_numpy(scaled).to(device))
             if out.ndim == 4:
                 out = out.mean(dim=(2, 3))
-            rows: NDArray[Any] = out.float().cpu().numpy()
-        return rows
+            return np.asarray(out.float().cpu().numpy())
 
 
 @contextmanager
@@ -140,14 +135,20 @@ def check_scale(side: int, mean: Sequence[float], std: Sequence[float]) -> NDArr
     return scale
 
 
-def scale_pixels(images: NDArray[np.uint8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return ``(grey level - mean) / std`` of images of shape (n, side, side, 3)."""
-    return np.asarray((images.astype(np.float32) - scale[0]) / scale[1])
+def scale_pixels(
+    images: NDArray[np.uint8], scale: NDArray[np.float32], *, channels_last: bool = False
+) -> NDArray[np.float32]:
+    """Return ``(grey level - mean) / std`` of images of shape (n, side, side, 3), with channels first by default."""
+    scaled = np.asarray((images.astype(np.float32) - scale[0]) / scale[1])
+    return scaled if channels_last else scaled.transpose(0, 3, 1, 2)
 
 
-def to_channels_first(images: NDArray[np.uint8], scale: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return scaled pixels as a view of shape (n, 3, side, side)."""
-    return scale_pixels(images, scale).transpose(0, 3, 1, 2)
+def _measure_row(extractor: Extractor, side: int) -> int:
+    """Return the length of a row, or raise if the network does not map images to vectors."""
+    shape = extractor._rows(np.zeros((2, side, side, 3), dtype=np.uint8)).shape
+    if len(shape) != 2 or shape[0] != 2:
+        raise ValueError(f"the network must return a vector for each image; for two it returned shape {shape}")
+    return int(shape[1])
 
 
 def _hash_weights(module: Any) -> str:
@@ -171,9 +172,8 @@ class OnnxExtractor(Extractor):
     ----------
     path : path
         Read once. Files with external weights are refused: the fingerprint would not cover them.
-    side : int, default=224
-    mean, std : three floats, default ImageNet's
-        For the channels, in grey levels from 0 to 255.
+    side, mean, std
+        As for :class:`TorchExtractor`.
     output : str, optional
         The output that holds the features; required if there are several.
     name : str, optional
@@ -202,14 +202,11 @@ class OnnxExtractor(Extractor):
         self._session = _load_session(content)
         self._input, self._channels_last, self._fixed = _find_input(self._session, side)
         self._output = _find_output(self._session, output)
-        probe = self._rows(np.zeros((2, side, side, 3), dtype=np.uint8))
-        if probe.ndim != 2 or len(probe) != 2:
-            raise ValueError(f"path: the network must return a vector for each image; for two it gave {probe.shape}")
         digest = hashlib.sha256(content).hexdigest()
         super().__init__(
             name=name or "ONNX",
             identity={"onnx": digest, "output": self._output, "scale": self._scale.tolist()},
-            dimension=probe.shape[1],
+            dimension=_measure_row(self, side),
             side=side,
             batch=self._fixed or batch,
         )
@@ -228,15 +225,12 @@ class OnnxExtractor(Extractor):
 
     def _run(self, session: Any, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Map images, at most one batch of the network, to rows."""
-        scaled = scale_pixels(images, self._scale)
-        if not self._channels_last:
-            scaled = scaled.transpose(0, 3, 1, 2)
+        scaled = scale_pixels(images, self._scale, channels_last=self._channels_last)
         padding = np.zeros((max(0, (self._fixed or 0) - len(scaled)), *scaled.shape[1:]), np.float32)
         out = session.run([self._output], {self._input: align(np.concatenate([scaled, padding]))})[0]
         if out.ndim == 4:
             out = out.mean(axis=(1, 2) if self._channels_last else (2, 3), dtype=np.float64)
-        rows: NDArray[Any] = out[: len(images)]
-        return rows
+        return np.asarray(out[: len(images)])
 
 
 def _load_session(content: bytes, threads: int = 0) -> Any:
@@ -293,8 +287,7 @@ def _find_input(session: Any, side: int) -> tuple[str, bool, int | None]:
 
 def _find_output(session: Any, output: str | None) -> str:
     names = [node.name for node in session.get_outputs()]
-    if output is None and len(names) == 1:
-        return str(names[0])
-    if output is None or output not in names:
+    chosen = names[0] if output is None and len(names) == 1 else output
+    if chosen not in names:
         raise ValueError(f"output must be one of {', '.join(names)}")
-    return output
+    return str(chosen)

@@ -23,7 +23,7 @@ from nearveil.errors import NearveilError
 from nearveil.features.backbones import EfficientNetLite0, MobileNetV2
 from nearveil.features.extractor import FeatureError, Floats, unit_rows
 from nearveil.features.images import Pixels, resize
-from nearveil.features.networks import TorchExtractor, import_torch, to_channels_first
+from nearveil.features.networks import TorchExtractor, import_torch, scale_pixels
 from nearveil.privacy.checks import check_integer, check_range
 
 Maps = NDArray[np.float16]
@@ -41,8 +41,8 @@ _BATCH = 256  # images pooled together
 
 def check_descriptors(descriptors: str) -> str:
     """Return a combination of descriptor letters, or raise if it is invalid."""
-    valid = isinstance(descriptors, str) and set(descriptors) <= set(_LETTERS)
-    if not valid or not descriptors or len(set(descriptors)) < len(descriptors):
+    letters = set(descriptors) if isinstance(descriptors, str) else set()
+    if not letters or not letters <= set(_LETTERS) or len(letters) < len(descriptors):
         raise ValueError("descriptors must be some of the letters S (SPoC), M (MAC) and G (GeM), each once, as SG")
     return descriptors
 
@@ -118,8 +118,11 @@ def _make_head_class() -> Any:
             pairs = zip(self.reductions, self.descriptors, strict=True)
             return [nn.functional.normalize(reduce(self.pool(letter, maps)), dim=1) for reduce, letter in pairs]
 
+        def join(self, branches: list[Any]) -> Any:
+            return nn.functional.normalize(torch.cat(branches, dim=1), dim=1)
+
         def forward(self, maps: Any) -> Any:
-            return nn.functional.normalize(torch.cat(self.branches(maps), dim=1), dim=1)
+            return self.join(self.branches(maps))
 
         def start(self, means: list[Any], generator: Any) -> None:
             """Set random orthogonal weights, and biases that subtract the mean of each descriptor."""
@@ -156,13 +159,12 @@ class TrainedExtractor(TorchExtractor):
         if not self._frozen:
             raise ValueError("maps cannot be used, because the backbone was trained as well; use extract")
         torch = import_torch()
-        head = self._module[1]
+        rows = np.empty((len(maps), self.dimension), np.float32)
         with torch.inference_mode():
-            parts = [
-                head(torch.from_numpy(maps[start : start + _BATCH]).to(self.device).float()).cpu().numpy()
-                for start in range(0, len(maps), _BATCH)
-            ]
-        rows, valid = unit_rows(np.concatenate([np.empty((0, self.dimension), np.float32), *parts]))
+            for start in range(0, len(maps), _BATCH):
+                batch = torch.from_numpy(maps[start : start + _BATCH]).to(self.device).float()
+                rows[start : start + _BATCH] = self._module[1](batch).cpu().numpy()
+        rows, valid = unit_rows(rows)
         if not valid.all():
             raise FeatureError(self.name, tuple(map(int, np.flatnonzero(~valid))))
         return rows
@@ -178,8 +180,8 @@ class TrainedExtractor(TorchExtractor):
             "fingerprint": self.fingerprint,
         }
         body, head = self._module
-        content = io.BytesIO()
         weights = {"head": head.state_dict(), "body": {} if self._frozen else body.state_dict()}
+        content = io.BytesIO()
         import_torch().save({"about": json.dumps(header), **weights}, content)
         target = Path(path).absolute()
         draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
@@ -263,15 +265,14 @@ def _repack(content: bytes) -> io.BytesIO:
 
     Models are not compressed: a file with entries larger than itself is refused before it allocates memory.
     """
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+    out = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(out, "w") as copied:
         entries = archive.infolist()
         compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
         if compressed or sum(entry.file_size for entry in entries) > len(content):
             raise ValueError
-        out = io.BytesIO()
-        with zipfile.ZipFile(out, "w") as copied:
-            for entry in entries:
-                copied.writestr(entry.filename, archive.read(entry))
+        for entry in entries:
+            copied.writestr(entry.filename, archive.read(entry))
     out.seek(0)
     return out
 
@@ -415,8 +416,9 @@ def _initialise_head(
     with torch.no_grad():
         for start in range(0, len(maps), _BATCH):
             batch = torch.from_numpy(maps[start : start + _BATCH]).to(device).float()
-            pairs = zip(sums, descriptors, strict=True)
-            sums = [total + head.pool(letter, batch).sum(dim=0) for total, letter in pairs]
+            sums = [
+                total + head.pool(letter, batch).sum(dim=0) for total, letter in zip(sums, descriptors, strict=True)
+            ]
     generator = torch.Generator(device).manual_seed(int(rng.integers(2**62)))
     head.start([total / len(maps) for total in sums], generator)
     return head
@@ -441,7 +443,7 @@ def _make_stepper(head: Any, body: Any, classes: int, learning_rate: float) -> C
     def step(maps: Any, codes: NDArray[np.int64]) -> None:
         targets = torch.from_numpy(codes).to(device)
         branches = head.branches(maps)
-        rows = torch.nn.functional.normalize(torch.cat(branches, dim=1), dim=1)
+        rows = head.join(branches)
         loss = compute_triplet_loss(rows, targets) + compute_classification_loss(classifier(branches[0]), targets)
         if not loss.isfinite():
             raise ValueError("learning_rate is too large: the loss is not a finite number")
@@ -454,7 +456,7 @@ def _make_stepper(head: Any, body: Any, classes: int, learning_rate: float) -> C
 
 def _scale_images(images: Sequence[Pixels], backbone: TorchExtractor) -> Any:
     pixels = np.stack([resize(image, backbone.side) for image in images])
-    scaled = np.ascontiguousarray(to_channels_first(pixels, backbone._scale))
+    scaled = np.ascontiguousarray(scale_pixels(pixels, backbone._scale))
     return import_torch().from_numpy(scaled).to(backbone.device)
 
 

@@ -25,15 +25,13 @@ def as_list(values: Any, name: str, count: int) -> list[Any]:
     >>> as_list(np.array(["a", "b"]), "names", 2)
     ['a', 'b']
     """
-    for reader in ("to_pylist", "tolist"):
-        if hasattr(values, reader):
-            items = getattr(values, reader)()
-            break
-    else:
-        if hasattr(values, "to_dict") and hasattr(values, "columns"):  # a pandas frame: a mapping for each row
-            items = values.astype(object).where(values.notna(), None).to_dict("records")
-        else:
-            items = None if isinstance(values, (str, bytes, dict)) or not hasattr(values, "__iter__") else list(values)
+    items: Any = None
+    if reader := getattr(values, "to_pylist", getattr(values, "tolist", None)):
+        items = reader()
+    elif hasattr(values, "to_dict") and hasattr(values, "columns"):  # a pandas frame: a mapping for each row
+        items = values.astype(object).where(values.notna(), None).to_dict("records")
+    elif hasattr(values, "__iter__") and not isinstance(values, (str, bytes, dict)):
+        items = list(values)
     if not isinstance(items, list) or len(items) != count:
         raise ValueError(f"{name} must be a list of {count:,}, one for each row")
     return items
@@ -103,22 +101,16 @@ class VectorFile:
         with _explain_errors(self.path):
             columns = source.read(0, len(source.sizes)) if part is None else source.read(part.first, part.last)
         roles = {"vectors": (self.vectors,), "ids": (self.ids,), "names": (self.names,), "metadata": self.metadata}
-        for option, names in roles.items():
-            for name in names:
-                if name is not None and name not in columns:
-                    raise ValueError(
-                        f"{option}: there is no {name!r} in {self.path.name}; there are {', '.join(columns)}"
-                    )
+        for option, name in ((option, name) for option, names in roles.items() for name in names):
+            if name is not None and name not in columns:
+                raise ValueError(f"{option}: there is no {name!r} in {self.path.name}; there are {', '.join(columns)}")
         details = {self.ids, self.names, *self.metadata} - {None}
         rows = as_rows(_choose_vectors(columns, self.vectors, details, self.path.name), "vectors")
         lists = {name: as_list(columns[name], name, len(rows)) for name in details if name is not None}
         records = zip(*(lists[name] for name in self.metadata), strict=True)
-        return VectorTable(
-            rows,
-            None if self.ids is None else lists[self.ids],
-            None if self.names is None else lists[self.names],
-            [dict(zip(self.metadata, record, strict=True)) for record in records] if self.metadata else None,
-        )
+        ids, names = (None if name is None else lists[name] for name in (self.ids, self.names))
+        metadata = [dict(zip(self.metadata, record, strict=True)) for record in records] if self.metadata else None
+        return VectorTable(rows, ids, names, metadata)
 
     def _open(self) -> "_Source":
         if not self.path.exists():
@@ -161,7 +153,7 @@ def _choose_vectors(columns: dict[str, Any], name: str | None, details: set[str 
     wide = [column for column in rest.values() if _is_wide(column)]
     if len(wide) == 1:
         return wide[0]
-    if not wide and rest and all(hasattr(column, "to_numpy") and _is_number(column) for column in rest.values()):
+    if not wide and rest and all(_is_number(column) for column in rest.values()):
         return np.stack([column.to_numpy() for column in rest.values()], axis=1)
     raise ValueError(
         f"vectors: it is unclear which of {', '.join(rest) or 'its columns'} in {file} are the vectors: name the "
@@ -175,11 +167,11 @@ def _is_wide(column: Any) -> bool:
 
 
 def _is_number(column: Any) -> bool:
-    return str(column.type).startswith(("int", "uint", "float", "double", "halffloat"))
+    numeric = ("int", "uint", "float", "double", "halffloat")
+    return hasattr(column, "to_numpy") and str(column.type).startswith(numeric)
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """The sizes of a file's row groups or chunks, and a function that reads a range of them."""
 
     sizes: list[int]
