@@ -13,13 +13,7 @@ from nearveil.features.backbones import EXTRACTORS
 from nearveil.features.extractor import unit_rows
 from nearveil.features.images import ImageError, Pixels, load_image, resize
 from nearveil.features.networks import TorchExtractor
-from nearveil.features.training import (
-    Maps,
-    TrainedExtractor,
-    check_descriptors,
-    compute_backbone_maps,
-    train_head,
-)
+from nearveil.features.training import Maps, TrainedExtractor, check_descriptors, compute_backbone_maps, train_head
 from nearveil.privacy.checks import check_integer
 from nearveil.progress import Progress, no_progress
 

@@ -235,10 +235,4 @@ def _open_whole(columns: dict[str, Any]) -> _Source:
     return _Source([count], lambda _first, _last: columns)
 
 
-_SOURCES = {
-    ".npy": _open_npy,
-    ".npz": _open_npz,
-    ".parquet": _open_parquet,
-    ".csv": _open_csv,
-    ".zarr": _open_zarr,
-}
+_SOURCES = {".npy": _open_npy, ".npz": _open_npz, ".parquet": _open_parquet, ".csv": _open_csv, ".zarr": _open_zarr}

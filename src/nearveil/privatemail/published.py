@@ -20,14 +20,7 @@ from nearveil.privacy.noise import (
     choose_laplace_grid,
     compute_classical_scale,
 )
-from nearveil.privatemail.engines import (
-    Dummies,
-    GalleryEmbedding,
-    Labels,
-    compute_kernel,
-    draw_secret_order,
-    read_rows,
-)
+from nearveil.privatemail.engines import Dummies, GalleryEmbedding, Labels, compute_kernel, draw_secret_order, read_rows
 from nearveil.privatemail.graph import LabelGraph, gaussian_graph, label_graph
 from nearveil.privatemail.sensitivity import published_2021, published_2022
 

@@ -8,14 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.privacy.checks import check_choice, check_range
-from nearveil.privatemail.graph._base import (
-    Array,
-    as_array,
-    check_columns,
-    find_namespace,
-    move_to_library,
-    to_numpy,
-)
+from nearveil.privatemail.graph._base import Array, as_array, check_columns, find_namespace, move_to_library, to_numpy
 
 UNLABELLED = -1
 _LARGEST_LABEL = 2**53  # beyond it a floating-point label may have been rounded to its neighbour
