@@ -28,16 +28,15 @@ from nearveil.private_knn.neighbors import LONGEST, IntegerRows
 from nearveil.private_knn.published import (
     MOST_CLASSES,
     MOST_TEXT,
+    Forms,
     ModelError,
     PublicModel,
-    check_dtype,
     check_words,
     encode_about,
     list_classes,
+    open_model,
     read_classes,
     read_guarantee,
-    read_message,
-    translate_errors,
 )
 from nearveil.private_knn.scaling import EXACT, ColumnBounds, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
@@ -309,16 +308,16 @@ def _find_covariance(means: ClassMeans) -> Rows:
 
 _NAME = "discriminant"
 MOST_PUBLICATIONS = 1_000_000
-_LARGEST = {
-    "about": (MOST_TEXT,),
-    "components": (MOST_FEATURES, MOST_FEATURES),
-    "offset": (MOST_FEATURES,),
-    "scale": (MOST_FEATURES,),
-    "reach": (1,),
-    "bounds": (2, MOST_FEATURES),
-    "weights": (MOST_CLASSES, MOST_FEATURES),
-    "biases": (MOST_CLASSES,),
-    "counts": (MOST_CLASSES,),
+_ARRAYS: Forms = {
+    "about": ("|u1", (MOST_TEXT,)),
+    "components": ("<i2", (MOST_FEATURES, MOST_FEATURES)),
+    "offset": ("<f8", (MOST_FEATURES,)),
+    "scale": ("<f8", (MOST_FEATURES,)),
+    "reach": ("<f8", (1,)),
+    "bounds": ("<f8", (2, MOST_FEATURES)),
+    "weights": ("<f4", (MOST_CLASSES, MOST_FEATURES)),
+    "biases": ("<f4", (MOST_CLASSES,)),
+    "counts": ("<f4", (MOST_CLASSES,)),
 }
 CLEAR = 5
 """A class is learned well if its count is at least this many times the noise on it."""
@@ -479,17 +478,16 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
         MessageError
             If they are not a model.
         """
-        read, about = read_message(data, _NAME, _LARGEST, {"n_features"})
-        with translate_errors("discriminant"):
+        with open_model(data, _NAME, _ARRAYS, {"n_features"}) as (message, about):
             model = cls(
                 classes=read_classes(about["classes"], about["kind"]),
                 guarantee=read_guarantee(about["guarantee"], BASIS, (_read_event(about["guarantee"]),)),
-                projection=_read_projection(read, int(about["n_features"])),
-                weights=check_dtype(read["weights"], "<f4"),
-                biases=check_dtype(read["biases"], "<f4"),
-                counts=check_dtype(read["counts"], "<f4"),
+                projection=_read_projection(message, int(about["n_features"])),
+                weights=message["weights"],
+                biases=message["biases"],
+                counts=message["counts"],
             )
-        if model.model_id != read.public_id:
+        if model.model_id != message.public_id:
             raise ModelError("data is corrupted: its fingerprint does not match")
         return model
 
@@ -512,16 +510,18 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
         noise = {"noise_multiplier": event.event.noise_multiplier, "publications": event.count}
         arrays: dict[str, NDArray[Any]] = {
             "about": encode_about(self.classes, self.guarantee, noise, n_features=projection.n_features),
-            "offset": projection.offset.astype("<f8"),
-            "scale": projection.scale.astype("<f8"),
-            "reach": np.array([projection.reach], dtype="<f8"),
+            "offset": projection.offset,
+            "scale": projection.scale,
+            "reach": np.array([projection.reach]),
             "weights": self.weights,
             "biases": self.biases,
             "counts": self.counts,
         }
         if projection.bounds is not None:
-            arrays["bounds"] = np.stack([projection.bounds.low, projection.bounds.high]).astype("<f8")
-        return arrays if projection.components is None else {**arrays, "components": projection.components}
+            arrays["bounds"] = np.stack([projection.bounds.low, projection.bounds.high])
+        if projection.components is not None:
+            arrays["components"] = projection.components
+        return {name: values.astype(_ARRAYS[name][0], copy=False) for name, values in arrays.items()}
 
 
 def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
@@ -535,16 +535,15 @@ def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None
         raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
 
 
-def _read_projection(read: Message, n_features: int) -> ClassProjection:
-    offset, scale, reach = (check_dtype(read[name], "<f8") for name in ("offset", "scale", "reach"))
-    components = check_dtype(read["components"], "<i2") if "components" in read.arrays else None
+def _read_projection(message: Message, n_features: int) -> ClassProjection:
+    offset, scale, reach = (message[name] for name in ("offset", "scale", "reach"))
+    components = message.arrays.get("components")
     shape = (n_features, len(offset)) if components is None else components.shape
     if offset.ndim != 1 or not len(offset) or scale.shape != offset.shape or reach.shape != (1,) or reach[0] <= 0:
         raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
     if shape != (n_features, len(offset)) or (components is None and n_features != len(offset)) or n_features < 1:
         raise ModelError("projection must fit the number of features")
-    stored = check_dtype(read["bounds"], "<f8") if "bounds" in read.arrays else None
-    bounds = None if stored is None else ColumnBounds.make(stored, n_features)
+    bounds = ColumnBounds.make(message["bounds"], n_features) if "bounds" in message.arrays else None
     return ClassProjection(components, offset, scale, float(reach[0]), n_features, bounds)
 
 

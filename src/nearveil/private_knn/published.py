@@ -12,7 +12,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
-from nearveil.mechanisms.base import Message, MessageError, Shapes
+from nearveil.mechanisms.base import Message, MessageError
 from nearveil.privacy import Basis, Guarantee
 
 MOST_CLASSES = 4096
@@ -43,18 +43,32 @@ class PublicModel(ABC):
         Path(path).write_bytes(self.to_bytes())
 
 
-def read_message(data: bytes, name: str, largest: Shapes, fields: set[str]) -> tuple[Message, dict[str, Any]]:
-    """Return the arrays of a published model and its description, which must have these fields."""
-    message = Message.from_bytes(data, largest)
+Forms = dict[str, tuple[str, tuple[int, ...]]]
+"""Names of the arrays that a model may have, each with its dtype and its largest shape."""
+
+
+@contextmanager
+def open_model(data: bytes, name: str, forms: Forms, fields: set[str]) -> Iterator[tuple[Message, dict[str, Any]]]:
+    """Yield the arrays of a published model and its description. Errors of reading their parts become a ModelError."""
+    message = Message.from_bytes(data, {array: largest for array, (_, largest) in forms.items()})
     if message.mechanism != name:
         raise ModelError(f"data is not a {name}")
+    if any(values.dtype != np.dtype(forms[array][0]) for array, values in message.arrays.items()):
+        raise ModelError("data is not a model: numbers of another type")
     try:
-        about = json.loads(check_dtype(message["about"], "|u1").tobytes())
+        about = json.loads(message["about"].tobytes())
     except (ValueError, RecursionError):
         about = None
     if not isinstance(about, dict) or set(about) != fields | {"classes", "kind", "guarantee"}:
         raise ModelError("data is not a model: its description cannot be read")
-    return message, about
+    try:
+        yield message, about
+    except (KeyError, TypeError, OverflowError, RecursionError, AttributeError):
+        raise ModelError(f"data is not a {name}: a part is missing or of another kind") from None
+    except MessageError:
+        raise
+    except ValueError as error:
+        raise ModelError(f"data is not a valid {name}: {error}") from None
 
 
 def encode_about(
@@ -67,32 +81,12 @@ def encode_about(
     return np.frombuffer(json.dumps(about, sort_keys=True).encode(), dtype=np.uint8)
 
 
-@contextmanager
-def translate_errors(name: str) -> Iterator[None]:
-    """Turn the errors of reading parts into a ModelError."""
-    try:
-        yield
-    except (KeyError, TypeError, OverflowError, RecursionError, AttributeError):
-        raise ModelError(f"data is not a {name}: a part is missing or of another kind") from None
-    except ModelError:
-        raise
-    except ValueError as error:
-        raise ModelError(f"data is not a valid {name}: {error}") from None
-
-
 def list_classes(classes: NDArray[Any]) -> tuple[list[Any], str]:
     """Return labels as values of JSON, and their kind."""
     kind = {"u": "i", "O": "U"}.get(classes.dtype.kind, classes.dtype.kind)
     if kind not in _KINDS:
         raise ValueError("classes must be text or numbers")
     return list(map(_KINDS[kind], classes.tolist())), kind
-
-
-def check_dtype(values: NDArray[Any], dtype: str) -> NDArray[Any]:
-    """Return an array of exactly this dtype, or raise a ModelError."""
-    if values.dtype != np.dtype(dtype):
-        raise ModelError("data is not a model: numbers of another type")
-    return values
 
 
 def read_classes(labels: Any, kind: Any) -> NDArray[Any]:

@@ -25,15 +25,14 @@ from nearveil.private_knn._networks import NetworkStudent, flatten_network, rest
 from nearveil.private_knn.published import (
     MOST_CLASSES,
     MOST_TEXT,
+    Forms,
     ModelError,
     PublicModel,
-    check_dtype,
     check_words,
     encode_about,
+    open_model,
     read_classes,
     read_guarantee,
-    read_message,
-    translate_errors,
 )
 from nearveil.private_knn.scaling import EXACT, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
@@ -54,19 +53,19 @@ _MOST_VOTERS = 10_000  # of a screening: to compose 20 of 100,000 voters takes a
 _MOST_EVENTS = 2  # screenings and votes
 _BATCH = 1024  # rows that are compared with the support vectors
 _EVENTS = (GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram)
-_LARGEST = {
-    "about": (MOST_TEXT,),
-    "codes": (MOST_CLASSES,),
-    "components": (MOST_FEATURES, MOST_FEATURES),
-    "mean": (MOST_FEATURES,),
-    "scale": (MOST_FEATURES,),
-    "weights": (MOST_CLASSES, MOST_FEATURES),
-    "biases": (MOST_CLASSES,),
-    "vectors": (_MOST_ROWS, MOST_FEATURES),
-    "coefficients": (MOST_CLASSES, _MOST_ROWS),
-    "intercepts": (MOST_CLASSES * (MOST_CLASSES - 1) // 2,),
-    "supports": (MOST_CLASSES,),
-    "network": (_MOST_NUMBERS,),
+_ARRAYS: Forms = {
+    "about": ("|u1", (MOST_TEXT,)),
+    "codes": ("<i8", (MOST_CLASSES,)),
+    "components": ("<f8", (MOST_FEATURES, MOST_FEATURES)),
+    "mean": ("<f8", (MOST_FEATURES,)),
+    "scale": ("<f8", (MOST_FEATURES,)),
+    "weights": ("<f8", (MOST_CLASSES, MOST_FEATURES)),
+    "biases": ("<f8", (MOST_CLASSES,)),
+    "vectors": ("<f8", (_MOST_ROWS, MOST_FEATURES)),
+    "coefficients": ("<f8", (MOST_CLASSES, _MOST_ROWS)),
+    "intercepts": ("<f8", (MOST_CLASSES * (MOST_CLASSES - 1) // 2,)),
+    "supports": ("<i8", (MOST_CLASSES,)),
+    "network": ("<f4", (_MOST_NUMBERS,)),
 }
 _FIELDS = {"features", "model", "parameters", "whitening"}
 
@@ -254,23 +253,24 @@ class PublicStudent(PublicModel):
         """
         space = self._space
         has_function = space is not None and self._features not in (None, hog)
-        model, parameters, arrays = _list_model(self._classifier)
+        kind, parameters, arrays = _list_model(self._classifier)
         events = [format_event(event) for event in self.guarantee.events]
         if space is not None:
-            arrays |= {name: getattr(space, name).astype("<f8") for name in ("components", "mean", "scale")}
-        arrays["codes"] = np.searchsorted(self.classes, self._classifier.classes_).astype("<i8")
+            arrays |= {name: getattr(space, name) for name in ("components", "mean", "scale")}
+        arrays["codes"] = np.searchsorted(self.classes, self._classifier.classes_)
         arrays["about"] = encode_about(
             self.classes,
             self.guarantee,
             {"basis": self.guarantee.basis.name, "events": events},
             features="own" if has_function else "default",
-            model=model,
+            model=kind,
             parameters=parameters,
             whitening=None if space is None else {"reach": space.reach, "bits": space.bits},
         )
+        arrays = {name: values.astype(_ARRAYS[name][0]) for name, values in arrays.items()}
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
-        Message.from_bytes(data, _LARGEST)  # refuses a model that readers would refuse, as the next line does
-        _read_events(events)
+        with open_model(data, _NAME, _ARRAYS, _FIELDS):  # refuses a model that readers would refuse
+            _read_events(events)
         return data
 
     @classmethod
@@ -292,8 +292,7 @@ class PublicStudent(PublicModel):
         MessageError
             If they are not a student.
         """
-        message, about = read_message(data, _NAME, _LARGEST, _FIELDS)
-        with translate_errors("student"):
+        with open_model(data, _NAME, _ARRAYS, _FIELDS) as (message, about):
             parts = _read_parts(message, about)
         if _fingerprint(dict(message.arrays)) != message.public_id:
             raise ModelError("data is corrupted: its fingerprint does not match")
@@ -330,28 +329,21 @@ def _list_model(classifier: Any) -> tuple[Kind, dict[str, Any], dict[str, NDArra
     if isinstance(classifier, NetworkStudent):
         parameters = {"architecture": classifier.architecture, "shape": list(classifier._shape)}
         return "network", parameters, {"network": flatten_network(classifier)}
-    if isinstance(classifier, DummyClassifier) and classifier.strategy == "most_frequent":
+    if isinstance(classifier, DummyClassifier | LinearModel) and len(classifier.classes_) == 1:
         return "constant", {}, {}
-    if isinstance(classifier, KernelModel):
-        arrays = {name: getattr(classifier, name).astype("<f8") for name in ("vectors", "coefficients", "intercepts")}
-        return "kernel", {"gamma": classifier.gamma}, arrays | {"supports": classifier.supports.astype("<i8")}
     if isinstance(classifier, LinearModel):
-        kind: Kind = "constant" if len(classifier.classes_) == 1 else "linear"
-        return kind, {}, {"weights": classifier.weights, "biases": classifier.biases} if kind == "linear" else {}
+        return "linear", {}, {"weights": classifier.weights, "biases": classifier.biases}
+    if isinstance(classifier, KernelModel):
+        names = ("vectors", "coefficients", "intercepts", "supports")
+        return "kernel", {"gamma": classifier.gamma}, {name: getattr(classifier, name) for name in names}
     if type(classifier) is SVC and classifier.kernel == "rbf" and not classifier.break_ties:
-        model = KernelModel(
-            classifier.classes_,
-            float(classifier._gamma),
-            np.asarray(classifier.support_vectors_),
-            np.asarray(classifier.dual_coef_),
-            np.asarray(classifier.intercept_),
-            np.asarray(classifier.n_support_, dtype=np.int64),
-        )
-        return _list_model(model)
+        svc = classifier
+        arrays = {"vectors": svc.support_vectors_, "coefficients": svc.dual_coef_, "intercepts": svc.intercept_}
+        return "kernel", {"gamma": float(svc._gamma)}, arrays | {"supports": svc.n_support_}
     if isinstance(classifier, LinearClassifierMixin) and hasattr(classifier, "coef_"):
-        weights, biases = np.atleast_2d(classifier.coef_), np.atleast_1d(classifier.intercept_)
-        biases = np.broadcast_to(biases, len(weights))
-        return "linear", {}, {"weights": weights.astype("<f8"), "biases": biases.astype("<f8")}
+        weights = np.atleast_2d(classifier.coef_)
+        biases = np.broadcast_to(np.atleast_1d(classifier.intercept_), len(weights))
+        return "linear", {}, {"weights": weights, "biases": biases}
     raise ValueError(
         f"student {type(classifier).__name__} has no format without code: take the default, a NetworkStudent or a "
         "linear classifier of scikit-learn, or publish the model in a format of its own library"
@@ -362,7 +354,7 @@ def _read_parts(message: Message, about: dict[str, Any]) -> tuple[NDArray[Any], 
     classes = read_classes(about["classes"], about["kind"])
     if not np.array_equal(np.unique(classes), classes) or about["features"] not in ("own", "default"):
         raise ModelError("classes must be sorted, and features known")
-    codes = check_dtype(message["codes"], "<i8")
+    codes = message["codes"]
     if codes.ndim != 1 or not len(codes) or codes[0] < 0 or codes[-1] >= len(classes) or np.any(np.diff(codes) <= 0):
         raise ModelError("codes must be those of classes, in their order")
     whitening = None if about["whitening"] is None else _read_whitening(message, about["whitening"])
@@ -377,7 +369,7 @@ def _read_parts(message: Message, about: dict[str, Any]) -> tuple[NDArray[Any], 
 
 
 def _read_whitening(message: Message, fields: dict[str, Any]) -> HalfWhitening:
-    components, mean, scale = (check_dtype(message[name], "<f8") for name in ("components", "mean", "scale"))
+    components, mean, scale = (message[name] for name in ("components", "mean", "scale"))
     reach, bits = fields["reach"], fields["bits"]
     if type(reach) is not float or not 0 < reach < math.inf or type(bits) is not int or not 1 <= bits <= 52:
         raise ModelError("whitening must have a positive reach, and from 1 to 52 bits")
@@ -394,25 +386,23 @@ def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any],
         raise ModelError("codes must be at least two, except for a constant")
     n_scores, n_pairs = 1 if n_classes == 2 else n_classes, n_classes * (n_classes - 1) // 2
     if kind == "linear":
-        weights, biases = (check_dtype(message[name], "<f8") for name in ("weights", "biases"))
+        weights, biases = message["weights"], message["biases"]
         _require(weights.shape == (n_scores, width) and biases.shape == (n_scores,))
         return LinearModel(classes, weights, biases)
     if kind == "kernel":
-        arrays = {name: check_dtype(message[name], "<f8") for name in ("vectors", "coefficients", "intercepts")}
-        supports, gamma = check_dtype(message["supports"], "<i8"), fields["gamma"]
-        n_vectors = len(arrays["vectors"])
-        _require(arrays["vectors"].shape == (n_vectors, width) and n_vectors > 0)
-        _require(arrays["coefficients"].shape == (n_classes - 1, n_vectors))
-        _require(arrays["intercepts"].shape == (n_pairs,) and supports.shape == (n_classes,))
+        vectors, coefficients, intercepts = message["vectors"], message["coefficients"], message["intercepts"]
+        supports, gamma, n_vectors = message["supports"], fields["gamma"], len(vectors)
+        _require(vectors.shape == (n_vectors, width) and n_vectors > 0)
+        _require(coefficients.shape == (n_classes - 1, n_vectors))
+        _require(intercepts.shape == (n_pairs,) and supports.shape == (n_classes,))
         _require(bool(np.all((supports >= 0) & (supports <= n_vectors))) and int(supports.sum()) == n_vectors)
         _require(type(gamma) is float and 0 < gamma < math.inf)
-        return KernelModel(classes, gamma, **arrays, supports=supports)
+        return KernelModel(classes, gamma, vectors, coefficients, intercepts, supports)
     _require(kind == "network")
     shape = fields["shape"]
     _require(isinstance(shape, list) and len(shape) == 3 and all(type(side) is int for side in shape))
     _require(1 <= shape[0] <= 4 and all(1 <= side <= _MOST_SIDE for side in shape[1:]))
-    values = check_dtype(message["network"], "<f4")
-    return restore_network(fields["architecture"], (shape[0], shape[1], shape[2]), classes, values)
+    return restore_network(fields["architecture"], (shape[0], shape[1], shape[2]), classes, message["network"])
 
 
 def _require(fits: bool) -> None:
