@@ -5,7 +5,7 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, ClassVar, Self
@@ -68,8 +68,8 @@ class Spending(ABC):
 class MemorySpending(Spending):
     """Caps in the memory of one process. A pickle or a fork does not share them, so it has no queries left."""
 
-    def __init__(self, caps: dict[Part, int]) -> None:
-        self._left, self._lock, self._process = dict(caps), threading.Lock(), os.getpid()
+    def __init__(self, caps: dict[Part, int], process: int | None = None) -> None:
+        self._left, self._lock, self._process = dict(caps), threading.Lock(), process or os.getpid()
 
     def left(self) -> dict[Part, int]:
         if self._process != os.getpid():
@@ -85,30 +85,17 @@ class MemorySpending(Spending):
             self._left[part] -= granted
         return granted
 
-    def __reduce__(self) -> tuple[Callable[..., "MemorySpending"], tuple[()]]:
-        return _make_empty, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MemorySpending, ({}, -1)
 
 
-def _make_empty() -> MemorySpending:
-    """Return the state of a pickle, with no queries left."""
-    spending = MemorySpending({})
-    spending._process = -1
-    return spending
-
-
-@dataclass(frozen=True, eq=False)
 class AccountSpending(Spending):
     """Caps that are counted in the ledger with the debits: copies, pickles, forks and processes share them."""
 
-    account: Account  # pays, durably, for everything
-    cap: str | None  # of the account; None if the account was opened with this plan, which is the cap
-    parts: Mapping[Part, Guarantee]  # charge of one query of each part
-
-    @classmethod
-    def open(cls, account: Account, plan: VotePlan, guarantee: Guarantee) -> Self:
-        """Open a cap for a plan, and compute the charge of a query of each part."""
-        parts = {part: guarantee.part(event) for part, event in plan.parts.items()}
-        return cls(account, account.open_cap(plan.events), parts)
+    def __init__(self, account: Account, plan: VotePlan, guarantee: Guarantee) -> None:
+        self.account = account  # pays, durably, for everything
+        self.parts = {part: guarantee.part(event) for part, event in plan.parts.items()}  # charges of one query
+        self.cap = account.open_cap(plan.events)  # None if the account was opened with this plan, which is the cap
 
     def left(self) -> dict[Part, int]:
         caps = {self.cap, None} if self.account.kind == "plan" else {self.cap}  # a plan binds, too
@@ -117,8 +104,7 @@ class AccountSpending(Spending):
 
     def assert_affordable(self, n_queries: int) -> None:
         if self.account.kind != "plan":  # a plan declines queries over its caps
-            left = self.left()
-            counts = {part: min(n_queries, left[part]) for part in self.parts}
+            counts = {part: min(n_queries, left) for part, left in self.left().items()}
             self.account.assert_affordable((self.parts[part], times) for part, times in counts.items() if times)
 
     def take(self, part: Part, count: int) -> int:
@@ -135,7 +121,7 @@ class AccountSpending(Spending):
 
 def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee) -> Spending:
     """Open the caps of a plan: in an account, or in memory without one."""
-    return MemorySpending(plan.caps) if account is None else AccountSpending.open(account, plan, guarantee)
+    return MemorySpending(plan.caps) if account is None else AccountSpending(account, plan, guarantee)
 
 
 def _count(remaining: Sequence[tuple[DpEvent, int]], charge: Guarantee) -> int:
@@ -150,19 +136,17 @@ def find_account(
     """Return the account that pays. It is opened with the plan if it is missing."""
     if account is not None and not guarantee.sound:
         raise ValueError("source must be sound if an account pays: no budget covers random bits from a seed")
-    if account is None or isinstance(account, Account):
-        if ledger is not None:
-            raise ValueError("account must be the name of an account in the ledger")
-        payer = account
-    elif ledger is None:
-        raise ValueError("ledger must be given: account is only a name")
-    else:
-        payer = _open_named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, guarantee)
-    if payer is not None:
-        _check_account(payer, guarantee)
+    if isinstance(account, str):
+        if ledger is None:
+            raise ValueError("ledger must be given: account is only a name")
+        account = _open_named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, guarantee)
+    elif ledger is not None:
+        raise ValueError("account must be the name of an account in the ledger")
+    if account is not None:
+        _check_account(account, guarantee)
         # Coins of screenings cost more at a larger epsilon, and the account's may be larger than the plan's.
-        check_samplers(guarantee.events, plan.extra_delta(payer.epsilon), payer.delta)
-    return payer
+        check_samplers(guarantee.events, plan.extra_delta(account.epsilon), account.delta)
+    return account
 
 
 def name_inferred_unit(unit: str) -> str:

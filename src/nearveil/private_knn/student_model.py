@@ -14,7 +14,7 @@ from sklearn.decomposition import PCA
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model._base import LinearClassifierMixin
 from sklearn.metrics.pairwise import rbf_kernel
-from sklearn.svm import SVC
+from sklearn.svm import SVC, LinearSVC
 
 from nearveil.features.extractor import hog
 from nearveil.ledger.budget import format_event, parse_event
@@ -68,23 +68,6 @@ _ARRAYS: Forms = {
     "network": ("<f4", (_MOST_NUMBERS,)),
 }
 _FIELDS = {"features", "model", "parameters", "whitening"}
-
-
-@dataclass(frozen=True, eq=False)
-class LinearModel:
-    """Scores of classes that are linear in a row; of two classes, one score. Without features, a constant."""
-
-    classes_: NDArray[Any]
-    weights: Rows = field(repr=False)  # (n_scores, n_features)
-    biases: Rows = field(repr=False)
-
-    def predict(self, rows: Rows) -> NDArray[Any]:
-        """Return the label of each row."""
-        if len(self.classes_) == 1:
-            return np.repeat(self.classes_, len(rows))
-        scores = rows @ self.weights.T + self.biases
-        chosen = scores.argmax(axis=1) if scores.shape[1] > 1 else (scores[:, 0] > 0).astype(np.intp)
-        return np.asarray(self.classes_[chosen])
 
 
 @dataclass(frozen=True, eq=False)
@@ -329,10 +312,8 @@ def _list_model(classifier: Any) -> tuple[Kind, dict[str, Any], dict[str, NDArra
     if isinstance(classifier, NetworkStudent):
         parameters = {"architecture": classifier.architecture, "shape": list(classifier._shape)}
         return "network", parameters, {"network": flatten_network(classifier)}
-    if isinstance(classifier, DummyClassifier | LinearModel) and len(classifier.classes_) == 1:
+    if isinstance(classifier, DummyClassifier) and len(classifier.classes_) == 1:
         return "constant", {}, {}
-    if isinstance(classifier, LinearModel):
-        return "linear", {}, {"weights": classifier.weights, "biases": classifier.biases}
     if isinstance(classifier, KernelModel):
         names = ("vectors", "coefficients", "intercepts", "supports")
         return "kernel", {"gamma": classifier.gamma}, {name: getattr(classifier, name) for name in names}
@@ -381,14 +362,16 @@ def _read_whitening(message: Message, fields: dict[str, Any]) -> HalfWhitening:
 def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any], width: int | None) -> Any:
     n_classes = len(classes)
     if kind == "constant" and n_classes == 1:
-        return LinearModel(classes, np.zeros((1, 0)), np.zeros(1))
+        return DummyClassifier().fit(np.zeros((1, 1)), classes)
     if n_classes < 2:
         raise ModelError("codes must be at least two, except for a constant")
     n_scores, n_pairs = 1 if n_classes == 2 else n_classes, n_classes * (n_classes - 1) // 2
     if kind == "linear":
         weights, biases = message["weights"], message["biases"]
         _require(weights.shape == (n_scores, width) and biases.shape == (n_scores,))
-        return LinearModel(classes, weights, biases)
+        linear = LinearSVC()
+        linear.classes_, linear.coef_, linear.intercept_ = classes, weights, biases
+        return linear
     if kind == "kernel":
         vectors, coefficients, intercepts = message["vectors"], message["coefficients"], message["intercepts"]
         supports, gamma, n_vectors = message["supports"], fields["gamma"], len(vectors)
