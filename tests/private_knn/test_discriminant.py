@@ -140,9 +140,8 @@ def test_probabilities_are_not_too_sure_and_their_order_stays(epsilon: float) ->
         chances = model.predict_proba(DIGITS[1500:])
         sure.append(chances.max(axis=1).mean())
         hit.append(model.score(DIGITS[1500:], LABELS[1500:]))
-        problem = plain._project_simulated(
-            plain._check(PRIVATE, PRIVATE_Y, PUBLIC), plan_publications(epsilon).vote_noise
-        )
+        plain._read_records(PRIVATE, PRIVATE_Y, PUBLIC)
+        problem = plain._project_simulated(plan_publications(epsilon).vote_noise)
         scores = fit_discriminant(estimate_means(model.statistics_, problem.moments), SHRINKAGE)
         raw = scores.score(problem.projection.transform(DIGITS[1500:]))
         before.append(softmax(raw, axis=1).max(axis=1).mean())

@@ -32,7 +32,7 @@ from nearveil.private_knn import (
     Student,
     plan_publications,
 )
-from nearveil.private_knn.discriminant import _release_centre, _split_noise
+from nearveil.private_knn.discriminant import _split_noise
 from nearveil.private_knn.discriminant_model import CENTRE_SHARE, COUNT_UNIT, SENSITIVITY, ClassProjection, Rows
 from nearveil.private_knn.neighbors import LONGEST
 from nearveil.private_knn.scaling import ColumnBounds
@@ -137,7 +137,8 @@ def test_one_record_moves_the_sum_for_the_mean_by_at_most_the_bound(rows: Rows) 
 
     model = PrivateDiscriminant(2.0, bounds=(BOX.low, BOX.high))
     for part in (rows, rows[1:]):
-        _release_centre(model._check(part, np.arange(len(part)) % 2, None), release)
+        model._read_records(part, np.arange(len(part)) % 2, None)
+        model._release_centre(release)
     moved = sum(int(one) ** 2 for one in (released[0] - released[1]).ravel())
     assert moved <= Fraction(SENSITIVITY) ** 2
 

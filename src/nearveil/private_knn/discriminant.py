@@ -217,6 +217,10 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
     classes_: NDArray[Any] = field(init=False)
     statistics_: NoisyStatistics = field(init=False)
     _model: PublicDiscriminant = field(init=False)
+    _rows: Rows = field(init=False)  # the records, of the copy that a fit works on alone
+    _codes: NDArray[np.int64] = field(init=False)  # the number of each record's class
+    _public: Rows | None = field(init=False)
+    _column_bounds: ColumnBounds | None = field(init=False)
 
     def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
         """Pay, sum the records with noise, and compute the model.
@@ -245,22 +249,20 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         ExhaustedError
             If the account has paid for all publications before.
         """
-        estimator = self._copy_parameters()
-        plan = plan_publications(check_epsilon_given(estimator.epsilon), estimator.delta, estimator.publications)
-        checked = estimator._check(X, y, public)
-        projection = estimator._learn_projection(checked, plan.vote_noise)
+        estimator, plan = self._prepare(X, y, public)
+        projection = estimator._learn_projection(plan.vote_noise)
         unit = name_inferred_unit(estimator.unit) if estimator.classes is None else estimator.unit
         guarantee = replace(plan.guarantee(estimator.delta, unit=unit, source=estimator._source), basis=BASIS)
         self._warn_of_search()
-        warn_of_scaled_rows(checked.rows)
+        warn_of_scaled_rows(estimator._rows)
         estimator._charge_account(plan, guarantee)
         release = partial(_release_share, plan, estimator._source)
-        problem = estimator._project(checked, projection, release)
-        sums = release(problem.sums(), problem.projection.sums_share)
-        statistics = _read_statistics(sums, _split_noise(plan.vote_noise, problem.projection.sums_share))
-        model = problem.model(statistics, guarantee)
+        records = estimator._project(projection, release)
+        sums = release(records.sums(), projection.sums_share)
+        statistics = _read_statistics(sums, _split_noise(plan.vote_noise, projection.sums_share))
+        model = records.model(statistics, guarantee)
         _warn_of_noise(model)
-        return self._set_fitted(estimator, classes_=checked.classes, statistics_=statistics, _model=model)
+        return self._set_fitted(estimator, statistics_=statistics, _model=model)
 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
         """Estimate the accuracy before anything is paid. For the owner of the records alone: never publish it.
@@ -276,21 +278,19 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         -------
         Forecast
         """
-        estimator = self._copy_parameters()
-        plan = plan_publications(check_epsilon_given(estimator.epsilon), estimator.delta, estimator.publications)
-        checked = estimator._check(X, y, public)
-        problem = estimator._project_simulated(checked, plan.vote_noise)
-        noise = _split_noise(plan.vote_noise, problem.projection.sums_share)
-        shares = problem.cross_validate(noise, _DRAWS)
+        estimator, plan = self._prepare(X, y, public)
+        records = estimator._project_simulated(plan.vote_noise)
+        noise = _split_noise(plan.vote_noise, records.projection.sums_share)
+        shares = records.cross_validate(noise, _DRAWS)
         draws = shares.mean(axis=1)
         low, high = np.quantile(draws, (0.1, 0.9)).tolist()
-        labels, counts = checked.classes.tolist(), checked.counts.tolist()
+        labels, counts = records.classes.tolist(), np.bincount(records.codes, minlength=len(records.classes)).tolist()
         present = [label for label, count in zip(labels, counts, strict=True) if count]
         return Forecast(
             accuracy=float(draws.mean()),
             accuracy_range=(low, high),
             class_accuracy=dict(zip(present, shares.mean(axis=0).tolist(), strict=True)),
-            without_noise=float(estimator._project_simulated(checked, 0.0).cross_validate(0.0, 1).mean()),
+            without_noise=float(estimator._project_simulated(0.0).cross_validate(0.0, 1).mean()),
             floor=1 / len(labels),
             records_per_class=dict(zip(labels, counts, strict=True)),
             noise_per_class=noise / COUNT_UNIT,
@@ -315,67 +315,79 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         check_is_fitted(self, "_model")
         return self._model._score(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _check(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> "_CheckedRecords":
-        """Check the input."""
+    def _prepare(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> tuple[Self, VotePlan]:
+        """Return a copy of the parameters that holds the checked records, and the plan of noise."""
+        copy = self._copy_parameters()
+        plan = plan_publications(check_epsilon_given(copy.epsilon), copy.delta, copy.publications)
+        copy._read_records(X, y, public)
+        return copy, plan
+
+    def _read_records(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> None:
+        """Check private records, public rows and bounds, and store them."""
         rows: Rows
         rows, _ = run_shielded(validate_data, self, X, y, dtype=np.float64, multi_output=True)
-        classes, labels, _ = make_hard_votes(y, self.classes)
-        check_publishable(classes, rows.shape[1], self.unit)
-        public_rows: Rows | None = None
+        self.classes_, labels, _ = make_hard_votes(y, self.classes)
+        check_publishable(self.classes_, rows.shape[1], self.unit)
+        self._rows, self._codes, self._public, self._column_bounds = rows, labels.codes[:-1], None, None
         if public is not None:
-            public_rows = check_array(public, dtype=np.float64, input_name="public")
-            if public_rows.shape[1] != rows.shape[1]:
+            self._public = check_array(public, dtype=np.float64, input_name="public")
+            if self._public.shape[1] != rows.shape[1]:
                 raise ValueError("public must have as many features as X")
             check_public_rows(public, X)
         elif rows.shape[1] > _MOST_UNPROJECTED:
             raise ValueError(f"public must be given for rows of more than {_MOST_UNPROJECTED:,} features")
-        bounds = None
         if isinstance(self.bounds, str):
-            if public_rows is None:
+            if self._public is None:
                 raise ValueError('public must be given where bounds="public"')
-            bounds = ColumnBounds.measure(public_rows)
+            self._column_bounds = ColumnBounds.measure(self._public)
         elif self.bounds is not None:
-            bounds = ColumnBounds.make(self.bounds, rows.shape[1])
-            if public_rows is None and len(classes) >= MOST_CLASSES:  # the mean is one more release of as many values
+            self._column_bounds = ColumnBounds.make(self.bounds, rows.shape[1])
+            if public is None and len(self.classes_) >= MOST_CLASSES:  # the mean is one more release of as many values
                 raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} if bounds are given without public")
-        return _CheckedRecords(classes, labels.codes[:-1], rows, public_rows, bounds)
 
-    def _learn_projection(self, checked: "_CheckedRecords", noise: float) -> ClassProjection:
+    def _learn_projection(self, noise: float) -> ClassProjection:
         """Learn the projection from public rows and bounds: more directions for more rows of a class and less noise."""
-        public, bounds = checked.public, checked.bounds
+        public, n_components = self._public, MOST_COMPONENTS
         if public is None:
-            return replace(ClassProjection.none(checked.rows.shape[1]), bounds=bounds)
-        n_components = MOST_COMPONENTS
+            return replace(ClassProjection.none(self.n_features_in_), bounds=self._column_bounds)
         if self.n_components != "auto":
             n_components = self.n_components
         elif noise:
-            rows_per_noise = len(public) / len(checked.classes) * LONGEST / noise
+            rows_per_noise = len(public) / len(self.classes_) * LONGEST / noise
             count = max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS)
             n_components = min(count, MOST_COMPONENTS)
-        return ClassProjection.learn(public, n_components, bounds)
+        return ClassProjection.learn(public, n_components, self._column_bounds)
 
-    def _project(
-        self, checked: "_CheckedRecords", projection: ClassProjection, release: "_Release"
-    ) -> "_DiscriminantProblem":
+    def _project(self, projection: ClassProjection, release: "_Release") -> "_ProjectedRecords":
         """Map the records, centred by their noisy mean if there are no public rows."""
         if projection.is_centred_by_noise:
-            projection = replace(projection, offset=_release_centre(checked, release))
+            projection = replace(projection, offset=self._release_centre(release))
         images = np.zeros((0, projection.n_directions))
-        if checked.public is not None:
-            images = projection.transform(checked.public)
+        if self._public is not None:
+            images = projection.transform(self._public)
         shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
-        return _DiscriminantProblem(
-            checked.classes, checked.codes, projection, projection.round(checked.rows), images, shrinkage
+        return _ProjectedRecords(
+            self.classes_, self._codes, projection, projection.round(self._rows), images, shrinkage
         )
 
-    def _project_simulated(self, checked: "_CheckedRecords", noise: float) -> "_DiscriminantProblem":
+    def _project_simulated(self, noise: float) -> "_ProjectedRecords":
         """Map the records with noise from a local simulation, for a forecast."""
         rng = np.random.default_rng(_DRAWS)
 
         def simulate(sums: NDArray[np.int64], share: float) -> Rows:
             return sums + _split_noise(noise, share) * rng.standard_normal(sums.shape)
 
-        return self._project(checked, self._learn_projection(checked, noise), simulate)
+        return self._project(self._learn_projection(noise), simulate)
+
+    def _release_centre(self, release: "_Release") -> Rows:
+        """Return the noisy mean of the rows within their bounds: the sums and the count of a single class."""
+        assert self._column_bounds is not None
+        length = _CENTRE_NORM * math.sqrt(self.n_features_in_)
+        rows = IntegerRows(self.n_features_in_, length).round(self._column_bounds.scale(self._rows))
+        (released,) = release(sum_classes(rows, np.zeros_like(self._codes), 1), CENTRE_SHARE)
+        count = max(released[-1] / COUNT_UNIT, 1.0)
+        centre: Rows = np.clip(released[:-1] / LONGEST * length / count, -1, 1)
+        return centre
 
     def _charge_account(self, plan: VotePlan, guarantee: Guarantee) -> None:
         account = find_account(self.ledger, self.account, plan, guarantee)
@@ -391,26 +403,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
 
 
 @dataclass(frozen=True, eq=False)
-class _CheckedRecords:
-    """Checked input. It holds the records and never leaves the estimator."""
-
-    classes: NDArray[Any]
-    codes: NDArray[np.int64]  # the number of each record's class
-    rows: Rows
-    public: Rows | None
-    bounds: ColumnBounds | None
-
-    def __repr__(self) -> str:
-        return "_CheckedRecords(private)"
-
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """The number of records of each class."""
-        return np.bincount(self.codes, minlength=len(self.classes))
-
-
-@dataclass(frozen=True, eq=False)
-class _DiscriminantProblem:
+class _ProjectedRecords:
     """Projected records. They never leave the estimator."""
 
     classes: NDArray[Any]
@@ -421,7 +414,7 @@ class _DiscriminantProblem:
     shrinkage: float
 
     def __repr__(self) -> str:
-        return "_DiscriminantProblem(private)"
+        return "_ProjectedRecords(private)"
 
     @cached_property
     def moments(self) -> PublicMoments:
@@ -498,18 +491,6 @@ def _release_share(plan: VotePlan, source: Source, sums: NDArray[np.int64], shar
     """Release sums with the noise of a share of the plan (docs/theory/private-discriminant.md, Theorem 4)."""
     noise = _split_noise(plan.vote_noise, share)
     return replace(plan.votes, noise=noise, mechanism=GaussianSums(SENSITIVITY)(noise)).release(sums, source)
-
-
-def _release_centre(checked: _CheckedRecords, release: _Release) -> Rows:
-    """Return the noisy mean of the rows within their bounds: the sums and the count of a single class."""
-    assert checked.bounds is not None
-    size = checked.rows.shape[1]
-    length = _CENTRE_NORM * math.sqrt(size)
-    rows = IntegerRows(size, length).round(checked.bounds.scale(checked.rows))
-    (released,) = release(sum_classes(rows, np.zeros_like(checked.codes), 1), CENTRE_SHARE)
-    count = max(released[-1] / COUNT_UNIT, 1.0)
-    centre: Rows = np.clip(released[:-1] / LONGEST * length / count, -1, 1)
-    return centre
 
 
 def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
