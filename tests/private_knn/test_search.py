@@ -414,15 +414,12 @@ def test_rows_that_are_none_are_refused_without_their_values(rows: Any, message:
     assert "123" not in str(refused.value)
 
 
-def test_queries_and_lengths_that_fit_nothing_are_refused() -> None:
+def test_queries_that_fit_nothing_are_refused() -> None:
     search = NeighborSearch(np.eye(3))
     with pytest.raises(ValueError, match=r"queries must have shape \(n, 3\)"):
         search.nearest(np.eye(4), 2)
     with pytest.raises(ValueError, match="queries must be finite"):
         search.nearest([[1.0, np.nan, 0]], 2)
-    for length in (0, -1):
-        with pytest.raises(ValueError, match="length must be at least 1"):
-            search.batches(np.eye(3), length)  # at the call, not at the first batch
 
 
 @pytest.mark.parametrize("norm", [0.0, -1.0, np.nan, np.inf])

@@ -134,20 +134,14 @@ class NeighborSearch:
 
     def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
         """Yield slices of the queries and their nearest records, a batch at a time in bounded memory."""
-        if length < 1:
-            raise ValueError("length must be at least 1")
-        return self._batches(self._integers.round(queries, name="queries"), min(length, self.n_rows))
-
-    def _batches(self, integers: NDArray[np.int16], length: int) -> Iterator[tuple[slice, Ids]]:
+        integers, length = self._integers.round(queries, name="queries"), min(length, self.n_rows)
         step = _find_batch_length(self.n_rows)
         for start in range(0, len(integers), step):
-            batch = slice(start, min(start + step, len(integers)))
-            if length == 0:
-                yield batch, np.empty((batch.stop - start, 0), dtype=np.int32)
-                continue
-            doubled = np.ones((batch.stop - start, self.n_features + 1), dtype=np.float32)
-            np.multiply(integers[batch], 2, out=doubled[:, :-1], casting="unsafe", dtype=np.float32)
-            yield batch, self._engine.search(doubled, length)
+            batch = integers[start : start + step]
+            doubled = np.ones((len(batch), self.n_features + 1), dtype=np.float32)
+            np.multiply(batch, 2, out=doubled[:, :-1], casting="unsafe", dtype=np.float32)
+            ids = self._engine.search(doubled, length) if length else np.empty((len(batch), 0), dtype=np.int32)
+            yield slice(start, start + len(batch)), ids
 
 
 def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
@@ -188,7 +182,7 @@ def _hash_block(rows: NDArray[Any]) -> bytes:
     return hashlib.blake2b(block.tobytes(), key=f"{block.dtype.str}{block.shape}".encode()).digest()
 
 
-_Nearest: TypeAlias = tuple[Ids, NDArray[np.float32]]
+_Nearest: TypeAlias = tuple[Ids, Floats]
 
 
 def _search_block(
@@ -408,7 +402,6 @@ def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, 
     needed = np.minimum(ranks[:, -1] + 1, n_rows)
     short = np.flatnonzero(needed > listed)
     if len(short):
-        voters[short] = _look_up(
-            search, queries[short], search.nearest(queries[short], int(needed[short].max())), ranks[short]
-        )
+        longer = search.nearest(queries[short], int(needed[short].max()))
+        voters[short] = _look_up(search, queries[short], longer, ranks[short])
     return voters

@@ -237,7 +237,8 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 break
             if number:
                 rows, space = self._transform_rows(private if self._takes_images else first, inputs)
-                voter = _copy_voter(self.voter, **_fix_parameters(self.plan_, caps)).fit(rows, y)
+                noise = {name: getattr(self.plan_, name) for name in ("vote_noise", "screening_noise", "threshold")}
+                voter = _copy_voter(self.voter, **noise, **caps).fit(rows, y)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
             queried = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
             answers = voter.answer(space[queried], progress=progress)
@@ -384,11 +385,3 @@ def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, la
     if last:
         return caps
     return {name: min(left, math.ceil(share * getattr(plan, name))) for name, left in caps.items()}
-
-
-def _fix_parameters(plan: VotePlan, caps: dict[str, int]) -> dict[str, Any]:
-    """Return parameters of a voter that continues a plan."""
-    fixed: dict[str, Any] = {"vote_noise": plan.vote_noise, **caps}
-    if plan.screening is not None:
-        fixed |= {"screening_noise": plan.screening_noise, "threshold": plan.threshold}
-    return fixed
