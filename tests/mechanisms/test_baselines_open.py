@@ -287,7 +287,7 @@ def test_bad_rows_of_the_projector() -> None:
         learned.transform(np.ones((2, 5)))
     with pytest.raises(ValueError, match="rng must be"):
         learned.fit(data(20), rng=np.random.default_rng(0))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="must be fitted"):
+    with pytest.raises(ValueError, match="not fitted yet"):
         PrivatePCA(1.0).transform(data(20))
     with pytest.raises(ValueError, match="is fitted"):
         PrivatePCARelease(PrivatePCA(1.0)).fit(data(20))

@@ -4,7 +4,6 @@ import importlib
 import math
 import pickle
 from abc import abstractmethod
-from collections.abc import Callable
 from dataclasses import KW_ONLY, MISSING, dataclass, replace
 from fractions import Fraction
 from numbers import Real
@@ -16,10 +15,10 @@ from scipy.optimize import brentq
 from scipy.spatial.distance import cdist
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
-from sklearn.exceptions import NotFittedError
 from sklearn.manifold import TSNE
 from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
 from nearveil.mechanisms._gaussian import LINK, bound_computed_norm
@@ -34,7 +33,7 @@ from nearveil.mechanisms.base import (
     read_vector,
     scale_to_unit,
 )
-from nearveil.privacy import Basis, Guarantee
+from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian, gaussian_integers
@@ -310,25 +309,22 @@ class DPdSNE(EmbeddedRelease):
         self.noises_ = calibrate_steps("gaussian", self.epsilon, self.delta, [change] * steps, k)
 
     def _release(self, features: Floats, source: Source) -> list[Message]:
-        def add_step_noise(step: int, gradients: Floats) -> Floats:
-            noise = self.noises_[step]
-            assert isinstance(noise, GaussianNoise)
-            return add_noise(gradients, replace(noise, size=gradients.size), source=source)
-
-        return self._messages(source, embedding=self._walk(features, add_step_noise).astype(np.float32))
+        return self._messages(source, embedding=self._walk(features, source).astype(np.float32))
 
     def _prepare(self, features: Floats) -> Floats:
-        return self._walk(features, lambda _, gradients: gradients)
+        return self._walk(features, None)
 
-    def _walk(self, features: Floats, add_step_noise: Callable[[int, Floats], Floats]) -> Floats:
-        """Take all steps for all rows, one block of rows at a time."""
+    def _walk(self, features: Floats, source: Source | None) -> Floats:
+        """Take all steps for all rows, one block of rows at a time; without a source, without noise."""
         positions = np.zeros((len(features), int(self.n_components)))
         size = max(1, _BLOCK // len(self.anchors_))
         for block in (slice(start, start + size) for start in range(0, len(features), size)):
             pull = compute_affinities(cdist(features[block], self.anchors_, "sqeuclidean"), self._perplexity)
-            for step in range(int(self.n_steps)):
+            for noise in self.noises_:
                 gradients = clip_rows(compute_gradient(positions[block], self.embedding_, pull), float(self.clip))
-                positions[block] -= self._rate * add_step_noise(step, gradients)
+                if source is not None:
+                    gradients = add_noise(gradients, replace(noise, size=gradients.size), source=source)
+                positions[block] -= self._rate * gradients
         return positions
 
 
@@ -432,10 +428,10 @@ _METHODS = StrOptions(set(get_args(Method)))
 UNSOUND: dict[str, str] = {"bingham": FLOATS, "gibbs": CHAIN}
 _COARSE = 2.0**20  # directions are released in steps of 2^-20: the proof does not cover low bits of doubles
 _DIRECTIONS = "record of the set that the directions are learned from"
-_UNITS = {
-    "gaussian": "record of the set whose covariance is released",
-    "bingham": _DIRECTIONS,
-    "gibbs": _DIRECTIONS,
+_BASES = {  # theorem and unit of the guarantee
+    "gaussian": ("Gaussian covariance", "record of the set whose covariance is released"),
+    "bingham": ("exponential mechanism on the Bingham distribution", _DIRECTIONS),
+    "gibbs": ("exponential mechanism by a Gibbs chain", _DIRECTIONS),
 }
 
 
@@ -516,16 +512,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Parameters):
         rows = fixed._unit_rows(X)
         if not fixed.n_components <= rows.shape[1]:
             raise ValueError(f"n_components must be at most the {rows.shape[1]} columns of X")
-        columns, cost = fixed._learn(rows, source)
-        self._guarantee = Guarantee(
-            epsilon=float(fixed.epsilon),
-            protects="database",
-            unit=_UNITS[fixed.method],
-            relation="replace",
-            sound=not reason,
-            reason=reason,
-            **cost,
-        ).with_source(source)
+        columns, delta, costs = fixed._learn(rows, source)
+        theorem, unit = _BASES[fixed.method]
+        stated = {"protects": "database", "unit": unit, "reason": reason, **costs}
+        self._guarantee = make_guarantee(float(fixed.epsilon), delta, theorem, LINK, **stated).with_source(source)
         self.components_ = columns.T
         self.n_features_in_ = rows.shape[1]
         self._n_features_out = len(self.components_)
@@ -534,16 +524,12 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Parameters):
     @property
     def guarantee(self) -> Guarantee:
         """Guarantee for a record of the private set, as computed by :meth:`fit`."""
-        self._check_fitted()
+        check_is_fitted(self, "components_")
         return self._guarantee
-
-    def _check_fitted(self) -> None:
-        if not hasattr(self, "components_"):
-            raise NotFittedError("PrivatePCA must be fitted first: call fit(X)")
 
     def transform(self, X: ArrayLike) -> Floats:
         """Centre rows, scale them to norm one and project them to shape (n, n_components), without protection."""
-        self._check_fitted()
+        check_is_fitted(self, "components_")
         rows = self._unit_rows(X)
         if rows.shape[1] != self.n_features_in_:
             raise ValueError(f"X must have {self.n_features_in_} columns, as in fit")
@@ -559,23 +545,17 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Parameters):
             rows = rows - mean
         return scale_to_unit(rows.copy())
 
-    def _learn(self, rows: Floats, source: Source) -> tuple[Floats, dict[str, Any]]:
-        """Return directions as columns, and the basis, events and deltas of their guarantee."""
-        moments = rows.T @ rows
-        k = int(self.n_components)
+    def _learn(self, rows: Floats, source: Source) -> tuple[Floats, float, dict[str, Any]]:
+        """Return directions as columns, their delta, and its part for samplers and the events."""
+        moments, k, epsilon = rows.T @ rows, int(self.n_components), float(self.epsilon)
         if self.method == "gaussian":
-            noise = calibrate_covariance_noise(len(rows), rows.shape[1], self.epsilon, self.delta)
+            noise = calibrate_covariance_noise(len(rows), rows.shape[1], epsilon, self.delta)
             columns = np.linalg.eigh(add_covariance_noise(moments, noise, source))[1][:, ::-1][:, :k]
-            basis, events = "Gaussian covariance", (noise.event,)
-            deltas = {"delta": float(self.delta), "extra_delta": noise.extra_delta}
-            return columns, {"basis": Basis(basis, LINK), "events": events, **deltas}
+            return columns, float(self.delta), {"events": (noise.event,), "extra_delta": noise.extra_delta}
         if self.method == "gibbs":
-            columns = _round_directions(run_bingham_chain(self.epsilon / 2 * moments, k, int(self.n_sweeps), source))
-            return columns, {"basis": Basis("exponential mechanism by a Gibbs chain", LINK), "delta": 0.0}
-        columns = draw_directions(moments, k, self.epsilon, source)
-        bingham = (PureDp(float(self.epsilon) / k),) * k
-        basis = "exponential mechanism on the Bingham distribution"
-        return columns, {"basis": Basis(basis, LINK), "events": bingham, "delta": 0.0}
+            columns = _round_directions(run_bingham_chain(epsilon / 2 * moments, k, int(self.n_sweeps), source))
+            return columns, 0.0, {}
+        return draw_directions(moments, k, epsilon, source), 0.0, {"events": (PureDp(epsilon / k),) * k}
 
 
 def calibrate_covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:

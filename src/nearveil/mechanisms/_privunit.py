@@ -108,22 +108,18 @@ class PrivUnitChannel(Channel):
         blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
         return turn_to_axes(heights, plain, compute_directions(rows)) + blur
 
-    def log_likelihood(self, projections: Floats) -> Floats:
-        """Return the log-density of a message with projection <g, x>, relative to a Gaussian of variance 1 + `_NOISE`.
-
-        Counts cells as noise of their variance and ignores the cut at +-15.9. The range has the width `tilt`.
-        """
-        # Before the tilt, a given <g, x> is Gaussian with this mean and deviation.
-        mean, deviation = projections / (1 + _NOISE), math.sqrt(_NOISE / (1 + _NOISE))
-        inside = ndtr((mean - self.cap_start) / deviation)
-        low = math.exp(-self.tilt)
-        return np.asarray(np.log(inside + low * (1 - inside)) - math.log(self.cap_share + low * (1 - self.cap_share)))
-
     def log_density(self, projections: Floats, squares: Floats) -> Floats:
-        """Return the log-density of a message by its projection <g, x> and its square |g|^2."""
+        """Return the log-density of a message by its projection <g, x> and its square |g|^2.
+
+        Counts cells as noise of their variance and ignores the cut at +-15.9. Over all x, its range has width `tilt`.
+        """
         variance = 1 + _NOISE
         gaussian = -0.5 * (squares / variance + self.dimension * math.log(2 * math.pi * variance))
-        return np.asarray(gaussian + self.log_likelihood(projections))
+        # Before the tilt, a given <g, x> is Gaussian with this mean and deviation.
+        mean, deviation = projections / variance, math.sqrt(_NOISE / variance)
+        inside, low = ndtr((mean - self.cap_start) / deviation), math.exp(-self.tilt)
+        total = math.log(self.cap_share + low * (1 - self.cap_share))
+        return np.asarray(gaussian + (np.log(inside + low * (1 - inside)) - total))
 
 
 def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:

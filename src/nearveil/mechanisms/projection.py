@@ -40,14 +40,12 @@ class Projection:
 
     def __call__(self, features: Floats) -> Floats:
         """Project rows to norm one. Zero and infinite images become the first axis: an error would reveal them."""
-        mapped = self._map(features)
+        mapped = features @ self.matrix if self.matrix is not None else self._transform(features)
         mapped = np.where(np.isfinite(mapped).all(axis=1, keepdims=True), mapped, 0.0)
         mapped[:, 0] = np.where(mapped.any(axis=1), mapped[:, 0], 1.0)
         return scale_to_unit(mapped)
 
-    def _map(self, features: Floats) -> Floats:
-        if self.matrix is not None:
-            return features @ self.matrix
+    def _transform(self, features: Floats) -> Floats:
         if self.transformer is None:
             return features.copy()
         mapped = np.zeros((len(features), self.n_components))

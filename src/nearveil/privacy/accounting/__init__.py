@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import ClassVar, Literal, NamedTuple, Self
+from typing import Literal, NamedTuple, Self
 
 import dp_accounting as dp
 import numpy as np
@@ -114,13 +114,12 @@ class Accountant(ABC):
     """
 
     spent: Spent = ()
-    _cache: ClassVar[str] = ""
 
     def supports(self, event: DpEvent) -> bool:
         """Return whether the event can be priced: a dry run."""
         try:
             for leaf, _ in split_event(event):
-                self._dry_run(leaf)
+                self._price(leaf)
         except UnsupportedEventError:
             return False
         return True
@@ -138,7 +137,7 @@ class Accountant(ABC):
                 kinds.append(leaf)
                 counts.append(times)
         self.spent = tuple((leaf, times) for leaf, times in zip(kinds, counts, strict=True) if times > 0)
-        vars(self).pop(self._cache, None)
+        vars(self).pop("rdp", None)  # a cached property
         return self
 
     def copy(self) -> Self:
@@ -154,7 +153,7 @@ class Accountant(ABC):
         """Return a delta at which everything composed is (epsilon, delta)-DP."""
 
     @abstractmethod
-    def _dry_run(self, leaf: DpEvent) -> None:
+    def _price(self, leaf: DpEvent) -> object:
         """Price one mechanism, or raise UnsupportedEventError."""
 
 
@@ -177,7 +176,6 @@ class RdpAccountant(Accountant):
 
     orders: tuple[float, ...] = DEFAULT_ORDERS
     conversion: Conversion = "tight"
-    _cache: ClassVar[str] = "rdp"
 
     def __post_init__(self) -> None:
         if not self.orders:
@@ -188,7 +186,7 @@ class RdpAccountant(Accountant):
     @cached_property
     def rdp(self) -> NDArray[np.float64]:
         """Total Renyi divergence at each of the orders, of shape (n_orders,)."""
-        return np.asarray(sum((times * self._curve(leaf) for leaf, times in self.spent), np.zeros(len(self.orders))))
+        return np.asarray(sum((times * self._price(leaf) for leaf, times in self.spent), np.zeros(len(self.orders))))
 
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
@@ -207,10 +205,8 @@ class RdpAccountant(Accountant):
             return float(np.min(np.exp(np.minimum(exponents, 0))))
         return float(min(dp_rdp.rdp_privacy_accountant.compute_delta(self.orders, self.rdp, epsilon)[0], 1.0))
 
-    def _dry_run(self, leaf: DpEvent) -> None:
-        self._curve(leaf)
-
-    def _curve(self, leaf: DpEvent) -> NDArray[np.float64]:
+    def _price(self, leaf: DpEvent) -> NDArray[np.float64]:
+        relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         match leaf:
             case PureDp():
                 log_p = -np.logaddexp(0, [[-leaf.epsilon], [leaf.epsilon]])  # of a truthful and of a false answer
@@ -220,10 +216,7 @@ class RdpAccountant(Accountant):
                 costs = [compute_screening_rdp(order, leaf.screening, leaf.sampling_rate) for order in self.orders]
                 return np.array(costs)
             case dp.RandomizedResponseDpEvent():
-                return self._compute_library_curve(leaf, dp.NeighboringRelation.REPLACE_ONE)
-        return self._compute_library_curve(leaf, dp.NeighboringRelation.ADD_OR_REMOVE_ONE)
-
-    def _compute_library_curve(self, leaf: DpEvent, relation: dp.NeighboringRelation) -> NDArray[np.float64]:
+                relation = dp.NeighboringRelation.REPLACE_ONE
         curve = dp_rdp.RdpAccountant(self.orders, relation).compose(leaf).rdp
         # The library reads a divergence that rounding made negative as perfect privacy. A value below its rounding,
         # about 1e-15, may come out as 0, so that much is added.
@@ -312,8 +305,8 @@ class PldAccountant(Accountant):
         except UnsupportedEventError:
             return math.inf
 
-    def _dry_run(self, leaf: DpEvent) -> None:
-        make_loss_curves(leaf, 0)
+    def _price(self, leaf: DpEvent) -> LossCurves:
+        return make_loss_curves(leaf, 0)
 
 
 @dataclass
@@ -329,18 +322,12 @@ class AdditionAccountant(Accountant):
     250.0
     """
 
-    _cache: ClassVar[str] = "_sharing"
-
-    @cached_property
-    def _sharing(self) -> list[tuple[PldAccountant, int]]:
-        mixed = [(leaf, times) for leaf, times in self.spent if find_pure_epsilon(leaf) is None]
-        return [(PldAccountant(spent=((leaf, 1),)), times) for leaf, times in mixed]
-
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
-        parts = sum(times for _, times in self._sharing)
-        shares = (times * single.epsilon(delta / parts) for single, times in self._sharing)
         pure = tuple(part for part in self.spent if find_pure_epsilon(part[0]) is not None)
+        mixed = [part for part in self.spent if find_pure_epsilon(part[0]) is None]
+        runs = sum(times for _, times in mixed)
+        shares = (times * PldAccountant(((leaf, 1),)).epsilon(delta / runs) for leaf, times in mixed)
         return float(sum(shares, sum_pure_epsilons(pure)))
 
     def delta(self, epsilon: float) -> float:
@@ -355,9 +342,8 @@ class AdditionAccountant(Accountant):
             low, high = (low, middle) if self.epsilon(math.exp(middle)) <= epsilon else (middle, high)
         return math.exp(high)
 
-    def _dry_run(self, leaf: DpEvent) -> None:
-        if find_pure_epsilon(leaf) is None:
-            PldAccountant()._dry_run(leaf)
+    def _price(self, leaf: DpEvent) -> object:
+        return find_pure_epsilon(leaf) or make_loss_curves(leaf, 0)
 
 
 class BudgetExceededError(NearveilError, ValueError):
