@@ -37,16 +37,7 @@ _WEIGHTS = 1e-8  # rounding of the logarithms of the pieces' weights, and slopes
 
 @dataclass(frozen=True)
 class FisherChannel(Channel):
-    """The distribution of a message; the sphere has at least 16 dimensions.
-
-    Examples
-    --------
-    >>> channel = calibrate(4.0, 64)
-    >>> f"{channel.kappa:.4f}"
-    '2.0000'
-    >>> f"{channel.cost:.0e} of epsilon for the arithmetic"
-    '8e-06 of epsilon for the arithmetic'
-    """
+    """The distribution of a message; the sphere has at least 16 dimensions."""
 
     kappa: float  # the concentration
     reach: float  # heights s end at +-reach

@@ -62,16 +62,7 @@ class Channel(ABC):
 
 @dataclass(frozen=True)
 class PrivUnitChannel(Channel):
-    """The distribution of a message.
-
-    Examples
-    --------
-    >>> channel = calibrate(2.0, 1280)
-    >>> f"cap from {channel.cap_start:.3f}, holding {channel.cap_share:.3f} before the tilt and {channel.p:.3f} after"
-    'cap from 0.785, holding 0.216 before the tilt and 0.671 after'
-    >>> f"{channel.signal:.3f}"
-    '0.786'
-    """
+    """The distribution of a message."""
 
     tilt: float  # epsilon less `bound_arithmetic_cost`
     threshold: int  # where the cap begins, in steps of 1/128

@@ -23,15 +23,7 @@ _COMPONENTS = 64  # the default, if there are as many
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """A public map of features, followed by a division by the norm.
-
-    Examples
-    --------
-    >>> turn = np.array([[0.0, 1.0], [-1.0, 0.0], [0.0, 0.0]])
-    >>> fit_projection(turn, np.eye(3), None)(np.array([[3.0, 4.0, 0.0], [0.0, 0.0, 1.0]]))
-    array([[-0.8,  0.6],
-           [ 1. ,  0. ]])
-    """
+    """A public map of features, followed by a division by the norm."""
 
     n_components: int  # columns of the output
     public_id: str  # fingerprint of its parameters, besides the public rows

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -51,7 +51,7 @@ from nearveil.mechanisms.covers.members import (
     reach_items,
 )
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_numbers, check_range, check_rows
+from nearveil.privacy.checks import check_choice, check_numbers, check_range, check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 
@@ -462,10 +462,8 @@ class Cells(MappedRelease):
 
     def _count(self, n_items: int, set_size: int) -> int:
         """Check the parameters and return the number of cells."""
-        if self.kind not in get_args(CellKind):
-            raise ValueError('kind must be "kmeans" or "balanced"')
-        if self.response not in get_args(Response):
-            raise ValueError('response must be "randomized" or "subset"')
+        check_choice(self.kind, "kind", CellKind)
+        check_choice(self.response, "response", Response)
         if set_size == n_items:
             raise ValueError("candidates must be less than the whole gallery")
         least = -(-n_items // set_size)
