@@ -52,7 +52,7 @@ def test_the_name_of_a_database_holds_nothing_of_its_address(served: list[Settin
     fine("serve", url)
     assert served[0].galleries[0].name == name
     text = refused("serve", "://hunter2")
-    assert "INDEX: must be a folder, or a URL" in text
+    assert "INDEX must be a path, or a URL" in text
     assert "hunter2" not in text
 
 

@@ -369,7 +369,7 @@ def test_copies_and_clones_share_the_account(ledger: Ledger, open_account: Open)
 def test_order_is_the_sequence_and_a_clock_that_jumps_changes_nothing(url: str, tmp_path: Path) -> None:
     hours = iter([0, 5, -100, 2, -3])
     start = datetime(2026, 3, 29, 0, 30, tzinfo=UTC)
-    with Ledger(url, witness=tmp_path / "w", clock=lambda: start + timedelta(hours=next(hours))) as ledger:
+    with Ledger(url, witness=tmp_path / "w", clock=lambda: start + timedelta(hours=next(hours, 0))) as ledger:
         account = ledger.open_account("images", **{**ABOUT, "epsilon": 1.0, "delta": 0.0})
         for key in ("a", "b", "c", "d"):
             account.spend(stated(PureDp(0.25)), key)

@@ -1,8 +1,7 @@
 """``nearveil label``: private records vote on the labels of a public set. ``nearveil train``: train features."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +12,6 @@ from nearveil.cli._options import FORCE, JSON, LedgerOptions, argument, command,
 from nearveil.cli._output import check, fail, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
-    from nearveil.ledger import Account
     from nearveil.private_knn.labelling import LabelReport
 
 
@@ -66,7 +64,9 @@ def label(
     with show_bars() as bars:
         from nearveil.private_knn.labelling import label_file, parse_classes
 
-        with _open_account(payment, account) as payer:
+        if account is None and payment.ledger is not None:
+            raise ValueError("--account: required with --ledger (or NEARVEIL_LEDGER)")
+        with nullcontext() if account is None else payment.open() as ledger:
             report = label_file(
                 private,
                 public,
@@ -74,7 +74,7 @@ def label(
                 **asdict(options),
                 classes=None if classes is None else parse_classes(classes),
                 force=force,
-                account=payer,
+                account=None if ledger is None else ledger.account(str(account)),
                 progress=bars,
                 warn=lambda text: print_lines(text, stderr=True),
             )
@@ -87,18 +87,6 @@ def label(
     if report.stopped:
         done = f"{report.stopped} after {len(report.labels)} of {len(report.names)} rows"
         fail(f"{done}; all rows are paid for, and {out} holds the labels so far")
-
-
-@contextmanager
-def _open_account(payment: LedgerOptions, account: str | None) -> "Iterator[Account | None]":
-    """Yield the account that pays, or None if none is named."""
-    if account is not None:
-        with payment.open() as ledger:
-            yield ledger.account(account)
-    elif payment.ledger is not None:
-        raise ValueError("--account: required with --ledger (or NEARVEIL_LEDGER)")
-    else:
-        yield None
 
 
 def _print_labels(report: "LabelReport", notes: list[str], out: Path | None, *, as_json: bool) -> None:

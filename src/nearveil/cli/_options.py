@@ -180,7 +180,7 @@ class ServerOptions:
             raise ValueError("--server: must be a URL such as https://host:8321")
         if self.certificate is None and self.certificate_key is not None:
             raise ValueError("--certificate-key: requires --certificate")
-        has_key = self.certificate is not None and self.certificate_key is not None
+        has_key = self.certificate_key is not None
         return Client(
             server,
             self._read_token(),

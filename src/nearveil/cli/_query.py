@@ -283,7 +283,12 @@ def classify(
         cost = {"epsilon": 0.0, "paid": 0.0, "gallery_guarantee": str(guarantee)}
         print_json({"images": classes, "failed": failed, "caution": caution, **cost})
     elif results:
-        _print_classes(results)
+        rows = []
+        for image, result in results:
+            best = sorted(result.probabilities.items(), key=lambda pair: -pair[1])[:_N_CLASSES]
+            runners_up = ", ".join(f"{label} {probability:.3f}" for label, probability in best[1:])
+            rows.append((image, best[0][0], f"{best[0][1]:.3f}", runners_up))
+        print_table(["image", "class", "probability", "then"], rows, right=("probability",))
         print_lines(
             *filter(None, [caution]),
             "The server saw nothing that depends on an image, and nothing was paid.",
@@ -292,15 +297,6 @@ def classify(
     print_lines(*(f"{image}: {reason}" for image, reason in failures), stderr=True)
     if failures:
         raise typer.Exit(1)
-
-
-def _print_classes(results: "list[tuple[Path, Classified]]") -> None:
-    rows = []
-    for image, result in results:
-        best = sorted(result.probabilities.items(), key=lambda pair: -pair[1])[:_N_CLASSES]
-        runners_up = ", ".join(f"{label} {probability:.3f}" for label, probability in best[1:])
-        rows.append((image, best[0][0], f"{best[0][1]:.3f}", runners_up))
-    print_table(["image", "class", "probability", "then"], rows, right=("probability",))
 
 
 @command()

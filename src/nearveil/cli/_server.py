@@ -62,14 +62,14 @@ def serve(
         nearveil serve gallery/ --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
     """
     overrides: dict[str, Any] = {key: value for key, value in asdict(options).items() if value is not None}
+    with require_extra("service"):
+        from nearveil.server import Settings
+        from nearveil.server import serve as run_server
     if index is not None:
         offers = ("names", "thumbnails", *(offer or ()))
         overrides["galleries"] = [{"name": name or _name_gallery(index), "index": index, "offers": offers}]
     elif name is not None or offer:
         raise ValueError("--name, --offer: only with INDEX")
-    with require_extra("service"):
-        from nearveil.server import Settings
-        from nearveil.server import serve as run_server
     settings = Settings.load(config, **overrides)
     _check_log(settings)
     if settings.galleries and not has_tokens(settings.tokens):
@@ -77,22 +77,16 @@ def serve(
     for gallery in settings.galleries:
         if "codes" in gallery.offers:
             typer.echo(f"{gallery.name} offers all its codes: every client can download every code.", err=True)
-    run_server(settings, ready=_print_address)
+    # Programs wait for this line: the server accepts requests.
+    run_server(settings, ready=lambda address: typer.echo(f"nearveil serves at {address}"))
 
 
 def _name_gallery(index: str) -> str:
     """Return the name of the index's folder or database. The rest of a database URL may contain a password."""
-    with require_extra("service"):
-        from nearveil.server.settings import make_gallery_name
-    if "://" not in index:
-        return make_gallery_name(index)
-    import sqlalchemy as sa
+    from nearveil.server.settings import make_gallery_name
+    from nearveil.storage import parse_url
 
-    try:
-        database = sa.make_url(index).database
-    except (sa.exc.ArgumentError, ValueError):
-        raise ValueError("INDEX: must be a folder, or a URL such as postgresql://user@host/database") from None
-    return make_gallery_name(Path("/", database or ""))
+    return make_gallery_name(Path("/", parse_url(index, "INDEX").database or ""))
 
 
 def _check_log(settings: "Settings") -> None:
@@ -106,11 +100,6 @@ def _check_log(settings: "Settings") -> None:
             pass
     except OSError as error:
         raise ValueError(f"log_file: {settings.log_file} is not writable: {error.strerror}") from None
-
-
-def _print_address(address: str) -> None:
-    """Print the line that programs wait for: the server now accepts requests."""
-    typer.echo(f"nearveil serves at {address}")
 
 
 @command()

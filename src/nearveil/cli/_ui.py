@@ -7,16 +7,12 @@ import threading
 import webbrowser
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from nearveil.cli._accounts import PaymentOptions, describe_new_account, find_or_open_account
 from nearveil.cli._options import EXTRACTOR, GalleryOptions, command, load_extractor, option
 from nearveil.cli._output import require_extra
-
-if TYPE_CHECKING:
-    from nearveil.ledger import Account
 
 _SERVER_SETTINGS = {"timeout": 20.0, "retries": 2}  # short: a person waits in front of the page
 _EXIT_DELAY = 5.0  # seconds between Ctrl-C and the end, before uvicorn logs the requests that it cancels
@@ -58,30 +54,18 @@ def ui(
         files = stack.enter_context(ExitStack())
 
         def announce(address: str) -> None:
-            _print_address(address, payer.account)
+            typer.echo(f"{payer.account.balance()}")
+            typer.echo("The page is on this machine only. The address works once. Press Ctrl-C to stop.")
+            typer.echo(address)  # last, on its own line: programs wait for it
             if browser:
                 _open_browser(address, files)
 
         serve_page(session, port=port, ready=announce, stopping=lambda: _exit_soon(files))
 
 
-def _print_address(address: str, account: "Account") -> None:
-    """Print the address last, on its own line: programs wait for it."""
-    typer.echo(f"{account.balance()}")
-    typer.echo("The page is on this machine only. The address works once. Press Ctrl-C to stop.")
-    typer.echo(address)
-
-
-_REDIRECT = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="referrer" content="no-referrer">
-<meta http-equiv="refresh" content="0;url={address}">
-<title>nearveil: opening the page</title>
-</head>
-<body><p><a href="{address}">Open the page</a></p></body>
-</html>
+_REDIRECT = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="referrer" content="no-referrer">
+<meta http-equiv="refresh" content="0;url={address}"><title>nearveil: opening the page</title>
+<p><a href="{address}">Open the page</a></p></html>
 """
 
 

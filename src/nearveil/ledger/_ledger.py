@@ -162,14 +162,14 @@ class Ledger:
                 cost=cost,
                 left=budget.epsilon,
             )
-        nonce, database = secrets.token_hex(16), self._database
+        nonce, time, database = secrets.token_hex(16), self._database.now(), self._database
         opened = BudgetRow(name, None, budget.terms(), budget.zero, opening=opening)
         content = {"opening": opening, "terms": opened.terms, "cost": cost}
 
         def work(connection: sa.Connection) -> tuple[None, Receipt | None]:
             row = store.find_witnessed_account(connection, name, database.witness, lock=True)
             if row is None:
-                row = store.append_entry(connection, opened, OPENED, content, time=database.now(), nonce=nonce)
+                row = store.append_entry(connection, opened, OPENED, content, time=time, nonce=nonce)
             else:  # perhaps by an attempt of this call, whose reply was lost
                 first = store.find_entry(connection, name, 1)
                 if first is None or first.nonce != nonce:

@@ -126,6 +126,7 @@ class Debit:
             raise LedgerError("only the owner of a debit stores its message: inside the context, in the same process")
         account, database = self._account, self._account._ledger._database
         content = {"message": base64.b64encode(message).decode("ascii")}
+        call: Any = {"time": database.now(), "nonce": self.nonce, "key": self.key}
 
         def append(connection: sa.Connection) -> tuple[Receipt, Receipt]:
             row = store.load_account(connection, account.name, database.witness, lock=True)
@@ -133,9 +134,7 @@ class Debit:
             if debit is None or debit.nonce != self.nonce:
                 raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
             if stored is None:
-                row = store.append_entry(
-                    connection, row, MESSAGE, content, time=database.now(), nonce=self.nonce, key=self.key
-                )
+                row = store.append_entry(connection, row, MESSAGE, content, **call)
             elif stored.message != message:  # the same message: an attempt of this call, whose reply was lost
                 raise LedgerError("another message is stored already for this key; a key releases one message, once")
             receipt = row.receipt
@@ -308,6 +307,7 @@ class Account:
         with suppress(UnpricedError):  # fill the cache of prices before the transaction: other writers wait for it
             self._budget.price(charge)
         make_debit = partial(Debit, self, charge, key=key, client=client)
+        call: Any = {"time": database.now(), "nonce": nonce, "key": key}
 
         def append_debit(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
             row = store.load_account(connection, self.name, database.witness, lock=True)
@@ -318,8 +318,7 @@ class Account:
                 return make_debit(nonce=earlier.nonce, receipt=row.receipt, repeated=True, message=message), None
             if earlier is None:  # else an attempt of this call was committed, and its reply was lost
                 paid = {payer.client: payer.debit(charge) for payer in (row, *shares)}  # all of them, or none
-                call, quota = {"time": database.now(), "nonce": nonce, "key": key}, None
-                row, price = paid[None]
+                (row, price), quota = paid[None], None
                 content: dict[str, Any] = {"charge": charge, "price": price}
                 if client is not None:
                     quota, content["client_price"] = paid[client]
@@ -402,14 +401,14 @@ class Account:
 
     def _open_share(self, kind: str, name: str, budget: Budget) -> BudgetRow:
         """Open a quota or a cap, unless it exists with the same terms."""
-        nonce, database = secrets.token_hex(16), self._ledger._database
+        database = self._ledger._database
+        call: Any = {"time": database.now(), "nonce": secrets.token_hex(16)}
         opened = BudgetRow(self.name, name, budget.terms(), budget.zero)
 
         def work(connection: sa.Connection) -> tuple[BudgetRow, Receipt | None]:
             row = store.load_account(connection, self.name, database.witness, lock=True)
             share = store.find_row(connection, self.name, name)
             if share is None:
-                call = {"time": database.now(), "nonce": nonce}
                 row = store.append_entry(connection, row, kind, {"terms": opened.terms}, share=opened, **call)
             elif share.terms != opened.terms:
                 raise AccountError(f"client {name!r} has another quota already: quotas do not change")
