@@ -277,6 +277,12 @@ def find_error_code(error: BaseException) -> int | str:
     return int(code) & 0xFF if code is not None else str(getattr(original, "sqlstate", None) or "")
 
 
+def name_error(error: BaseException) -> str:
+    """Return the kind of an error, such as SQLITE_FULL, without its text, which may quote private values."""
+    original = getattr(error, "orig", None) or error
+    return str(getattr(original, "sqlite_errorname", None) or type(original).__name__)
+
+
 def is_transient(error: Exception) -> bool:
     """Return whether a database error may be temporary."""
     if isinstance(error, sa.exc.TimeoutError):

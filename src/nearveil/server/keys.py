@@ -10,8 +10,8 @@ import sqlalchemy as sa
 
 from nearveil.server.errors import ServiceError
 from nearveil.server.tokens import TokenStoreError, create_file, open_store, parse_store_url
-from nearveil.server.workers import OutageLog, name_error
-from nearveil.storage import create_tables, describe_url, is_of_database
+from nearveil.server.workers import OutageLog
+from nearveil.storage import create_tables, describe_url, is_of_database, name_error
 
 _RETENTION = 86_400.0  # seconds
 

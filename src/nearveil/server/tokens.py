@@ -7,8 +7,8 @@ import re
 import secrets
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -26,6 +26,7 @@ from nearveil.storage import (
     identify_file,
     make_private_file,
     make_private_folder,
+    name_error,
     parse_url,
     prepare_durable,
 )
@@ -78,7 +79,11 @@ def create_file(path: Path) -> None:
 
 
 def open_store(
-    url: URL, timeout: float, prepare_sqlite: Callable[[sqlite3.Connection], None] = prepare_durable
+    url: URL,
+    timeout: float,
+    *,
+    prepare_sqlite: Callable[[sqlite3.Connection], None] = prepare_durable,
+    explain: Callable[[BaseException, URL, bool], NearveilError] | None = None,
 ) -> Database:
     """Return the database of a store."""
 
@@ -89,10 +94,20 @@ def open_store(
             connection.execute(f"SET statement_timeout = {round(1000 * timeout)}")
             connection.commit()
 
-    try:
-        return Database(url, timeout, prepare=prepare)
-    except ModuleNotFoundError:
-        raise TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]") from None
+    return Database(url, timeout, prepare=prepare, explain=explain)
+
+
+def _explain(error: BaseException, url: URL, _: bool = True) -> TokenError:
+    """Return an error of a store without the text of the driver, which may quote values."""
+    if isinstance(error, ModuleNotFoundError):
+        return TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]")
+    text = "the disk is full. Nothing was changed; free some space and retry"
+    if find_error_code(error) not in _FULL:
+        text = (
+            f"the database does not answer ({name_error(error)}): check that it exists, is a token store, and that "
+            "this user may write to it"
+        )
+    return TokenStoreError(f"tokens {describe_url(url)}: {text}")
 
 
 @dataclass(frozen=True)
@@ -199,9 +214,9 @@ class TokenStore:
         self._file: tuple[int, ...] = ()
         if self._url.get_backend_name() == "sqlite":
             create_file(Path(str(self._url.database)))
-        self._database = open_store(self._url, timeout)
+        self._database = open_store(self._url, timeout, explain=_explain)
         try:
-            with self._translate_errors(), self._database.begin_write() as connection:
+            with self._database.begin_write() as connection:
                 create_tables(connection, _metadata)
         except BaseException:
             self._database.close()
@@ -244,7 +259,7 @@ class TokenStore:
             digest=_digest(secret),
         )
         row = {**vars(token), "scopes": ",".join(token.scopes), "galleries": ",".join(token.galleries)}
-        with self._translate_errors(), self._database.begin_write() as connection:
+        with self._database.begin_write() as connection:
             connection.execute(sa.insert(_tokens).values(row))
         return token, f"nv_{number}_{secret}"
 
@@ -257,7 +272,7 @@ class TokenStore:
         if not isinstance(number, str) or not _ID.fullmatch(number):
             raise TokenError("id must be 16 hexadecimal digits: the part of a token between nv_ and the second _")
         change = sa.update(_tokens).where(_tokens.c.id == number, _tokens.c.revoked.is_(None))
-        with self._translate_errors(), self._database.begin_write() as connection:
+        with self._database.begin_write() as connection:
             connection.execute(change.values(revoked=int(self._clock())))
         for token in self._load(_tokens.c.id == number):
             return token
@@ -290,40 +305,28 @@ class TokenStore:
 
     def _load(self, *conditions: sa.ColumnElement[bool]) -> Sequence[Token]:
         """Load tokens, and revoke the expired ones, so that a clock that is set back does not make them valid again."""
-        with self._translate_errors():
-            if self._database.is_sqlite and (file := identify_file(self._database.path)) != self._file:
+        if self._database.is_sqlite:
+            try:
+                file = identify_file(self._database.path)
+            except OSError as error:
+                raise _explain(error, self._url) from None
+            if file != self._file:
                 self._database.close()  # the file was replaced: open connections would read the old one
                 self._file = file
-            with self._database.begin_read() as connection:
-                tokens = [_make_token(row) for row in connection.execute(sa.select(_tokens).where(*conditions))]
-            now = int(self._clock())
-            if any(token.revoked is None and not token.is_valid(now) for token in tokens):
-                expired = _tokens.c.revoked.is_(None) & (_tokens.c.expires <= now)
-                # Do not wait for other writers: the next call tries again, and until then `_latest` protects.
-                with suppress(sa.exc.SQLAlchemyError), self._database.begin_write(times=0.0) as connection:
-                    connection.execute(sa.update(_tokens).where(expired).values(revoked=now))
-            return tokens
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except (sa.exc.SQLAlchemyError, OSError) as error:
-            # Not `from error`: a driver may quote values.
-            location, kind = describe_url(self._url), type(getattr(error, "orig", None) or error).__name__
-            if find_error_code(error) in _FULL:
-                raise TokenStoreError(
-                    f"tokens {location}: the disk is full. Nothing was changed; free some space and retry"
-                ) from None
-            raise TokenStoreError(
-                f"tokens {location}: the database does not answer ({kind}): check that it exists, is a token store, "
-                "and that this user may write to it"
-            ) from None
-
-
-def _make_token(row: Any) -> Token:
-    scopes, galleries = tuple(row.scopes.split(",")), tuple(row.galleries.split(","))
-    return Token(row.id, row.label, scopes, galleries, row.created, row.expires, row.revoked, bytes(row.digest))
+        with self._database.begin_read() as connection:
+            rows = connection.execute(sa.select(_tokens).where(*conditions)).all()
+        lists = ((tuple(row.scopes.split(",")), tuple(row.galleries.split(","))) for row in rows)
+        tokens = [
+            Token(row.id, row.label, scopes, galleries, row.created, row.expires, row.revoked, bytes(row.digest))
+            for row, (scopes, galleries) in zip(rows, lists, strict=True)
+        ]
+        now = int(self._clock())
+        if any(token.revoked is None and not token.is_valid(now) for token in tokens):
+            expired = _tokens.c.revoked.is_(None) & (_tokens.c.expires <= now)
+            # Do not wait for other writers: the next call tries again, and until then `_latest` protects.
+            with suppress(TokenStoreError), self._database.begin_write(times=0.0) as connection:
+                connection.execute(sa.update(_tokens).where(expired).values(revoked=now))
+        return tokens
 
 
 def _digest(secret: str) -> bytes:

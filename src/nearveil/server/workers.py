@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from nearveil.server.errors import ServiceError
+from nearveil.storage import name_error
 
 T = TypeVar("T")
 _NAME = "nearveil-work"  # of threads
@@ -91,12 +92,6 @@ class OutageLog:
             _LOG.warning("%s is up again", self._name)
         elif error is not None and was_up:
             _LOG.error("%s is down (%s): retrying", self._name, name_error(error))
-
-
-def name_error(error: Exception) -> str:
-    """Return the kind of an error, such as SQLITE_FULL, without its text, which may quote private values."""
-    original = getattr(error, "orig", None) or error
-    return str(getattr(original, "sqlite_errorname", None) or type(original).__name__)
 
 
 class Poller:

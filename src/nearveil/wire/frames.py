@@ -46,6 +46,7 @@ class Kind(IntEnum):
     """
 
     limit: int
+    frame_limit: int  # with the header
 
     PUBLIC_REQUEST = 1, 0  # of version 0.2; no program sends it, and servers refuse it
     PUBLIC_PART = 2, 64 << 20
@@ -63,13 +64,8 @@ class Kind(IntEnum):
     def __new__(cls, number: int, limit: int = 0) -> Self:
         """Make a member of its number on the wire."""
         kind = int.__new__(cls, number)
-        kind._value_, kind.limit = number, limit
+        kind._value_, kind.limit, kind.frame_limit = number, limit, HEADER_BYTES + limit
         return kind
-
-    @property
-    def frame_limit(self) -> int:
-        """The largest frame, in bytes."""
-        return HEADER_BYTES + self.limit
 
 
 MOST_KEYS, LONGEST_KEY = 64, 200  # metadata keys of a gallery in a list of galleries, and characters of a key

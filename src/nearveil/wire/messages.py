@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Protocol, Self, TypeVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,20 +132,10 @@ class PublicPart:
         )
 
 
-class _Serial(Protocol):
-    @classmethod
-    def from_bytes(cls, data: bytes) -> Any: ...
-
-    def to_bytes(self) -> bytes: ...
-
-
-_Part = TypeVar("_Part", bound=_Serial)
-
-
-def _decode_part(form: type[_Part], data: bytes, name: str) -> _Part:
+def _decode_part(form: Any, data: bytes, name: str) -> Any:
     """Decode a part of a message that has its own format, and require the one canonical encoding."""
     try:
-        part = cast("_Part", form.from_bytes(data))
+        part = form.from_bytes(data)
     except ValueError as error:
         raise WireError(f"{name} cannot be read: {error}") from None
     if part.to_bytes() != data:
