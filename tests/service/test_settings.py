@@ -68,9 +68,9 @@ def test_what_is_wrong_is_named_and_not_shown(tmp_path: Path, monkeypatch: pytes
         ({"log_level": "loud"}, "log_level: "),
         ({"tokens": ""}, "tokens: "),
         ({"colour": 1}, "colour: no such setting"),
-        ({"tls_cert": "x.pem"}, "tls_cert and tls_key"),
+        ({"tls_cert": __file__}, "tls_cert and tls_key"),
         ({"tls_cert": "x.pem", "tls_key": "y.pem"}, "tls_cert: no such file"),
-        ({"tls_client_ca": "x.pem"}, "tls_client_ca: needs"),
+        ({"tls_client_ca": __file__}, "tls_client_ca: needs"),
         ({"host": "0.0.0.0"}, "host: beyond loopback"),  # noqa: S104
         ({"host": "example.org"}, "host: beyond loopback"),
         ({"galleries": [{"name": "Birds", "index": secret}]}, "galleries.0.name: "),

@@ -78,7 +78,7 @@ def wait_until_stuck(server: Server) -> None:
 
 def test_a_gallery_that_hangs_is_noticed_and_holds_up_no_other(tmp_path: Path, hanging: pytest.MonkeyPatch) -> None:
     del hanging
-    with serving(tmp_path, concurrency=4, work_timeout=0.05) as server:
+    with serving(tmp_path, concurrency=4, work_timeout=0.5) as server:
         assert server.get("/health", None).status_code == 200
         assert server.get("/v1/galleries/birds/items/1/original").status_code == 503
         wait_until_stuck(server)  # files have one thread here, and it does not end
@@ -93,7 +93,7 @@ def test_systemd_hears_of_a_server_while_it_can_work(tmp_path: Path, hanging: py
         systemd.bind(str(tmp_path / "notify"))
         systemd.setblocking(False)
         within.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
-        with serving(tmp_path, concurrency=4, work_timeout=0.05) as server:
+        with serving(tmp_path, concurrency=4, work_timeout=0.5) as server:
             server.client.runner.run(asyncio.sleep(0.1))
             assert systemd.recv(1000) == b"READY=1\nWATCHDOG=1"
             assert server.get("/v1/galleries/birds/items/1/original").status_code == 503

@@ -1,7 +1,7 @@
 """The HTTP interface: one route for each path."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
@@ -12,14 +12,13 @@ from starlette.exceptions import HTTPException
 import nearveil
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
-from nearveil.server.middleware import CONTEXT, GuardMiddleware, RequestContext, make_problem
-from nearveil.server.openapi import describe_bytes, describe_errors, describe_question, finish_schema
+from nearveil.server.middleware import CONTEXT, GUARDED, GuardMiddleware, RequestContext, make_problem
 from nearveil.server.requests import MESSAGE, SEALED, AppState
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
-from nearveil.wire.schema import BLOCKS, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health
+from nearveil.wire.schema import BLOCKS, FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
 
-_POLL_INTERVAL = 5.0  # seconds between two polls for new maps; requests see new maps at once
+_POLL_INTERVAL = 2.0  # seconds between two polls of tokens and galleries; requests see new maps at once
 HEARTBEAT_INTERVAL = 5.0  # seconds
 _PROMETHEUS = "text/plain; version=0.0.4; charset=utf-8"
 _OCTETS = "application/octet-stream"
@@ -47,6 +46,28 @@ Key = Annotated[
         description="Idempotency key, random, made by the client. The same bytes may be sent again under it.",
     ),
 ]
+_BINARY = {"type": "string", "format": "binary"}
+_ERRORS = {
+    400: "Malformed frame, or untrusted Host header.",
+    401: "Missing, invalid or revoked token.",
+    403: "Not offered by the gallery, or not allowed for this token.",
+    404: "Not found, or not visible for this token.",
+    405: "Method not allowed.",
+    422: "Missing or invalid field.",
+    429: "Too many requests.",
+    500: "Unexpected server error.",
+    503: "The server is busy, or a database does not answer.",
+}
+_QUESTION_ERRORS = {
+    408: "The body did not arrive in time.",
+    409: "The map has changed (a frame), or the key was already used for another request.",
+    411: "Missing Content-Length.",
+    413: "The body or the answer is too large, or a sealed question has a length that the layout does not allow.",
+    415: "Unsupported media type.",
+}
+_FRAMED = frozenset((400, 403, 409, 413, 503))  # statuses that a message may also get as a frame
+_RETRY = {"Retry-After": {"description": "Seconds.", "schema": {"type": "integer", "minimum": 0}}}
+_ETAG = {"ETag": {"description": "Of this content, for If-None-Match.", "schema": {"type": "string"}}}
 
 
 def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> FastAPI:
@@ -74,7 +95,7 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses=describe_errors(),
+        responses=_describe_errors(),
     )
     app.state.nearveil = state
     galleries_router, server_router = APIRouter(tags=["galleries"]), APIRouter(tags=["server"])
@@ -88,19 +109,19 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     app.add_exception_handler(HTTPException, _handle_http_error)
     app.add_exception_handler(RequestValidationError, _handle_field_error)
     describe = app.openapi
-    app.openapi = lambda: app.openapi_schema or finish_schema(describe())  # type: ignore[method-assign]
+    app.openapi = lambda: app.openapi_schema or _finish_schema(describe())  # type: ignore[method-assign]
     return app
 
 
 def _add_question_routes(router: APIRouter, state: AppState) -> None:
     """Add the routes of private questions."""
 
-    @router.post(f"{_GALLERY}/query", **describe_question("The frame of an answer: all candidates.", framed=True))
+    @router.post(f"{_GALLERY}/query", **_describe_question("The frame of an answer: all candidates.", framed=True))
     async def query(request: Request, gallery: Name, key: Key) -> Response:
         """Return all items of the set that a private query of an open gallery names."""
         return await state.answer_question(request, gallery, key, MESSAGE)
 
-    @router.post(f"{_GALLERY}/sealed", **describe_question("The frame of an answer: encrypted scores, or records."))
+    @router.post(f"{_GALLERY}/sealed", **_describe_question("The frame of an answer: encrypted scores, or records."))
     async def ask_sealed(request: Request, gallery: Name, key: Key) -> Response:
         """Answer a sealed question, which reveals nothing, by one pass over all codes or all records."""
         return await state.answer_question(request, gallery, key, SEALED)
@@ -115,14 +136,14 @@ def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
         """List the galleries that the token may use."""
         return Galleries(galleries=tuple(await state.load_infos(request.scope[CONTEXT])))
 
-    @router.get(f"{_GALLERY}/map", **describe_bytes("The frame of a public part.", cacheable=True))
+    @router.get(f"{_GALLERY}/map", **_describe_bytes("The frame of a public part.", cacheable=True))
     async def public_map(request: Request, gallery: Name, candidates: Candidates = None) -> Response:
         """Return the newest map, or the newest for a fraction. Clients need it to make messages."""
         return await state.send(request, gallery, lambda source: source.map(candidates), pool="answers", cacheable=True)
 
     @router.get(
         f"{_GALLERY}/model",
-        **describe_bytes("The model, as PublicDiscriminant.to_bytes writes it.", media_type=_OCTETS, cacheable=True),
+        **_describe_bytes("The model, as PublicDiscriminant.to_bytes writes it.", media_type=_OCTETS, cacheable=True),
     )
     async def model(request: Request, gallery: Name) -> Response:
         """Return the model that a protected gallery has published: the same bytes for all clients."""
@@ -131,7 +152,7 @@ def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
         )
 
     @router.get(
-        f"{_GALLERY}/items/{{number}}/original", **describe_bytes("The file, as it was added.", media_type=_OCTETS)
+        f"{_GALLERY}/items/{{number}}/original", **_describe_bytes("The file, as it was added.", media_type=_OCTETS)
     )
     async def original(request: Request, gallery: Name, number: Number) -> Response:
         """Return one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
@@ -144,24 +165,24 @@ def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
 def _add_copy_routes(router: APIRouter, state: AppState) -> None:
     """Add the routes of local copies, and of layouts and hints for sealed questions: the same for all clients."""
 
-    @router.get(f"{_GALLERY}/codes", **describe_bytes("The frame of a manifest: the digests of all groups of codes."))
+    @router.get(f"{_GALLERY}/codes", **_describe_bytes("The frame of a manifest: the digests of all groups of codes."))
     async def codes(request: Request, gallery: Name) -> Response:
         """List all codes of an open gallery that offers them, for a local copy."""
         return await state.send(request, gallery, lambda source: source.codes())
 
-    @router.get(f"{_GALLERY}/codes/{{number}}", **describe_bytes("The frame of a group: ids, codes and names."))
+    @router.get(f"{_GALLERY}/codes/{{number}}", **_describe_bytes("The frame of a group: ids, codes and names."))
     async def codes_group(request: Request, gallery: Name, number: Number, blocks: Blocks = None) -> Response:
         """Return a group of codes, or some blocks of it."""
         numbers = None if blocks is None else tuple(map(int, filter(str.isdigit, blocks.split(","))))
         return await state.send(request, gallery, lambda source: source.codes_group(number, numbers))
 
-    @router.get(f"{_GALLERY}/sealed", **describe_bytes("The frame of a layout: cells and sizes.", cacheable=True))
+    @router.get(f"{_GALLERY}/sealed", **_describe_bytes("The frame of a layout: cells and sizes.", cacheable=True))
     async def sealed(request: Request, gallery: Name) -> Response:
         """Return the layout of an open gallery that answers sealed questions."""
         return await state.send(request, gallery, lambda source: source.sealed(), pool="sealed", cacheable=True)
 
     @router.get(
-        f"{_GALLERY}/sealed/{{part}}", **describe_bytes("The frame of a hint: of scores (0), or of records (1).")
+        f"{_GALLERY}/sealed/{{part}}", **_describe_bytes("The frame of a hint: of scores (0), or of records (1).")
     )
     async def sealed_hint(request: Request, gallery: Name, part: Part, since: Since = 0) -> Response:
         """Return hints, which clients need to decrypt answers to sealed questions: all, or the changes."""
@@ -170,7 +191,7 @@ def _add_copy_routes(router: APIRouter, state: AppState) -> None:
 
 def _add_server_routes(router: APIRouter, state: AppState) -> None:
     """Add the routes of health checks and metrics."""
-    unhealthy: dict[int | str, dict[str, Any]] = {503: {**describe_errors()[503], "model": Health}}
+    unhealthy: dict[int | str, dict[str, Any]] = {503: {**_describe_errors()[503], "model": Health}}
 
     @router.get("/health", responses=unhealthy)
     async def health(response: Response) -> Health:
@@ -180,9 +201,9 @@ def _add_server_routes(router: APIRouter, state: AppState) -> None:
     @router.get("/ready", responses=unhealthy)
     async def ready(response: Response) -> Health:
         """Report whether tokens and galleries can be read, and every gallery has a map or a model."""
-        return _report_health(response, await state.is_ready())
+        return _report_health(response, state.is_ready())
 
-    @router.get("/metrics", **describe_bytes("For Prometheus.", media_type="text/plain"))
+    @router.get("/metrics", **_describe_bytes("For Prometheus.", media_type="text/plain"))
     async def metrics(request: Request) -> Response:
         """Return metrics of the server and of the token's galleries for Prometheus. Needs the scope "metrics"."""
         context: RequestContext = request.scope[CONTEXT]
@@ -239,3 +260,48 @@ async def _handle_field_error(_: Request, error: Exception) -> Response:
     """Name the invalid fields without their values."""
     assert isinstance(error, RequestValidationError)
     raise ServiceError("invalid", "; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())) from None
+
+
+def _describe_errors(errors: Mapping[int, str] = _ERRORS, *, framed: bool = False) -> dict[int | str, dict[str, Any]]:
+    """Return descriptions of error responses; if `framed`, some may also be frames."""
+    responses: dict[int | str, dict[str, Any]] = {}
+    for status, description in errors.items():
+        response = responses[status] = {"description": description, "model": Problem}
+        if framed and status in _FRAMED:
+            response["content"] = {FRAME: {"schema": _BINARY}}
+        if status in (429, 503):
+            response["headers"] = _RETRY
+    return responses
+
+
+def _describe_bytes(description: str, *, media_type: str = FRAME, cacheable: bool = False) -> dict[str, Any]:
+    """Return the options of a route that returns bytes, as a gallery makes them."""
+    response: dict[str, Any] = {"description": description, "content": {media_type: {"schema": _BINARY}}}
+    responses: dict[int | str, dict[str, Any]] = {200: response}
+    if cacheable:
+        response["headers"] = _ETAG
+        responses[304] = {"description": "The content still has the ETag of the header If-None-Match."}
+    return {"response_class": Response, "responses": responses}
+
+
+def _describe_question(description: str, *, framed: bool = False) -> dict[str, Any]:
+    """Return the options of a route that answers private questions."""
+    options = _describe_bytes(description)
+    options["responses"] |= _describe_errors(_ERRORS | _QUESTION_ERRORS, framed=framed)
+    body = {
+        "description": "The frame of a query; see docs/theory/protocol.md.",
+        "content": {FRAME: {"schema": _BINARY}},
+    }
+    options["openapi_extra"] = {"requestBody": {"required": True, **body}}
+    return options
+
+
+def _finish_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's description with the tokens that our middleware requires."""
+    schema["components"]["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": "nv_..., made by `nearveil token create`."}
+    }
+    for path, operations in schema["paths"].items():
+        for operation in operations.values():
+            operation["security"] = [{"token": []}] if path.startswith(GUARDED) else []
+    return schema

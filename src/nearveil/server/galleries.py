@@ -7,7 +7,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
@@ -80,14 +81,24 @@ class ByteCache:
                 self._size -= len(oldest) + len(dropped) + _ENTRY_OVERHEAD
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class GalleryState:
-    """A gallery in one state of its index: its maps, newest first, and the answers that were made in it."""
+    """A gallery in one state of its index: its maps, newest first, and what was made from them."""
 
     index_state: IndexState
     maps: tuple[ServedMap, ...]
-    protocol: ServerProtocol | None
     answers: ByteCache
+    code_groups: dict[bytes, CodesGroup]  # by their contents; the next state goes on with them
+
+    @cached_property
+    def protocol(self) -> ServerProtocol:
+        """The protocol of all maps."""
+        return ServerProtocol(*self.maps)
+
+    @cached_property
+    def codes(self) -> CodesSource:
+        """The codes of the newest map, without deleted items."""
+        return self.maps[0].make_codes_source(self.code_groups)
 
 
 class Gallery:
@@ -198,10 +209,8 @@ class OpenGallery(Gallery):
         self._extras = cast("tuple[Extras, ...]", tuple(word for word in EXTRAS if word in offers))
         self._cache_bytes = cache
         self._lock = threading.Lock()
-        self._state = GalleryState(IndexState((), -1, ()), (), None, ByteCache(0))
+        self._state = GalleryState(IndexState((), -1, ()), (), ByteCache(0), {})
         self._codes_lock = threading.Lock()
-        self._code_groups: dict[bytes, CodesGroup] = {}  # by their contents; they outlive a map
-        self._codes: tuple[ServedMap, CodesSource] | None = None
         self._builder = SealedBuilder()
 
     @property
@@ -257,7 +266,7 @@ class OpenGallery(Gallery):
         reply = state.answers.get(data)
         if reply is not None:
             return reply
-        if state.protocol is None:
+        if not state.maps:
             return MapChanged(self.name, 0).to_bytes()
         reply = state.protocol.answer(data)
         self.on_cache_miss()
@@ -310,7 +319,7 @@ class OpenGallery(Gallery):
             Seconds to wait at most.
         """
         if "sealed" in self._offers and find_spec("cryptography") is not None:
-            self._request_sealed()
+            self._builder.request(_require_maps(self._load_state()))
             with _translate_errors():
                 self._builder.wait(timeout)
 
@@ -354,11 +363,10 @@ class OpenGallery(Gallery):
         """Return the codes of the newest map, without deleted items."""
         if "codes" not in self._offers:
             raise ServiceError("not_offered", "This gallery does not offer its codes. Query it by messages.")
-        newest = _require_maps(self._load_state())
+        state = self._load_state()
+        _require_maps(state)
         with self._codes_lock, _translate_errors():  # one thread reads every name, the others wait for it
-            if self._codes is None or self._codes[0] is not newest:
-                self._codes = newest, newest.make_codes_source(self._code_groups)
-            source = self._codes[1]
+            source = state.codes
             source.manifest  # noqa: B018 (computed once, here)
             if source.is_too_large:
                 raise ServiceError(
@@ -374,14 +382,10 @@ class OpenGallery(Gallery):
         if find_spec("cryptography") is None:
             raise ServiceError("not_offered", "The server cannot answer sealed questions: it lacks nearveil[sealed].")
 
-    def _request_sealed(self) -> None:
-        """Start to build the sealed index of the newest map, if there is none."""
-        self._builder.request(_require_maps(self._load_state()))
-
     def _get_sealed(self) -> SealedAnswers:
         """Return a sealed index that may answer now, without waiting for a build."""
         self._check_sealed()
-        self._request_sealed()
+        self._builder.request(_require_maps(self._load_state()))
         return self._builder.get()
 
     def _load_state(self) -> GalleryState:
@@ -404,9 +408,9 @@ class OpenGallery(Gallery):
         pairs = list(zip(served, old.maps, strict=False))
         same_maps = len(served) == len(old.maps) and all(new.published is last.published for new, last in pairs)
         if same_maps and all(np.array_equal(np.asarray(new.alive), np.asarray(last.alive)) for new, last in pairs):
-            return replace(old, index_state=index_state)
-        protocol = ServerProtocol(*served) if served else None
-        return GalleryState(index_state, served, protocol, ByteCache(self._cache_bytes))
+            old.index_state = index_state
+            return old
+        return GalleryState(index_state, served, ByteCache(self._cache_bytes), old.code_groups)
 
 
 def _require_maps(state: GalleryState) -> ServedMap:

@@ -2,7 +2,6 @@
 
 import asyncio
 import hashlib
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -22,16 +21,14 @@ from nearveil.server.logs import JsonLog
 from nearveil.server.metrics import Metrics, read_gallery_metrics, send_heartbeat
 from nearveil.server.middleware import CONTEXT, RequestContext
 from nearveil.server.settings import Settings
-from nearveil.server.tokens import TokenError, TokenStore
-from nearveil.server.workers import Poller, Workers
+from nearveil.server.tokens import TokenStore
+from nearveil.server.workers import POLL_TIMEOUT, Poller, Workers
 from nearveil.wire.frames import peek_header
 from nearveil.wire.messages import frame_status
 from nearveil.wire.schema import FRAME, MOST_GALLERIES, GalleryInfo
 
 MESSAGE, SEALED = "query", "sealed"  # the last part of the path of a question
 _SHARED_THREADS = 4
-_POLL_TIMEOUT = 2.0  # seconds that a gallery has to show that it can be read
-_READY_MAX_AGE = 1.0  # seconds that a check of all galleries is reused: anybody may ask for one
 _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
 _ORIGINALS = EXTRAS.index("originals")
 
@@ -82,7 +79,6 @@ class AppState:
             name: Poller(f"gallery {name}", gallery.refresh, timeout) for name, gallery in self.galleries.items()
         }
         self._answer_sizes: dict[tuple[str, int], int] = {}  # of large answers: expected size of the next one
-        self._ready, self._ready_checked = False, -_READY_MAX_AGE
         for gallery in self.galleries.values():
             if isinstance(gallery, OpenGallery):
                 gallery.on_cache_miss = self.metrics.answers_made.inc
@@ -184,7 +180,7 @@ class AppState:
         """Return the public information of all galleries that a token may use, without those that do not answer."""
         token = context.require("query")
         names = [name for name in self.galleries if token.may_use(name)]
-        calls = (self.pools[name]["answers"].run(self.galleries[name].info, timeout=_POLL_TIMEOUT) for name in names)
+        calls = (self.pools[name]["answers"].run(self.galleries[name].info, timeout=POLL_TIMEOUT) for name in names)
         replies = await asyncio.gather(*calls, return_exceptions=True)
         infos = [reply for reply in replies if isinstance(reply, GalleryInfo)]
         errors = [reply for reply in replies if isinstance(reply, BaseException)]
@@ -197,7 +193,7 @@ class AppState:
         """Return the metrics of a gallery by name."""
         try:
             workers = self.pools[gallery.name]["answers"]
-            return await workers.run(partial(read_gallery_metrics, gallery), timeout=_POLL_TIMEOUT)
+            return await workers.run(partial(read_gallery_metrics, gallery), timeout=POLL_TIMEOUT)
         except (ServiceError, LedgerError):
             return {"up": 0.0}
 
@@ -212,14 +208,17 @@ class AppState:
         """Report that the server is not ready, and close connections after their next answer."""
         self.is_stopping = True
 
-    async def is_ready(self) -> bool:
-        """Return whether tokens and galleries can be read, each is published, and the log can be written."""
+    def is_ready(self) -> bool:
+        """Return whether tokens and open galleries could be read, all are published, and the log can be written.
+
+        The last poll counts, which has threads of its own: those of requests may all be busy.
+        """
         if self.is_stopping:
             return False
-        if time.monotonic() - self._ready_checked >= _READY_MAX_AGE:
-            self._ready_checked = time.monotonic()
-            self._ready = await self._check_ready()
-        return self._ready
+        galleries = self.galleries.values()
+        polled = [self._pollers[gallery.name] for gallery in galleries if isinstance(gallery, OpenGallery)]
+        can_read = all(poller.outages.is_up for poller in (self.token_poller, *polled))
+        return can_read and not self.log.failing and all(gallery.is_published for gallery in galleries)
 
     async def refresh(self) -> None:
         """Poll the token store and all galleries; the log says which are down."""
@@ -230,15 +229,3 @@ class AppState:
         """Close the keys and the log."""
         self.keys.close()
         self.log.close()
-
-    async def _check_ready(self) -> bool:
-        """Check with threads that do nothing else: those of requests may all be busy."""
-        open_galleries = (gallery for gallery in self.galleries.values() if isinstance(gallery, OpenGallery))
-        open_pollers = [self._pollers[gallery.name] for gallery in open_galleries]
-        try:
-            async with asyncio.timeout(_POLL_TIMEOUT):
-                await self.token_poller.poll()
-                await asyncio.gather(*(poller.poll() for poller in open_pollers))
-        except (ServiceError, TokenError, TimeoutError):
-            return False
-        return not self.log.failing and all(gallery.is_published for gallery in self.galleries.values())

@@ -142,13 +142,15 @@ def serve_on(
             _LOG.info("listening at %s", url)
             ready(url)
 
+        # Clients cannot take the slots of the management port.
+        limited = _limit_connections(settings, _MANAGEMENT_CONNECTIONS, is_management=True)
         server = Server(
             make_config(app, settings, context),
             report_ready,
             state.stop,
             reload=partial(reload_certificate, context, settings),
             shutdown_delay=settings.shutdown_delay,
-            management=(management[0], _make_management_class(settings)) if management else None,
+            management=(management[0], limited) if management else None,
         )
         stack.enter_context(server.signals())
         # Everything loaded so far stays: a garbage collection of it would block requests for a while.
@@ -172,13 +174,9 @@ def make_url(settings: Settings, sock: socket.socket) -> str:
 
 def make_config(app: Any, settings: Settings, context: ssl.SSLContext | None = None) -> uvicorn.Config:
     """Return the configuration of uvicorn, with our limits on connections."""
-    limits = {
-        **_make_timeouts(settings),
-        "slots": Slots(settings.connections),
-    }
     return uvicorn.Config(
         app,
-        http=type("LimitedConnection", (Connection,), limits),
+        http=_limit_connections(settings, settings.connections),
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         ws="none",
         lifespan="on",
@@ -192,18 +190,16 @@ def make_config(app: Any, settings: Settings, context: ssl.SSLContext | None = N
     )
 
 
-def _make_timeouts(settings: Settings) -> dict[str, Any]:
-    return {
+def _limit_connections(settings: Settings, maximum: int, *, is_management: bool = False) -> type[Connection]:
+    """Return a class of at most `maximum` connections, with the timeouts of the settings."""
+    limits = {
         "header_timeout": settings.header_timeout,
         "body_timeout": 2 * settings.body_timeout,  # `read_body` times out first, with a response
         "send_timeout": settings.send_timeout,
+        "slots": Slots(maximum),
+        "is_management": is_management,
     }
-
-
-def _make_management_class(settings: Settings) -> type[Connection]:
-    """Return the class of connections to the management port, with slots that clients cannot take."""
-    limits = {**_make_timeouts(settings), "slots": Slots(_MANAGEMENT_CONNECTIONS), "is_management": True}
-    return type("ManagementConnection", (Connection,), limits)
+    return type("LimitedConnection", (Connection,), limits)
 
 
 def reload_certificate(context: ssl.SSLContext | None, settings: Settings) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FilePath, StringConstraints, ValidationError, model_validator
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from sqlalchemy.engine import make_url
 
@@ -28,6 +28,7 @@ _DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "receivin
 _MESSAGES = {  # by pydantic's error type
     "extra_forbidden": "no such setting",
     "missing": "required",
+    "path_not_file": "no such file",
     "tuple_type": "must be a list",
     "string_pattern_mismatch": "must have lowercase letters, digits, and . _ - between them (at most 64 characters)",
 }
@@ -165,9 +166,9 @@ class Settings(BaseSettings):
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 8321
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    tls_client_ca: Path | None = None
+    tls_cert: FilePath | None = None
+    tls_key: FilePath | None = None
+    tls_client_ca: FilePath | None = None
     insecure: bool = False
     management_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     management_port: Annotated[int, Field(ge=0, le=65535)] | None = None
@@ -191,15 +192,10 @@ class Settings(BaseSettings):
     shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_file: Path | None = None
-    trusted_hosts: tuple[str, ...] = ()
+    trusted_hosts: tuple[Annotated[str, StringConstraints(to_lower=True)], ...] = ()
     cache: Annotated[int, Field(ge=0)] = 256 << 20
     database_timeout: Seconds = 5.0
     galleries: tuple[GallerySettings, ...] = ()
-
-    @field_validator("trusted_hosts")
-    @classmethod
-    def _lowercase(cls, hosts: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(host.lower() for host in hosts)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -207,10 +203,6 @@ class Settings(BaseSettings):
             raise ValueError("tls_cert and tls_key: set both, or neither")
         if self.tls_client_ca is not None and self.tls_cert is None:
             raise ValueError("tls_client_ca: needs tls_cert and tls_key")
-        for name in ("tls_cert", "tls_key", "tls_client_ca"):
-            path = getattr(self, name)
-            if path is not None and not path.is_file():
-                raise ValueError(f"{name}: no such file")
         if not self.tls_cert and not self.insecure and not is_loopback(self.host):
             raise ValueError(
                 "host: beyond loopback, set tls_cert and tls_key; or set insecure = true if a reverse proxy terminates "

@@ -12,6 +12,7 @@ from nearveil.server.errors import ServiceError
 from nearveil.storage import name_error
 
 T = TypeVar("T")
+POLL_TIMEOUT = 2.0  # seconds that a store has to show that it can be read
 _NAME = "nearveil-work"  # of threads
 _LOG = logging.getLogger(__name__)
 
@@ -83,11 +84,11 @@ class OutageLog:
     """Log one line when `name` goes down, and one when it is up again."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._is_up = name, True
+        self._name, self.is_up = name, True
 
     def record(self, error: Exception | None) -> None:
         """Record a success (None) or a failure."""
-        was_up, self._is_up = self._is_up, error is None
+        was_up, self.is_up = self.is_up, error is None
         if error is None and not was_up:
             _LOG.warning("%s is up again", self._name)
         elif error is not None and was_up:
@@ -104,7 +105,7 @@ class Poller:
     async def poll(self) -> None:
         """Return when a run succeeded."""
         try:
-            await self.workers.run(self._refresh)
+            await self.workers.run(self._refresh, timeout=POLL_TIMEOUT)
         except Exception as error:
             self.outages.record(error)
             raise
