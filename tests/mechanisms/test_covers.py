@@ -294,7 +294,7 @@ def test_an_update_of_a_large_gallery_reads_new_items_and_a_sample(
 
     public, gallery, queries = digits
     covers = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[:1140])
-    monkeypatch.setattr("nearveil.mechanisms.covers.covers.find_near", count)
+    monkeypatch.setattr("nearveil.mechanisms.covers.members.find_near", count)
     before = np.concatenate([np.arange(30, 1140), np.full(60, -1)])
     updated = covers.update(gallery[30:], before)
     assert 190 <= placed[0] <= 190 + 60

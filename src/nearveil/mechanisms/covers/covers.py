@@ -27,7 +27,6 @@ from nearveil.mechanisms.covers.learning import (
     Report,
     Rows,
     centres,
-    choose_rows,
     learn_sets,
     projection,
 )
@@ -38,17 +37,13 @@ from nearveil.mechanisms.covers.maps import (
     PublicMap,
 )
 from nearveil.mechanisms.covers.members import (
-    carry_members,
-    count_near,
     count_prototypes,
-    find_near,
     make_map,
     make_members,
     map_around_prototypes,
     measure_local,
-    move_members,
-    place_local,
     reach_items,
+    update_members,
 )
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_choice, check_numbers, check_range, check_rows
@@ -347,16 +342,10 @@ class Covers(MappedRelease):
         self._check_indexed()
         n, old = len(features), self.map_
         positions, size = _check_positions(before, n, self.members_.shape[1]), candidate_count(self.candidates, n)
-        n_new = int((positions < 0).sum())
-        changed = 2 * n_new + self.members_.shape[1] - n
+        changed = 2 * int((positions < 0).sum()) + self.members_.shape[1] - n
         every_item = n <= count_prototypes(n, old.n_sets, size) or len(old.prototypes) == old.n_items
-        sampled = positions < 0
-        sampled[choose_rows(n, n if every_item else _REPLACEMENTS + _REPLACEMENTS_A_CHANGE * changed)] = True
-        chosen = np.flatnonzero(sampled)
-        near = find_near(SpreadRows.cut(features.take(chosen, "taking rows")), old, count_near(old))
-        carried = move_members(self.members_, positions)
-        local = place_local(measure_local(near, old), chosen, carried)
-        members = make_members(reach_items(carry_members(carried, local, size), local, self.reach), n)
+        replaced = n if every_item else _REPLACEMENTS + _REPLACEMENTS_A_CHANGE * changed
+        members = update_members(self.members_, features, old, positions, replaced, size, self.reach)
         if every_item:
             public_map = map_around_prototypes(features, members, old.components)
         else:
@@ -390,7 +379,7 @@ class Covers(MappedRelease):
         components = learned.directions[:, :MOST_DIMENSIONS].astype(np.float16)
         if self.reach > 0:
             initial = map_around_prototypes(features, members, components)
-            local = measure_local(find_near(features, initial, count_near(initial)), initial)
+            local = measure_local(features, initial)
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
         return members, map_around_prototypes(features, members, components, learned)
 

@@ -134,33 +134,39 @@ def find_near(features: SpreadRows, public_map: PublicMap, count: int) -> Positi
     return near
 
 
-def measure_local(near: Positions, public_map: PublicMap) -> csr_array:
-    """Return the coverage of sets around rows, shape (n_sets, n), from the prototypes `near` each row."""
+def measure_local(features: SpreadRows, public_map: PublicMap) -> csr_array:
+    """Return the coverage of sets around rows, shape (n_sets, n), from the prototypes near each row."""
+    # Several prototypes if each is one item or has only a bit.
+    several = len(public_map.prototypes) == public_map.n_items or public_map.has_bits
+    near = find_near(features, public_map, min(CHOICE_RANKS, len(public_map.prototypes)) if several else 1)
     coverage = np.where(public_map.coverage < _LEAST, 0, public_map.coverage / _FULL).astype(np.float32)
     return (_weigh_prototypes(near, len(public_map.prototypes)) @ csr_array(coverage)).T.tocsr()
 
 
-def count_near(public_map: PublicMap) -> int:
-    """Return the number of prototypes to estimate coverage from: several if each is one item or has only a bit."""
-    several = len(public_map.prototypes) == public_map.n_items or public_map.has_bits
-    return min(CHOICE_RANKS, len(public_map.prototypes)) if several else 1
+def update_members(
+    members: csr_array,
+    features: SpreadRows,
+    old_map: PublicMap,
+    before: Positions,
+    replaced: int,
+    set_size: int,
+    reach: float,
+) -> csr_array:
+    """Return the membership table of a changed gallery, with new items and a sample of `replaced` others placed anew.
 
-
-def move_members(members: csr_array, before: Positions) -> csr_array:
-    """Return the membership table of the remaining items, at their positions in a changed gallery."""
-    remaining = np.flatnonzero(before >= 0)
+    `before` has the position of each item in the old gallery, or -1. Other items keep their sets.
+    """
+    n, remaining = len(before), np.flatnonzero(before >= 0)
     ones = np.ones(len(remaining), np.float32)
-    moves = csr_array((ones, (before[remaining], remaining)), shape=(members.shape[1], len(before)))
-    return members.astype(np.float32) @ moves
-
-
-def place_local(local: csr_array, chosen: Positions, carried: csr_array) -> csr_array:
-    """Return the coverage around all items from that around some `chosen` ones; other items keep their sets."""
-    n_sets, n = carried.shape
-    others = np.ones(n, np.float32)
-    others[chosen] = 0
-    known = csr_array((local.data, chosen[local.indices], local.indptr), shape=(n_sets, n))
-    return (known + carried.multiply(others)).tocsr()
+    moves = csr_array((ones, (before[remaining], remaining)), shape=(members.shape[1], n))
+    carried = members.astype(np.float32) @ moves
+    sampled = before < 0
+    sampled[choose_rows(n, replaced)] = True
+    chosen = np.flatnonzero(sampled)
+    near = measure_local(SpreadRows.cut(features.take(chosen, "taking rows")), old_map)
+    local = csr_array((near.data, chosen[near.indices], near.indptr), shape=carried.shape)
+    local = (local + carried.multiply(~sampled)).tocsr()
+    return make_members(reach_items(carry_members(carried, local, set_size), local, reach), n)
 
 
 def carry_members(carried: csr_array, local: csr_array, set_size: int) -> SetItems:
