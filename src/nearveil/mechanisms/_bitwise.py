@@ -28,7 +28,6 @@ from nearveil.mechanisms._bitwise_laws import (
     compute_exp_of_part,
     compute_prices,
     compute_pure_epsilon,
-    convert_odds,
     find_largest_nominal,
     read_bits,
 )
@@ -138,7 +137,8 @@ class BitwiseRelease(ProjectedRelease, BitRelease):
         length = n_values * encoding.word_bits
 
         def string(nominal: float) -> BitString:
-            laws = tuple(BitLaw.nearest_to(*chances) for chances in self._chances(nominal, length))
+            with localcontext(PRECISE):  # independent of the application's decimal context
+                laws = tuple(BitLaw.nearest_to(*chances) for chances in self._chances(nominal, length))
             return BitString(laws, length)
 
         def price(nominal: float) -> float:
@@ -174,11 +174,14 @@ class BitwiseRelease(ProjectedRelease, BitRelease):
 
     @abstractmethod
     def _chances(self, nominal: float, length: int) -> tuple[tuple[Decimal, Decimal], ...]:
-        """Return P(1 | 1) and P(1 | 0) of the laws that bits follow in turn; `nominal` is for all `length` bits."""
+        """Return P(1 | 1) and P(1 | 0) of the laws that bits follow in turn, in the context PRECISE.
+
+        `nominal` is the epsilon of all `length` bits.
+        """
 
     def _compute_published_correction(self, nominal: float, length: int) -> float:
         """Return the epsilon of the published correction, Theorem 8 (LATENT) or 9 (OME) of its paper."""
-        with localcontext(PRECISE):  # independent of the application's decimal context
+        with localcontext(PRECISE):
             inverses = [1 / (p * (1 - q) + q * (1 - p)) for p, q in self._chances(nominal, length)]
             difference = length * (inverses[0] - inverses[-1]) * as_decimal(self.alpha or 1.0).ln()
             return float(difference + as_decimal(nominal) * sum(inverses) / len(inverses))
@@ -265,11 +268,11 @@ class Latent(BitwiseRelease):
         # Eq. 30 of the paper: the odds that a true 1, and a true 0, is sent as 0.
         if self.alpha is None:
             of_zero = compute_exp_of_part(nominal, 2 * length)
-            of_one = PRECISE.divide(Decimal(1), of_zero)
+            of_one = 1 / of_zero
         else:
             of_one = as_decimal(self.alpha)
-            of_zero = PRECISE.multiply(of_one, compute_exp_of_part(nominal, length))
-        return ((convert_odds(Decimal(1), of_one), convert_odds(Decimal(1), of_zero)),)
+            of_zero = of_one * compute_exp_of_part(nominal, length)
+        return ((1 / (1 + of_one), 1 / (1 + of_zero)),)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -318,10 +321,9 @@ class OME(BitwiseRelease):
 
     def _chances(self, nominal: float, length: int) -> tuple[tuple[Decimal, Decimal], ...]:
         # Eq. 36 of the paper: even, then odd positions.
-        unit, alpha = Decimal(1), as_decimal(self.alpha)
-        false = convert_odds(unit, PRECISE.multiply(alpha, compute_exp_of_part(nominal, length)))
-        even, odd = convert_odds(alpha, unit), convert_odds(unit, PRECISE.power(alpha, 3))
-        return (even, false), (odd, false)
+        alpha = as_decimal(self.alpha)
+        false = 1 / (1 + alpha * compute_exp_of_part(nominal, length))
+        return (alpha / (1 + alpha), false), (1 / (1 + alpha**3), false)
 
     def _turn(self) -> float:
         return 2 * abs(math.log(self.alpha))
@@ -406,8 +408,9 @@ class Unary(BitRelease):
 
 def make_unary_law(epsilon: float, kind: UnaryKind) -> BitLaw:
     """Return the odds of a bit for which two bits have exactly `epsilon`."""
-    value, unit = check_channel_epsilon(epsilon), Decimal(1)
-    if kind == "optimised":
-        return BitLaw.nearest_to(Decimal("0.5"), convert_odds(unit, compute_exp_of_part(value, 1)))
-    half = compute_exp_of_part(value, 2)
-    return BitLaw.nearest_to(convert_odds(half, unit), convert_odds(unit, half))
+    value = check_channel_epsilon(epsilon)
+    with localcontext(PRECISE):
+        if kind == "optimised":
+            return BitLaw.nearest_to(Decimal("0.5"), 1 / (1 + compute_exp_of_part(value, 1)))
+        half = compute_exp_of_part(value, 2)
+        return BitLaw.nearest_to(half / (1 + half), 1 / (1 + half))

@@ -115,14 +115,9 @@ class BitString:
         return np.resize(np.array(values, dtype=kind), self.length)
 
 
-def convert_odds(yes: Decimal, no: Decimal) -> Decimal:
-    """Convert odds to a probability: yes / (yes + no), to 79 digits."""
-    return PRECISE.divide(yes, PRECISE.add(yes, no))
-
-
 def compute_exp_of_part(epsilon: float, parts: int) -> Decimal:
-    """Return e^(epsilon / parts), to 79 digits."""
-    return PRECISE.divide(as_decimal(epsilon), Decimal(parts)).exp(PRECISE)
+    """Return e^(epsilon / parts), to 79 digits in the context PRECISE."""
+    return (as_decimal(epsilon) / parts).exp()
 
 
 def as_decimal(number: float) -> Decimal:

@@ -470,13 +470,7 @@ class VectorRelease(Release):
         return self._unit * np.array(vectors).reshape(-1, size)
 
 
-def make_guarantee(
-    epsilon: float,
-    delta: float,
-    theorem: str,
-    link: str,
-    **details: Any,
-) -> Guarantee:
+def make_guarantee(epsilon: float, delta: float, theorem: str, link: str, **details: Any) -> Guarantee:
     """Return a guarantee for the record in a message; a `reason` among the `details` makes it unsound."""
     stated = {"protects": "query", "unit": "record", "relation": "replace", **details}
     stated["sound"] = not details.get("reason")

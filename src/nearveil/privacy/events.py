@@ -16,14 +16,7 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from nearveil.privacy.checks import (
-    ROUNDING,
-    check_choice,
-    check_count,
-    check_finite,
-    check_nonnegative,
-    check_positive,
-)
+from nearveil.privacy.checks import ROUNDING, check_choice, check_count, check_finite, check_nonnegative, check_positive
 
 __all__ = ["ClippedVotes", "GaussianNoisyMax", "LaplaceNoisyMax", "NoisyScreening", "PureDp", "VoteHistogram"]
 

@@ -415,10 +415,7 @@ def needs_add_remove(event: DpEvent) -> bool:
 
 
 def compose(
-    guarantees: Sequence[Guarantee],
-    *,
-    delta: float | None = None,
-    within: RenyiFilter | None = None,
+    guarantees: Sequence[Guarantee], *, delta: float | None = None, within: RenyiFilter | None = None
 ) -> Guarantee:
     """Return the guarantee of several releases about the same record together; unsound if one of them is.
 

@@ -23,19 +23,8 @@ from nearveil.mechanisms.base import (
     make_guarantee,
 )
 from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, check_channel_epsilon
-from nearveil.mechanisms.covers.learning import (
-    Report,
-    Rows,
-    centres,
-    learn_sets,
-    projection,
-)
-from nearveil.mechanisms.covers.maps import (
-    MOST_DIMENSIONS,
-    MOST_SETS,
-    MapError,
-    PublicMap,
-)
+from nearveil.mechanisms.covers.learning import Report, Rows, centres, learn_sets, projection
+from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_SETS, MapError, PublicMap
 from nearveil.mechanisms.covers.members import (
     count_prototypes,
     make_map,

@@ -260,10 +260,7 @@ class PublicMap:
     def to_bytes(self) -> bytes:
         """Serialize the map, in the format of messages."""
         sizes = [self.n_items, self.set_size]
-        arrays: dict[str, NDArray[Any]] = {
-            "components": self.components.view(np.uint16),
-            "prototypes": self.prototypes,
-        }
+        arrays: dict[str, NDArray[Any]] = {"components": self.components.view(np.uint16), "prototypes": self.prototypes}
         if self.has_bits:
             sizes.append(self.n_sets)
             arrays["bits"] = np.packbits(self.coverage, axis=1)

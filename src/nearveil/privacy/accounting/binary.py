@@ -23,13 +23,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy.checks import (
-    MAX_EPSILON,
-    ROUNDING,
-    check_count,
-    check_delta,
-    check_epsilon,
-)
+from nearveil.privacy.checks import MAX_EPSILON, ROUNDING, check_count, check_delta, check_epsilon
 
 Point = Sequence[float] | NDArray[np.float64]
 
