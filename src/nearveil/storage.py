@@ -4,10 +4,10 @@ import os
 import sqlite3
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from platformdirs import user_data_path
@@ -37,8 +37,6 @@ COMMON_ERRORS: dict[int | str, str] = {
     "3D000": "the server has no such database: create it first",
 }
 
-E = TypeVar("E", bound=NearveilError)
-
 
 class Database:
     """One database, for any number of threads, and for processes that fork.
@@ -66,7 +64,7 @@ class Database:
         self._allow_read_only = allow_read_only and self.is_sqlite
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
-        self._files: set[tuple[int, int]] = set()  # device and inode of open SQLite files
+        self.open_files: set[tuple[int, int]] = set()  # device and inode of open SQLite files
         _DATABASES.add(self)
 
     @property
@@ -85,11 +83,7 @@ class Database:
     def close(self) -> None:
         """Close all connections."""
         self.engine.dispose()
-        self._files.clear()
-
-    def has_open(self, file: tuple[int, int]) -> bool:
-        """Return whether a file is open, by device and inode."""
-        return file in self._files
+        self.open_files.clear()
 
     @contextmanager
     def begin_write(self, *, times: float = 1.0) -> Iterator[sa.Connection]:
@@ -97,7 +91,7 @@ class Database:
 
         Waits for other writers, at most `times` the timeout; 0 does not wait.
         """
-        with self._connect() as connection:
+        with self.connect() as connection:
             if self.is_sqlite and times == 1:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
             elif self.is_sqlite:
@@ -116,7 +110,7 @@ class Database:
     @contextmanager
     def begin_read(self) -> Iterator[sa.Connection]:
         """Begin a read-only transaction on a snapshot of the database."""
-        with self._connect(reading=True) as connection:
+        with self.connect(reading=True) as connection:
             if self.is_sqlite:
                 connection.exec_driver_sql("BEGIN")
             else:
@@ -124,14 +118,8 @@ class Database:
             yield connection
 
     @contextmanager
-    def autocommit(self) -> Iterator[sa.Connection]:
-        """Yield a connection outside of transactions, for statements that a transaction does not allow."""
-        with self._connect() as connection:
-            yield connection.execution_options(isolation_level="AUTOCOMMIT")
-
-    @contextmanager
-    def _connect(self, *, reading: bool = False) -> Iterator[sa.Connection]:
-        """Yield a connection of this process, and translate the errors of the database."""
+    def connect(self, *, reading: bool = False) -> Iterator[sa.Connection]:
+        """Yield a connection without a transaction, and translate the errors of the database."""
         try:
             with self.engine.connect() as connection:
                 yield connection
@@ -168,7 +156,7 @@ class Database:
             connection.isolation_level = None  # transactions begin explicitly
             with suppress(OSError):  # the file is gone: SQLite reports it
                 status = self.path.stat()
-                self._files.add((status.st_dev, status.st_ino))
+                self.open_files.add((status.st_dev, status.st_ino))
             if self.is_read_only:
                 return
         self._prepare(connection)
@@ -213,7 +201,7 @@ def is_open_here(path: Path) -> bool:
         status = path.stat()
     except OSError:
         return False
-    return any(database.has_open((status.st_dev, status.st_ino)) for database in list(_DATABASES))
+    return any((status.st_dev, status.st_ino) in database.open_files for database in list(_DATABASES))
 
 
 def prepare_durable(connection: sqlite3.Connection) -> None:
@@ -263,11 +251,6 @@ def without_secrets(url: URL) -> URL:
     query = {name: value for name, value in url.query.items() if name not in _SECRETS}
     bare = URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
     return bare.set(query=query)
-
-
-def find_error(error: BaseException, table: Mapping[int | str, tuple[type[E], str]]) -> tuple[type[E], str] | None:
-    """Look up an error in a table by its code; return None if it is not there."""
-    return table.get(find_error_code(error))
 
 
 def find_error_code(error: BaseException) -> int | str:

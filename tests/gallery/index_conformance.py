@@ -604,7 +604,7 @@ class IndexConformance:
 
     def test_wrong_queries(self, index: Index) -> None:
         for wrong in (np.full(DIMENSION, np.nan), np.full(DIMENSION, np.inf), ROW[:-1], np.zeros((0, DIMENSION)), "a"):
-            with pytest.raises(ValueError, match="queries must be"):
+            with pytest.raises(ValueError, match="queries must"):
                 index.search(wrong, 1)
         for k in (0, -1, 41, True, 1.5):
             with pytest.raises(ValueError, match="k must be"):

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.gallery.answers import Answer, Extras, ItemDetails, encode_details, make_codes
-from nearveil.gallery.publishing import Published
-from nearveil.mechanisms import Covers, PublicMap
+from nearveil.gallery.publishing import MapTerms, Published
+from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.base import candidate_count
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
@@ -44,14 +44,15 @@ class Shelf(ServedMap):
 @lru_cache(maxsize=8)
 def published(code_bytes: int | None = None, n_sets: int = 6) -> Shelf:
     """Return a gallery whose ids neither start at 0 nor stand in the order of its rows."""
-    release = Covers(EPSILON, FRACTION, n_sets=n_sets).fit(PUBLIC).index(GALLERY)
+    terms = MapTerms(EPSILON, FRACTION, n_sets, 0.0, code_bytes)
+    release = terms.make_release().fit(PUBLIC).index(GALLERY)
     features = release.features(GALLERY).astype(np.float32)
     table = make_codes(features, code_bytes)
     ids = np.random.default_rng(4).permutation(1000)[: len(GALLERY)].astype(np.uint32) + np.uint32(50)
     index: Any = SimpleNamespace(extractor="model-1", alive=lambda shown: np.ones(len(shown.ids), np.bool_))
     return Shelf(
         index,
-        Published(3, release, table, table.encode(features), ids),
+        Published(3, release, table, table.encode(features), ids, terms),
         "birds",
         "a model",
         ("thumbnails", "originals", "names", "metadata"),

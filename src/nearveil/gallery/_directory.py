@@ -21,7 +21,7 @@ from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, IndexSnapshot, check_k
-from nearveil.gallery.store import FEATURES, Header
+from nearveil.gallery.store import FEATURES
 from nearveil.progress import Tick
 from nearveil.storage import (
     Database,
@@ -71,7 +71,7 @@ class DirectoryIndex(Index):
         return Path(self._location) / _SEALED
 
     @classmethod
-    def _create(cls, location: str, header: Header, timeout: float) -> None:
+    def _prepare_location(cls, location: str, timeout: float) -> tuple[Database, str]:
         folder = Path(location).expanduser().resolve()
         try:
             make_private_folder(folder)
@@ -80,11 +80,19 @@ class DirectoryIndex(Index):
             raise IndexStoreError(f"index {folder}: cannot create the directory: {error.strerror}") from error
         if other_files:
             raise IndexStoreError(f"index {folder}: the directory must be new or empty; it contains other files")
-        try:
-            _write_empty(folder / _FILE, header, timeout)
-        except sqlite3.Error as error:
-            raise explain(error, _make_url(folder)) from error
+        with suppress(OSError):  # SQLite reports the reason, and would create the file readable for all
+            make_private_file(folder / _FILE)
         flush_folder(folder.parent)
+        return Database(_make_url(folder), timeout, prepare=_prepare_new, explain=explain), str(folder)
+
+    @classmethod
+    def _create_tables(cls, connection: sa.Connection, location: str, dimension: int) -> None:
+        del dimension
+        if sa.inspect(connection).get_table_names():
+            raise IndexStoreError(f"index {location} already exists: open it with Index.open()")
+        store.metadata.create_all(connection)
+        connection.exec_driver_sql(_FEATURE_TABLE)
+        connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
 
     @classmethod
     def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:
@@ -168,7 +176,7 @@ class DirectoryIndex(Index):
     def _wipe(self) -> None:
         # The log still contains old pages. If another process reads right now, or the disk is full, it stays until the
         # next deletion: the deletion itself is done.
-        with suppress(IndexStoreError), self._database.autocommit() as connection:
+        with suppress(IndexStoreError), self._database.connect() as connection:
             connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def _check_pages(self, connection: sa.Connection) -> None:
@@ -187,28 +195,10 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA cell_size_check = ON")  # report a corrupted page instead of reading it
 
 
-def _write_empty(path: Path, header: Header, timeout: float) -> None:
-    """Write an empty index in one transaction. Not yet with a log: the header must be in the file itself."""
-    with suppress(OSError):  # SQLite reports the reason, and would create the file readable for all
-        make_private_file(path)
-    engine = sa.create_engine(URL.create("sqlite", database=str(path)), connect_args={"timeout": timeout})
-    sa.event.listen(engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
-    try:
-        with engine.connect() as connection:
-            connection.exec_driver_sql(f"PRAGMA page_size = {_PAGE}")
-            connection.exec_driver_sql("PRAGMA synchronous = FULL")
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
-            if sa.inspect(connection).get_table_names():
-                raise IndexStoreError(f"index {path.parent} already exists: open it with Index.open()")
-            store.metadata.create_all(connection)
-            connection.exec_driver_sql(_FEATURE_TABLE)
-            connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(sa.insert(store.headers).values(header.to_row()))
-            connection.commit()
-    except sa.exc.DBAPIError as error:
-        raise error.orig or error from error
-    finally:
-        engine.dispose()
+def _prepare_new(connection: sqlite3.Connection) -> None:
+    """Set up a connection that creates an index: not yet with a log, because the header must be in the file itself."""
+    connection.execute(f"PRAGMA page_size = {_PAGE}")
+    connection.execute("PRAGMA synchronous = FULL")
 
 
 def _check_file(path: Path, location: str) -> None:

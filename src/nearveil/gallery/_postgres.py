@@ -1,6 +1,5 @@
 """An index in PostgreSQL: the same tables, with features in a pgvector column."""
 
-from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -34,24 +33,27 @@ class PostgresIndex(Index):
     """The store for users of a PostgreSQL server. A change is one transaction."""
 
     @classmethod
-    def _create(cls, location: str, header: Header, timeout: float) -> None:
+    def _prepare_location(cls, location: str, timeout: float) -> tuple[Database, str]:
         database, shown = cls._connect(location, timeout)
-        with closing(database):
+        try:
             with database.begin_write() as connection:
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
                 if connection.exec_driver_sql(_EXTENSION).one_or_none() is None:
                     connection.exec_driver_sql("CREATE EXTENSION vector SCHEMA public")
+        finally:
             database.close()  # new connections have the type
-            with database.begin_write() as connection:
-                connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
-                if sa.inspect(connection).has_table(store.headers.name):
-                    raise IndexStoreError(f"index {shown} already exists: open it with Index.open()")
-                store.metadata.create_all(connection)
-                columns = f"id BIGINT PRIMARY KEY, feature vector({header.dimension}) NOT NULL"
-                connection.exec_driver_sql(f"CREATE TABLE {FEATURES} ({columns})")
-                if header.dimension <= _PLAIN:
-                    connection.exec_driver_sql(f"ALTER TABLE {FEATURES} ALTER COLUMN feature SET STORAGE PLAIN")
-                connection.execute(sa.insert(store.headers).values(header.to_row()))
+        return database, shown
+
+    @classmethod
+    def _create_tables(cls, connection: sa.Connection, location: str, dimension: int) -> None:
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+        if sa.inspect(connection).has_table(store.headers.name):
+            raise IndexStoreError(f"index {location} already exists: open it with Index.open()")
+        store.metadata.create_all(connection)
+        columns = f"id BIGINT PRIMARY KEY, feature vector({dimension}) NOT NULL"
+        connection.exec_driver_sql(f"CREATE TABLE {FEATURES} ({columns})")
+        if dimension <= _PLAIN:
+            connection.exec_driver_sql(f"ALTER TABLE {FEATURES} ALTER COLUMN feature SET STORAGE PLAIN")
 
     @classmethod
     def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:

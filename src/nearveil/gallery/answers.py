@@ -414,10 +414,9 @@ class Answer:
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype != np.uint32 or not len(self.ids):
             raise WireError("ids must be at least one number of 32 bits")
-        if self.codes.dtype != np.uint8 or self.codes.ndim != 2 or len(self.codes) != len(self.ids):
+        codes = self.codes
+        if codes.dtype != np.uint8 or codes.ndim != 2 or len(codes) != len(self.ids) or not codes.size:
             raise WireError("codes must hold a row of bytes for each id")
-        if not self.codes.shape[1]:
-            raise WireError("codes must be of at least one byte")
         _check_increasing(self.ids)
         self._check_images()
 

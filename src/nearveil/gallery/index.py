@@ -3,6 +3,7 @@
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.cluster import connect
 from nearveil.features.vectors import VectorFile
 from nearveil.gallery import store
-from nearveil.gallery.answers import ItemDetails, Singles, encode_details, encode_name
+from nearveil.gallery.answers import LONGEST_NAME, ItemDetails, Singles, encode_details, encode_name
 from nearveil.gallery.errors import CorruptedIndexError, InexactRowsError, UnknownItemError
 from nearveil.gallery.items import (
     Ids,
@@ -25,12 +26,12 @@ from nearveil.gallery.items import (
     ItemTable,
     LazyFeatures,
     StoredItem,
-    check_extractor,
     check_ids,
     check_items,
     check_part,
     check_queries,
     check_table,
+    is_text,
     name_parts,
 )
 from nearveil.gallery.migrations import migrate
@@ -87,8 +88,14 @@ class Index(MapPublisher):
             Seconds to wait for other writers.
         """
         dimension = check_integer(dimension, "dimension", 1, MOST_FEATURES)
-        header = Header(FORMAT, dimension, 0, 0, 0, check_extractor(extractor))
-        _choose_store(location)._create(str(location), header, timeout)
+        if not is_text(extractor) or len(extractor) > LONGEST_NAME:
+            raise ValueError("extractor must be a fingerprint: short text")
+        header = Header(FORMAT, dimension, 0, 0, 0, extractor)
+        kind = _choose_store(location)
+        database, shown = kind._prepare_location(str(location), timeout)
+        with closing(database), database.begin_write() as connection:
+            kind._create_tables(connection, shown, dimension)
+            connection.execute(sa.insert(store.headers).values(header.to_row()))
         return Index.open(location, timeout=timeout)
 
     @staticmethod
@@ -594,8 +601,13 @@ class Index(MapPublisher):
 
     @classmethod
     @abstractmethod
-    def _create(cls, location: str, header: Header, timeout: float) -> None:
-        """Create an empty index at a location."""
+    def _prepare_location(cls, location: str, timeout: float) -> tuple[Database, str]:
+        """Return the database at a location where an index is to be created, and the location for messages."""
+
+    @classmethod
+    @abstractmethod
+    def _create_tables(cls, connection: sa.Connection, location: str, dimension: int) -> None:
+        """Create all tables, or raise if there is an index already."""
 
     @classmethod
     @abstractmethod

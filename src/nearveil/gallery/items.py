@@ -207,10 +207,13 @@ def check_items(items: Iterable[Item], dimension: int) -> ItemTable:
     """Return items in columns, or raise an error that names the first invalid one."""
     item_list = list(items)
     features = np.empty((len(item_list), dimension), np.float32)
+    images: dict[int, ItemImages] = {}
     for position, item in enumerate(item_list):
         if not isinstance(item, Item):
             raise ValueError(f"items: number {position} must be an Item")
-        _check_images(item, position)
+        loaded = _load_images(item, position)
+        if loaded is not None:
+            images[position] = loaded
         name = f"items: the feature of number {position}"
         row = as_rows(item.feature, name)
         if row.shape != (1, dimension):
@@ -222,7 +225,7 @@ def check_items(items: Iterable[Item], dimension: int) -> ItemTable:
         _check_texts([item.name for item in item_list], "items: the name", LONGEST_NAME),
         _check_external_ids([item.external_id for item in item_list], "items: the external_id"),
         metadata,
-        {n: _load_images(item) for n, item in enumerate(item_list) if item.thumbnail or item.original is not None},
+        images,
         keys,
     )
 
@@ -258,25 +261,22 @@ def name_parts(file: VectorFile, parts: Sequence[TablePart]) -> list[str] | None
     return [file.describe(part) for part in parts] if len(parts) > 1 else None
 
 
-def _load_images(item: Item) -> ItemImages:
-    """Return the stored form of an item's images: for a file, its path and digest."""
-    thumbnail, original = bytes(item.thumbnail), item.original
-    if isinstance(original, Path):
-        path = original.resolve()
-        return ItemImages(thumbnail, hash_file(path), str(path))
-    return ItemImages(thumbnail, None if original is None else bytes(original))
-
-
-def _check_images(item: Item, position: int) -> None:
-    original = item.original
-    if not is_thumbnail(item.thumbnail) or len(item.thumbnail) > _LARGEST_THUMBNAIL:
+def _load_images(item: Item, position: int) -> ItemImages | None:
+    """Check the images of an item, and return their stored form, or None if it has none."""
+    thumbnail, original = item.thumbnail, item.original
+    if not is_thumbnail(thumbnail) or len(thumbnail) > _LARGEST_THUMBNAIL:
         raise ValueError(
             f"items: the thumbnail of number {position} must be WebP of at most {_LARGEST_THUMBNAIL} bytes, or empty"
         )
-    if isinstance(original, bytes) and len(original) > LARGEST_ORIGINAL:
-        raise ValueError(f"items: the original of number {position} must be at most {LARGEST_ORIGINAL} bytes")
-    if not (original is None or isinstance(original, bytes) or (isinstance(original, Path) and is_text(str(original)))):
+    if isinstance(original, Path) and is_text(str(original)):
+        path = original.resolve()
+        return ItemImages(bytes(thumbnail), hash_file(path), str(path))
+    if not (original is None or isinstance(original, bytes)):
         raise ValueError(f"items: the original of number {position} must be bytes, a Path that is text, or None")
+    if original is not None and len(original) > LARGEST_ORIGINAL:
+        raise ValueError(f"items: the original of number {position} must be at most {LARGEST_ORIGINAL} bytes")
+    has_images = thumbnail or original is not None
+    return ItemImages(bytes(thumbnail), None if original is None else bytes(original)) if has_images else None
 
 
 def _describe_value(column: str, position: int) -> str:
@@ -299,16 +299,10 @@ def _check_texts(values: Sequence[Any], column: str, longest: int) -> list[str]:
 
 def _check_external_ids(values: Sequence[Any], column: str) -> Sequence[str | None]:
     """Return external ids as plain text; integers become text, and None is no id."""
-    kinds = set(map(type, values))
-    if kinds <= {type(None)}:
+    if set(map(type, values)) <= {type(None)}:
         return values
-    if kinds != {str}:
-        texts = ["" if value is None else str(value) if is_integer(value) else value for value in values]
-    else:
-        texts = list(values)
+    texts = ["" if value is None else str(value) if is_integer(value) else value for value in values]
     texts = _check_texts(texts, column, LONGEST_ID)
-    if "" not in texts and len(set(texts)) == len(texts):
-        return texts
     first: dict[str, int] = {}
     for position, text in enumerate(texts):
         if values[position] is None:
@@ -369,15 +363,12 @@ def is_text(value: object) -> bool:
 
 def check_queries(queries: ArrayLike, dimension: int) -> Singles:
     """Return query rows, shape (q, d); an error does not show any value."""
-    try:
-        rows = np.atleast_2d(np.asarray(queries, dtype=np.float32))
-    except (TypeError, ValueError):
-        raise ValueError("queries must be an array of real numbers with rows of equal length") from None
-    if rows.ndim != 2 or rows.shape[1] != dimension or not len(rows):
-        raise ValueError(f"queries must be one or more rows of {dimension} dimensions, as the index has")
+    rows = as_rows(queries, "queries")
+    if rows.shape[1] != dimension:
+        raise ValueError(f"queries must be rows of {dimension} dimensions, as the index has")
     if not np.isfinite(rows).all():
         raise ValueError("queries must be finite: they contain NaN or infinity")
-    return np.ascontiguousarray(rows)
+    return rows
 
 
 def check_ids(ids: ArrayLike) -> NDArray[np.int64] | list[str]:
@@ -397,10 +388,3 @@ def check_k(k: int, count: int) -> int:
     if check_integer(k, "k", 1) > count:
         raise ValueError(f"k must be at most {count}, the number of items in the index")
     return int(k)
-
-
-def check_extractor(extractor: str) -> str:
-    """Return a fingerprint that can be stored."""
-    if not is_text(extractor) or len(extractor) > LONGEST_NAME:
-        raise ValueError("extractor must be a fingerprint: short text")
-    return extractor

@@ -1,6 +1,5 @@
 """Published maps of a gallery: learn and update them, answer messages from them, and store them in an index."""
 
-import io
 import json
 import threading
 from abc import ABC, abstractmethod
@@ -13,7 +12,8 @@ import scipy.sparse
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.cluster import LOCAL, SpreadRows, connect, cut_rows, use_one_thread
+from nearveil.cluster import LOCAL, SpreadRows, connect, use_one_thread
+from nearveil.gallery import store
 from nearveil.gallery.answers import (
     Answer,
     Bytes,
@@ -26,15 +26,6 @@ from nearveil.gallery.answers import (
 )
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.items import Ids, IndexSnapshot
-from nearveil.gallery.store import (
-    check_public,
-    find_deleted_since,
-    load_header,
-    parts,
-    published,
-    read_map,
-    write_map,
-)
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.base import candidate_count, fingerprint
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
@@ -76,6 +67,10 @@ class MapTerms:
         """Return the terms with the options that are not None."""
         return replace(self, **{name: value for name, value in options.items() if value is not None})
 
+    def make_release(self) -> Covers:
+        """Return covers with these parameters, which are not fitted yet."""
+        return Covers(self.epsilon, self.candidates, n_sets=self.n_sets, reach=self.reach)
+
     def check(self, items: int, state: str = "nothing was changed", *, exact: bool = True) -> None:
         """Raise unless a map of `items` items can be learned, or of fewer if not `exact`; `state` ends the message."""
         try:
@@ -114,8 +109,8 @@ class Published:
         The codes of all items of the gallery at that revision.
     ids : ndarray of shape (n,), uint32
         The ids of the same items, increasing.
-    code_bytes : int, "auto" or None
-        The requested size of a code.
+    terms : MapTerms
+        The parameters of the map.
     """
 
     revision: int
@@ -123,7 +118,7 @@ class Published:
     table: Codes = field(repr=False)
     codes: Bytes = field(repr=False)
     ids: Ids = field(repr=False)
-    code_bytes: int | Literal["auto"] | None = "auto"
+    terms: MapTerms
 
     @classmethod
     def learn(
@@ -155,14 +150,14 @@ class Published:
         with use_one_thread(), connect(cluster) as workers:  # workers have one thread, too
             rows = snapshot.spread(LOCAL if snapshot.in_memory else workers)
             mean = _compute_mean(rows) if public is None else _load_mean(public, rows.shape[1])
-            release = Covers(terms.epsilon, terms.candidates, n_sets=terms.n_sets, reach=terms.reach).fit_mean(mean)
+            release = terms.make_release().fit_mean(mean)
             features = spread_features(release, rows)
             if snapshot.in_memory:
                 features = SpreadRows.cut(features.gather("centring rows"), workers)
             table = make_codes(features, terms.code_bytes)
             release = release.fit_mean(mean, _hash_public(mean, table)).index_features(features, report=report)
             codes = encode_rows(table, features)
-        return cls(snapshot.revision, release, table, codes, snapshot.ids, terms.code_bytes)
+        return cls(snapshot.revision, release, table, codes, snapshot.ids, terms)
 
     def update(self, snapshot: IndexSnapshot) -> "Published":
         """Update the map for a gallery that has changed a little, without learning it again.
@@ -176,7 +171,7 @@ class Published:
         codes, new = self.codes[np.maximum(positions, 0)], np.flatnonzero(positions < 0)
         if len(new):
             codes[new] = self.table.prepare(features).encode(features.take(new, "taking rows"))
-        return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.code_bytes)
+        return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.terms)
 
     def measure_drift(self, snapshot: IndexSnapshot) -> float:
         """Return the fraction of the gallery that has changed since the map was learned, with earlier updates."""
@@ -188,14 +183,6 @@ class Published:
         """Return the positions of items in this map; -1 for newer items."""
         positions = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return np.where(self.ids[positions] == ids, positions, -1)
-
-    @property
-    def terms(self) -> MapTerms:
-        """The parameters of the map."""
-        release = self.release
-        epsilon, candidates, reach = (float(value) for value in (release.epsilon, release.candidates, release.reach))
-        n_sets = None if release.n_sets is None else int(release.n_sets)
-        return MapTerms(epsilon, candidates, n_sets, reach, self.code_bytes)
 
     @property
     def public_id(self) -> str:
@@ -246,14 +233,8 @@ class Published:
         named = [items[starts[number] : starts[number + 1]] for number in self.release.read_sets(message).tolist()]
         return np.unique(np.concatenate(named)).astype(np.intp, copy=False)
 
-    def to_bytes(self) -> bytes:
-        """Serialize the map, for storage and not for the wire."""
-        out = io.BytesIO()
-        self.write(out)
-        return out.getvalue()
-
     def write(self, file: IO[bytes]) -> None:
-        """Write the map to a file."""
+        """Write the map to a file, for storage and not for the wire."""
         release = self.release
         header = {
             **asdict(self.terms),
@@ -262,7 +243,7 @@ class Published:
             "gallery": release._gallery_digest,
         }
         arrays: dict[str, NDArray[Any]] = {
-            _HEADER: _to_array(json.dumps(header).encode()),
+            _HEADER: _to_array(json.dumps(header, default=lambda number: number.item()).encode()),
             "mean": self.mean,
             "map": _to_array(self.map.to_bytes()),
             "table": _to_array(codes_to_bytes(self.table)),
@@ -274,26 +255,21 @@ class Published:
         np.savez(file, allow_pickle=False, **arrays)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Self:
-        """Deserialize the bytes of :meth:`to_bytes`."""
-        return cls.read(io.BytesIO(data))
-
-    @classmethod
     def read(cls, file: IO[bytes]) -> Self:
         """Read a file of :meth:`write`."""
         with np.load(file, allow_pickle=False) as arrays:
             header = json.loads(arrays[_HEADER].tobytes())
             table, mean = codes_from_bytes(arrays["table"].tobytes()), arrays["mean"]
             reach, drift = header.get("reach", 0.0), header.get("drift", 0.0)  # missing in maps of 0.1
-            release = Covers(header["epsilon"], header["candidates"], n_sets=header["n_sets"], reach=reach)
+            terms = MapTerms(header["epsilon"], header["candidates"], header["n_sets"], reach, header["code_bytes"])
             public_map = PublicMap.from_bytes(arrays["map"].tobytes())
             items, starts = arrays["set_items"], arrays["set_starts"]
             members = scipy.sparse.csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
-            release = release.fit_mean(mean, _hash_public(mean, table)).use_map(public_map)
+            release = terms.make_release().fit_mean(mean, _hash_public(mean, table)).use_map(public_map)
             release = release._with_attributes(members_=members, drift_=drift, _gallery_digest=header["gallery"])
-            return cls(header["revision"], release, table, arrays["codes"], arrays["ids"], header["code_bytes"])
+            return cls(header["revision"], release, table, arrays["codes"], arrays["ids"], terms)
 
 
 def _compute_mean(rows: SpreadRows) -> Singles:
@@ -308,12 +284,10 @@ def _sum_rows(rows: Singles) -> NDArray[np.float64]:
 
 def _load_mean(public: ArrayLike, dimension: int) -> Singles:
     """Return the mean of public rows, or a public mean, in 32 bits."""
-    values = np.asarray(public)
-    rows = values[None] if values.ndim == 1 else values
-    for cut in cut_rows(len(rows)):
-        if check_rows(rows[cut], "public").shape[1] != dimension:
-            raise ValueError(f"public must have {dimension} columns, as the index has")
-    return np.asarray(rows.mean(axis=0, dtype=np.float64), dtype=np.float32)
+    rows = check_rows(np.atleast_2d(np.asarray(public)), "public")
+    if rows.shape[1] != dimension:
+        raise ValueError(f"public must have {dimension} columns, as the index has")
+    return np.asarray(rows.mean(axis=0), dtype=np.float32)
 
 
 def _hash_public(mean: Singles, table: Codes) -> str:
@@ -364,9 +338,8 @@ class MapPublisher(ABC):
         """Return the current state, which changes with every change by any process."""
         file = self._identify_file()
         with self._database.begin_read() as connection:
-            check_public(connection, self._location)
-            numbers = connection.execute(sa.select(published.c.number).order_by(published.c.number)).scalars().all()
-            return IndexState(file, load_header(connection, self._location).revision, tuple(numbers))
+            numbers = tuple(row.number for row in reversed(self._list_maps(connection, required=False)))
+            return IndexState(file, store.load_header(connection, self._location).revision, numbers)
 
     def publish(
         self,
@@ -442,25 +415,18 @@ class MapPublisher(ABC):
         The index itself stores this, so it holds for every process, whatever its configuration.
         """
         with self._database.begin_read() as connection:
-            check_public(connection, self._location)
+            store.check_public(connection, self._location)
 
     def current(self) -> Current:
         """Return the newest map, and whether the gallery has changed since it was learned."""
         with self._database.begin_read() as connection:
             newest = self._load_map(connection, self._list_maps(connection)[0])
-            return Current(newest, load_header(connection, self._location).revision != newest.revision)
+            return Current(newest, store.load_header(connection, self._location).revision != newest.revision)
 
-    def maps(self, *, read: bool = True) -> list[Published]:
-        """Return all stored maps, the newest first.
-
-        Parameters
-        ----------
-        read : bool, default=True
-            Whether to load maps that are not in memory; otherwise they are left out.
-        """
+    def maps(self) -> list[Published]:
+        """Return all stored maps, the newest first."""
         with self._database.begin_read() as connection:
-            rows = self._list_maps(connection, required=False)
-            return [self._load_map(connection, row) for row in rows if read or row.digest in self._loaded_maps]
+            return [self._load_map(connection, row) for row in self._list_maps(connection, required=False)]
 
     def answer(self, message: Message) -> Answer:
         """Answer a message from the map that it was made for, without deleted items.
@@ -475,13 +441,13 @@ class MapPublisher(ABC):
             if row is None:
                 raise MapChangedError(message.public_id, rows[0].public_id, rows[0].revision)
             published_map = self._load_map(connection, row)
-            gone = find_deleted_since(connection, published_map.revision)
+            gone = store.find_deleted_since(connection, published_map.revision)
         return published_map.answer(message, ~np.isin(published_map.ids, gone))
 
     def alive(self, published: Published) -> NDArray[np.bool_]:
         """Return which items of a map are still in the index: bool, in the order of its ids, read-only."""
         with self._database.begin_read() as connection:
-            alive = ~np.isin(published.ids, find_deleted_since(connection, published.revision))
+            alive = ~np.isin(published.ids, store.find_deleted_since(connection, published.revision))
         alive.setflags(write=False)
         return alive
 
@@ -491,8 +457,8 @@ class MapPublisher(ABC):
 
     def _list_maps(self, connection: sa.Connection, *, required: bool = True) -> list[Any]:
         """Return the rows of all maps, the newest first, and drop other maps from memory."""
-        check_public(connection, self._location)
-        rows = connection.execute(sa.select(published).order_by(published.c.number.desc())).all()
+        store.check_public(connection, self._location)
+        rows = connection.execute(sa.select(store.published).order_by(store.published.c.number.desc())).all()
         if required and not rows:
             raise NotPublishedError(f"index {self._location} has no published map: call publish(epsilon)")
         digests = {row.digest for row in rows}
@@ -505,7 +471,7 @@ class MapPublisher(ABC):
         loaded = self._loaded_maps.get(row.digest)
         if loaded is None:
             with SpooledTemporaryFile(_SPOOLED) as file:
-                if read_map(connection, row.number, file.write) != row.digest:
+                if store.read_map(connection, row.number, file.write) != row.digest:
                     raise CorruptedIndexError(self._location, "a published map")
                 file.seek(0)
                 loaded = Published.read(file)
@@ -522,14 +488,14 @@ class MapPublisher(ABC):
             self._database.begin_write(times=_SAVE_TIMEOUT) as connection,
         ):
             new.write(file)
-            load_header(connection, self._location, lock=True)
-            check_public(connection, self._location)  # the rows may have become private while the map was learned
-            stored = connection.execute(sa.select(published).order_by(published.c.number)).all()
+            store.load_header(connection, self._location, lock=True)
+            store.check_public(connection, self._location)  # the rows may have become private while the map was learned
+            stored = connection.execute(sa.select(store.published).order_by(store.published.c.number)).all()
             if any(row.revision > new.revision for row in stored):
                 raise StaleMapError("a map of a newer revision was published meanwhile; this one is not stored")
             numbers = [*(row.number for row in stored), stored[-1].number + 1 if stored else 1]
-            digest = write_map(connection, numbers[-1], file)
+            digest = store.write_map(connection, numbers[-1], file)
             row = {"number": numbers[-1], "revision": new.revision, "public_id": new.public_id, "digest": digest}
-            connection.execute(sa.insert(published).values(row))
-            for table in (parts, published):
+            connection.execute(sa.insert(store.published).values(row))
+            for table in (store.parts, store.published):
                 connection.execute(sa.delete(table).where(table.c.number.in_(numbers[:-keep])))

@@ -20,7 +20,7 @@ from nearveil.features.vectors import TablePart, VectorFile, VectorTable
 from nearveil.gallery.answers import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError, UnknownItemError
 from nearveil.gallery.index import Index
-from nearveil.gallery.items import Item, check_part, check_table, name_parts
+from nearveil.gallery.items import Item, check_part, check_table, is_text, name_parts
 from nearveil.gallery.publishing import KEPT_MAPS, MapTerms, Published
 from nearveil.progress import Progress, Tick, no_progress
 from nearveil.storage import data_folder, describe_url, make_data_folder
@@ -158,11 +158,15 @@ def sync_folder(
             if not private:
                 gallery.delete(gone)
                 published, learned = publish_map(gallery, terms, start, workers)
-        return _make_report(
-            gallery,
-            location,
-            (added, len(gone)),
-            (published, learned),
+        return SyncReport(
+            describe_location(location),
+            len(gallery),
+            gallery.dimension,
+            gallery.revision,
+            added,
+            len(gone),
+            published,
+            learned,
             skipped=(*skipped, *failed),
             extractor=extractor.name,
             private=gallery.is_private,
@@ -216,7 +220,9 @@ def sync_table(
                 added = len(np.setdiff1d(gallery.ids(), before, assume_unique=True))
                 terms.check(len(gallery), "the index has changed, and its map is as before: publish it on other terms")
                 published, learned = publish_map(gallery, terms, start, workers)
-            return _make_report(gallery, location, (added, count + added - len(gallery)), (published, learned))
+            size = len(gallery), gallery.dimension, gallery.revision
+            n_deleted = count + added - len(gallery)
+            return SyncReport(describe_location(location), *size, added, n_deleted, published, learned)
 
 
 def publish_map(gallery: Index, terms: MapTerms, start: Progress, workers: Cluster) -> tuple[Published, bool]:
@@ -275,18 +281,11 @@ def _load_terms(gallery: Index) -> MapTerms:
         return MapTerms()
 
 
-def _make_report(
-    gallery: Index, location: str, changes: tuple[int, int], result: tuple[Published | None, bool], **details: Any
-) -> SyncReport:
-    size = len(gallery), gallery.dimension, gallery.revision
-    return SyncReport(describe_location(location), *size, *changes, *result, **details)
-
-
 def _find_root(folder: Path) -> Path:
     if not folder.is_dir():
         raise ValueError(f"folder: there is no folder at {folder}")
     root = folder.resolve()
-    if not _is_text(root):
+    if not is_text(str(root)):
         raise ValueError("folder: its path is not text: rename the folder")
     return root
 
@@ -355,19 +354,11 @@ def list_files(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path
         for path in (folder / name for name in sorted((*links, *names)) if name[0] != "."):
             if path.is_symlink():
                 skipped.append((path, _LINK))
-            elif not _is_text(path):
+            elif not is_text(str(path)):
                 skipped.append((path, _NO_TEXT))
             else:
                 files.append(path)
     return files, skipped
-
-
-def _is_text(path: Path) -> bool:
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[int], list[int]]:

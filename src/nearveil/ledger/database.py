@@ -17,7 +17,7 @@ from nearveil import storage
 from nearveil.ledger.errors import CorruptLedgerError, LedgerError, LedgerFullError, LedgerUnavailableError
 from nearveil.ledger.store import Receipt
 from nearveil.ledger.witness import Witness
-from nearveil.storage import describe_url, find_error, is_connection_refused, is_transient
+from nearveil.storage import describe_url, find_error_code, is_connection_refused, is_transient
 
 Clock = Callable[[], datetime]
 T = TypeVar("T")
@@ -138,7 +138,7 @@ _ERRORS: dict[int | str, tuple[type[LedgerError], str]] = {
 def explain_error(error: Exception, url: URL) -> LedgerError:
     """Translate a database error into one that says what to do, without the values that were being written."""
     location = f"ledger {describe_url(url)}"
-    explanation, kind = find_error(error, _ERRORS), type(getattr(error, "orig", None) or error).__name__
+    explanation, kind = _ERRORS.get(find_error_code(error)), type(getattr(error, "orig", None) or error).__name__
     if explanation is not None:
         error_type, text = explanation
         return error_type(f"{location}: {text}")
