@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -338,7 +337,8 @@ class Index(MapPublisher):
         """
         numbers = np.asarray(ids, np.int64)
         with self._database.begin_read() as connection:
-            rows = store.load_texts(connection, numbers)
+            existing = sa.select(store.items).where(is_among(connection, store.items.c.id, numbers.tolist()))
+            rows = connection.execute(existing).all()
         texts = {row.id: encode_name(row.name) for row in rows}
         if kind == "metadata":
             details = (ItemDetails(row.name, row.external_id, json.loads(row.metadata or "{}")) for row in rows)
@@ -455,7 +455,7 @@ class Index(MapPublisher):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -538,7 +538,7 @@ class Index(MapPublisher):
         return {
             position: existing[position]
             for position, same_row in zip(positions, equal.tolist(), strict=True)
-            if same_row and stored[existing[position]] == StoredItem.from_row(new[position])
+            if same_row and stored[existing[position]] == StoredItem.from_row(*new[position])
         }
 
     def _delete(self, connection: sa.Connection, ids: NDArray[np.int64], revision: int) -> None:

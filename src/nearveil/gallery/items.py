@@ -84,10 +84,19 @@ class StoredItem:
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_row(cls, row: tuple[int, str, str | None, str | None]) -> "StoredItem":
-        """Return an item without images from its id, name, external id and metadata in JSON."""
-        number, name, external_id, text = row
-        return cls(number, name, b"", None, None, external_id, json.loads(text) if text else {})
+    def from_row(
+        cls,
+        number: int,
+        name: str,
+        external_id: str | None,
+        text: str | None,
+        thumbnail: bytes | None = None,
+        path: str | None = None,
+        original: bytes | None = None,
+    ) -> "StoredItem":
+        """Return an item from its columns; `text` is metadata in JSON."""
+        content, digest = (original, None) if path is None else (Path(path), original)
+        return cls(number, name, thumbnail or b"", content, digest, external_id, json.loads(text) if text else {})
 
     def read_original(self, most: int = LARGEST_ORIGINAL) -> bytes | None:
         """Return the original, read from its file if necessary.

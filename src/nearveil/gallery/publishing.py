@@ -393,14 +393,13 @@ class MapPublisher(ABC):
         progress, cluster : optional
             As in :meth:`publish`.
         """
+        check_integer(keep, "keep", 1)
         newest, stale = self.current()
         if not stale:
             return newest
         snapshot = self.snapshot()
         try:
             if len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE:
-                self.assert_open()
-                check_integer(keep, "keep", 1)
                 updated = newest.update(snapshot)
                 self._save_map(updated, keep)
                 return updated

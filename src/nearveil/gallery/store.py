@@ -10,9 +10,8 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, Literal
 
 import numpy as np
@@ -273,20 +272,9 @@ def add_metadata_keys(connection: sa.Connection, keys: frozenset[str]) -> None:
 def load_items(connection: sa.Connection, ids: NDArray[np.int64], *, originals: bool = True) -> dict[int, StoredItem]:
     """Load the items that exist, by id; without `originals`, the content of originals is not read."""
     original = images.c.original if originals else sa.null().label("original")
-    query = sa.select(images.c.id, images.c.thumbnail, images.c.path, original)
-    image_rows = {
-        row.id: row for row in connection.execute(query.where(is_among(connection, images.c.id, ids.tolist())))
-    }
-    loaded = {row.id: StoredItem.from_row(tuple(row)) for row in load_texts(connection, ids)}
-    for number, row in image_rows.items():
-        content, digest = (row.original, None) if row.path is None else (Path(row.path), row.original)
-        loaded[number] = replace(loaded[number], thumbnail=row.thumbnail, original=content, digest=digest)
-    return loaded
-
-
-def load_texts(connection: sa.Connection, ids: NDArray[np.int64]) -> Sequence[Any]:
-    """Return the rows (id, name, external_id, metadata) of the items that exist, in any order."""
-    return connection.execute(sa.select(items).where(is_among(connection, items.c.id, ids.tolist()))).all()
+    query = sa.select(items, images.c.thumbnail, images.c.path, original).outerjoin(images, images.c.id == items.c.id)
+    rows = connection.execute(query.where(is_among(connection, items.c.id, ids.tolist())))
+    return {row.id: StoredItem.from_row(*row) for row in rows}
 
 
 def find_external_ids(connection: sa.Connection, external_ids: Collection[str | None]) -> dict[str | None, int]:

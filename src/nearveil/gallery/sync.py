@@ -158,19 +158,10 @@ def sync_folder(
             if not private:
                 gallery.delete(gone)
                 published, learned = publish_map(gallery, terms, start, workers)
+        size, files = (len(gallery), gallery.dimension, gallery.revision), (*skipped, *failed)
+        rows = gallery.is_private, gallery.row_exact
         return SyncReport(
-            describe_location(location),
-            len(gallery),
-            gallery.dimension,
-            gallery.revision,
-            added,
-            len(gone),
-            published,
-            learned,
-            skipped=(*skipped, *failed),
-            extractor=extractor.name,
-            private=gallery.is_private,
-            row_exact=gallery.row_exact,
+            describe_location(location), *size, added, len(gone), published, learned, files, extractor.name, *rows
         )
 
 
