@@ -127,12 +127,11 @@ def _draw_orthonormal(d: int, size: int, seed: int) -> Floats:
 def _wrap_transformer(transformer: Any, features: Floats) -> Projection:
     try:
         check_is_fitted(transformer)
-    except NotFittedError:
+    except (NotFittedError, AttributeError, TypeError):
         raise ValueError(
-            "projection must be fitted on public rows first; clone() resets it unless it is in a FrozenEstimator"
+            "projection must be a scikit-learn transformer that is fitted on public rows; clone() resets it unless it "
+            "is in a FrozenEstimator"
         ) from None
-    except (AttributeError, TypeError):
-        raise ValueError("projection must be a fitted scikit-learn transformer") from None
     probe = features[features.any(axis=1)][:1]
     if len(probe) == 0:
         raise ValueError("public_X must contain a row that differs from the mean, to try the projection")

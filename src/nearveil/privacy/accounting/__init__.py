@@ -25,7 +25,6 @@ import numpy as np
 from dp_accounting import DpEvent, UnsupportedEventError
 from dp_accounting import rdp as dp_rdp
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from nearveil.errors import NearveilError
 from nearveil.privacy.accounting._loss import (
@@ -438,19 +437,16 @@ def calibrate(
     step = 1.0 if integer else check_positive(tolerance, "tolerance") * max(abs(low), abs(high))
     start = PldAccountant() if accountant is None else accountant
 
-    def gap(parameter: float) -> float:
-        cost = start.copy().compose(make_event(round(parameter) if integer else parameter)).epsilon(delta)
-        return min(max(math.log(max(cost, 1e-300) / target), -50.0), 50.0)
+    def meets_target(parameter: float) -> bool:
+        return start.copy().compose(make_event(int(parameter) if integer else parameter)).epsilon(delta) <= target
 
-    low_meets, high_meets = gap(low) <= 0, gap(high) <= 0
+    if integer:
+        low, high = round(low), round(high)
+    low_meets, high_meets = meets_target(low), meets_target(high)
     if low_meets == high_meets:
         raise ValueError("bracket must hold one end that meets target_epsilon and one that does not")
-    safe_side = -1.0 if low_meets else 1.0
-    guess = float(brentq(gap, low, high, xtol=step / 2))
-    guess = float(round(guess)) if integer else guess
-    # The root is approximate: step until the cost is within the target, and for whole numbers to the best one.
-    while gap(guess) > 0:
-        guess = min(max(guess + safe_side * step, low), high)
-    while integer and low < guess < high and gap(guess - safe_side) <= 0:
-        guess -= safe_side
-    return guess
+    meets, fails = (low, high) if low_meets else (high, low)
+    while abs(meets - fails) > step:
+        middle = round((meets + fails) / 2) if integer else (meets + fails) / 2
+        meets, fails = (middle, fails) if meets_target(middle) else (meets, middle)
+    return float(meets)
