@@ -20,7 +20,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.errors import NearveilError
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.checks import NumberCheck, check_integer, check_numbers, check_rows
+from nearveil.privacy.checks import NumberCheck, check_numbers, check_rows
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, secure_source
 from nearveil.privacy.parameters import Parameters
 
@@ -353,10 +353,6 @@ class Release(Parameters, ABC):
         """
         self._check_messages([message])
         return self._rank(message, self._prepare(self.features(gallery, "gallery", lenient=True)))
-
-    def answer_bytes(self, n: int) -> int:
-        """Return the size of an answer with compact codes and `n` candidates."""
-        return CODE_BYTES * check_integer(n, "n")
 
     @property
     def guarantee(self) -> Guarantee:

@@ -217,15 +217,6 @@ class PrivateMail(Release):
             gallery = self.embed_gallery(gallery, gallery_labels, steps=self._engine.read(message)[2])
         return self._scores(message, gallery)
 
-    def answer_bytes(self, n: int) -> int:
-        """Return the size of an answer with `n` candidates for each target, including dummies."""
-        self._check_fitted()
-        size = super().answer_bytes(n)
-        if self._dummies is None:
-            return size
-        # As published, no dummy has the target's class.
-        return size * (len(np.unique(self._dummies.labels)) + (self.as_published is None))
-
     def _make_guarantee(self) -> Guarantee:
         return self._engine.guarantee()
 
