@@ -277,22 +277,19 @@ def _repack(content: bytes) -> io.BytesIO:
     return out
 
 
-def compute_backbone_maps(images: Sequence[Pixels], backbone: TorchExtractor, *, tick: Tick | None = None) -> Maps:
+def compute_backbone_maps(images: Sequence[Pixels], backbone: TorchExtractor) -> Maps:
     """Return the last maps of a backbone, shape (n, c, h, w), for training a head: 123 kB for each image."""
     torch = import_torch()
     parts: list[Maps] = []
     for start in range(0, len(images), backbone._batch):
-        batch = _scale_images(images[start : start + backbone._batch], backbone)
         with torch.inference_mode():
-            maps = backbone._module(batch)
+            maps = backbone._module(_scale_images(images[start : start + backbone._batch], backbone))
         if maps.ndim != 4:
             raise ValueError("backbone must give maps of shape (n, c, h, w): remove its last pooling")
         halves = maps.half()
         if not halves.isfinite().all():
             raise ValueError("backbone gives NaN, or numbers beyond those of float16")
         parts.append(halves.cpu().numpy())
-        if tick is not None:
-            tick(len(batch))
     if not parts:
         raise ValueError("images must hold at least one")
     return np.concatenate(parts)

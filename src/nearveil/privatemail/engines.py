@@ -23,7 +23,7 @@ from nearveil.privacy.noise import (
 )
 from nearveil.privatemail.graph import LabelGraph, gaussian_graph, label_graph
 from nearveil.privatemail.graph.labels import Encoding
-from nearveil.privatemail.manifold import smlq_step, umeyama
+from nearveil.privatemail.manifold import smlq_step
 from nearveil.privatemail.sensitivity import target_only
 from nearveil.privatemail.sensitivity.bounds import Norm
 
@@ -72,14 +72,6 @@ def choose_anchors(features: Floats, n_anchors: int | None, public_seed: int) ->
 def draw_secret_order(count: int, length: int, source: Source) -> NDArray[np.intp]:
     """Return `count` independent permutations of `length` items, uniform up to ties of 64-bit words."""
     return np.argsort(source.words(count * length).reshape(count, length), axis=1)
-
-
-def measure_aligned_distances(targets: Floats, anchors: Floats, server: GalleryEmbedding) -> Floats:
-    """Align targets to the server's embedding by Umeyama on the anchors; return distances, shape (t, n)."""
-    if not np.array_equal(anchors, server.anchors):
-        targets = umeyama(anchors, server.anchors).apply(targets)
-    distances: Floats = cdist(targets, server.gallery)
-    return distances
 
 
 def read_rows(message: Message, name: str, columns: int, least: int) -> Floats:

@@ -173,7 +173,9 @@ def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
     if k >= n:
         raise ValueError(f'n_components must be below the {n} rows for solver="spectral"; got {k}')
     beyond = 2 * float(query.graph.degree.max()) + 1
-    matrix = _make_operator((n, 1), lambda z: query.gradient(convert_like(z, start)) + beyond * z.mean())
+    matrix = _make_operator(
+        (n, 1), lambda z: _bring_to_host(query.gradient(convert_like(z, start))) + beyond * z.mean()
+    )
     try:
         _, vectors = eigsh(matrix, k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n))
     except ArpackNoConvergence:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.spatial.distance import cdist
 from sklearn.utils._param_validation import StrOptions
 
 from nearveil.mechanisms.base import Floats, Message, MessageError, Release, check_labels, choose_source
@@ -22,10 +23,10 @@ from nearveil.privatemail.engines import (
     bound_sensitivities,
     calibrate_steps,
     choose_anchors,
-    measure_aligned_distances,
     prepare_anchors,
 )
 from nearveil.privatemail.graph.labels import Encoding
+from nearveil.privatemail.manifold import umeyama
 from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Version
 
 
@@ -277,4 +278,6 @@ class PrivateMail(Release):
         targets, anchors, steps = self._engine.read(message)
         if server.steps != steps:
             raise MessageError(f"message has taken {steps} public steps: embed the gallery with as many")
-        return -measure_aligned_distances(targets, anchors, server)
+        if not np.array_equal(anchors, server.anchors):
+            targets = umeyama(anchors, server.anchors).apply(targets)
+        return np.asarray(-cdist(targets, server.gallery))

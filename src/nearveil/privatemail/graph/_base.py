@@ -30,7 +30,7 @@ def as_array(values: Any) -> Array:
 
 def is_host(array: Array) -> bool:
     """Return whether `array` is in host memory."""
-    return isinstance(array, np.ndarray) or array.device.type == "cpu"
+    return isinstance(array, np.ndarray) or getattr(array.device, "type", "cpu") == "cpu"
 
 
 def to_numpy(array: Array) -> Any:

@@ -238,7 +238,7 @@ def gaussian_graph(
     tolerance = check_positive(tolerance, "tolerance")
     check_choice(method, "method", Method)
     if is_dask_array(X):
-        return _make_spread_graph(SpreadRows.of(X), bandwidth, method, tolerance)
+        return SpreadGraph(SpreadRows.of(X), bandwidth, method, tolerance)
     X = as_array(X)
     rows = check_unit_rows(_cast_precisely(X, bandwidth, tolerance))
     xp = find_namespace(rows)
@@ -296,17 +296,6 @@ def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: fl
     )
 
 
-def _make_spread_graph(rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> GaussianGraph:
-    """Build a graph over the blocks of a Dask array, in double precision."""
-    if method == "neighbors":
-        raise ValueError('method "neighbors" does not work on Dask arrays: use "series" or "exact"')
-    if rows.dtype not in (np.float32, np.float64):
-        raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
-    if rows.shape[0] < 2:
-        raise ValueError(f"X has {rows.shape[0]} row(s); it needs at least 2")
-    return SpreadGraph(rows, bandwidth, _choose_polynomial(rows, bandwidth, method, tolerance))
-
-
 class SpreadGraph(GaussianGraph):
     """A graph of the rows of a Dask array, in double precision: workers multiply their blocks, `Z` stays here.
 
@@ -314,13 +303,21 @@ class SpreadGraph(GaussianGraph):
     each pair of blocks. Sums follow the order of the blocks, so chunk sizes change results by rounding only.
     """
 
-    def __init__(self, rows: SpreadRows, bandwidth: float, polynomial: KernelPolynomial | None) -> None:
+    method = "exact"
+
+    def __init__(self, rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> None:
+        if method == "neighbors":
+            raise ValueError('method "neighbors" does not work on Dask arrays: use "series" or "exact"')
+        if rows.dtype not in (np.float32, np.float64):
+            raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
+        if rows.shape[0] < 2:
+            raise ValueError(f"X has {rows.shape[0]} row(s); it needs at least 2")
         # The base has an empty array for the dtype and the features of new rows.
         super().__init__(np.empty((0, rows.shape[1])), bandwidth, np.ones((rows.shape[0], 1), rows.dtype))
         self._rows = rows
-        self.polynomial = polynomial
-        self.method = "exact" if polynomial is None else "series"
-        self.error_bound = 0.0 if polynomial is None else polynomial.error_bound
+        self.polynomial = _choose_polynomial(rows, bandwidth, method, tolerance)
+        if self.polynomial is not None:
+            self.method, self.error_bound = "series", self.polynomial.error_bound
 
     def _map(self, stage: str, function: Any, tasks: list[Any], *shared: Any) -> Iterator[Any]:
         return self._rows.cluster.map(function, tasks, *shared, stage=stage)
