@@ -82,11 +82,10 @@ def test_secrets_of_the_page_are_compared_in_constant_time(monkeypatch: pytest.M
 
     monkeypatch.setattr(hmac, "compare_digest", compare)
     entry = PageEntry()
-    assert entry.exchange("") is None
-    admitted = entry.exchange(entry.token)
-    assert admitted is not None
-    for cookie, secret in (("", ""), (admitted.cookie, "ü" * 50), (admitted.cookie, admitted.secret)):
-        assert entry.authenticates(cookie, secret) is (secret == admitted.secret)
+    assert not entry.use_token("")
+    assert entry.use_token(entry.token)
+    for cookie, secret in (("", ""), (entry.cookie, "ü" * 50), (entry.cookie, entry.secret)):
+        assert entry.authenticates(cookie, secret) is (secret == entry.secret)
     assert compared == [32] * 7
 
 

@@ -6,13 +6,7 @@ from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.client.clients import AsyncClient, Client
-    from nearveil.client.errors import (
-        QuestionError,
-        ReplyError,
-        UnansweredError,
-        UnfinishedError,
-        UnreachableError,
-    )
+    from nearveil.client.errors import QuestionError, ReplyError, UnansweredError, UnfinishedError, UnreachableError
     from nearveil.client.results import Match, Nearest
     from nearveil.wire.schema import GalleryInfo
 

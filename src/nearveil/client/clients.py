@@ -599,9 +599,7 @@ class AsyncClient:
         return f"AsyncClient({self._shown!r})"
 
 
-def _blocking(
-    method: Callable[Concatenate[AsyncClient, P], Awaitable[T]],
-) -> Callable[Concatenate[Client, P], T]:
+def _blocking(method: Callable[Concatenate[AsyncClient, P], Awaitable[T]]) -> Callable[Concatenate[Client, P], T]:
     """Return a method of the blocking client: it runs `method` on the event loop and waits for the result."""
 
     @wraps(method)

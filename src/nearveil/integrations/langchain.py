@@ -96,13 +96,7 @@ class NearveilRetriever(BaseRetriever):
     def _search(self, query: str, k: int | None, key: str) -> list[Document]:
         row = getattr(self.embed, "embed_query", self.embed)(query)
         result: Nearest = self.client.nearest(
-            row,
-            self.k if k is None else k,
-            self.epsilon,
-            gallery=self.gallery,
-            where=self.where,
-            by=self.by,
-            key=key,
+            row, self.k if k is None else k, self.epsilon, gallery=self.gallery, where=self.where, by=self.by, key=key
         )
         return [_make_document(match, self.text_key) for match in result.matches]
 

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from importlib.resources import files
 from typing import Any
 
@@ -23,10 +24,9 @@ from nearveil.ui._views import (
     list_accounts,
     list_history,
     plan_queries,
-    verify_ledger,
 )
 from nearveil.ui.auth import PageEntry, PageGuard, name_cookie
-from nearveil.ui.session import PageSession, QueryParameters
+from nearveil.ui.session import PageSession
 
 _CONTENT_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _MAX_IGNORED_BODY = 1024  # bytes
@@ -34,12 +34,7 @@ _MAX_IGNORED_BODY = 1024  # bytes
 
 def create_app(session: PageSession, entry: PageEntry, port: int) -> PageGuard:
     """Return the page as an ASGI application; the Host of every request must name `port`."""
-    app = FastAPI(
-        docs_url=None,
-        redoc_url=None,
-        openapi_url=None,
-        dependencies=[Depends(_refuse_unknown_parameters)],
-    )
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(_refuse_unknown_parameters)])
     _add_pages(app, entry, port)
     _add_queries(app, session)
     _add_budgets(app, session)
@@ -86,13 +81,12 @@ def _log_in(request: Request, entry: PageEntry, port: int, token: str, assets: d
         raise PageError(503, "prefetch", "Open the address in a tab.")
     if request.state.has_cookie:
         return RedirectResponse("/", 303)
-    credentials = entry.exchange(token)
-    if credentials is None:
+    if not entry.use_token(token):
         return HTMLResponse(assets["used.html"], 403)
     # Not a redirect: this page stores the secret, and after a redirect from another site a browser would not send a
     # strict cookie.
-    reply = HTMLResponse(assets["welcome.html"].replace(b"{{secret}}", credentials.secret.encode()))
-    reply.set_cookie(name_cookie(port), credentials.cookie, httponly=True, samesite="strict", path="/")
+    reply = HTMLResponse(assets["welcome.html"].replace(b"{{secret}}", entry.secret.encode()))
+    reply.set_cookie(name_cookie(port), entry.cookie, httponly=True, samesite="strict", path="/")
     return reply
 
 
@@ -105,8 +99,8 @@ def _add_queries(app: FastAPI, session: PageSession) -> None:
         request: Request, gallery: str, epsilon: float | None = None, candidates: float | None = None
     ) -> dict[str, Any]:
         image = await _read_body(request, MOST_BYTES)
-        query = QueryParameters(epsilon, gallery, candidates)
-        return await run_in_threadpool(session.ask, image, query, lambda: _is_connected(request))
+        send = partial(session.ask, image, gallery, epsilon, candidates)
+        return await run_in_threadpool(send, lambda: _is_connected(request))
 
     @app.post("/api/classify")
     async def classify(request: Request, gallery: str) -> dict[str, Any]:
@@ -140,7 +134,8 @@ def _add_budgets(app: FastAPI, session: PageSession) -> None:
 
     @app.get("/api/verify")
     def verify() -> dict[str, Any]:
-        return verify_ledger(session.ledger)
+        report = session.ledger.verify()
+        return {"ok": report.ok, "words": str(report)}
 
 
 def _is_connected(request: Request) -> bool:

@@ -58,21 +58,6 @@ def describe_failure() -> PageError:
     return PageError(500, "failed", "Unexpected error. Reload the page.")
 
 
-def describe_new_listing() -> PageError:
-    """Return the error for a gallery that changed its extractor since it was listed."""
-    words = f"The gallery changed its extractor. The list of galleries is up to date now; ask again. {_NOTHING}"
-    return PageError(409, "listing", words)
-
-
-def describe_spoiled() -> PageError:
-    """Return the error for a failure after the debit, which hides the original error."""
-    words = (
-        "The query is paid for, but an unexpected error occurred before its answer could be shown. It is listed "
-        "below; asking it again is free."
-    )
-    return PageError(500, "failed", words, paid=True, again=True)
-
-
 def _describe_image(error: ImageError) -> PageError:
     if error.reason == TOO_LARGE:
         return describe_too_large()
@@ -101,15 +86,11 @@ def _describe_unanswered(error: UnansweredError) -> PageError:
     return PageError(409, "map_changed", words, paid=True)
 
 
-def _describe_question(error: QuestionError) -> PageError:
-    if error.field == "extractor":
+def _describe_value(error: Exception) -> PageError:
+    if isinstance(error, QuestionError) and error.field == "extractor":
         words = f"This gallery's extractor is not available here: {_end_sentence(error.words)} {_NOTHING}"
         return PageError(422, "extractor", words)
-    return _describe_value(error)
-
-
-def _describe_value(error: Exception) -> PageError:
-    return PageError(422, "question", f"{_end_sentence(str(error))} {_NOTHING}")
+    return PageError(422, "question", f"{_end_sentence(error)} {_NOTHING}")
 
 
 def _end_sentence(text: object) -> str:
@@ -127,9 +108,7 @@ ERRORS: dict[type[Exception], Callable[[Any], PageError]] = {
     ValueError: _describe_value,
     ImageError: _describe_image,
     FeatureError: lambda _: PageError(
-        422,
-        "image",
-        f"The extractor finds no features in this image; it looks blank. Choose another one. {_NOTHING}",
+        422, "image", f"The extractor finds no features in this image; it looks blank. Choose another one. {_NOTHING}"
     ),
     OverBudgetError: lambda error: PageError(
         409,
@@ -145,7 +124,6 @@ ERRORS: dict[type[Exception], Callable[[Any], PageError]] = {
         502, "reply", f"The reply does not come from a nearveil server. Check the address. {_NOTHING}"
     ),
     UnansweredError: _describe_unanswered,
-    QuestionError: _describe_question,
     LedgerError: lambda error: PageError(503, "ledger", f"Ledger error: {_end_sentence(error)} No message was sent."),
     ModuleNotFoundError: lambda error: PageError(503, "missing", f"Missing package: {_end_sentence(error)} {_NOTHING}"),
 }
@@ -159,7 +137,7 @@ _MAX_PIXELS, _MAX_BYTES = 512, 1 << 17  # side and size of a thumbnail
 
 def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, images: bool) -> dict[str, Any]:
     """Return the message, the candidates, the matches and the cost; with thumbnails if `images`."""
-    answer = nearest.answer
+    answer, epsilon = nearest.answer, nearest.guarantee.epsilon
     assert answer is not None
     pictures = answer.images if images else [b""] * len(answer.ids)
     # Ordered by id, the same for every image.
@@ -181,7 +159,12 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
             "bytes_received": nearest.bytes_received,
         },
         "got": [_view_match(match) for match in nearest.matches],
-        **_view_cost(nearest.guarantee, nearest.n_sets, balance, repeated=nearest.repeated),
+        "epsilon": epsilon,
+        "promise": str(nearest.guarantee),
+        "odds": format_odds(epsilon),
+        "right": round(RandomizedResponse(epsilon, nearest.n_sets).hit, 4),
+        "repeated": nearest.repeated,
+        "balance": balance,
     }
 
 
@@ -262,18 +245,6 @@ def _read_size(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def _view_cost(guarantee: Guarantee, n_sets: int, balance: dict[str, Any], *, repeated: bool) -> dict[str, Any]:
-    epsilon = guarantee.epsilon
-    return {
-        "epsilon": epsilon,
-        "promise": str(guarantee),
-        "odds": format_odds(epsilon),
-        "right": round(RandomizedResponse(epsilon, n_sets).hit, 4),
-        "repeated": repeated,
-        "balance": balance,
-    }
-
-
 MAX_ENTRIES = 100  # of a listed history
 _MAX_PLANNED = 10**6
 _LARGE_EPSILON = 14  # odds above a million
@@ -342,12 +313,6 @@ def list_history(ledger: Ledger, name: str) -> dict[str, Any]:
         "total": len(entries),
         "entries": [_describe_entry(entry) for entry in reversed(entries[-MAX_ENTRIES:])],
     }
-
-
-def verify_ledger(ledger: Ledger) -> dict[str, Any]:
-    """Recompute every hash and total of the ledger, and return the result."""
-    report = ledger.verify()
-    return {"ok": report.ok, "words": str(report)}
 
 
 def plan_queries(account: Account, count: int, epsilon: float) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import hmac
 import logging
 import secrets
 import threading
-from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,40 +12,32 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from nearveil.ui._views import PageError, describe_failure
 
 
-@dataclass(frozen=True)
-class Credentials:
-    """Cookie and secret of the browser; every request needs both."""
-
-    cookie: str = field(repr=False)  # browsers send it to every server at 127.0.0.1, on any port
-    secret: str = field(repr=False)  # in the session storage of the page's origin and tab; sent as a header
-
-
 class PageEntry:
-    """A one-time token and the credentials that it is exchanged for. Neither is stored on disk."""
+    """A one-time token, and the cookie and the secret that it is exchanged for. None of them is stored on disk.
+
+    Browsers send the cookie to every server at 127.0.0.1, on any port. The secret is in the session storage of the
+    page's origin and tab, and sent as a header. Every request needs both.
+    """
 
     def __init__(self) -> None:
-        self.token = secrets.token_urlsafe(32)
-        self._lock = threading.Lock()
-        self._credentials: Credentials | None = None
+        self.token, self.cookie, self.secret = (secrets.token_urlsafe(32) for _ in range(3))
+        self._lock, self._is_used = threading.Lock(), False
 
-    def __repr__(self) -> str:
-        return "PageEntry()"
-
-    def exchange(self, token: str) -> Credentials | None:
-        """Return new credentials for the token on its first use; None for another token and on later uses."""
+    def use_token(self, token: str) -> bool:
+        """Return whether the browser with this token may have cookie and secret: once, with the right one."""
         with self._lock:
-            if self._credentials is not None or not _is_same(token, self.token):
-                return None
-            self._credentials = Credentials(secrets.token_urlsafe(32), secrets.token_urlsafe(32))
-            return self._credentials
+            if self._is_used or not _is_same(token, self.token):
+                return False
+            self._is_used = True
+            return True
 
     def has_cookie(self, cookie: str) -> bool:
-        """Return whether the cookie matches the credentials."""
-        return self._credentials is not None and _is_same(cookie, self._credentials.cookie)
+        """Return whether the cookie is right."""
+        return _is_same(cookie, self.cookie)
 
     def authenticates(self, cookie: str, secret: str) -> bool:
-        """Return whether the cookie and the secret match the credentials."""
-        return self.has_cookie(cookie) and self._credentials is not None and _is_same(secret, self._credentials.secret)
+        """Return whether the cookie and the secret are right."""
+        return self.has_cookie(cookie) and _is_same(secret, self.secret)
 
 
 def _is_same(left: str, right: str) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from nearveil.client import GalleryInfo, UnansweredError
@@ -18,19 +19,16 @@ from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.search.outlook import EPSILONS, Outlook, make_outlook
+from nearveil.search.outlook import EPSILONS, make_outlook
 from nearveil.ui._views import (
     PageError,
     describe_balance,
-    describe_new_listing,
-    describe_spoiled,
     preview_cost,
     view_classified,
     view_free,
     view_nearest,
 )
 from nearveil.wire.client import K
-from nearveil.wire.messages import PublicPart
 
 
 class RecordingPayer:
@@ -57,28 +55,28 @@ class RecordingPayer:
 
 
 _FREE_PROMISE = "Nothing about your image is revealed."
+_NEW_LISTING = (
+    "The gallery changed its extractor. The list of galleries is up to date now; ask again. No message was sent, and "
+    "nothing was paid."
+)
+_SPOILED = (  # it hides an error after the debit
+    "The query is paid for, but an unexpected error occurred before its answer could be shown. It is listed below; "
+    "asking it again is free."
+)
 _MAX_THUMBNAILS = 4000  # candidates of one answer
 _MAX_UNANSWERED = 16  # paid queries without an answer
 _MAX_OUTLOOKS = 8
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class QueryParameters:
-    """Parameters of a query, without the image."""
-
-    epsilon: float | None  # None and 0 are free
-    gallery: str
-    candidates: float | None = None  # None for the newest map
-
-
 @dataclass(frozen=True, eq=False)
 class UnansweredQuery:
     """A query that is paid for and has no answer yet."""
 
-    query: QueryParameters
     info: GalleryInfo  # of the gallery, as listed at the time
     row: Singles = field(repr=False)  # the feature row. Private
+    epsilon: float
+    candidates: float | None  # None for the newest map
     sent_at: int  # time of the query, in seconds since 1970
 
 
@@ -117,14 +115,13 @@ class PageSession:
         self.client, self.payer, self.ledger, self.location = client, payer, ledger, location
         self._gallery, self._rng = gallery, rng
         self._lock = threading.Lock()
-        self._outlook_lock = threading.Lock()
-        self._outlooks: dict[str, Outlook] = {}
+        self._find_outlook = lru_cache(maxsize=_MAX_OUTLOOKS)(make_outlook)
         self._unanswered: dict[str, UnansweredQuery] = {}  # by key
 
     def about(self) -> dict[str, Any]:
         """Return the location, the balance and the unanswered queries, without a request to the server."""
         waiting = [
-            {"key": key, "sent_at": entry.sent_at, "epsilon": entry.query.epsilon, "gallery": entry.query.gallery}
+            {"key": key, "sent_at": entry.sent_at, "epsilon": entry.epsilon, "gallery": entry.info.name}
             for key, entry in list(self._unanswered.items())
         ]
         return {"location": self.location, "balance": self.balance(), "waiting": waiting}
@@ -149,7 +146,7 @@ class PageSession:
                     "promise": None if info.promise is None else info.promise.words,
                 }
                 for info in infos
-            ],
+            ]
         }
 
     def balance(self) -> dict[str, Any]:
@@ -183,32 +180,31 @@ class PageSession:
         """Return the cost and the guarantee of a query. Nothing is spent."""
         if epsilon == 0:
             left = self.balance()["left_words"]
-            return {
-                "allowed": True,
-                "cost": "0",
-                "before": left,
-                "after": left,
-                "words": "",
-                "promise": _FREE_PROMISE,
-            }
+            return {"allowed": True, "cost": "0", "before": left, "after": left, "words": "", "promise": _FREE_PROMISE}
         guarantee = set_guarantee(epsilon)
         return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
     def ask(
-        self, image: bytes, query: QueryParameters, is_connected: Callable[[], bool] = lambda: True
+        self,
+        image: bytes,
+        gallery: str,
+        epsilon: float | None = None,
+        candidates: float | None = None,
+        is_connected: Callable[[], bool] = lambda: True,
     ) -> dict[str, Any]:
-        """Search for an image file with a new key, and return the values that the page shows.
+        """Search for an image file with a new key, and return the values that the page shows; free without an epsilon.
 
         The same image asked again is a new query, and is charged. An answer that the browser did not receive, by
         `is_connected`, waits for :meth:`again`.
         """
-        if not query.epsilon:
-            return self._ask_free(image, query.gallery)
-        check_channel_epsilon(query.epsilon)
-        with self._take_turn(query.gallery):
-            info, (row,) = self.client.prepare([image], gallery=query.gallery)
-            cost = self._check_cost(query.epsilon)
-            entry = UnansweredQuery(query, info, row, int(time.time()))
+        if not epsilon:  # search the local index or copy, or send a sealed query
+            with self._take_turn(gallery):
+                return view_free(self.client.nearest(image, None, gallery=gallery), self.balance())
+        check_channel_epsilon(epsilon)
+        with self._take_turn(gallery):
+            info, (row,) = self.client.prepare([image], gallery=gallery)
+            cost = self._check_cost(epsilon)
+            entry = UnansweredQuery(info, row, epsilon, candidates, int(time.time()))
             return {**self._answer(new_key(), entry, is_connected), "cost": cost}
 
     def sync(self, gallery: str) -> dict[str, Any]:
@@ -216,11 +212,6 @@ class PageSession:
         with self._take_turn(gallery):
             copy = self.client.sync(gallery=gallery)
             return {"items": len(copy), "fetched": copy.fetched}
-
-    def _ask_free(self, image: bytes, gallery: str) -> dict[str, Any]:
-        """Search the local index or copy, or send a sealed query; all are free."""
-        with self._take_turn(gallery):
-            return view_free(self.client.nearest(image, None, gallery=gallery), self.balance())
 
     def _count_copy(self, info: GalleryInfo) -> int:
         """Return the number of items that a free search compares on this machine."""
@@ -260,18 +251,18 @@ class PageSession:
         return answer
 
     def _send(self, entry: UnansweredQuery, key: str) -> dict[str, Any]:
-        info, query = entry.info, entry.query
-        public = self.client.map(query.candidates, gallery=info.name)
+        info = entry.info
+        public = self.client.map(entry.candidates, gallery=info.name)
         if public.fingerprint != info.fingerprint:  # the row is useless there, and may have the same width
             self.galleries()
-            raise describe_new_listing()
+            raise PageError(409, "listing", _NEW_LISTING)
         # Depends on the gallery alone, never on the image.
         images = "thumbnails" in public.offers and public.map.set_size <= _MAX_THUMBNAILS
         nearest = self.client.nearest(
             entry.row,
             min(K, public.map.set_size),
-            query.epsilon,
-            query.candidates,
+            entry.epsilon,
+            entry.candidates,
             gallery=info.name,
             thumbnails=images,
             key=key,
@@ -297,16 +288,7 @@ class PageSession:
         if self.payer.debit is None:  # not charged now: an older query stays, unless its gallery has changed
             return error, was_unanswered and not isinstance(error, PageError)
         _LOG.error("a query failed: %s", type(error).__name__)
-        return describe_spoiled(), True
-
-    def _find_outlook(self, public: PublicPart) -> Outlook:
-        map_id = public.map.map_id
-        with self._outlook_lock:
-            if map_id not in self._outlooks:
-                self._outlooks[map_id] = make_outlook(public)
-                for oldest in list(self._outlooks)[:-_MAX_OUTLOOKS]:
-                    del self._outlooks[oldest]
-            return self._outlooks[map_id]
+        return PageError(500, "failed", _SPOILED, paid=True, again=True), True
 
     def _check_cost(self, epsilon: float) -> str:
         """Return the cost, or refuse a query before anything is sent; the debit checks again."""
