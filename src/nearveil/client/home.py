@@ -219,9 +219,8 @@ def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, que
 
 async def _fetch_manifest(session: Session, info: GalleryInfo, most: int, traffic: Traffic) -> CodesManifest:
     """Return the manifest, unless it lists more than `most` bytes."""
-    limit = Kind.CODES_MANIFEST.frame_limit
-    response = await session.send(Request("codes", info.name, most=limit), traffic)
-    manifest = await asyncio.to_thread(CodesManifest.from_bytes, read_body(response))
+    data = await session.fetch(Request("codes", info.name), traffic)
+    manifest = await asyncio.to_thread(CodesManifest.from_bytes, data)
     if manifest.gallery != info.name:
         raise ReplyError("The server sent the codes of another gallery")
     size = manifest.items * (ID_BYTES + manifest.width)
@@ -304,8 +303,7 @@ class _Download:
         return group
 
     async def _request(self, number: int, blocks: tuple[int, ...] | None) -> bytes:
-        limit = Kind.CODES_GROUP.frame_limit
-        request = Request("group", self.info.name, number=number, blocks=blocks, most=limit)
+        request = Request("group", self.info.name, number=number, blocks=blocks)
         response = await self.session.send(request, self.traffic)
         if self.traffic.received > self.most + Kind.PUBLIC_PART.frame_limit:
             raise QuestionError("most", f"the server sent more than {self.most:,} bytes of codes")

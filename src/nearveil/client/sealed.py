@@ -16,7 +16,7 @@ from nearveil.client.timing import private_step, scoring_period
 from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, read_body, read_etag
 from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, ItemDetails
 from nearveil.wire.client import center_rows
-from nearveil.wire.frames import Kind, WireError
+from nearveil.wire.frames import WireError
 from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import GalleryInfo
 
@@ -88,10 +88,10 @@ async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[st
     async with private_step(session, session.clock.now(), periods.question):
         row = (await asyncio.to_thread(center_rows, public, feature))[0]
         scores = await asyncio.to_thread(client.ask, row)
-    answer = await _send(session, info, scores.data, Kind.SEALED_ANSWER.frame_limit, traffic)
+    answer = await _send(session, info, scores.data, traffic)
     async with private_step(session, traffic.last_reply_at, periods.choice):
         fetch = await asyncio.to_thread(_choose_records, client, scores, answer)
-    answer = await _send(session, info, fetch.data, Kind.SEALED_ANSWER.frame_limit, traffic)
+    answer = await _send(session, info, fetch.data, traffic)
     async with private_step(session, traffic.last_reply_at, periods.ranking):
         result = await asyncio.to_thread(_rank, client, public, row, (scores, fetch), answer, count, traffic)
     seal.prepare_next()
@@ -147,20 +147,16 @@ async def _fetch_seal(
     except ImportError:
         raise QuestionError("by", "sealed questions need cryptography: pip install nearveil[sealed]") from None
     held = cache.get(info.name)
-    most = Kind.SEALED_PUBLIC.frame_limit
-    response = await session.send(
-        Request("layout", info.name, etag="" if held is None else held.etag, most=most), traffic
-    )
+    response = await session.send(Request("layout", info.name, etag="" if held is None else held.etag), traffic)
     if response.status == 304 and held is not None:
         return held
-    layout, hints = read_body(response), []
+    layout = read_body(response)
     try:
         known = held.client if held is not None and held.client.can_update(layout) else None
         since = 0 if known is None else known.layout.version
-        for part in range(2):
-            most = Kind.SEALED_HINT.frame_limit
-            reply = await session.send(Request("hint", info.name, number=part, since=since, most=most), traffic)
-            hints.append(read_body(reply))
+        hints = [
+            await session.fetch(Request("hint", info.name, number=part, since=since), traffic) for part in range(2)
+        ]
         client = await asyncio.to_thread(SealedClient if known is None else known.update, layout, hints)
     except (SealedError, WireError) as error:
         raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
@@ -170,9 +166,8 @@ async def _fetch_seal(
     return seal
 
 
-async def _send(session: Session, info: GalleryInfo, body: bytes, most: int, traffic: Traffic) -> bytes:
-    request = Request("sealed", info.name, body, secrets.token_hex(16), most=most)
-    return read_body(await session.send(request, traffic))
+async def _send(session: Session, info: GalleryInfo, body: bytes, traffic: Traffic) -> bytes:
+    return await session.fetch(Request("sealed", info.name, body, secrets.token_hex(16)), traffic)
 
 
 def _read(decode: Any, *arguments: Any) -> Any:

@@ -14,7 +14,6 @@ from nearveil.client.errors import QuestionError, ReplyError, UnreachableError
 from nearveil.client.images import FeatureMaker, Images, decode_images
 from nearveil.client.timing import Clock, extraction_period, private_step
 from nearveil.client.transport import (
-    BYTES,
     HttpTransport,
     LocalTransport,
     Request,
@@ -24,14 +23,12 @@ from nearveil.client.transport import (
     read_etag,
     read_galleries,
 )
-from nearveil.gallery.answers import LARGEST_ORIGINAL
 from nearveil.mechanisms.base import MessageError
 from nearveil.privacy.checks import is_integer
 from nearveil.wire.client import ClientProtocol
 from nearveil.wire.client import Payer as _Payer
-from nearveil.wire.frames import Kind
 from nearveil.wire.messages import PublicPart, decode_frame
-from nearveil.wire.schema import MOST_MODEL, GalleryInfo, GalleryKind
+from nearveil.wire.schema import GalleryInfo, GalleryKind
 
 if TYPE_CHECKING:
     from nearveil.ledger import Debit
@@ -184,8 +181,7 @@ class Session:
     async def fetch_map(self, info: GalleryInfo, candidates: float | None, traffic: Traffic) -> PublicPart:
         """Fetch the current map of a gallery, unless it is cached."""
         etag, cached = self._maps.get((info.name, candidates), ("", None))
-        most = Kind.PUBLIC_PART.frame_limit
-        response = await self.send(Request("map", info.name, candidates=candidates, etag=etag, most=most), traffic)
+        response = await self.send(Request("map", info.name, candidates=candidates, etag=etag), traffic)
         if response.status == 304 and cached is not None:
             return cached
         try:
@@ -213,7 +209,7 @@ class Session:
         if cached is not None and cached.info.version == info.version:
             model = cached.model
         else:
-            body = read_body(await self.send(Request("model", info.name, most=MOST_MODEL), Traffic()), BYTES)
+            body = await self.fetch(Request("model", info.name), Traffic())
             if hashlib.sha256(body).hexdigest() != info.version:
                 raise ReplyError("The model is not the listed one: the gallery may have published a new one; ask again")
             model = await asyncio.to_thread(_read_model, body)
@@ -227,8 +223,7 @@ class Session:
         if not is_integer(number, 0, (1 << 32) - 1):
             raise QuestionError("id", "it must be the id of an item, a whole number of 32 bits")
         info = await self.find_gallery(gallery, "open")
-        request = Request("original", info.name, number=number, most=LARGEST_ORIGINAL)
-        return read_body(await self.send(request, Traffic()), BYTES)
+        return await self.fetch(Request("original", info.name, number=number), Traffic())
 
     async def send_query(self, info: GalleryInfo, body: bytes, nonce: str, most: int, traffic: Traffic) -> Response:
         """Send the frame of a query. The same frame with the same nonce is the same request, at any time.
@@ -238,6 +233,10 @@ class Session:
         text = f"{self._token}\0query\0{info.name}\0".encode() + body
         key = hmac.digest(nonce.encode(), text, "sha256").hex()[:32]
         return await self.send(Request("query", info.name, body, key, most=max(most, _LEAST_REPLY)), traffic)
+
+    async def fetch(self, request: Request, traffic: Traffic) -> bytes:
+        """Send a request and return the body of a successful reply; raise the reason of any other."""
+        return read_body(await self.send(request, traffic), request.media_type)
 
     async def send(self, request: Request, traffic: Traffic) -> Response:
         """Send a request, and retry it without a change until there is a final reply."""

@@ -17,7 +17,9 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from nearveil.client.errors import DeclinedError, QuestionError, ReplyError, UnreachableError
-from nearveil.wire.schema import FRAME, KEY_HEADER, Galleries, GalleryInfo, Problem
+from nearveil.gallery.answers import LARGEST_ORIGINAL
+from nearveil.wire.frames import Kind
+from nearveil.wire.schema import FRAME, KEY_HEADER, MOST_MODEL, Galleries, GalleryInfo, Problem
 
 if TYPE_CHECKING:
     import httpx
@@ -26,7 +28,19 @@ if TYPE_CHECKING:
     from nearveil.server.galleries import Gallery
 
 Endpoint = Literal["galleries", "map", "query", "model", "original", "codes", "group", "layout", "hint", "sealed"]
-JSON, BYTES = "application/json", "application/octet-stream"
+_JSON, _BYTES = "application/json", "application/octet-stream"
+_ENDPOINTS: dict[Endpoint, tuple[str, str, int]] = {  # path, media type, and bytes of the largest reply
+    "galleries": ("", _JSON, 1 << 20),
+    "map": ("/map", FRAME, Kind.PUBLIC_PART.frame_limit),
+    "query": ("/query", FRAME, Kind.ANSWER.frame_limit),
+    "model": ("/model", _BYTES, MOST_MODEL),
+    "original": ("/items/{}/original", _BYTES, LARGEST_ORIGINAL),
+    "codes": ("/codes", FRAME, Kind.CODES_MANIFEST.frame_limit),
+    "group": ("/codes/{}", FRAME, Kind.CODES_GROUP.frame_limit),
+    "layout": ("/sealed", FRAME, Kind.SEALED_PUBLIC.frame_limit),
+    "hint": ("/sealed/{}", FRAME, Kind.SEALED_HINT.frame_limit),
+    "sealed": ("/sealed", FRAME, Kind.SEALED_ANSWER.frame_limit),
+}
 
 
 @dataclass(frozen=True)
@@ -42,7 +56,12 @@ class Request:
     number: int = 0  # of an item, of a group of codes, or of a part of hints
     blocks: tuple[int, ...] | None = None  # of a group; None for all
     since: int = 0  # the version of the cached layout; 0 for none
-    most: int = 1 << 20  # bytes of the reply
+    most: int | None = None  # bytes of the reply; None for the limit of the endpoint
+
+    @property
+    def media_type(self) -> str:
+        """Media type of the reply."""
+        return _ENDPOINTS[self.endpoint][1]
 
 
 @dataclass(frozen=True)
@@ -58,19 +77,7 @@ class Response:
 
 _TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
 _HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
-_SECONDS = re.compile(r"[0-9]{1,9}")
-_MEDIA_TYPES = {"galleries": JSON, "model": BYTES, "original": BYTES}  # all else is a frame
-_PATHS = {
-    "map": "/map",
-    "query": "/query",
-    "model": "/model",
-    "original": "/items/{}/original",
-    "codes": "/codes",
-    "group": "/codes/{}",
-    "layout": "/sealed",
-    "hint": "/sealed/{}",
-    "sealed": "/sealed",
-}
+_NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def _make_tls_context(
@@ -203,16 +210,17 @@ class HttpTransport:
             if headers.get("content-encoding", "identity") != "identity":
                 raise ReplyError("The reply is compressed, but the request did not allow that")
             declared = headers.get("content-length", "0")
-            size, parts = int(declared) if _SECONDS.fullmatch(declared) else 0, []
-            if size <= request.most:
+            size, parts = int(declared) if _NUMBER.fullmatch(declared) else 0, []
+            most = _ENDPOINTS[request.endpoint][2] if request.most is None else request.most
+            if size <= most:
                 size = 0
                 async for part in reply.aiter_raw():
                     parts.append(part)
                     size += len(part)
-                    if size > request.most:
+                    if size > most:
                         break
-            if size > request.most:
-                raise ReplyError(f"The reply is larger than {request.most} bytes")
+            if size > most:
+                raise ReplyError(f"The reply is larger than {most} bytes")
             kind = headers.get("content-type", "").split(";")[0].strip().lower()
             pause = headers.get("retry-after", "")
             return Response(
@@ -220,15 +228,15 @@ class HttpTransport:
                 kind,
                 b"".join(parts),
                 headers.get("etag", ""),
-                float(pause) if _SECONDS.fullmatch(pause) else None,
+                float(pause) if _NUMBER.fullmatch(pause) else None,
             )
 
     def _to_http(self, request: Request) -> dict[str, Any]:
         """Return method, URL, headers and body of a request."""
         path = f"{self.url}/v1/galleries"
         if request.endpoint != "galleries":
-            path += f"/{quote(request.gallery, safe='')}{_PATHS[request.endpoint].format(request.number)}"
-        headers = {"Accept": _MEDIA_TYPES.get(request.endpoint, FRAME)}
+            path += f"/{quote(request.gallery, safe='')}{_ENDPOINTS[request.endpoint][0].format(request.number)}"
+        headers = {"Accept": request.media_type}
         if request.endpoint in ("query", "sealed"):
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
             return {"method": "POST", "url": path, "headers": headers, "content": request.body}
@@ -259,7 +267,7 @@ def read_body(response: Response, media_type: str = FRAME) -> bytes:
 def read_galleries(response: Response) -> tuple[GalleryInfo, ...]:
     """Return the validated galleries of a reply."""
     try:
-        listing = Galleries.model_validate_json(read_body(response, JSON))
+        listing = Galleries.model_validate_json(read_body(response, _JSON))
     except ValidationError:
         raise ReplyError("The server's reply is not that of a nearveil server") from None
     if not _is_printable(listing.model_dump()):
@@ -275,7 +283,7 @@ def read_etag(response: Response) -> str:
 def make_refusal(response: Response) -> ReplyError:
     """Return the error of an unusable reply, in printable text."""
     status = response.status
-    if status >= 400 and response.media_type == JSON:
+    if status >= 400 and response.media_type == _JSON:
         try:
             problem = Problem.model_validate_json(response.body)
         except ValidationError:
@@ -353,9 +361,9 @@ class LocalTransport:
             data = calls[request.endpoint]()
         except ServiceError as error:
             problem = Problem(code=error.code, message=str(error))
-            return Response(error.status, JSON, problem.model_dump_json().encode(), retry_after=error.retry_after)
+            return Response(error.status, _JSON, problem.model_dump_json().encode(), retry_after=error.retry_after)
         status = frame_status(data) if request.endpoint == "query" else 200
         etag = f'"{hashlib.sha256(data).hexdigest()}"' if request.endpoint in ("map", "layout") else ""
         if etag and etag == request.etag:
             return Response(304, FRAME, b"", etag)
-        return Response(status, _MEDIA_TYPES.get(request.endpoint, FRAME), data, etag)
+        return Response(status, request.media_type, data, etag)
