@@ -17,7 +17,7 @@ import pytest
 
 from nearveil import AsyncClient, Client
 from nearveil.client.errors import ReplyError, UnansweredError, UnreachableError
-from nearveil.client.transport import _ENDPOINTS
+from nearveil.client.transport import ENDPOINTS
 from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import maps as _map
@@ -353,7 +353,7 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "columns of a table of codes": _answer.MOST_COLUMNS,
         "dimensions for a byte of a product code": _answer._MOST_DIMENSIONS,
         "classes of a model": published.MOST_CLASSES,
-        "bytes of the list": _ENDPOINTS["galleries"][2],
+        "bytes of the list": ENDPOINTS["galleries"].most,
         "bytes of a model": schema.MOST_MODEL,
         "bytes of a public part": Kind.PUBLIC_PART.limit,
         "bytes of an answer": Kind.ANSWER.limit,

@@ -13,14 +13,7 @@ import numpy as np
 from nearveil.client.copies import HomeCopy, HomeError, LoadedCopy
 from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.images import FeatureMaker
-from nearveil.client.questions import (
-    NOTHING_SENT,
-    NearestQuestion,
-    check_filter,
-    filter_matches,
-    limit_count,
-    make_matches,
-)
+from nearveil.client.questions import NOTHING_SENT, NearestQuestion, check_filter, limit_count, make_matches
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import FILTERING, TEXT, extraction_period, private_step, scoring_period
@@ -169,7 +162,7 @@ def _search(copy: LoadedCopy, features: FeatureMaker, question: NearestQuestion,
     elif where is not None:
         n_ranked = len(copy)
     ids, scores = (best[0] for best in copy.search(row[None], n_ranked, matching))
-    matches = filter_matches(make_matches(ids, scores, copy.details(ids)), where, count)
+    matches = make_matches(ids, scores, copy.details(ids), where=where, k=count)
     return Nearest(
         matches=matches,
         way="home",
@@ -202,8 +195,7 @@ def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, que
         items, existing = list(stored.values()), np.isin(ids, list(stored))  # unless deleted meanwhile
         images = [(item.read_original() or b"") if question.originals else item.thumbnail for item in items]
         details = [ItemDetails(item.name, item.external_id, item.metadata) for item in items]
-        candidates = make_matches(ids[existing], scores[existing], details, images)
-        matches = filter_matches(candidates, question.where, count)
+        matches = make_matches(ids[existing], scores[existing], details, images, where=question.where, k=count)
         if len(matches) == count or n_read == size:
             break
         n_read = min(size, _NEXT_READ * n_read)

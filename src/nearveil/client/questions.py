@@ -20,7 +20,7 @@ from nearveil.client.images import FeatureMaker, Image
 from nearveil.client.results import Classified, Match, Nearest
 from nearveil.client.session import OPEN_ACCOUNT, CachedModel, Payer, Session, Traffic, fit_protocol, read_balance
 from nearveil.client.timing import choice_period, extraction_period, private_step, question_period, run_to_end
-from nearveil.client.transport import Response, read_body
+from nearveil.client.transport import read_body
 from nearveil.gallery.answers import (
     ID_BYTES,
     IMAGE_HEADER_BYTES,
@@ -151,7 +151,9 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
         for extras, most in plan:
             frame = write_query(payment.message, extras)
             response = await session.send_query(info, frame, payment.debit.nonce, most, traffic)
-            replies.append((extras, _read_reply(protocol, response, extras)))
+            if response.status >= 400 and response.media_type == FRAME:
+                protocol.read_answer(response.body, extras)  # raises the reason
+            replies.append((extras, read_body(response)))
         size = sum(len(data) for _, data in replies)
         text_bytes = sum(len(data) for extras, data in replies if extras in _TEXTS)
         filtered = question.where is not None
@@ -227,13 +229,6 @@ def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[
     ]
 
 
-def _read_reply(protocol: ClientProtocol, response: Response, extras: Extras) -> bytes:
-    """Return the frame of an answer unread; raise if the server refuses."""
-    if response.status >= 400 and response.media_type == FRAME:
-        protocol.read_answer(response.body, extras)  # raises the reason
-    return read_body(response)
-
-
 def _rank(
     protocol: ClientProtocol,
     row: NDArray[Any],
@@ -254,15 +249,11 @@ def _rank(
             details |= {number: decode(data) for number, data in zip(part.ids.tolist(), part.images, strict=True)}
     has_images = answer.extras in ("thumbnails", "originals")
     (ids,), (scores,) = rank_answer(public.table, features, answer, k if where is None else len(answer.ids))
-    matches = make_matches(
-        ids,
-        scores,
-        [details.get(number, ItemDetails()) for number in ids.tolist()],
-        [answer.images[row] for row in np.searchsorted(answer.ids, ids)] if has_images else None,
-    )
+    texts = [details.get(number, ItemDetails()) for number in ids.tolist()]
+    images = [answer.images[row] for row in np.searchsorted(answer.ids, ids)] if has_images else None
     named_set = int(released["sets"][0])
     return Nearest(
-        matches=filter_matches(matches, where, k),
+        matches=make_matches(ids, scores, texts, images, where=where, k=k),
         way="message",
         guarantee=protocol.guarantee.as_seeded() if released.seeded else protocol.guarantee,
         key=payment.debit.key,
@@ -285,24 +276,24 @@ def make_matches(
     scores: NDArray[np.floating],
     details: Sequence[ItemDetails],
     images: Sequence[bytes | None] | None = None,
-) -> list[Match]:
-    """Return ranked items as matches."""
-    rows = zip(ids.tolist(), scores.tolist(), details, images or [None] * len(ids), strict=True)
-    return [
-        Match(number, item.name, min(score, 1.0), image, item.external_id, item.metadata)  # rounding may exceed 1
-        for number, score, item, image in rows
-    ]
-
-
-def filter_matches(matches: Sequence[Match], where: Filter | None, k: int) -> tuple[Match, ...]:
-    """Return the first k matches that pass a filter. It reads all of them: their number is public.
+    *,
+    where: Filter | None = None,
+    k: int | None = None,
+) -> tuple[Match, ...]:
+    """Return the first k ranked items that pass a filter, or all. It reads all of them: their number is public.
 
     Examples
     --------
-    >>> matches = [Match(0, "a", 0.9, metadata={"lang": "de"}), Match(1, "b", 0.8, metadata={"lang": "en"})]
-    >>> [match.name for match in filter_matches(matches, {"lang": "en"}, 8)]
+    >>> details = [ItemDetails("a", metadata={"lang": "de"}), ItemDetails("b", metadata={"lang": "en"})]
+    >>> matches = make_matches(np.arange(2), np.array([0.9, 0.8]), details, where={"lang": "en"}, k=8)
+    >>> [match.name for match in matches]
     ['b']
     """
+    rows = zip(ids.tolist(), scores.tolist(), details, images or [None] * len(ids), strict=True)
+    matches = [
+        Match(number, item.name, min(score, 1.0), image, item.external_id, item.metadata)  # rounding may exceed 1
+        for number, score, item, image in rows
+    ]
     if where is None:
         return tuple(matches[:k])
     if isinstance(where, Mapping):

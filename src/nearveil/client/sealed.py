@@ -217,7 +217,7 @@ def _rank(
     _, first = np.unique(ids[: max(n_records, 1)], return_index=True)
     best = first[np.argsort(-values[first], kind="stable")[: min(count, n_records)]]
     return Nearest(
-        matches=tuple(make_matches(ids[best], values[best], [details[position] for position in best.tolist()])),
+        matches=make_matches(ids[best], values[best], [details[position] for position in best.tolist()]),
         way="sealed",
         guarantee=client.guarantee,
         n_candidates=int(layout.counts[np.array(scores.positions) // layout.n_slots].sum()),

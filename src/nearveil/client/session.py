@@ -14,6 +14,7 @@ from nearveil.client.errors import QuestionError, ReplyError, UnreachableError
 from nearveil.client.images import FeatureMaker, Images, decode_images
 from nearveil.client.timing import Clock, extraction_period, private_step
 from nearveil.client.transport import (
+    ENDPOINTS,
     HttpTransport,
     LocalTransport,
     Request,
@@ -236,7 +237,7 @@ class Session:
 
     async def fetch(self, request: Request, traffic: Traffic) -> bytes:
         """Send a request and return the body of a successful reply; raise the reason of any other."""
-        return read_body(await self.send(request, traffic), request.media_type)
+        return read_body(await self.send(request, traffic), ENDPOINTS[request.endpoint].media_type)
 
     async def send(self, request: Request, traffic: Traffic) -> Response:
         """Send a request, and retry it without a change until there is a final reply."""

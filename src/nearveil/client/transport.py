@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote
 
 from pydantic import ValidationError
@@ -29,17 +29,25 @@ if TYPE_CHECKING:
 
 Endpoint = Literal["galleries", "map", "query", "model", "original", "codes", "group", "layout", "hint", "sealed"]
 _JSON, _BYTES = "application/json", "application/octet-stream"
-_ENDPOINTS: dict[Endpoint, tuple[str, str, int]] = {  # path, media type, and bytes of the largest reply
-    "galleries": ("", _JSON, 1 << 20),
-    "map": ("/map", FRAME, Kind.PUBLIC_PART.frame_limit),
-    "query": ("/query", FRAME, Kind.ANSWER.frame_limit),
-    "model": ("/model", _BYTES, MOST_MODEL),
-    "original": ("/items/{}/original", _BYTES, LARGEST_ORIGINAL),
-    "codes": ("/codes", FRAME, Kind.CODES_MANIFEST.frame_limit),
-    "group": ("/codes/{}", FRAME, Kind.CODES_GROUP.frame_limit),
-    "layout": ("/sealed", FRAME, Kind.SEALED_PUBLIC.frame_limit),
-    "hint": ("/sealed/{}", FRAME, Kind.SEALED_HINT.frame_limit),
-    "sealed": ("/sealed", FRAME, Kind.SEALED_ANSWER.frame_limit),
+
+
+class _Form(NamedTuple):
+    path: str
+    media_type: str  # of a reply
+    most: int  # bytes of a reply
+
+
+ENDPOINTS: dict[Endpoint, _Form] = {
+    "galleries": _Form("", _JSON, 1 << 20),
+    "map": _Form("/map", FRAME, Kind.PUBLIC_PART.frame_limit),
+    "query": _Form("/query", FRAME, Kind.ANSWER.frame_limit),
+    "model": _Form("/model", _BYTES, MOST_MODEL),
+    "original": _Form("/items/{}/original", _BYTES, LARGEST_ORIGINAL),
+    "codes": _Form("/codes", FRAME, Kind.CODES_MANIFEST.frame_limit),
+    "group": _Form("/codes/{}", FRAME, Kind.CODES_GROUP.frame_limit),
+    "layout": _Form("/sealed", FRAME, Kind.SEALED_PUBLIC.frame_limit),
+    "hint": _Form("/sealed/{}", FRAME, Kind.SEALED_HINT.frame_limit),
+    "sealed": _Form("/sealed", FRAME, Kind.SEALED_ANSWER.frame_limit),
 }
 
 
@@ -57,11 +65,6 @@ class Request:
     blocks: tuple[int, ...] | None = None  # of a group; None for all
     since: int = 0  # the version of the cached layout; 0 for none
     most: int | None = None  # bytes of the reply; None for the limit of the endpoint
-
-    @property
-    def media_type(self) -> str:
-        """Media type of the reply."""
-        return _ENDPOINTS[self.endpoint][1]
 
 
 @dataclass(frozen=True)
@@ -211,7 +214,7 @@ class HttpTransport:
                 raise ReplyError("The reply is compressed, but the request did not allow that")
             declared = headers.get("content-length", "0")
             size, parts = int(declared) if _NUMBER.fullmatch(declared) else 0, []
-            most = _ENDPOINTS[request.endpoint][2] if request.most is None else request.most
+            most = ENDPOINTS[request.endpoint].most if request.most is None else request.most
             if size <= most:
                 size = 0
                 async for part in reply.aiter_raw():
@@ -233,10 +236,10 @@ class HttpTransport:
 
     def _to_http(self, request: Request) -> dict[str, Any]:
         """Return method, URL, headers and body of a request."""
-        path = f"{self.url}/v1/galleries"
+        path, form = f"{self.url}/v1/galleries", ENDPOINTS[request.endpoint]
         if request.endpoint != "galleries":
-            path += f"/{quote(request.gallery, safe='')}{_ENDPOINTS[request.endpoint][0].format(request.number)}"
-        headers = {"Accept": request.media_type}
+            path += f"/{quote(request.gallery, safe='')}{form.path.format(request.number)}"
+        headers = {"Accept": form.media_type}
         if request.endpoint in ("query", "sealed"):
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
             return {"method": "POST", "url": path, "headers": headers, "content": request.body}
@@ -366,4 +369,4 @@ class LocalTransport:
         etag = f'"{hashlib.sha256(data).hexdigest()}"' if request.endpoint in ("map", "layout") else ""
         if etag and etag == request.etag:
             return Response(304, FRAME, b"", etag)
-        return Response(status, request.media_type, data, etag)
+        return Response(status, ENDPOINTS[request.endpoint].media_type, data, etag)
