@@ -217,7 +217,7 @@ class Published:
         """
         size, available = self.map.set_size, np.ones(len(self.ids), np.bool_) if alive is None else alive
         # `rank` would score the whole gallery; the sets of covers are fixed.
-        rows = self._find_members(message)
+        rows = np.unique(self.release.members_[self.release.read_sets(message)].indices)
         rows = rows[available[rows]][:size]
         if len(rows) < size:
             padding = np.setdiff1d(np.flatnonzero(available), rows, assume_unique=True)[: size - len(rows)]
@@ -226,12 +226,6 @@ class Published:
             raise StaleMapError("too few items are left for an answer: publish a new map")
         rows = rows[np.argsort(self.ids[rows], kind="stable")]
         return Answer(self.ids[rows].astype(np.uint32, copy=False), self.codes[rows])
-
-    def _find_members(self, message: Message) -> NDArray[np.intp]:
-        """Return the positions of all items of the sets that a message names, increasing."""
-        items, starts = self.release.members_.indices, self.release.members_.indptr
-        named = [items[starts[number] : starts[number + 1]] for number in self.release.read_sets(message).tolist()]
-        return np.unique(np.concatenate(named)).astype(np.intp, copy=False)
 
     def write(self, file: IO[bytes]) -> None:
         """Write the map to a file, for storage and not for the wire."""
