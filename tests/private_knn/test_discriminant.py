@@ -29,11 +29,11 @@ from nearveil.private_knn.discriminant_model import (
     SENSITIVITY,
     SHRINKAGE,
     ClassProjection,
-    Rows,
     estimate_means,
     fit_discriminant,
 )
 from nearveil.private_knn.neighbors import LONGEST
+from nearveil.private_knn.scaling import Rows
 from nearveil.wire.frames import MOST_FEATURES
 from tests.estimators import run_check
 

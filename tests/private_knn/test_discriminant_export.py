@@ -20,12 +20,12 @@ from nearveil.private_knn.discriminant_model import (
     SHRINKAGE,
     ClassProjection,
     PublicMoments,
-    Rows,
     calibrate_scores,
     estimate_means,
     fit_discriminant,
 )
 from nearveil.private_knn.neighbors import LONGEST
+from nearveil.private_knn.scaling import Rows
 from tests.sources import record_words
 
 RNG = np.random.default_rng(11)

@@ -33,9 +33,9 @@ from nearveil.private_knn import (
     plan_publications,
 )
 from nearveil.private_knn.discriminant import _split_noise
-from nearveil.private_knn.discriminant_model import CENTRE_SHARE, COUNT_UNIT, SENSITIVITY, ClassProjection, Rows
+from nearveil.private_knn.discriminant_model import CENTRE_SHARE, COUNT_UNIT, SENSITIVITY, ClassProjection
 from nearveil.private_knn.neighbors import LONGEST
-from nearveil.private_knn.scaling import ColumnBounds
+from nearveil.private_knn.scaling import ColumnBounds, Rows
 
 WINE, WINE_Y = load_wine(return_X_y=True)
 # Plausible for such wines, chosen by hand: alcohol, acids, ash, minerals, phenols, colour, ...

@@ -32,9 +32,7 @@ from nearveil.private_knn.discriminant_model import (
     NoisyStatistics,
     PublicDiscriminant,
     PublicMoments,
-    Rows,
     calibrate_scores,
-    check_publishable,
     estimate_means,
     fit_discriminant,
 )
@@ -48,9 +46,9 @@ from nearveil.private_knn.plan import (
     check_epsilon_given,
     make_plan,
 )
-from nearveil.private_knn.published import MOST_CLASSES
+from nearveil.private_knn.published import MOST_CLASSES, check_publishable
 from nearveil.private_knn.records import check_public_rows, make_hard_votes, run_shielded
-from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
+from nearveil.private_knn.scaling import ColumnBounds, Rows, warn_of_scaled_rows
 from nearveil.private_knn.spending import (
     ExhaustedError,
     PayingEstimator,

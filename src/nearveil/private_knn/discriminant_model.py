@@ -3,7 +3,6 @@
 The projection depends on the row alone, to the last bit; the model sees no private record.
 """
 
-import json
 import math
 import os
 from abc import ABC, abstractmethod
@@ -31,17 +30,13 @@ from nearveil.private_knn.published import (
     Forms,
     ModelError,
     PublicModel,
-    check_words,
     encode_about,
-    list_classes,
     open_model,
     read_classes,
     read_guarantee,
 )
-from nearveil.private_knn.scaling import EXACT, ColumnBounds, multiply_exactly
+from nearveil.private_knn.scaling import EXACT, ColumnBounds, Rows, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
-
-Rows = NDArray[np.float64]
 
 _LARGEST_SCALE = 1e200  # of a projection: times 2^54, the largest difference from an offset, it is finite
 _COMPONENT_BITS = 15  # of a component, so that it fits into 16 bits with its sign
@@ -522,17 +517,6 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
         if projection.components is not None:
             arrays["components"] = projection.components
         return {name: values.astype(_ARRAYS[name][0], copy=False) for name, values in arrays.items()}
-
-
-def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
-    """Refuse classes, features and units that no published model can hold, before anything is paid."""
-    check_words(unit)
-    labels, kind = list_classes(classes)
-    read_classes(labels, kind)
-    if len(json.dumps(labels)) > MOST_TEXT // 2:
-        raise ValueError(f"classes must be at most {MOST_TEXT // 2:,} bytes of text together")
-    if n_features > MOST_FEATURES:
-        raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")
 
 
 def _read_projection(message: Message, n_features: int) -> ClassProjection:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from nearveil.mechanisms.base import Message, MessageError
 from nearveil.privacy import Basis, Guarantee
+from nearveil.wire.frames import MOST_FEATURES
 
 MOST_CLASSES = 4096
 MOST_TEXT = 1 << 20  # bytes of the names of all classes and of the guarantee
@@ -131,3 +132,14 @@ def check_words(*texts: Any) -> None:
     """Refuse text of a published model that is too long, or that would not print as it is."""
     if not all(map(_is_showable, texts)):
         raise ModelError(f"unit and reason must be text of at most {_LONGEST_WORDS} characters that print")
+
+
+def check_publishable(classes: NDArray[Any], n_features: int, unit: str) -> None:
+    """Refuse classes, features and units that no published model can hold, before anything is paid."""
+    check_words(unit)
+    labels, kind = list_classes(classes)
+    read_classes(labels, kind)
+    if len(json.dumps(labels)) > MOST_TEXT // 2:
+        raise ValueError(f"classes must be at most {MOST_TEXT // 2:,} bytes of text together")
+    if n_features > MOST_FEATURES:
+        raise ValueError(f"X must have at most {MOST_FEATURES:,} features; reduce their number before")

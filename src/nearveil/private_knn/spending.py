@@ -11,7 +11,7 @@ from numbers import Real
 from typing import Any, ClassVar, Self
 
 from dp_accounting import DpEvent
-from sklearn.base import BaseEstimator, _clone_parametrized
+from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import HasMethods, Interval
 
 from nearveil.errors import NearveilError
@@ -221,15 +221,9 @@ class PayingEstimator(BaseEstimator):  # type: ignore[misc]
                 )
         super().__setattr__(name, value)
 
-    def __sklearn_clone__(self) -> Any:
-        """Return an unfitted copy; mark copies that scikit-learn's searches make, for `_warn_of_search`."""
-        copy = _clone_parametrized(self)
-        copy._in_search = _is_in_search()
-        return copy
-
     def _warn_of_search(self) -> None:
-        """Warn before the fit of a copy that a grid search or a cross-validation made."""
-        if self.__dict__.get("_in_search") and self.source is None:
+        """Warn before a fit by a grid search or a cross-validation."""
+        if self.source is None and _is_in_search():
             account = "all spend from one account" if self.account is not None else "each has its own budget"
             warnings.warn(
                 f"a search or cross-validation fits {type(self).__name__} many times, and {account}: together they "

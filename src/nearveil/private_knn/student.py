@@ -14,8 +14,8 @@ from scipy.sparse import csr_array
 from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.dummy import DummyClassifier
+from sklearn.kernel_ridge import KernelRidge
 from sklearn.metrics import pairwise_distances_argmin
-from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.neighbors import kneighbors_graph
 from sklearn.svm import SVC
 from sklearn.utils import check_random_state, get_tags
@@ -27,13 +27,12 @@ from nearveil.privacy import Guarantee
 from nearveil.private_knn.estimator import Answers, Progress, VotingClassifier
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.records import check_public_rows
-from nearveil.private_knn.scaling import warn_of_scaled_rows
+from nearveil.private_knn.scaling import Rows, warn_of_scaled_rows
 from nearveil.private_knn.student_model import (
     AT_ONCE,
     Features,
     HalfWhitening,
     PublicStudent,
-    Rows,
     check_rows,
     extract_rows,
     map_rows,
@@ -80,11 +79,9 @@ def regress_votes(rows: Rows, queried: NDArray[np.int64], shares: Rows, noise: f
     """
     n_classes = shares.shape[1]
     gamma = 1 / max(rows.shape[1] * float(rows.var()), 1e-300)
-    kernel = rbf_kernel(rows[queried], gamma=gamma)
-    kernel[np.diag_indices_from(kernel)] += max(noise**2 * n_classes**2 / max(n_classes - 1, 1), 1e-6)
-    weights = np.linalg.solve(kernel, shares - 1 / n_classes)
-    parts = range(0, len(rows), AT_ONCE)
-    scores = np.concatenate([rbf_kernel(rows[i : i + AT_ONCE], rows[queried], gamma=gamma) @ weights for i in parts])
+    alpha = max(noise**2 * n_classes**2 / max(n_classes - 1, 1), 1e-6)
+    regression = KernelRidge(alpha=alpha, kernel="rbf", gamma=gamma).fit(rows[queried], shares - 1 / n_classes)
+    scores = np.concatenate([regression.predict(rows[i : i + AT_ONCE]) for i in range(0, len(rows), AT_ONCE)])
     scaled: Rows = scores / np.maximum(np.abs(scores).max(axis=1, keepdims=True), 1e-300)
     return scaled
 

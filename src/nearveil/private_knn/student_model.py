@@ -34,10 +34,9 @@ from nearveil.private_knn.published import (
     read_classes,
     read_guarantee,
 )
-from nearveil.private_knn.scaling import EXACT, multiply_exactly
+from nearveil.private_knn.scaling import EXACT, Rows, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
 
-Rows = NDArray[np.float64]
 Features = Callable[[NDArray[Any]], NDArray[Any]]
 Kind = Literal["constant", "linear", "kernel", "network"]
 
