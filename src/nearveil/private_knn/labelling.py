@@ -46,15 +46,32 @@ class LabelInputError(NearveilError, ValueError):
 
 @dataclass(frozen=True)
 class LabelReport:
-    """The result of labelling, all of it public."""
+    """The result of labelling, all of it public.
 
-    names: Sequence[str]  # of the public rows
-    labels: Sequence[str]  # of the first rows, or of all; empty if a row was declined
+    Attributes
+    ----------
+    names : sequence of str
+        Names of the public rows.
+    labels : sequence of str
+        Labels of the first rows, or of all; empty if a row was declined.
+    guarantee : Guarantee
+    notes : tuple of str
+        Remarks for the user.
+    text : str
+        The labels as CSV.
+    lost : str
+        Why the file could not be written; empty if it was.
+    stopped : str
+        Why there are fewer labels than rows; empty if there are not.
+    """
+
+    names: Sequence[str]
+    labels: Sequence[str]
     guarantee: Guarantee
-    notes: tuple[str, ...]  # for the user
-    text: str  # the labels as CSV
-    lost: str  # why the file could not be written; empty if it was
-    stopped: str  # why there are fewer labels than rows; empty if there are not
+    notes: tuple[str, ...]
+    text: str
+    lost: str
+    stopped: str
 
 
 def label_file(
@@ -78,9 +95,43 @@ def label_file(
 ) -> LabelReport:
     """Label a public file from a private one: the nearest private records vote, with noise.
 
-    Everything is read and checked first, then paid, then answered. Rows without a clear majority get no label. The
-    parameters are those of ``nearveil label``. ``progress(text, total)`` returns a function that is called with the
-    number of rows done; `warn` is called with warnings that only the owner of the private records should read.
+    Everything is read and checked first, then paid, then answered. Rows without a clear majority get no label.
+
+    Parameters
+    ----------
+    private : path
+        A .npz or .csv file with labels, or a folder with one folder of images for each class.
+    public : path
+        A .npz or .csv file, or a folder of images.
+    out : path
+        The CSV file to write; with `force`, an existing one is replaced.
+    epsilon, delta : float
+        Cost of all labels together.
+    max_answered : int, optional
+        Label at most this many rows; all public rows by default.
+    n_neighbors : int, optional
+        Number of private records that vote.
+    classes : sequence of str, optional
+        Public list of the classes. The default, the classes of the private records, is not protected.
+    features : {"auto", "hog", "none"}
+        Turn images into histograms of gradients, or use their pixels.
+    side : int
+        Resize images of folders to ``side`` x ``side`` pixels.
+    force : bool
+    unit : str
+        The meaning of one private row.
+    account : Account, optional
+        The account that pays.
+    allow_noise : bool
+        Ask even if every class has too few records for more than noise.
+    progress : callable, optional
+        ``progress(text, total)`` returns a function that is called with the number of rows done.
+    warn : callable
+        Called with warnings that only the owner of the private records should read.
+
+    Returns
+    -------
+    LabelReport
 
     Examples
     --------
