@@ -27,26 +27,7 @@ _RETRY_AFTER = {"busy": 1, "unavailable": 2}  # seconds
 class ServiceError(NearveilError, ValueError):
     """A request cannot be answered. Clients see the message, so it must not contain private values.
 
-    Parameters
-    ----------
-    code : str
-        For programs; a key of `STATUSES`.
-    message : str
-    retry_after : int, optional
-        Seconds after which to try again; by default those of the code, if trying again may help.
-
-    Attributes
-    ----------
-    code : str
-    status : int
-        HTTP status.
-    retry_after : int or None
-
-    Examples
-    --------
-    >>> error = ServiceError("unknown", "No such gallery.")
-    >>> error.status, error.code, str(error)
-    (404, 'unknown', 'No such gallery.')
+    `code` is a key of `STATUSES`. `retry_after`: Seconds after which to try again; None if that cannot help.
     """
 
     def __init__(self, code: str, message: str, retry_after: int | None = None) -> None:

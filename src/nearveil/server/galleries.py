@@ -40,16 +40,7 @@ _ORIGINALS = EXTRAS.index("originals")
 
 
 class ByteCache:
-    """Least-recently-used cache of bytes by bytes; keys, values and overhead take at most `limit` bytes.
-
-    Examples
-    --------
-    >>> cache = ByteCache(4000)
-    >>> for number in range(20):
-    ...     cache.put(b"%d" % number, bytes(300))
-    >>> cache.get(b"0"), len(cache.get(b"19")), len(cache)
-    (None, 300, 7)
-    """
+    """Least-recently-used cache of bytes by bytes; keys, values and overhead take at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self._size = limit, 0

@@ -32,27 +32,7 @@ _INSERT_OR_READ = sa.text(
 class IdempotencyStore:
     """A table of used keys, shared by all processes of a server, and by all hosts if it is in PostgreSQL.
 
-    Parameters
-    ----------
-    tokens : str
-        Location of the tokens. If that is a file, the table is in a file of its own beside it; otherwise it is in the
-        same database.
-    timeout : float
-        Seconds to wait for the database.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> store = IdempotencyStore(folder.name + "/tokens.db", 5.0)
-    >>> store.store("a-random-key", "ann", "birds/query", b"message")
-    b'message'
-    >>> store.store("a-random-key", "ann", "birds/query", b"message")
-    b'message'
-    >>> store.store("a-random-key", "ann", "birds/query", b"another")
-    Traceback (most recent call last):
-    nearveil.server.errors.ServiceError: This key was already used for another request. Use a new key.
-    >>> store.close(); folder.cleanup()
+    If the tokens are in a file, the table is in a file of its own beside it; otherwise it is in the same database.
     """
 
     def __init__(self, tokens: str, timeout: float) -> None:

@@ -32,16 +32,6 @@ class TokenBuckets:
     """Token buckets of `burst` requests, one for each name, filled at `rate` requests a minute; None is no limit.
 
     Beyond `max_buckets`, the least recently used bucket is dropped.
-
-    Examples
-    --------
-    >>> now = [0.0]
-    >>> buckets = TokenBuckets(60, 2, clock=lambda: now[0])
-    >>> [buckets.take("ann") for _ in range(3)]
-    [0, 0, 1]
-    >>> now[0] = 1.0
-    >>> buckets.take("ann")
-    0
     """
 
     def __init__(
@@ -92,15 +82,6 @@ class ByteBudget:
 
     A token that holds nothing may have one request of any size unless two others hold something: so one token alone
     never keeps the others out, and all hold at most `limit` bytes or two requests of the largest size.
-
-    Examples
-    --------
-    >>> budget = ByteBudget(100, "Too many bytes in flight.")
-    >>> first, second, third = (Reservation(budget, token) for token in ("ann", "bob", "bob"))
-    >>> first.resize(70); second.resize(40); first.resize(0)
-    >>> third.resize(20)
-    Traceback (most recent call last):
-    nearveil.server.errors.ServiceError: Too many bytes in flight.
     """
 
     limit: int

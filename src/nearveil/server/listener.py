@@ -23,20 +23,10 @@ _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0x
 class Server(uvicorn.Server):
     """A server that stops on SIGTERM and SIGINT, however early they come.
 
-    Parameters
-    ----------
-    config : uvicorn.Config
-    ready : callable
-        Called when requests are answered.
-    stopping : callable, optional
-        Called at the first signal to stop.
-    reload : callable, optional
-        Called on the event loop after SIGHUP.
-    shutdown_delay : float, default=0.0
-        Seconds after SIGTERM in which requests are still answered. Then new connections are refused, open ones have
-        half a second for a first request, and uvicorn finishes requests in flight.
-    management : tuple of socket and Connection type, optional
-        One more socket, without TLS, and the class of its connections.
+    It calls `ready` when requests are answered, `stopping` at the first signal to stop, and `reload` on the event loop
+    after SIGHUP. For `shutdown_delay` seconds after SIGTERM, requests are still answered. Then new connections are
+    refused, open ones have half a second for a first request, and uvicorn finishes requests in flight. `management` is
+    one more socket, without TLS, and the class of its connections.
     """
 
     def __init__(

@@ -144,16 +144,7 @@ def install(log: JsonLog, level: str) -> None:
 
 
 def describe_error(error: BaseException) -> dict[str, str]:
-    """Return type and location of an error, without its text, which may quote private values.
-
-    Examples
-    --------
-    >>> try:
-    ...     int("a secret")
-    ... except ValueError as error:
-    ...     describe_error(error)["error"]
-    'ValueError'
-    """
+    """Return type and location of an error, without its text, which may quote private values."""
     frames = traceback.extract_tb(error.__traceback__)
     locations = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-4:]]
     return {"error": type(error).__name__, "at": " > ".join(locations)}

@@ -56,16 +56,13 @@ class Payment(AbstractContextManager["Payment"], Protocol):
     @property
     def repeated(self) -> bool:
         """Whether its key was spent before: then send `message` again."""
-        ...
 
     @property
     def message(self) -> bytes | None:
         """The message, once it is stored."""
-        ...
 
     def store(self, message: bytes, /) -> None:
         """Store the message durably, before it is sent."""
-        ...
 
 
 Paid_co = TypeVar("Paid_co", bound=Payment, covariant=True)
@@ -76,7 +73,6 @@ class Payer(Protocol[Paid_co]):
 
     def spend(self, guarantee: Guarantee, key: str, /) -> Paid_co:
         """Debit a guarantee under a key, durably, or find the debit of that key."""
-        ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,13 +37,7 @@ class WireSizeError(WireError):
 
 
 class Kind(IntEnum):
-    """Kind of a message, with the largest body in bytes.
-
-    Examples
-    --------
-    >>> Kind(6), Kind.REFUSAL.limit, Kind.REFUSAL.frame_limit
-    (<Kind.REFUSAL: 6>, 16384, 16398)
-    """
+    """Kind of a message, with the largest body in bytes."""
 
     limit: int
     frame_limit: int  # with the header
@@ -73,14 +67,7 @@ MOST_FEATURES = 16_000  # dimensions of a feature: the limit of a pgvector colum
 
 
 def frame(kind: Kind, body: bytes, flags: int = 0) -> bytes:
-    """Return a frame: a header and the body.
-
-    Examples
-    --------
-    >>> data = frame(Kind.QUERY, b"abc", flags=1)
-    >>> len(data), unframe(data)
-    (17, (<Kind.QUERY: 3>, 1, b'abc'))
-    """
+    """Return a frame: a header and the body."""
     if len(body) >= 1 << 32:
         raise WireSizeError("a frame holds less than 4 GiB")
     head = _HEADER.pack(_MAGIC, VERSION, kind, flags, len(body), 0)[:_UNCHECKED]
@@ -124,13 +111,7 @@ def open_frame(data: bytes, kind: Kind, flags: int = 0) -> bytes:
 
 
 def write_fields(*values: float | str | bytes) -> bytes:
-    """Write fields one after the other: numbers in 8 bytes, text (as UTF-8) and bytes after their length in 4.
-
-    Examples
-    --------
-    >>> write_fields(258, "ab").hex(" ", -8)
-    '0201000000000000 020000006162'
-    """
+    """Write fields one after the other: numbers in 8 bytes, text (as UTF-8) and bytes after their length in 4."""
     parts: list[bytes] = []
     for value in values:
         if isinstance(value, (str, bytes)):

@@ -170,6 +170,24 @@ class Query:
         return cls(_decode_part(Message, body, "the message"), cast("Extras", read_flag(flags, EXTRAS)))
 
 
+class RefusalCode(IntEnum):
+    """Why a server refuses a query, with the HTTP status."""
+
+    status: int
+
+    MALFORMED = 1, 400
+    VERSION = 2, 400
+    TOO_LARGE = 3, 413
+    NOT_OFFERED = 4, 403
+    FAILED = 5, 503
+
+    def __new__(cls, number: int, status: int = 0) -> Self:
+        """Make a member of its number on the wire."""
+        code = int.__new__(cls, number)
+        code._value_, code.status = number, status
+        return code
+
+
 @dataclass(frozen=True)
 class MapChanged:
     """The server no longer has the map of a message: fetch the public part. Another question is another debit."""
@@ -192,16 +210,6 @@ class MapChanged:
         """Decode the body of a frame."""
         read_flag(flags, ("",))
         return cls(*read_fields(body, str, int))
-
-
-class RefusalCode(IntEnum):
-    """Why a server refuses a query."""
-
-    MALFORMED = 1
-    VERSION = 2
-    TOO_LARGE = 3
-    NOT_OFFERED = 4
-    FAILED = 5
 
 
 @dataclass(frozen=True)
@@ -230,40 +238,19 @@ class Refusal:
         return cls(RefusalCode(code), words)
 
 
-_STATUSES = {
-    RefusalCode.MALFORMED: 400,
-    RefusalCode.VERSION: 400,
-    RefusalCode.NOT_OFFERED: 403,
-    RefusalCode.TOO_LARGE: 413,
-    RefusalCode.FAILED: 503,
-}
-
-
 def frame_status(reply: bytes) -> int:
-    """Return the HTTP status of a reply to a query: the frame of an answer, a changed map or a refusal.
-
-    Examples
-    --------
-    >>> frame_status(Refusal(RefusalCode.TOO_LARGE, "too large").to_bytes())
-    413
-    """
+    """Return the HTTP status of a reply to a query: the frame of an answer, a changed map or a refusal."""
     kind, _ = peek_header(reply)
     if kind == Kind.ANSWER:
         return 200
-    return 409 if kind == Kind.MAP_CHANGED else _STATUSES[decode_frame(reply, Refusal).code]
+    return 409 if kind == Kind.MAP_CHANGED else decode_frame(reply, Refusal).code.status
 
 
 WireMessage = PublicPart | Query | Answer | MapChanged | Refusal
 
 
 def decode_frame(data: bytes, *expected: type[WireMessage]) -> Any:
-    """Decode one frame of an expected type; refuse any other without reading its body. Nothing in it is trusted.
-
-    Examples
-    --------
-    >>> decode_frame(MapChanged("birds", 7).to_bytes(), MapChanged, Refusal)
-    MapChanged(gallery='birds', revision=7)
-    """
+    """Decode one frame of an expected type; refuse any other without reading its body. Nothing in it is trusted."""
     kind, flags, body = unframe(data)
     for form in expected:
         if form.kind is kind:
