@@ -108,7 +108,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (("x", "--log-level", "loud"), "log_level: "),
         (("x", "--tls-cert", "none.pem"), "tls_cert and tls_key"),
         (("--config", tmp_path / "none.toml"), "cannot be read"),
-        ((tmp_path / "nowhere", "--port", "0"), "Create one with `nearveil index DIR --into`."),
+        ((tmp_path / "nowhere", "--port", "0"), "Create one with `nearveil index DIR --into`, or name another."),
     ):
         assert said in refused("serve", *words)
 

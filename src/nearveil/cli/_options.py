@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from nearveil.client.clients import Client
     from nearveil.cluster import Cluster
     from nearveil.features import Extractor
-    from nearveil.gallery import Index
     from nearveil.ledger import Ledger
 
 AUTO = "auto"
@@ -180,15 +179,11 @@ class ServerOptions:
             raise ValueError("--server: must be a URL such as https://host:8321")
         if self.certificate is None and self.certificate_key is not None:
             raise ValueError("--certificate-key: requires --certificate")
-        has_key = self.certificate_key is not None
-        return Client(
-            server,
-            self._read_token(),
-            ca=self.ca,
-            certificate=(self.certificate, self.certificate_key) if has_key else self.certificate,  # type: ignore[arg-type]
-            insecure=self.insecure,
-            **settings,
-        )
+        certificate: Any = self.certificate
+        if self.certificate_key is not None:
+            certificate = self.certificate, self.certificate_key
+        token = self._read_token()
+        return Client(server, token, ca=self.ca, certificate=certificate, insecure=self.insecure, **settings)
 
     def _read_token(self) -> str | None:
         if self.token_file is None:
@@ -224,31 +219,11 @@ class GalleryOptions(ServerOptions):
         elif self.gallery is not None:
             raise ValueError("--gallery: a local index has one gallery; leave it out, or use --server")
         else:
-            with self._open_index() as (index, stale), Client(index, **settings) as client:
-                yield client, stale
+            from nearveil.gallery.index import Index
+            from nearveil.gallery.sync import find_index
 
-    @contextmanager
-    def _open_index(self) -> "Iterator[tuple[Index, bool]]":
-        from nearveil.gallery.errors import NotAnIndexError, NotPublishedError
-        from nearveil.gallery.index import Index
-        from nearveil.gallery.sync import describe_location, find_index
-
-        location = find_index(self.index)
-        try:
-            index = Index.open(location)
-        except NotAnIndexError:
-            raise NotAnIndexError(
-                f"No index at {describe_location(location)}. Create one with `nearveil index DIR`, or name another "
-                "with --index or NEARVEIL_INDEX."
-            ) from None
-        with index:
-            try:
-                stale = index.current().stale
-            except NotPublishedError:
-                raise NotPublishedError(
-                    f"The index at {describe_location(location)} has no map yet; run `nearveil index DIR` again."
-                ) from None
-            yield index, stale
+            with Index.open(find_index(self.index)) as index, Client(index, **settings) as client:
+                yield client, index.current().stale
 
 
 @dataclass(frozen=True)
