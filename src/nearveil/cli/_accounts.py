@@ -24,11 +24,12 @@ class PaymentOptions(LedgerOptions):
     )
 
 
-class LazyAccount:
+class LazyAccount(ExitStack):
     """Opens the ledger and the account at the first payment, so that a query refused earlier leaves no trace."""
 
     def __init__(self, options: PaymentOptions) -> None:
-        self._options, self._stack = options, ExitStack()
+        super().__init__()
+        self._options = options
         self.new_ledger = ""  # where the default account was opened by this payment
         self.has_paid = False
 
@@ -37,7 +38,7 @@ class LazyAccount:
         from nearveil.gallery.sync import describe_location
         from nearveil.ledger import OverBudgetError
 
-        ledger = self._stack.enter_context(self._options.open(create=self._options.account is None))
+        ledger = self.enter_context(self._options.open(create=self._options.account is None))
         self.account, is_new = find_or_open_account(ledger, self._options.account)
         self.new_ledger = describe_location(self._options.location) if is_new else ""
         try:
@@ -53,12 +54,6 @@ class LazyAccount:
     def balance(self) -> "Balance | None":
         """Return the balance of the account; None before the first payment."""
         return self.account.balance() if self.has_paid else None
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
 
 
 def find_or_open_account(ledger: "Ledger", name: str | None) -> tuple["Account", bool]:
