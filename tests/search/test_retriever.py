@@ -160,7 +160,7 @@ def test_bad_galleries() -> None:
 
 def test_order_of_the_steps() -> None:
     retriever = Retriever(Plain(), 0.25)
-    with pytest.raises(NotFittedError, match=r"call fit\(public_X\)"):
+    with pytest.raises(NotFittedError, match=r"fit\(public_X\)"):
         retriever.index(GALLERY)
     with pytest.raises(NotFittedError, match=r"call index\(gallery\)"):
         retriever.fit(PUBLIC).nearest(QUERIES[0])

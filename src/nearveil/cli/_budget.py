@@ -214,10 +214,7 @@ def history(
 
 
 @command(app)
-def export(
-    options: LedgerOptions,
-    file: Path = argument("A new file: .json or .csv."),
-) -> None:
+def export(options: LedgerOptions, file: Path = argument("A new file: .json or .csv.")) -> None:
     """Write all entries with their hashes to a new file, readable only by you. It contains the stored messages.
 
     For example:
@@ -261,10 +258,7 @@ def verify(
 
 
 @command(app)
-def backup(
-    options: LedgerOptions,
-    file: Path = argument("A new file."),
-) -> None:
+def backup(options: LedgerOptions, file: Path = argument("A new file.")) -> None:
     """Copy a SQLite ledger while other processes spend. Use the copy only if the ledger is lost, never beside it.
 
     For example:

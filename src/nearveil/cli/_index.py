@@ -75,11 +75,11 @@ def index(
     extractor: str = EXTRACTOR,
     private: bool = option(
         "The images are records of a protected gallery: no map is made, the index is never served as an open "
-        "gallery, and features are row-exact (slower) and computed on this machine. The index remembers this.",
+        "gallery, and features are row-exact (slower) and computed on this machine. The index remembers this."
     ),
     delete: list[str] | None = option("Delete the vector with this id; may be repeated.", metavar="ID"),
     sealed: bool = option(
-        "Also build the index of sealed queries (`nearveil serve --offer sealed`). Later runs update it.",
+        "Also build the index of sealed queries (`nearveil serve --offer sealed`). Later runs update it."
     ),
     as_json: bool = JSON,
 ) -> None:

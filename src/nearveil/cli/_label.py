@@ -91,11 +91,7 @@ def label(
 
 def _print_labels(report: "LabelReport", notes: list[str], out: Path | None, *, as_json: bool) -> None:
     guarantee, answered = report.guarantee, sum(map(bool, report.labels))
-    counts = {
-        "public_rows": len(report.names),
-        "answered": answered,
-        "declined": len(report.labels) - answered,
-    }
+    counts = {"public_rows": len(report.names), "answered": answered, "declined": len(report.labels) - answered}
     if as_json:
         figures = {"epsilon": guarantee.epsilon, "delta": guarantee.delta, "promise": str(guarantee)}
         labels = {} if out is not None else {"labels": dict(zip(report.names, report.labels, strict=False))}

@@ -160,16 +160,13 @@ class ServerOptions:
     panel: ClassVar = "Server"
     token_file: Path | None = option("File with the token for the server.")
     token: str | None = option(
-        "The token. Other users can see it on a command line: prefer the file or the variable.",
-        envvar="NEARVEIL_TOKEN",
+        "The token. Other users can see it on a command line: prefer the file or the variable.", envvar="NEARVEIL_TOKEN"
     )
     gallery: str | None = option("Gallery of the server; required if it has more than one.")
     ca: Path | None = option("CA certificates to trust (PEM), instead of the system's.")
     certificate: Path | None = option("Client certificate (PEM), if the server requires one.")
     certificate_key: Path | None = option("Private key (PEM), if separate.")
-    insecure: bool = option(
-        "Allow plain HTTP to another machine: anyone on the network path can read the token.",
-    )
+    insecure: bool = option("Allow plain HTTP to another machine: anyone on the network path can read the token.")
 
     def connect(self, server: str, **settings: Any) -> "Client":
         """Return a client of `server`."""

@@ -122,6 +122,8 @@ def print_table(
 
 
 def _make_cell(cell: object) -> RenderableType:
+    if isinstance(cell, list | tuple):
+        cell = ", ".join(cell)
     return cell if isinstance(cell, Text) else Text(clean(cell), overflow="fold")
 
 

@@ -29,8 +29,7 @@ class ServeOptions:
     tls_key: Path | None = option("Private key (PEM).", rich_help_panel="TLS")
     tls_client_ca: Path | None = option("Require client certificates signed by this CA (PEM).", rich_help_panel="TLS")
     insecure: bool | None = option(
-        "Listen on other addresses than loopback without TLS: for a server behind a TLS proxy.",
-        rich_help_panel="TLS",
+        "Listen on other addresses than loopback without TLS: for a server behind a TLS proxy.", rich_help_panel="TLS"
     )
     workers: int | None = option("Number of processes, which share the limits; 1 by default.", min=1)
     log_level: str | None = option("debug, info, warning or error.")

@@ -106,21 +106,9 @@ def list_tokens(options: TokenOptions, as_json: bool = JSON) -> None:
     if as_json:
         print_json(tokens)
         return
-    print_table(
-        ["id", "label", "scopes", "galleries", "expires", "state"],  # as many as fit in 80 columns
-        [
-            (
-                token["id"],
-                token["label"],
-                ", ".join(token["scopes"]),
-                ", ".join(token["galleries"]),
-                (token["expires"] or "never")[:10],
-                token["state"],
-            )
-            for token in tokens
-        ],
-        no_wrap=("id", "expires", "state"),
-    )
+    headings = ("id", "label", "scopes", "galleries", "expires", "state")  # as many as fit in 80 columns
+    rows = [token | {"expires": (token["expires"] or "never")[:10]} for token in tokens]
+    print_table(headings, [[row[name] for name in headings] for row in rows], no_wrap=("id", "expires", "state"))
 
 
 @command(app)

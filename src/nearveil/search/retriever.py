@@ -108,13 +108,11 @@ class Retriever:
         self._mechanism = copy.deepcopy(mechanism)
         self.candidates = check_fraction(fraction)
         self.code_bytes = code_bytes
-        self._fitted = False
         self._ranker: GalleryRanker | None = None
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
         """Fit the mechanism on public rows, and labels of them if it uses labels, and drop the index."""
         self._mechanism = self.mechanism.fit(public_X, public_y)
-        self._fitted = True
         self._ranker = None
         return self
 
@@ -128,8 +126,6 @@ class Retriever:
         gallery_y : array-like of shape (N,), optional
             Labels, only for :func:`evaluate`.
         """
-        if not self._fitted:
-            raise NotFittedError("Retriever must be fitted on public rows first: call fit(public_X)")
         self._ranker = GalleryRanker(self.mechanism, gallery, gallery_y, self.candidates, self.code_bytes)
         self._mechanism = self._ranker.mechanism
         return self
