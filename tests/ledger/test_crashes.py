@@ -224,7 +224,7 @@ def test_a_spend_reads_no_more_when_much_was_spent(postgres_url: str) -> None:
             for _ in range(150):
                 account.spend(stated(PureDp(0.001)))
             ledger.close()  # a server process hands its counts over when it ends
-            read.append(index_reads(monitor, 3 * 150 * (len(read) + 1)))
+            read.append(index_reads(monitor, 2 * 150 * (len(read) + 1)))
         assert read[1] - read[0] <= read[0] <= 4 * 150
 
 

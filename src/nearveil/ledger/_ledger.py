@@ -167,11 +167,12 @@ class Ledger:
         content = {"opening": opening, "terms": opened.terms, "cost": cost}
 
         def work(connection: sa.Connection) -> tuple[None, Receipt | None]:
-            row = store.find_witnessed_account(connection, name, database.witness, lock=True)
-            if row is None:
+            try:
+                row = store.load_account(connection, name, database.witness, lock=True)
+            except AccountError:
                 row = store.append_entry(connection, opened, OPENED, content, time=time, nonce=nonce)
             else:  # perhaps by an attempt of this call, whose reply was lost
-                first = store.find_entry(connection, name, 1)
+                first = store.find_entries(connection, name, 1).get(1)
                 if first is None or first.nonce != nonce:
                     raise AccountError(f"account {name!r} exists already: account() returns it")
             return None, row.receipt

@@ -309,10 +309,8 @@ def list_shares(connection: sa.Connection, account: str) -> dict[str | None, Bud
     return {name: find_row(connection, account, name) for name in names.all()}
 
 
-def find_witnessed_account(
-    connection: sa.Connection, name: str, witness: "Witness | None", *, lock: bool
-) -> BudgetRow | None:
-    """Return the row of an account, or None, after a check against the witness."""
+def load_account(connection: sa.Connection, name: str, witness: "Witness | None", *, lock: bool = False) -> BudgetRow:
+    """Return the row of an account (with a row lock if `lock`), checked against its latest entry and the witness."""
     for is_last in (False, True):
         row = find_row(connection, name, lock=lock)
         sequence, head = (0, GENESIS) if row is None else (row.sequence, row.head)
@@ -325,17 +323,12 @@ def find_witnessed_account(
                 raise
         else:
             break
-    return row
-
-
-def load_account(connection: sa.Connection, name: str, witness: "Witness | None", *, lock: bool = False) -> BudgetRow:
-    """Return the row of an account after a check against its latest entry and the witness."""
-    row = find_witnessed_account(connection, name, witness, lock=lock)
     if row is None:
         raise AccountError(f"No account {name!r} in this ledger: open_account() opens one, accounts() lists them")
-    last = find_entry(connection, name, row.sequence)
-    previous = find_hash(connection, name, row.sequence - 1)
-    if last is None or previous is None or last.compute_hash(previous) != row.head or last.state != row.digest:
+    stored = find_entries(connection, name, row.sequence - 1, row.sequence)
+    previous = stored[row.sequence - 1].hash if row.sequence - 1 in stored else GENESIS
+    last = stored.get(row.sequence)
+    if last is None or last.compute_hash(previous) != row.head or last.state != row.digest:
         raise CorruptLedgerError(
             f"account {name!r} does not match its latest entry: the database was edited. "
             "verify() lists the problems; nothing can be spent"
@@ -348,7 +341,7 @@ def load_share(connection: sa.Connection, name: str, client: str) -> BudgetRow:
     row = find_row(connection, name, check_text(client, "client"))
     if row is None:
         raise AccountError(f"client {client!r} has no quota, and no cap, in account {name!r}: quota() opens one")
-    last = find_entry(connection, name, row.sequence)
+    last = find_entries(connection, name, row.sequence).get(row.sequence)
     if last is None or last.client != client or last.client_state != row.digest:
         raise CorruptLedgerError(
             f"the quota of client {client!r} does not match its latest entry: the database was edited. "
@@ -357,11 +350,10 @@ def load_share(connection: sa.Connection, name: str, client: str) -> BudgetRow:
     return row
 
 
-def find_entry(connection: sa.Connection, name: str, sequence: int) -> Entry | None:
-    """Return an entry by its sequence number."""
-    query = sa.select(*_ENTRY_COLUMNS).where(entries.c.account == name, entries.c.sequence == sequence)
-    row = connection.execute(query).one_or_none()
-    return None if row is None else Entry(**row._mapping)
+def find_entries(connection: sa.Connection, name: str, *sequences: int) -> dict[int, Entry]:
+    """Return entries of an account by their sequence numbers."""
+    query = sa.select(*_ENTRY_COLUMNS).where(entries.c.account == name, entries.c.sequence.in_(sequences))
+    return {row.sequence: Entry(**row._mapping) for row in connection.execute(query)}
 
 
 def find_hash(connection: sa.Connection, name: str, sequence: int) -> str | None:
