@@ -61,6 +61,16 @@ WIDTH = Interval(Real, 1, None, closed="left")  # perplexity
 class EmbeddedRelease(Release):
     """Send the row's position in an embedding; the server embeds its gallery the same way and ranks by distance."""
 
+    @abstractmethod
+    def _embed(self, features: Floats, source: Source | None) -> Floats:
+        """Embed rows of norm one (or zero), shape (n, k); without a source, without noise."""
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        return self._messages(source, embedding=self._embed(features, source).astype(np.float32))
+
+    def _prepare(self, features: Floats) -> Floats:
+        return self._embed(features, None)
+
     def _rank(self, message: Message, prepared: Floats) -> Floats:
         point = read_vector(message, "embedding", "float32", prepared.shape[1])
         return np.asarray(-cdist(point[None], prepared)[0])
@@ -78,10 +88,8 @@ class PlainRelease(EmbeddedRelease):
         self._transformer = self._fit_map(features[nonzero], None if labels is None else labels[nonzero])
         self._columns = int(self._map(features[nonzero][:1]).shape[1]) if nonzero.any() else features.shape[1]
 
-    def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._messages(source, embedding=self._prepare(features).astype(np.float32))
-
-    def _prepare(self, features: Floats) -> Floats:
+    def _embed(self, features: Floats, source: Source | None) -> Floats:
+        del source
         embedding = np.zeros((len(features), self._columns))  # zero for rows that equal the public mean
         nonzero = features.any(axis=1)
         if nonzero.any():
@@ -308,14 +316,8 @@ class DPdSNE(EmbeddedRelease):
         change = 2 * float(self.clip) * (1 + 2.0**-40)
         self.noises_ = calibrate_steps("gaussian", self.epsilon, self.delta, [change] * steps, k)
 
-    def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._messages(source, embedding=self._walk(features, source).astype(np.float32))
-
-    def _prepare(self, features: Floats) -> Floats:
-        return self._walk(features, None)
-
-    def _walk(self, features: Floats, source: Source | None) -> Floats:
-        """Take all steps for all rows, one block of rows at a time; without a source, without noise."""
+    def _embed(self, features: Floats, source: Source | None) -> Floats:
+        """Take all steps for all rows, one block of rows at a time."""
         positions = np.zeros((len(features), int(self.n_components)))
         size = max(1, _BLOCK // len(self.anchors_))
         for block in (slice(start, start + size) for start in range(0, len(features), size)):

@@ -52,11 +52,6 @@ class FisherChannel(Channel):
         """Delta of finite tables and truncated tails."""
         return self.dimension * 2.0**-100
 
-    @property
-    def step(self) -> float:
-        """Distance between knots."""
-        return 2 * self.reach / PIECES
-
     def draw(self, rows: Floats, source: Source) -> Integers:
         """Draw a direction around each row, times sqrt(D), with a blur that hides rounding."""
         n, d = rows.shape
@@ -199,4 +194,4 @@ def heights(channel: FisherChannel, count: int, source: Source) -> Floats:
     uniform = ((source.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     rise = rises[chosen]
     positions = np.log1p(uniform * np.expm1(rise)) / rise
-    return np.asarray(channel.step * (chosen + positions) - channel.reach)
+    return np.asarray(2 * channel.reach / PIECES * (chosen + positions) - channel.reach)

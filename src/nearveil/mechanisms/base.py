@@ -147,18 +147,17 @@ def read_vector(message: Message, name: str, kind: Literal["int8", "float32"], s
     """Return a vector of a message as doubles, after a check of its type and length."""
     vector = message[name]
     if vector.dtype != np.dtype(kind) or vector.shape != (size,):
-        words = {"int8": "integers of 8 bits", "float32": "floats of 32 bits"}[kind]
-        raise MessageError(f"arrays: {name!r} must hold {size} {words}")
+        raise MessageError(f"arrays: {name!r} must hold {size} numbers of type {kind}")
     return vector.astype(np.float64)
 
 
-def check_shape(name: str, shape: Sequence[int], largest: Shapes) -> None:
+def check_shape(name: str, shape: Sequence[int], largest: Shapes, error: type[MessageError] = MessageError) -> None:
     """Raise an error if the array is unknown or larger than its limit in any dimension."""
     most = largest.get(name)
     if most is None:
-        raise MessageError(f"arrays: {name!r} is an unexpected array")
+        raise error(f"arrays: {name!r} is an unexpected array")
     if len(shape) != len(most) or any(side > limit for side, limit in zip(shape, most, strict=True)):
-        raise MessageError(f"{name} must be an array of at most {' x '.join(map(str, most)) or 'one number'}")
+        raise error(f"{name} must be an array of at most {' x '.join(map(str, most)) or 'one number'}")
 
 
 def _freeze_array(name: str, values: NDArray[Any]) -> NDArray[Any]:

@@ -179,7 +179,7 @@ class PublicMap:
             table = getattr(self, name)
             if table.dtype != np.dtype(kind) or table.ndim != 2 or 0 in table.shape:
                 raise MapError(f"{name} must be a table of type {kind} with rows and columns")
-            _check_size(name, table.shape)
+            check_shape(name, table.shape, _LARGEST, MapError)
             object.__setattr__(self, name, _read_only(np.array(table, order="C")))
         if not np.isfinite(self.components).all():
             raise MapError("components must be finite")
@@ -305,10 +305,3 @@ def _unpack(bits: NDArray[Any], n_sets: int) -> NDArray[np.uint8]:
 def _read_only(values: NDArray[Number]) -> NDArray[Number]:
     values.setflags(write=False)
     return values
-
-
-def _check_size(name: str, shape: tuple[int, ...]) -> None:
-    try:
-        check_shape(name, shape, _LARGEST)
-    except MessageError as error:
-        raise MapError(str(error)) from None
