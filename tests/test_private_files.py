@@ -5,7 +5,6 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ import nearveil
 from nearveil.features.gallery import FeatureCache
 from nearveil.gallery import Index
 from nearveil.privacy import noise
+from nearveil.privacy.events import VoteHistogram
 from nearveil.private_knn import plan
 from nearveil.private_knn._pate import assign_records
 from nearveil.storage import make_data_folder, make_private_folder
@@ -139,7 +139,7 @@ def test_a_table_with_other_odds_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_noise_below_its_guarantee_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    votes: Any = plan.NoisySums(None, None, 2.0, 3)  # type: ignore[arg-type]
+    votes = plan.NoisySums(plan.PoissonSample(1.0), plan.Ballot(VoteHistogram, 1), 2.0, 3)
     assert votes.release(np.array([3, 4]), noise.secure_source()).shape == (2,)
     monkeypatch.setattr(plan, "_ROUNDING_VARIANCE", 0)
     with pytest.raises(ArithmeticError, match="smaller than its guarantee states"):

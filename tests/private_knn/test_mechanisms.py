@@ -11,7 +11,7 @@ from scipy.stats import kstest
 
 from nearveil.privacy.events import LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.private_knn.plan import UNIT, NoisySums, PoissonSample, Screening
+from nearveil.private_knn.plan import UNIT, Ballot, NoisySums, PoissonSample, Screening
 
 ALL = PoissonSample(1.0)
 
@@ -64,13 +64,13 @@ def test_events() -> None:
     sample = PoissonSample(0.15)
     assert Screening(sample, 75.0, 180.0, 300).event == PoissonSampledDpEvent(0.15, NoisyScreening(75.0, 180.0, 300))
     assert Screening(sample, 75.0, 180.0, 300, whole=False).event == PoissonSampledDpEvent(0.15, GaussianDpEvent(75.0))
-    assert NoisySums(ALL, VoteHistogram(3.0), 3.0, 10).event == VoteHistogram(3.0)
+    assert NoisySums(ALL, Ballot(VoteHistogram, 4), 3.0, 10).event == VoteHistogram(3.0)
 
 
 @pytest.mark.parametrize("noise", [0.05, 3.0, 400.0])
 @pytest.mark.parametrize("unit", [1.0, UNIT])
 def test_gaussian_noise_is_what_is_charged(noise: float, unit: float) -> None:
-    votes = NoisySums(ALL, VoteHistogram(noise), noise, 10, unit)
+    votes = NoisySums(ALL, Ballot(VoteHistogram, 5, unit), noise, 10)
     specification = votes._noise(4)
     assert specification.effective_scale >= noise  # type: ignore[union-attr]
     assert specification.scale < noise * (1 + 1e-6)
@@ -79,20 +79,18 @@ def test_gaussian_noise_is_what_is_charged(noise: float, unit: float) -> None:
 
 
 def test_laplace_noise_is_what_is_charged() -> None:
-    votes = NoisySums(ALL, LaplaceNoisyMax(20.0), 20.0, 10)
+    votes = NoisySums(ALL, Ballot(LaplaceNoisyMax, 5), 20.0, 10)
     released = votes.release(np.zeros((4000, 5), dtype=np.int64), unsafe_seeded(7))
     assert kstest(released.ravel(), "laplace", args=(0, 20.0)).pvalue > 1e-6
 
 
 def test_nothing_is_released_for_no_query() -> None:
-    assert NoisySums(ALL, VoteHistogram(3.0), 3.0, 10).release(np.zeros((0, 4), dtype=np.int64), Words([])).shape == (
-        0,
-        4,
-    )
+    votes = NoisySums(ALL, Ballot(VoteHistogram, 4), 3.0, 10)
+    assert votes.release(np.zeros((0, 4), dtype=np.int64), Words([])).shape == (0, 4)
 
 
 def test_what_samplers_cost_is_stated() -> None:
     screening = Screening(PoissonSample(0.15), 75.0, 180.0, 300)
     assert screening.extra_delta(1.0) == screening.extra_delta(0.1) < 2e-14
     assert screening.extra_delta(10.0) == pytest.approx((1 + math.exp(10)) * 2.0**-51)
-    assert NoisySums(PoissonSample(0.15), VoteHistogram(3.0), 3.0, 300).extra_delta(10) == 311 * 2.0**-100
+    assert NoisySums(PoissonSample(0.15), Ballot(VoteHistogram, 10), 3.0, 300).extra_delta == 311 * 2.0**-100

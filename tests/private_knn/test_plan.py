@@ -36,9 +36,8 @@ def tiny(rate: float, screened: int, answered: int) -> VotePlan:
         n_neighbors=2,
         screening=Screening(sample, 1.5, 1.0, 2),
         max_screened=screened,
-        votes=NoisySums(sample, VoteHistogram(2.0), 2.0, 2),
+        votes=NoisySums(sample, Ballot(VoteHistogram, 2), 2.0, 2),
         max_answered=answered,
-        size=2,
     )
 
 
@@ -98,9 +97,8 @@ def test_what_samplers_cost_is_part_of_the_price() -> None:
         n_neighbors=20,
         screening=Screening(sample, 60.0, 12.0, 20),
         max_screened=100,
-        votes=NoisySums(sample, VoteHistogram(30.0), 30.0, 20),
+        votes=NoisySums(sample, Ballot(VoteHistogram, 2), 30.0, 20),
         max_answered=5,
-        size=2,
     )
     accountant = PldAccountant(count_events(SelfComposedDpEvent(event, count) for event, count in plan.events))
     extra = plan.extra_delta(1.0)  # the same up to an epsilon of 3

@@ -186,7 +186,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
         draws = 1 if self.plan_.screening is None else 2
         for samples in self._draw_voters(queries, draws):
-            largest = self._votes.count(samples[1]).max(axis=1) * self.plan_.votes.unit if draws == 2 else None
+            largest = self._votes.count(samples[1]).max(axis=1) * self.plan_.votes.ballot.unit if draws == 2 else None
             yield self._votes.count(samples[0]), largest
 
     def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:

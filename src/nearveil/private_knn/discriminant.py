@@ -442,7 +442,10 @@ class _ProjectedRecords:
         if n_folds < 2:
             return np.full((draws, np.count_nonzero(counts)), 1 / len(self.classes))
         right = np.zeros((draws, len(self.codes)))
-        for train, test in _split_quietly(StratifiedKFold(n_folds, shuffle=True, random_state=0), self.codes):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # depends on classes with few records
+            folds = list(StratifiedKFold(n_folds, shuffle=True, random_state=0).split(self.codes, self.codes))
+        for train, test in folds:
             sums, images = self.sums(train).astype(np.float64), self.rows[test] / float(LONGEST)
             scale = noise * len(train) / len(self.codes)  # as large against these records as against all
             for draw in range(draws):
@@ -487,17 +490,10 @@ def _split_noise(noise: float, share: float) -> float:
 
 def _release_share(plan: VotePlan, source: Source, sums: NDArray[np.int64], share: float) -> Rows:
     """Release sums with the noise of a share of the plan (docs/theory/private-discriminant.md, Theorem 4)."""
-    noise = _split_noise(plan.vote_noise, share)
-    return replace(plan.votes, noise=noise, mechanism=GaussianSums(SENSITIVITY)(noise)).release(sums, source)
+    return replace(plan.votes, noise=_split_noise(plan.vote_noise, share)).release(sums, source)
 
 
 def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
     return NoisyStatistics(
         released[:, :-1] / LONGEST, released[:, -1] / COUNT_UNIT, noise / LONGEST, noise / COUNT_UNIT
     )
-
-
-def _split_quietly(folds: StratifiedKFold, codes: NDArray[np.int64]) -> Any:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # depends on classes with few records
-        yield from folds.split(codes, codes)

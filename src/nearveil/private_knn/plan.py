@@ -91,6 +91,47 @@ def _make_gap_table(rate: float) -> Table:
     return make_alias_table([*weights, rest])
 
 
+Kind = Literal["binary", "nonnegative", "signed"]
+Part = Literal["screened", "answered"]
+
+
+@dataclass(frozen=True)
+class GaussianSums:
+    """The event of a release of sums of a known L2 sensitivity, by its noise."""
+
+    sensitivity: float
+
+    def __call__(self, noise: float) -> DpEvent:
+        return GaussianDpEvent(noise / self.sensitivity)
+
+
+@dataclass(frozen=True)
+class ClippedSums:
+    """The event of a release of votes on many labels, each voter's clipped to an L1 norm, by its noise."""
+
+    clip: float
+    votes: Kind
+
+    def __call__(self, noise: float) -> DpEvent:
+        return ClippedVotes(noise, self.clip, self.votes)
+
+
+@dataclass(frozen=True)
+class Ballot:
+    """The release of one vote. Equal ballots have equal events, so that they share a calibration.
+
+    `neighbors` is the number of voters for each unit of vote noise, if it is calibrated: a vote of two thirds
+    against one third is then won by 1.9 standard deviations.
+    """
+
+    event: Callable[[float], DpEvent]
+    size: int  # number of released values
+    unit: float = 1.0  # sums are whole multiples of it; a power of two
+    whole: bool = True  # whether votes are 0 or 1
+    can_screen: bool = True  # whether there is a largest vote to screen
+    neighbors: float = 8.0
+
+
 UNIT = 2.0**-20
 """Votes that are not whole are rounded towards zero to multiples of it, so that sums of votes are exact."""
 
@@ -138,19 +179,24 @@ class NoisySums:
     """Release sums over the voters of a fresh sample with noise on each."""
 
     sample: PoissonSample
-    mechanism: DpEvent  # the event of one release, without the sampling
+    ballot: Ballot
     noise: float  # standard deviation of Gaussian noise, or the scale of Laplace noise
     n_neighbors: int
-    unit: float = 1.0  # sums are whole multiples of it; a power of two
+
+    @cached_property
+    def mechanism(self) -> DpEvent:
+        """The event of one release, without the sampling."""
+        return self.ballot.event(self.noise)
 
     @cached_property
     def event(self) -> DpEvent:
         """The event of one release, for accountants."""
         return self.sample.event(self.mechanism)
 
-    def extra_delta(self, size: int) -> float:
-        """Return the delta that finite tables add to one release of `size` sums."""
-        return size * _DELTA_PER_VALUE + self.sample.extra_delta(self.n_neighbors)
+    @property
+    def extra_delta(self) -> float:
+        """The delta that finite tables add to one release."""
+        return self.ballot.size * _DELTA_PER_VALUE + self.sample.extra_delta(self.n_neighbors)
 
     def check(self) -> None:
         """Raise if noise of this scale cannot be sampled."""
@@ -163,15 +209,16 @@ class NoisySums:
         """Add noise to sums, which are in units, all at once."""
         if sums.size == 0:
             return np.zeros(sums.shape)
-        return add_noise(sums * self.unit, self._noise(sums.size), source=source)
+        return add_noise(sums * self.ballot.unit, self._noise(sums.size), source=source)
 
     def _noise(self, size: int) -> GaussianNoise | LaplaceNoise:
         # Sums are on the grid, so rounding does not move them; its cost in Gaussian noise is compensated.
-        grid = min(self.unit, math.ldexp(1.0, math.floor(math.log2(check_positive(self.noise, "noise") * _FINEST))))
+        unit = self.ballot.unit
+        grid = min(unit, math.ldexp(1.0, math.floor(math.log2(check_positive(self.noise, "noise") * _FINEST))))
         if isinstance(self.mechanism, LaplaceNoisyMax):
-            return LaplaceNoise(sensitivity=self.unit, scale=self.noise, size=size, grid=grid)
+            return LaplaceNoise(sensitivity=unit, scale=self.noise, size=size, grid=grid)
         scale = math.hypot(self.noise, math.sqrt(_ROUNDING_VARIANCE) * grid) * (1 + 2.0**-45)
-        noise = GaussianNoise(sensitivity=self.unit, scale=scale, size=size, grid=grid)
+        noise = GaussianNoise(sensitivity=unit, scale=scale, size=size, grid=grid)
         if noise.effective_scale < self.noise:
             raise ArithmeticError("vote_noise: the noise would be smaller than its guarantee states; release nothing")
         return noise
@@ -190,47 +237,6 @@ _LOG = logging.getLogger(__name__)
 _CLOSE = 1e-3  # largest unused share of the budget of a calibrated plan
 
 
-Kind = Literal["binary", "nonnegative", "signed"]
-Part = Literal["screened", "answered"]
-
-
-@dataclass(frozen=True)
-class GaussianSums:
-    """The event of a release of sums of a known L2 sensitivity, by its noise."""
-
-    sensitivity: float
-
-    def __call__(self, noise: float) -> DpEvent:
-        return GaussianDpEvent(noise / self.sensitivity)
-
-
-@dataclass(frozen=True)
-class ClippedSums:
-    """The event of a release of votes on many labels, each voter's clipped to an L1 norm, by its noise."""
-
-    clip: float
-    votes: Kind
-
-    def __call__(self, noise: float) -> DpEvent:
-        return ClippedVotes(noise, self.clip, self.votes)
-
-
-@dataclass(frozen=True)
-class Ballot:
-    """The release of one vote. Equal ballots have equal events, so that they share a calibration.
-
-    `neighbors` is the number of voters for each unit of vote noise, if it is calibrated: a vote of two thirds
-    against one third is then won by 1.9 standard deviations.
-    """
-
-    event: Callable[[float], DpEvent]
-    size: int  # number of released values
-    unit: float = 1.0  # sums are whole multiples of it
-    whole: bool = True  # whether votes are 0 or 1
-    can_screen: bool = True  # whether there is a largest vote to screen
-    neighbors: float = 8.0
-
-
 @dataclass(frozen=True, kw_only=True)
 class VotePlan:
     """Caps and noise of all queries to a database, for any choice of queries, and their cost."""
@@ -240,12 +246,16 @@ class VotePlan:
     max_screened: int  # cap on screened queries
     votes: NoisySums
     max_answered: int  # cap on answered queries
-    size: int  # number of values that a vote releases
 
     @property
     def sampling_rate(self) -> float:
         """Chance of a record to be in a sample."""
         return self.votes.sample.rate
+
+    @property
+    def size(self) -> int:
+        """Number of values that a vote releases."""
+        return self.votes.ballot.size
 
     @property
     def screening_noise(self) -> float | None:
@@ -281,7 +291,7 @@ class VotePlan:
 
     def extra_delta(self, epsilon: float) -> float:
         """Return the delta that samplers of finite precision add at `epsilon`."""
-        votes = self.max_answered * self.votes.extra_delta(self.size)
+        votes = self.max_answered * self.votes.extra_delta
         return votes if self.screening is None else votes + self.max_screened * self.screening.extra_delta(epsilon)
 
     def epsilon(self, delta: float) -> float:
@@ -296,7 +306,7 @@ class VotePlan:
         >>> sample = PoissonSample(0.15)
         >>> mnist = VotePlan(
         ...     n_neighbors=300, screening=Screening(sample, 75.0, 180.0, 300), max_screened=1000,
-        ...     votes=NoisySums(sample, VoteHistogram(25.0), 25.0, 300), max_answered=735, size=10,
+        ...     votes=NoisySums(sample, Ballot(VoteHistogram, 10), 25.0, 300), max_answered=735,
         ... )
         >>> f"{mnist.epsilon(1e-5):.4f}"
         '0.8711'
@@ -400,9 +410,8 @@ class PlanRequest:
             n_neighbors=voters,
             screening=screening,
             max_screened=self.screening_cap if screening else 0,
-            votes=NoisySums(sample, self.ballot.event(noise), noise, voters, self.ballot.unit),
+            votes=NoisySums(sample, self.ballot, noise, voters),
             max_answered=self.max_answered,
-            size=self.ballot.size,
         )
 
 
