@@ -125,6 +125,21 @@ def test_who_cancels_after_the_debit_is_told_the_key(here: Scene) -> None:
     assert here.paid == 1
 
 
+def test_who_cancels_many_questions_is_told_all_keys(here: Scene) -> None:
+    async def ask() -> list[str]:
+        silent = Silent(httpx.ASGITransport(here.server.app))
+        async with AsyncClient(URL, here.server.token, account=here.account, transport=silent) as client:
+            task = asyncio.create_task(client.nearest_many(QUERIES[:3], 3, 4.0, keys=["a", "b", "c"]))
+            await silent.arrived.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError) as raised:
+                await task
+        return raised.value.__notes__
+
+    assert asyncio.run(ask())[-1] == "keys=['a', 'b', 'c'] go on: each is paid for at most once"
+    assert here.paid == 1
+
+
 def test_a_time_limit_of_ones_own(here: Scene) -> None:
     async def ask() -> None:
         silent = Silent(httpx.ASGITransport(here.server.app))

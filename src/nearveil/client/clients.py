@@ -739,11 +739,12 @@ def _open_account(
         raise QuestionError("account", "a name needs the ledger that it is in: give ledger, or an Account")
     from nearveil.ledger import Ledger
 
-    if isinstance(ledger, Ledger):
-        return ledger.account(account), None
-    opened = Ledger(ledger)
+    opened = None
+    if not isinstance(ledger, Ledger):
+        ledger = opened = Ledger(ledger)
     try:
-        return opened.account(account), opened
+        return ledger.account(account), opened
     except BaseException:
-        opened.close()
+        if opened is not None:
+            opened.close()
         raise

@@ -94,7 +94,7 @@ def question_period(public: "PublicPart") -> float:
     """Return the seconds for reading a public part, paying and making a message."""
     table = public.map
     features, dimensions = table.components.shape
-    work = features * dimensions + len(table.prototypes) * (dimensions + _NETWORK + table.n_sets)
+    work = features * dimensions + len(table.prototypes) * (dimensions + _NETWORK + table.coverage.shape[1])
     size = table.components.nbytes + table.prototypes.nbytes + table.coverage.nbytes + public.table.nbytes
     return float(_BASE + _MESSAGE + _BYTE * size + _OPERATION * work)
 

@@ -24,9 +24,8 @@ __all__ = ["NearveilRetriever"]
 
 _MAX_UNANSWERED = 1000  # queries to remember
 
-_Question: TypeAlias = tuple[
-    UUID, int, str, float | None, str | None
-]  # run, identity of the client, text, epsilon, gallery
+# Run, identity of the client, text, epsilon, gallery.
+_Question: TypeAlias = tuple[UUID, int, str, float | None, str | None]
 
 
 class NearveilRetriever(BaseRetriever):
@@ -34,10 +33,10 @@ class NearveilRetriever(BaseRetriever):
 
     Without an epsilon nothing is paid: a local index or copy is searched, or a sealed query is sent. With an epsilon
     the server sees one message, and every query debits that epsilon from the client's account.
-    ``retriever.with_retry()`` debits once for all attempts,
-    which send the same message. A chain that is retried as a whole pays for each attempt, so retry the retriever.
-    Unrelated calls never share a message: that would reveal that their texts are equal. The server sees the number of
-    queries of a chain or an agent; if it depends on the private text, no guarantee covers that.
+    ``retriever.with_retry()`` debits once for all attempts, which send the same message. A chain that is retried as a
+    whole pays for each attempt, so retry the retriever. Unrelated calls never share a message: that would reveal that
+    their texts are equal. The server sees the number of queries of a chain or an agent; if it depends on the private
+    text, no guarantee covers that.
 
     Parameters
     ----------
