@@ -1,7 +1,6 @@
 """Galleries that a server answers from: their interface, and the open kind with its maps and cached answers."""
 
 import logging
-import math
 import re
 import threading
 from collections import OrderedDict
@@ -239,7 +238,7 @@ class OpenGallery(Gallery):
         _require_maps(state)
         available = [served.published.release.candidates for served in state.maps]
         fraction = available[0] if candidates is None else candidates
-        close = [math.isclose(other, fraction, rel_tol=0, abs_tol=_TOLERANCE) for other in available]
+        close = [abs(other - fraction) <= _TOLERANCE for other in available]
         if not any(close):
             fractions = ", ".join(f"{fraction:g}" for fraction in self.info().candidates)
             raise ServiceError("unknown", f"candidates must be a fraction that this gallery has a map for: {fractions}")

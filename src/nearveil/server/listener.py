@@ -42,7 +42,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._ready, self._stopping, self._reload = ready, stopping, reload
         self._shutdown_delay, self._management = shutdown_delay, management
-        self._must_reload = False
 
     @contextmanager
     def signals(self) -> Iterator[None]:
@@ -51,7 +50,7 @@ class Server(uvicorn.Server):
             for number in (signal.SIGTERM, signal.SIGINT):
                 stack.callback(signal.signal, number, signal.signal(number, self.handle_exit))
             if self._reload is not None:
-                stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, self._request_reload))
+                stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, signal.SIG_IGN))
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))  # blocked by the supervisor until now
             yield
 
@@ -63,16 +62,11 @@ class Server(uvicorn.Server):
             self._stopping()
         super().handle_exit(sig, frame)
 
-    async def on_tick(self, counter: int) -> bool:
-        """Reload certificates if a signal requested it; uvicorn calls this ten times a second."""
-        if self._must_reload and self._reload is not None:
-            self._must_reload = False
-            self._reload()
-        return await super().on_tick(counter)
-
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Start to answer requests."""
         loop = asyncio.get_running_loop()
+        if self._reload is not None:
+            loop.add_signal_handler(signal.SIGHUP, self._reload)
         create_server = loop.create_server
         if self.config.ssl is not None:
             seconds = self.config.http.header_timeout  # type: ignore[union-attr]
@@ -97,9 +91,6 @@ class Server(uvicorn.Server):
                 refuse_connections(sock)
             await asyncio.sleep(_LAST_REQUESTS)
         await super().shutdown(sockets)
-
-    def _request_reload(self, *_: object) -> None:
-        self._must_reload = True
 
 
 def refuse_connections(sock: socket.socket) -> None:

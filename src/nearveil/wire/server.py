@@ -88,22 +88,20 @@ class ServedMap:
     def _find_alive(self) -> NDArray[np.bool_]:
         return self.index.alive(self.published) if self.alive is None else self.alive
 
-    def answer(self, query: Query, most: int) -> Answer:
-        """Return an answer with a body of at most `most` bytes; do not read images that would exceed it."""
+    def answer(self, query: Query) -> Answer:
+        """Return an answer within the limit of its kind; images that would exceed it are not read."""
         if query.extras not in ("none", *self.offers):
             raise ExtrasError(f"this gallery does not offer {query.extras}")
         answer = self.published.answer(query.message, self._find_alive())
-        left = most - (answer.nbytes - HEADER_BYTES)
+        left = Kind.ANSWER.limit + HEADER_BYTES - answer.nbytes
         if query.extras != "none":
             left -= IMAGE_HEADER_BYTES * len(answer.ids)
+            images = tuple(self.read_extras(answer.ids, query.extras, left))
+            left -= sum(map(len, images))
+            answer = Answer(answer.ids, answer.codes, query.extras, images)
         if left < 0:
             raise WireSizeError("the answer is larger than the limit: ask for fewer extras")
-        if query.extras == "none":
-            return answer
-        images = tuple(self.read_extras(answer.ids, query.extras, left))
-        if sum(map(len, images)) > left:
-            raise WireSizeError("the answer is larger than the limit: ask for fewer extras")
-        return Answer(answer.ids, answer.codes, query.extras, images)
+        return answer
 
     def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:
         """Return a thumbnail, an original or a text for each id; empty if there is none.
@@ -180,7 +178,7 @@ class ServerProtocol:
         if served is None:
             return MapChanged(self._current.name, self._current.published.revision).to_bytes()
         try:
-            return served.answer(query, Kind.ANSWER.limit).to_bytes()
+            return served.answer(query).to_bytes()
         except (WireSizeError, ExtrasError, MessageError) as error:
             return _refuse(error)
         except Exception:  # for example of a disk or a database: the details are for the server's log alone
