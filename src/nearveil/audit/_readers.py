@@ -1,8 +1,9 @@
 """Adapters for voting estimators: worst-case records, and the stated law of answers."""
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -51,7 +52,7 @@ class AnswerRows:
     labels: NDArray[Any]  # shape (n, m); -1 for declined queries
 
 
-class VoteReader(ABC):
+class VoteReader:
     """Adapter for one voting estimator. It uses the parameters of the estimator, not its records."""
 
     labelled: ClassVar[bool] = False  # whether answers have labels
@@ -61,12 +62,17 @@ class VoteReader(ABC):
     weight_scale = 0.0  # factor of the released weights; 0 if none are released
     has_exact_law = True  # whether the law of an answer is known exactly
 
-    def __init__(self, voter: Any, **parameters: Any) -> None:
+    def __init__(
+        self, voter: Any, votes: Any, weights: Any, charge: Callable[[float], DpEvent], **parameters: Any
+    ) -> None:
+        # Labels of records that vote against the target (0) or with it (1), and their contributions to the sums.
+        self.votes, self.weights = np.asarray(votes), np.asarray(weights, dtype=np.float64)
+        self.charge = charge  # from noise to the event of one vote
         # An unfitted clone without account and source.
         self.voter = clone(voter).set_params(ledger=None, account=None, source=None, **parameters)
         self.length = float(getattr(voter, "feature_norm", None) or 1.0)
         rows = np.eye(DIMENSION)[:2] * self.length
-        probe = clone(self.voter).fit(rows, np.stack([self.vote(1), self.vote(0)]))
+        probe = clone(self.voter).fit(rows, self.votes[[1, 0]])
         self.plan: VotePlan = probe.plan_
         self.guarantee: Guarantee = probe.guarantee
         self.query: Floats = rows[0]  # the position of the target record
@@ -87,21 +93,9 @@ class VoteReader(ABC):
         """Return the probability of each label of an answer, given its exact sums."""
         raise NotImplementedError
 
-    @abstractmethod
-    def _charge(self, noise: float) -> DpEvent:
-        """Return the event of one vote with this noise."""
-
-    @abstractmethod
-    def vote(self, kind: int) -> Any:
-        """Return the label of a record that votes against the target (0), or with it (1)."""
-
-    @abstractmethod
-    def weigh(self, kind: int) -> Floats:
-        """Return the contribution of that record to the sums."""
-
     def derive_events(self, plan: VotePlan) -> dict[str, DpEvent]:
         """Return the events of a screening and a vote, derived from public parameters, not from the plan's events."""
-        events = {"answered": self._charge(plan.vote_noise)}
+        events = {"answered": self.charge(plan.vote_noise)}
         if plan.screening is not None:
             screening = NoisyScreening(plan.screening.noise, plan.screening.threshold, plan.n_neighbors)
             events["screened"] = screening if self.whole else screening.gaussian
@@ -169,11 +163,9 @@ class VoteReader(ABC):
         rows = np.outer(np.cos(angles), self.query) + np.outer(np.sin(angles), axis)
         pairs = []
         for against, name in self._list_tallies().items():
-            kinds = np.zeros(count, dtype=np.int64)
-            kinds[: k - against] = 1
-            sums = (k - against) * self.weigh(1) + against * self.weigh(0)
-            moved = sums + self.weigh(1) - self.weigh(0)
-            y = np.stack([self.vote(kind) for kind in (1, *kinds)])
+            kinds = np.append(1, np.arange(count) < k - against).astype(np.int64)  # the target's, then the others'
+            sums = (k - against) * self.weights[1] + against * self.weights[0]
+            moved, y = sums + self.weights[1] - self.weights[0], self.votes[kinds]
             more = VotingRecords(np.vstack([self.query, rows]), y, moved, sums)
             pairs.append(Pair(name, more, VotingRecords(rows, y[1:], sums, sums)))
         return tuple(pairs)
@@ -194,7 +186,11 @@ class ClassReader(VoteReader):
         self.whole = getattr(voter, "votes", "classes") != "soft"
         # The default teacher returns the class of a record at its position.
         self.has_exact_law = not self.is_pate or voter.estimator is None
-        super().__init__(voter, classes=[0, 1], abstain_label=-1)
+        maximum = LaplaceNoisyMax if self.laplace else GaussianNoisyMax
+        against, target = np.eye(2)[1], np.eye(2)[0]
+        votes = [1, 0] if self.whole else [against, target]
+        charge = maximum if self.is_pate else VoteHistogram
+        super().__init__(voter, votes, [against, target], charge, classes=[0, 1], abstain_label=-1)
 
     def decide(self, values: Floats) -> NDArray[Any]:
         return np.asarray(values.argmax(axis=1)[:, None])
@@ -205,17 +201,6 @@ class ClassReader(VoteReader):
             return np.asarray(ndtr(leads / math.sqrt(2)))
         loses = np.exp(-np.abs(leads)) * (2 + np.abs(leads)) / 4  # the difference of two Laplace variables
         return np.asarray(np.where(leads > 0, 1 - loses, loses))
-
-    def _charge(self, noise: float) -> DpEvent:
-        if not self.is_pate:
-            return VoteHistogram(noise)
-        return LaplaceNoisyMax(noise) if self.laplace else GaussianNoisyMax(noise)
-
-    def vote(self, kind: int) -> Any:
-        return np.int64(1 - kind) if self.whole else self.weigh(kind)
-
-    def weigh(self, kind: int) -> Floats:
-        return np.asarray(np.eye(2)[1 - kind])
 
     def _make_pairs(self) -> tuple[Pair, ...]:
         if not self.is_pate:
@@ -242,11 +227,20 @@ class LabelReader(VoteReader):
 
     def __init__(self, voter: Any) -> None:
         # Enough labels for the clip to matter: one record votes for the first half, another for the second.
-        self._half = max(1, math.floor(voter.clip or 1)) if voter.votes == "binary" else 1
+        clip, half = voter.clip, max(1, math.floor(voter.clip or 1)) if voter.votes == "binary" else 1
+        size = 1.0 if voter.votes == "binary" else clip
+        votes = np.repeat([[0.0, size], [size, 0.0]], half, axis=1)
+        if voter.votes == "signed":
+            votes = np.array([[-clip, 0.0], [clip, 0.0]])
+        weight = min(1.0, clip / np.abs(votes[0]).sum())
         # The factor of the released weights is a multiple of 2^-20.
-        scales = {"binary": math.sqrt(max(voter.clip, 1.0)), "nonnegative": float(voter.clip)}
+        scales = {"binary": math.sqrt(max(clip, 1.0)), "nonnegative": float(clip)}
         self.weight_scale = math.floor(scales.get(voter.votes, 0.0) * 2**20) / 2**20
-        super().__init__(voter, classes=list(range(2 * self._half)), abstain_label=-1)
+        weights = votes * weight
+        if self.weight_scale:
+            weights = np.column_stack([weights, np.full(2, weight * self.weight_scale)])
+        charge = partial(ClippedVotes, clip=clip, votes=voter.votes)
+        super().__init__(voter, votes, weights, charge, classes=list(range(2 * half)), abstain_label=-1)
 
     def decide(self, values: Floats) -> NDArray[Any]:
         return np.asarray(self._compute_surplus(values) > 0)
@@ -259,26 +253,16 @@ class LabelReader(VoteReader):
         """Return the votes of each label minus the required number."""
         return values[..., :-1] - values[..., -1:] / (2 * self.weight_scale) if self.weight_scale else values
 
-    def _charge(self, noise: float) -> DpEvent:
-        return ClippedVotes(noise, self.voter.clip, self.voter.votes)
-
-    def vote(self, kind: int) -> Any:
-        if self.voter.votes == "signed":
-            return np.array([self.voter.clip if kind else -self.voter.clip, 0.0])
-        size = 1.0 if self.voter.votes == "binary" else self.voter.clip
-        return np.repeat([size, 0.0] if kind else [0.0, size], self._half)
-
-    def weigh(self, kind: int) -> Floats:
-        weight = min(1.0, self.voter.clip / np.abs(self.vote(kind)).sum())
-        return np.append(self.vote(kind) * weight, [weight * self.weight_scale] if self.weight_scale else [])
-
 
 class MeanReader(VoteReader):
     """The mean of the voters' numbers, read as their sum, with all numbers at the ends of the range."""
 
     def __init__(self, voter: Any) -> None:
         self.low, self.half_range = float(voter.low), (float(voter.high) - float(voter.low)) / 2
-        super().__init__(voter)
+        # A median takes a vote in each of its steps.
+        unit = math.sqrt(voter.depth) if voter.method == "median" else 2 * self.half_range
+        charge = lambda noise: GaussianDpEvent(noise / unit)  # noqa: E731
+        super().__init__(voter, [voter.low, voter.high], [[-self.half_range], [self.half_range]], charge)
         sums = np.array([records.sums for pair in self.pairs for records in (pair.first, pair.second)])
         # Noise must practically never leave the range, because clipping changes the law.
         ends = self.plan.n_neighbors * self.half_range
@@ -289,15 +273,6 @@ class MeanReader(VoteReader):
         answered, middle = ~np.isnan(answers), self.low + self.half_range
         sums = (np.nan_to_num(answers, nan=middle) - middle) * self.plan.n_neighbors
         return AnswerRows(answered, np.where(answered, sums, 0.0)[:, None], np.empty((len(answered), 0)))
-
-    def _charge(self, noise: float) -> DpEvent:
-        return GaussianDpEvent(noise / (2 * self.half_range))
-
-    def vote(self, kind: int) -> Any:
-        return np.float64(self.voter.high if kind else self.voter.low)
-
-    def weigh(self, kind: int) -> Floats:
-        return np.array([self.half_range if kind else -self.half_range])
 
     def _list_tallies(self) -> dict[int, str]:
         return {self.plan.n_neighbors // 2 + 1: "a number at one end of the range, or at the other"}
@@ -329,9 +304,6 @@ class MedianReader(MeanReader):
     def _compute_up(self, records: VotingRecords) -> float:
         """Return the probability of a step up: half the noisy surplus of high voters is positive."""
         return float(ndtr(float(records.sums[0]) / self.half_range / 2 / self.plan.vote_noise))
-
-    def _charge(self, noise: float) -> DpEvent:
-        return GaussianDpEvent(noise / math.sqrt(self.voter.depth))
 
 
 def make_reader(voter: Any) -> VoteReader:

@@ -190,7 +190,7 @@ def _make_run_once(reader: VoteReader) -> Any:
         rows = np.concatenate([canaries[coins], (canaries[:, None] + around).reshape(-1, DIMENSION)])
         kinds = np.zeros((count, k), dtype=np.int64)
         kinds[:, : k - against] = 1
-        y = np.stack([reader.vote(0), reader.vote(1)])[np.append(np.ones(coins.sum(), dtype=np.int64), kinds)]
+        y = reader.votes[np.append(np.ones(coins.sum(), dtype=np.int64), kinds)]
         return _split_runs(reader, make_twin(reader, source).fit(rows, y).answer(canaries), 1)
 
     return run
@@ -251,9 +251,9 @@ def _make_student_pair(reader: ClassReader) -> Pair:
     """Return the largest number of records that all vote, one of them against all others; and one record less."""
     opposing = reader.plan.n_neighbors - 1
     rows = np.random.default_rng(6).standard_normal((opposing + 1, DIMENSION))
-    y = np.stack([reader.vote(1), *[reader.vote(0)] * opposing])
-    sums = opposing * reader.weigh(0)
-    more = VotingRecords(rows, y, sums + reader.weigh(1), sums)
+    y = reader.votes[[1, *[0] * opposing]]
+    sums = opposing * reader.weights[0]
+    more = VotingRecords(rows, y, sums + reader.weights[1], sums)
     return Pair("one record more, against all others", more, VotingRecords(rows[1:], y[1:], sums, sums))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import betaincinv
+from scipy.special import betaincinv, rel_entr
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.pipeline import make_pipeline
@@ -90,8 +90,7 @@ class Moments:
 
 def _compute_divergence(mean: float, at: float) -> float:
     """Return the Kullback-Leibler divergence of two coins."""
-    hit = mean * math.log(mean / at) if mean > 0 else 0.0
-    return hit + (1 - mean) * math.log((1 - mean) / (1 - at))
+    return float(rel_entr(mean, at) + rel_entr(1 - mean, 1 - at))
 
 
 class HockeyStick:
