@@ -15,7 +15,7 @@ from sklearn.base import clone
 
 from nearveil.audit._experiment import Floats, LawTest
 from nearveil.audit._readers import AnswerRows, VoteReader, count_queries, make_twin
-from nearveil.audit.report import Check
+from nearveil.audit.report import Check, judge
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import Source
@@ -52,12 +52,7 @@ def make_vote_checks(reader: VoteReader) -> tuple[CheckRun, ...]:
 
 def make_check(name: str, find: Callable[[Source, float], str | None]) -> CheckRun:
     """Return a check that fails if ``find(source, alpha)`` returns a problem."""
-
-    def check(source: Source, alpha: float) -> Check:
-        problem = find(source, alpha)
-        return Check(name, "passed") if problem is None else Check(name, "failed", problem)
-
-    return check
+    return lambda source, alpha: judge(name, find(source, alpha))
 
 
 def make_frozen_check(estimator: Any) -> CheckRun:

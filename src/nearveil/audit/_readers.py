@@ -261,8 +261,8 @@ class MeanReader(VoteReader):
         self.low, self.half_range = float(voter.low), (float(voter.high) - float(voter.low)) / 2
         # A median takes a vote in each of its steps.
         unit = math.sqrt(voter.depth) if voter.method == "median" else 2 * self.half_range
-        charge = lambda noise: GaussianDpEvent(noise / unit)  # noqa: E731
-        super().__init__(voter, [voter.low, voter.high], [[-self.half_range], [self.half_range]], charge)
+        weights = [[-self.half_range], [self.half_range]]
+        super().__init__(voter, [voter.low, voter.high], weights, lambda noise: GaussianDpEvent(noise / unit))
         sums = np.array([records.sums for pair in self.pairs for records in (pair.first, pair.second)])
         # Noise must practically never leave the range, because clipping changes the law.
         ends = self.plan.n_neighbors * self.half_range

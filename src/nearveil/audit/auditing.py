@@ -10,7 +10,7 @@ from nearveil.audit._experiment import Experiment, Floats, LawTest, Outcomes, Pa
 from nearveil.audit.attacks import _scores as attacks
 from nearveil.audit.attacks._scores import Bound, Direction, Event, Guesser, Score, score_likelihood
 from nearveil.audit.registry import AuditEntry, make_experiment
-from nearveil.audit.report import FALSE_ALARM, Attack, Check, Report, Verdict
+from nearveil.audit.report import FALSE_ALARM, Attack, Check, Report, Verdict, judge
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import Source, secure_source
@@ -203,20 +203,18 @@ def _judge_law(
 ) -> Iterator[Check]:
     """Judge the stated density and the stated law by the runs of both halves."""
 
-    def judge(name: str, statement: object, problems: Iterable[str | None], missing: str = "") -> Check:
-        if not statement:
-            return Check(name, "not run", missing)
-        problem = next((problem for problem in problems if problem is not None), None)
-        return Check(name, "passed") if problem is None else Check(name, "failed", problem)
-
     law, half = experiment.law, alpha / 2
     density = "; ".join(misfits) or None
-    yield judge("the stated density", experiment.exact, [density], "no exact density is stated")
-    laws = (test.find_misfit(half) for test in tests)
-    yield judge("the stated law", law.uniforms or law.coins, laws, "no law of single outcomes is stated")
-    yield judge("repeated outcomes", law.values, (test.find_repeats(half) for test in tests), "outcomes may repeat")
-    if law.consistent is not None:
-        yield judge("labels", law.consistent, (test.find_contradictions() for test in tests))
+    misfit = tests[0].find_misfit(half) or tests[1].find_misfit(half)
+    repeats = tests[0].find_repeats(half) or tests[1].find_repeats(half)
+    for name, statement, problem, missing in (
+        ("the stated density", experiment.exact, density, "no exact density is stated"),
+        ("the stated law", law.uniforms or law.coins, misfit, "no law of single outcomes is stated"),
+        ("repeated outcomes", law.values, repeats, "outcomes may repeat"),
+    ):
+        yield judge(name, problem) if statement else Check(name, "not run", missing)
+    if law.consistent:
+        yield judge("labels", tests[0].find_contradictions() or tests[1].find_contradictions())
 
 
 def audit_entry(

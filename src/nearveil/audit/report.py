@@ -58,6 +58,11 @@ class Check:
     detail: str = ""
 
 
+def judge(name: str, problem: str | None) -> Check:
+    """Return the check that failed because of a problem, or passed without one."""
+    return Check(name, "passed") if problem is None else Check(name, "failed", problem)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The promised epsilon, the epsilon that attacks showed, and the verdict.
