@@ -798,11 +798,7 @@ def _start_local(count: int | None) -> Iterator[Any]:
     distributed = _load_dask()
     with (
         distributed.LocalCluster(
-            n_workers=count,
-            threads_per_worker=1,
-            processes=True,
-            security=True,
-            dashboard_address="127.0.0.1:0",
+            n_workers=count, threads_per_worker=1, processes=True, security=True, dashboard_address="127.0.0.1:0"
         ) as workers,
         distributed.Client(workers, set_as_default=False) as client,
     ):

@@ -12,16 +12,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from sklearn.base import clone
 
-from nearveil.audit._experiment import (
-    DIMENSION,
-    Bools,
-    Coin,
-    Floats,
-    Law,
-    Pair,
-    compute_losses,
-    compute_uniforms,
-)
+from nearveil.audit._experiment import DIMENSION, Bools, Coin, Floats, Law, Pair, compute_losses, compute_uniforms
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import ClippedVotes, GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import Source

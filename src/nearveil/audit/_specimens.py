@@ -31,12 +31,7 @@ from nearveil.mechanisms import OME, Cells, Message, PrivUnit, PublicMap
 from nearveil.mechanisms.covers.maps import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
-from nearveil.privacy.noise import (
-    GaussianNoise,
-    Source,
-    choose_gaussian_grid,
-    compute_classical_scale,
-)
+from nearveil.privacy.noise import GaussianNoise, Source, choose_gaussian_grid, compute_classical_scale
 from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Progress
 from nearveil.private_knn.plan import Part, VotePlan

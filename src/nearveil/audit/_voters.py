@@ -43,12 +43,7 @@ from nearveil.audit._readers import (
     make_twin,
 )
 from nearveil.privacy.noise import Source
-from nearveil.private_knn import (
-    ExhaustedError,
-    PrivateDiscriminant,
-    PublicDiscriminant,
-    Student,
-)
+from nearveil.private_knn import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, Student
 from nearveil.private_knn.discriminant_model import (
     SHRINKAGE,
     ClassProjection,

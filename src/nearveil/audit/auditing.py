@@ -202,7 +202,6 @@ def _judge_law(
     experiment: Experiment, misfits: list[str], tests: tuple[LawTest, LawTest], alpha: float
 ) -> Iterator[Check]:
     """Judge the stated density and the stated law by the runs of both halves."""
-
     law, half = experiment.law, alpha / 2
     density = "; ".join(misfits) or None
     misfit = tests[0].find_misfit(half) or tests[1].find_misfit(half)

@@ -43,11 +43,7 @@ def bound_proportion(hits: NDArray[np.int64] | int, runs: int, alpha: float) -> 
 
 
 def bound_event_epsilon(
-    hits: NDArray[np.int64] | int,
-    false_hits: NDArray[np.int64] | int,
-    runs: int,
-    delta: float,
-    alpha: float,
+    hits: NDArray[np.int64] | int, false_hits: NDArray[np.int64] | int, runs: int, delta: float, alpha: float
 ) -> tuple[Floats, Floats]:
     """Return the interval of ``ln((P(S) - delta) / Q(S))``, at least 0, for an event S (Theorem 2).
 
