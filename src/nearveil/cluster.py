@@ -770,7 +770,11 @@ def connect(
     address = str(cluster)
     count = _LOCAL.fullmatch(address)
     if count is not None and (count[1] is None or int(count[1])):
-        with _start_local(None if count[1] is None else int(count[1])) as client:
+        options: dict[str, Any] = {"threads_per_worker": 1, "processes": True, "dashboard_address": "127.0.0.1:0"}
+        with (  # TLS with temporary keys: other users of this machine cannot connect
+            distributed.LocalCluster(n_workers=count[1] and int(count[1]), security=True, **options) as workers,
+            distributed.Client(workers, set_as_default=False) as client,
+        ):
             yield _DaskCluster(client, is_local=True)
         return
     _check_address(address, insecure=insecure)
@@ -790,19 +794,6 @@ def connect(
         raise ClusterError(f"cluster: {address} cannot be reached: {_describe(error)}") from error
     with client:
         yield _DaskCluster(client)
-
-
-@contextmanager
-def _start_local(count: int | None) -> Iterator[Any]:
-    """Start workers on this machine, with TLS and temporary keys: other users cannot connect to them."""
-    distributed = _load_dask()
-    with (
-        distributed.LocalCluster(
-            n_workers=count, threads_per_worker=1, processes=True, security=True, dashboard_address="127.0.0.1:0"
-        ) as workers,
-        distributed.Client(workers, set_as_default=False) as client,
-    ):
-        yield client
 
 
 def _load_dask() -> Any:

@@ -33,6 +33,7 @@ from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import GaussianNoise, Source, choose_gaussian_grid, compute_classical_scale
 from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
+from nearveil.private_knn.discriminant_model import ClassProjection
 from nearveil.private_knn.estimator import Progress
 from nearveil.private_knn.plan import Part, VotePlan
 from nearveil.private_knn.spending import MemorySpending, Spending
@@ -260,20 +261,6 @@ class FreeScreening(PrivateKNeighborsClassifier):
         return self
 
 
-class _CarelessDiscriminant(PrivateDiscriminant):
-    """A discriminant with a model that subclasses replace after the fit."""
-
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
-        """Fit, and spoil the model."""
-        super().fit(X, y, public=public)
-        self._spoil(np.asarray(X), np.asarray(y))
-        return self
-
-    def _spoil(self, X: NDArray[Any], y: NDArray[Any]) -> None:
-        """Spoil the model."""
-        raise NotImplementedError
-
-
 class QuietDiscriminant(PrivateDiscriminant):
     """Publishes with about half of the charged noise."""
 
@@ -293,24 +280,23 @@ class FreeDiscriminant(PrivateDiscriminant):
         """Charge nothing."""
 
 
-class ReachingDiscriminant(_CarelessDiscriminant):
+class ReachingDiscriminant(PrivateDiscriminant):
     """Publishes the largest private value, as the bound on the values that a projection accepts."""
 
-    def _spoil(self, X: NDArray[Any], y: NDArray[Any]) -> None:
-        del y
-        projection = replace(self._model.projection, reach=float(np.abs(X).max()))
-        self._model = replace(self._model, projection=projection)
+    def _project(self, checked: Any, projection: ClassProjection, release: Any) -> Any:
+        return super()._project(checked, replace(projection, reach=float(np.abs(checked.rows).max())), release)
 
 
-class QuietCounts(_CarelessDiscriminant):
+class QuietCounts(PrivateDiscriminant):
     """Publishes counts with four fifths of the charged noise."""
 
-    def _spoil(self, X: NDArray[Any], y: NDArray[Any]) -> None:
-        del X
-        exact = (y == self.classes_[:, None]).sum(axis=1)
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Fit, and replace the counts."""
+        super().fit(X, y, public=public)
+        exact = (np.asarray(y) == self.classes_[:, None]).sum(axis=1)
         counts = exact + 0.8 * (self.statistics_.counts - exact)
-        self.statistics_ = replace(self.statistics_, counts=counts)
-        self._model = replace(self._model, counts=counts)
+        self.statistics_, self._model = replace(self.statistics_, counts=counts), replace(self._model, counts=counts)
+        return self
 
 
 class HeapMap(PublicMap):
