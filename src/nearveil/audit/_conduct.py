@@ -65,12 +65,10 @@ def _find_unfrozen(estimator: Any) -> str | None:
     before = estimator.guarantee
     parameters = estimator.get_params(deep=False)
     for name in (strength for strength in _STRENGTHS if parameters.get(strength)):
-        try:
+        with suppress(AttributeError, ValueError):  # a fitted release refuses every change
             after = copy.deepcopy(estimator).set_params(**{name: parameters[name] / 64}).guarantee
-        except (AttributeError, ValueError):  # a fitted release refuses every change
-            continue
-        if (after.epsilon, after.delta) != (before.epsilon, before.delta):
-            return f"setting {name} after fit changes the guarantee, but not the noise"
+            if (after.epsilon, after.delta) != (before.epsilon, before.delta):
+                return f"setting {name} after fit changes the guarantee, but not the noise"
     return None
 
 
@@ -96,56 +94,54 @@ def _check_price(reader: VoteReader) -> str | None:
     return f"the guarantee states epsilon {stated.epsilon:.4g} for a cost of {cost:.4g}"
 
 
-def _check_caps(reader: VoteReader) -> str | None:
+def _on_small_estimators(check: Callable[[VoteReader, Any], str | None]) -> Callable[[VoteReader], str | None]:
+    """Run a check on each small estimator of a reader, up to the first problem."""
+    return lambda reader: next(filter(None, (check(reader, voter) for voter in _make_small(reader))), None)
+
+
+@_on_small_estimators
+def _check_caps(reader: VoteReader, voter: Any) -> str | None:
     """Ask for more than the plan allows, in small batches and at once."""
-    for voter in _make_small(reader):
-        session = VotingSession(reader, _fit(reader, voter).plan_)
-        for count in (1, 2, session.queries + 3, 1):
-            session.ask(voter, count)
-        if session.complaint is not None:
-            return session.complaint
-    return None
+    session = VotingSession(reader, _fit(reader, voter).plan_)
+    for count in (1, 2, session.queries + 3, 1):
+        session.ask(voter, count)
+    return session.complaint
 
 
-def _check_copies(reader: VoteReader) -> str | None:
+@_on_small_estimators
+def _check_copies(reader: VoteReader, voter: Any) -> str | None:
     """Ask an estimator, its copies and its pickles, without an account and with one that could pay for all."""
-    for voter in _make_small(reader):
-        alone = VotingSession(reader, _fit(reader, voter).plan_)
-        alone.ask(voter, 1)
-        for twin in (copy.copy(voter), copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):  # noqa: S301
-            alone.ask(twin, alone.queries)
-        with open_ledger() as ledger:
-            account = ledger.open_account(
-                ACCOUNT,
-                owner=ACCOUNT,
-                protects="database",
-                unit=voter.guarantee.unit,
-                relation="add-remove",
-                epsilon=_LARGE_EPSILON if reader.plan.screening is None else _LARGE_SCREENED_EPSILON,
-                delta=_LARGE_DELTA,
-            )
-            payer = _fit(reader, clone(voter).set_params(account=account))
-            shared, pickled = VotingSession(reader, payer.plan_), pickle.dumps(payer)
-            for twin in (payer, pickle.loads(pickled), pickle.loads(pickled)):  # noqa: S301
-                shared.ask(twin, shared.queries)
-        problem = alone.complaint or shared.complaint
-        if problem is not None:
-            return f"copies together: {problem}"
-    return None
+    alone = VotingSession(reader, _fit(reader, voter).plan_)
+    alone.ask(voter, 1)
+    for twin in (copy.copy(voter), copy.deepcopy(voter), pickle.loads(pickle.dumps(voter))):  # noqa: S301
+        alone.ask(twin, alone.queries)
+    with open_ledger() as ledger:
+        account = ledger.open_account(
+            ACCOUNT,
+            owner=ACCOUNT,
+            protects="database",
+            unit=voter.guarantee.unit,
+            relation="add-remove",
+            epsilon=_LARGE_EPSILON if reader.plan.screening is None else _LARGE_SCREENED_EPSILON,
+            delta=_LARGE_DELTA,
+        )
+        payer = _fit(reader, clone(voter).set_params(account=account))
+        shared, pickled = VotingSession(reader, payer.plan_), pickle.dumps(payer)
+        for twin in (payer, pickle.loads(pickled), pickle.loads(pickled)):  # noqa: S301
+            shared.ask(twin, shared.queries)
+    problem = alone.complaint or shared.complaint
+    return problem and f"copies together: {problem}"
 
 
-def _check_account(reader: VoteReader) -> str | None:
+@_on_small_estimators
+def _check_account(reader: VoteReader, voter: Any) -> str | None:
     """Compare the charges of an account with the cost of the answers."""
-    for voter in _make_small(reader):
-        with open_ledger() as ledger:
-            payer = _fit(reader, voter.set_params(ledger=ledger, account=ACCOUNT))
-            session = VotingSession(reader, payer.plan_)
-            for count in (1, session.queries + 3):
-                session.ask(payer, count)
-            problem = session.complaint or session.find_unpaid(ledger)
-        if problem is not None:
-            return problem
-    return None
+    with open_ledger() as ledger:
+        payer = _fit(reader, voter.set_params(ledger=ledger, account=ACCOUNT))
+        session = VotingSession(reader, payer.plan_)
+        for count in (1, session.queries + 3):
+            session.ask(payer, count)
+        return session.complaint or session.find_unpaid(ledger)
 
 
 def _check_keys(reader: VoteReader) -> str | None:
@@ -153,11 +149,9 @@ def _check_keys(reader: VoteReader) -> str | None:
     with open_ledger() as ledger:
         voter = _fit(reader, next(_make_small(reader)).set_params(ledger=ledger, account=ACCOUNT))
         session, answers = VotingSession(reader, voter.plan_), {}
-        for number in range(session.queries + 2):
-            try:
-                answers[f"key {number}"] = voter.answer_once(reader.query, f"key {number}")
-            except ExhaustedError:
-                break
+        with suppress(ExhaustedError):
+            for key in (f"key {number}" for number in range(session.queries + 2)):
+                answers[key] = voter.answer_once(reader.query, key)
         session.count(reader.read(answer) for answer in answers.values())
         before = ledger.account(ACCOUNT).history()
         again = {key: voter.answer_once(reader.query, key) for key in answers}
