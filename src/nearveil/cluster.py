@@ -432,8 +432,7 @@ class _DaskStage:
 
     def __init__(self, client: Any, work: _Stage) -> None:
         self._client, self._work = client, work
-        self._token = f"{getattr(work.function, '__name__', 'stage').strip('_')}-{uuid.uuid4().hex}"
-        self._submitted = 0
+        self._label = getattr(work.function, "__name__", "stage").strip("_")  # of tasks, on the dashboard
         self._pins = dict[Any, frozenset[str]]()  # workers that may compute a private block, by future
         self._ahead = dict[int, Any]()  # futures of the next partitions; the scheduler forgets those that are dropped
         self._ticked = set[int]()  # partitions whose run was counted
@@ -512,8 +511,7 @@ class _DaskStage:
         """Submit a run of partitions; private blocks stay on the workers that have all of their inputs."""
         work = self._work
         _wait_for_workers(self._client, work.stage)
-        self._submitted += 1
-        options: dict[str, Any] = {"key": f"{self._token}-{run.start}-{self._submitted}", "pure": False}
+        options: dict[str, Any] = {"key": f"{self._label}-{uuid.uuid4().hex}", "pure": False}
         inputs = {key: future for part in work.parts[run] for key, future in _list_inputs(part).items()}
         if inputs:
             pinned = self._find_holders(list(inputs.values()), self._name_run(run))

@@ -348,6 +348,6 @@ def draw_public_rows() -> tuple[Floats, NDArray[np.int64]]:
     return np.random.default_rng(0).standard_normal((ROWS, DIMENSION)), np.arange(ROWS, dtype=np.int64) % CLASSES
 
 
-def draw_gallery() -> Floats:
+def draw_gallery(dimension: int = DIMENSION) -> Floats:
     """Return 200 other rows, as a gallery."""
-    return np.random.default_rng(1).standard_normal((ROWS, DIMENSION))
+    return np.random.default_rng(1).standard_normal((ROWS, dimension))

@@ -34,6 +34,11 @@ class VotingRecords:
     without: Floats  # without the target record
 
 
+def make_records_pair(name: str, X: Floats, y: NDArray[Any], sums: Floats, without: Floats) -> Pair:
+    """Return records with and without the first one, the target."""
+    return Pair(name, VotingRecords(X, y, sums, without), VotingRecords(X[1:], y[1:], without, without))
+
+
 @dataclass(frozen=True, eq=False)
 class AnswerRows:
     """Answers to queries, one row each."""
@@ -156,9 +161,8 @@ class VoteReader:
         for against, name in self._list_tallies().items():
             kinds = np.append(1, np.arange(count) < k - against).astype(np.int64)  # the target's, then the others'
             sums = (k - against) * self.weights[1] + against * self.weights[0]
-            moved, y = sums + self.weights[1] - self.weights[0], self.votes[kinds]
-            more = VotingRecords(np.vstack([self.query, rows]), y, moved, sums)
-            pairs.append(Pair(name, more, VotingRecords(rows, y[1:], sums, sums)))
+            moved = sums + self.weights[1] - self.weights[0]
+            pairs.append(make_records_pair(name, np.vstack([self.query, rows]), self.votes[kinds], moved, sums))
         return tuple(pairs)
 
     def _list_tallies(self) -> dict[int, str]:
@@ -199,8 +203,7 @@ class ClassReader(VoteReader):
         rows, most = np.eye(DIMENSION)[:2], float(self.voter.n_teachers)
         before, after = np.array([most, 0.0]), np.array([most - 1, 1.0])
         # Teachers without records vote for class 0.
-        without = VotingRecords(rows[1:], np.array([0]), before, before)
-        return (Pair("a record alone with its teacher", VotingRecords(rows, np.array([1, 0]), after, before), without),)
+        return (make_records_pair("a record alone with its teacher", rows, np.array([1, 0]), after, before),)
 
     def _list_tallies(self) -> dict[int, str]:
         k, names = self.plan.n_neighbors, super()._list_tallies()

@@ -40,6 +40,7 @@ from nearveil.audit._readers import (
     VotingRecords,
     count_queries,
     make_reader,
+    make_records_pair,
     make_twin,
 )
 from nearveil.privacy.noise import Source
@@ -248,8 +249,7 @@ def _make_student_pair(reader: ClassReader) -> Pair:
     rows = np.random.default_rng(6).standard_normal((opposing + 1, DIMENSION))
     y = reader.votes[[1, *[0] * opposing]]
     sums = opposing * reader.weights[0]
-    more = VotingRecords(rows, y, sums + reader.weights[1], sums)
-    return Pair("one record more, against all others", more, VotingRecords(rows[1:], y[1:], sums, sums))
+    return make_records_pair("one record more, against all others", rows, y, sums + reader.weights[1], sums)
 
 
 @dataclass(frozen=True, eq=False)
