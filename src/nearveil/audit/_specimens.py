@@ -1,9 +1,8 @@
 """Mechanisms that are broken on purpose by misuse of public interfaces. An audit must catch each of them."""
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Self
 
 import faiss
@@ -111,7 +110,8 @@ def make_fixed_size_sample() -> Experiment:
         return np.asarray(np.logaddexp.reduce(weights - off, axis=1) + off[:, 0])
 
     event = PoissonSampledDpEvent(size / n_records, VoteHistogram(noise))
-    return _make_membership_experiment(DELTA, "a record may be drawn more than once", (event,), run, log_ratio)
+    claim = _claim_price(DELTA, "a record may be drawn more than once", event)
+    return _make_membership_experiment(claim, run=run, log_ratio=log_ratio)
 
 
 def make_shared_sample() -> Experiment:
@@ -134,27 +134,19 @@ def make_shared_sample() -> Experiment:
         return np.asarray(np.logaddexp(np.log1p(-rate), np.log(rate) + screened[0] - screened[1] + voted))
 
     parts = NoisyScreening(screening_noise, threshold, 1), VoteHistogram(noise)
-    events = tuple(PoissonSampledDpEvent(rate, part) for part in parts)
-    return _make_membership_experiment(delta, "screening and vote share a sample", events, run, log_ratio)
+    events = (PoissonSampledDpEvent(rate, part) for part in parts)
+    claim = _claim_price(delta, "screening and vote share a sample", *events)
+    return _make_membership_experiment(claim, run=run, log_ratio=log_ratio)
 
 
-def _make_membership_experiment(
-    delta: float,
-    why_not: str,
-    events: tuple[DpEvent, ...],
-    run: Callable[..., Floats],
-    log_ratio: Callable[..., Floats],
-) -> Experiment:
-    """Return the experiment of a set with and without one record, claimed at the price of `events`."""
-    return Experiment(
-        name="one record more",
-        guarantee=make_claim(compute_epsilon([(event, 1) for event in events], delta), delta, why_not, events),
-        pairs=(Pair("a set with one record more", True, False),),
-        run=run,
-        log_ratio=log_ratio,
-        exact=True,
-        trials=400_000,
-    )
+_make_membership_experiment = partial(
+    Experiment, "one record more", pairs=(Pair("a set with one record more", True, False),), exact=True, trials=400_000
+)
+
+
+def _claim_price(delta: float, why_not: str, *events: DpEvent) -> Guarantee:
+    """Return the false claim that a mechanism costs no more than these events."""
+    return make_claim(compute_epsilon([(event, 1) for event in events], delta), delta, why_not, events)
 
 
 def make_float_laplace() -> Experiment:
