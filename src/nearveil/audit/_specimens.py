@@ -32,7 +32,6 @@ from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import GaussianNoise, Source, choose_gaussian_grid, compute_classical_scale
 from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
-from nearveil.private_knn.discriminant_model import ClassProjection
 from nearveil.private_knn.estimator import Progress
 from nearveil.private_knn.plan import Part, VotePlan
 from nearveil.private_knn.spending import MemorySpending, Spending
@@ -275,8 +274,12 @@ class FreeDiscriminant(PrivateDiscriminant):
 class ReachingDiscriminant(PrivateDiscriminant):
     """Publishes the largest private value, as the bound on the values that a projection accepts."""
 
-    def _project(self, checked: Any, projection: ClassProjection, release: Any) -> Any:
-        return super()._project(checked, replace(projection, reach=float(np.abs(checked.rows).max())), release)
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+        """Fit, and replace the bound."""
+        super().fit(X, y, public=public)
+        projection = replace(self._model.projection, reach=float(np.abs(np.asarray(X)).max()))
+        self._model = replace(self._model, projection=projection)
+        return self
 
 
 class QuietCounts(PrivateDiscriminant):

@@ -217,21 +217,6 @@ def _open_weak_client(make_weakness: Callable[[], Weakness], *published: Any, so
     return client
 
 
-def _repeat_numbers(_: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
-    secrets[:, 300:600] = secrets[:, :300]
-    return secrets, errors
-
-
-def _share_secrets(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
-    if parameters is SCORES:
-        secrets[8:] = secrets[: len(secrets) - 8]
-    return secrets, errors
-
-
-def _share_errors(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
-    return secrets, np.repeat(errors[:1], len(errors), axis=0) if parameters is FETCH else errors
-
-
 def _draw_by_clock(parameters: LweParameters, secrets: Longs, errors: Longs) -> tuple[Longs, Longs]:
     drawn = np.random.default_rng(time.time_ns()).normal(0, float(parameters.sigma), errors.shape)
     return secrets, np.rint(drawn).astype(np.int64)
@@ -270,9 +255,24 @@ _WEAKNESSES: dict[str, Callable[[], Weakness]] = {
     "no errors": lambda: lambda _, secrets, errors: (secrets, 0 * errors),
     "one secret for all colours": lambda: lambda _, secrets, errors: (0 * secrets + secrets[0], errors),
     "errors of a tenth the width": lambda: lambda _, secrets, errors: (secrets, errors // 10),
-    "300 numbers of each secret twice": lambda: _repeat_numbers,
-    "secrets that distant colours share": lambda: _share_secrets,
-    "one error for all records": lambda: _share_errors,
+    "300 numbers of each secret twice": lambda: (
+        lambda _, secrets, errors: (
+            np.hstack([secrets[:, :300], secrets[:, :300], secrets[:, 600:]]),
+            errors,
+        )
+    ),
+    "secrets that distant colours share": lambda: (
+        lambda parameters, secrets, errors: (
+            np.concatenate([secrets[:8], secrets[:-8]]) if parameters is SCORES else secrets,
+            errors,
+        )
+    ),
+    "one error for all records": lambda: (
+        lambda parameters, secrets, errors: (
+            secrets,
+            errors[[0] * len(errors)] if parameters is FETCH else errors,
+        )
+    ),
     "errors of a clock": lambda: _draw_by_clock,
     "records under the secrets of scores": _make_secret_keeper,
 }
