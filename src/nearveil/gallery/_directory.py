@@ -7,8 +7,10 @@ import stat
 import struct
 import threading
 import zlib
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import faiss
 import numpy as np
@@ -21,7 +23,6 @@ from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, IndexSnapshot, check_k
-from nearveil.gallery.store import FEATURES
 from nearveil.progress import Tick
 from nearveil.storage import (
     Database,
@@ -40,10 +41,13 @@ _SQLITE = b"SQLite format 3\0"
 _LOG_BYTES = 64 << 20  # of the log that stay on disk after a large addition
 _BLOCK_BYTES = 1 << 20  # of features in one row, at most
 _PAGE = 32 << 10  # bytes: features are many times a page, and fewer pages are written faster
-_FEATURE_TABLE = f"CREATE TABLE {FEATURES} (id INTEGER PRIMARY KEY, crc BIGINT NOT NULL, feature BLOB NOT NULL)"
-_INSERT = f"INSERT INTO {FEATURES} (id, crc, feature) VALUES (?, ?, ?)"  # noqa: S608
-_SELECT = f"SELECT id, crc, feature FROM {FEATURES} WHERE id BETWEEN ? AND ? ORDER BY id"  # noqa: S608
-_DELETE = f"DELETE FROM {FEATURES} WHERE id BETWEEN ? AND ?"  # noqa: S608
+_features = sa.Table(  # a row has the features of consecutive ids, from `id` on
+    store.FEATURES,
+    sa.MetaData(),
+    sa.Column("id", sa.Integer, primary_key=True),
+    sa.Column("crc", sa.BigInteger, nullable=False),
+    sa.Column("feature", sa.LargeBinary, nullable=False),
+)
 
 
 class DirectoryIndex(Index):
@@ -91,7 +95,7 @@ class DirectoryIndex(Index):
         if sa.inspect(connection).get_table_names():
             raise IndexStoreError(f"index {location} already exists: open it with Index.open()")
         store.metadata.create_all(connection)
-        connection.exec_driver_sql(_FEATURE_TABLE)
+        _features.create(connection)
         connection.exec_driver_sql(f"PRAGMA application_id = {_APPLICATION}")
 
     @classmethod
@@ -135,35 +139,42 @@ class DirectoryIndex(Index):
     def _insert_features(
         self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick
     ) -> None:
-        block, rows, first = self._block_size, np.ascontiguousarray(features, "<f4"), int(ids[0])
-        for start in range(first - first % block, first + len(rows), block):
-            chunk = rows[max(0, start - first) : start + block - first]
-            data, number = chunk.data.cast("B"), max(start, first)
-            connection.exec_driver_sql(_INSERT, (number, zlib.crc32(data, number), data))
-            tick(len(chunk))
+        for row in self._pack(ids, features):
+            connection.execute(sa.insert(_features), row)
+            tick(len(row["feature"]) // (4 * self.dimension))
 
     def _delete_features(self, connection: sa.Connection, ids: NDArray[np.int64]) -> int:
-        count, size = 0, self._block_size
-        for block in np.unique(ids // size).tolist():
+        count = 0
+        for block in np.unique(ids // self._block_size).tolist():
             block_ids, features = self._read_block(connection, block)
             remaining = ~np.isin(block_ids, ids)
             count += int((~remaining).sum())
-            connection.exec_driver_sql(_DELETE, (block * size, (block + 1) * size - 1))
-            numbers, features = block_ids[remaining].astype(np.int64), features[remaining]
-            cuts = [0, *(np.flatnonzero(np.diff(numbers) > 1) + 1).tolist(), len(numbers)]
-            for start, stop in itertools.pairwise(cuts) if len(numbers) else ():
-                self._insert_features(connection, numbers[start:stop], features[start:stop], lambda _: None)
+            connection.execute(sa.delete(_features).where(self._is_in_block(block)))
+            if remaining.any():
+                connection.execute(sa.insert(_features), list(self._pack(block_ids[remaining], features[remaining])))
         return count
+
+    def _pack(self, ids: NDArray[np.integer], features: Singles) -> Iterator[dict[str, Any]]:
+        """Yield rows of the table for increasing ids: each has consecutive ids of one block."""
+        rows, blocks = np.ascontiguousarray(features, "<f4"), ids // self._block_size
+        cuts = np.flatnonzero((np.diff(ids) > 1) | (np.diff(blocks) > 0)) + 1
+        for start, stop in itertools.pairwise([0, *cuts.tolist(), len(ids)]):
+            data, number = rows[start:stop].data.cast("B"), int(ids[start])
+            yield {"id": number, "crc": zlib.crc32(data, number), "feature": data}
 
     @property
     def _block_size(self) -> int:
         """The most features in a row of the table; no row crosses a multiple of it."""
         return max(1, _BLOCK_BYTES // (4 * self.dimension))
 
+    def _is_in_block(self, block: int) -> sa.ColumnElement[bool]:
+        return _features.c.id.between(block * self._block_size, (block + 1) * self._block_size - 1)
+
     def _read_block(self, connection: sa.Connection, block: int) -> tuple[Ids, Singles]:
         width, stop, end = 4 * self.dimension, block * self._block_size, (block + 1) * self._block_size
         ids, blobs = [np.empty(0, np.uint32)], []
-        for first, crc, data in connection.exec_driver_sql(_SELECT, (stop, end - 1)):
+        query = sa.select(_features).where(self._is_in_block(block)).order_by(_features.c.id)
+        for first, crc, data in connection.execute(query):
             is_sound = isinstance(data, bytes) and len(data) % width == 0 and zlib.crc32(data, first) == crc
             if not is_sound or not stop <= first <= end - len(data) // width:
                 raise CorruptedIndexError(self._location, "a block of features")
