@@ -16,6 +16,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import uvicorn
@@ -26,6 +27,7 @@ from nearveil import Client
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.server import OpenGallery, Settings, TokenStore, create_app
+from nearveil.server import app as app_module
 from tests.gallery.index_places import unit_rows
 from tests.service.serving import index_of
 
@@ -105,7 +107,10 @@ class Walk:
 def _server(index: Index, folder: Path) -> Iterator[tuple[str, str]]:
     """Serve an index from a thread that is profiled from its first moment."""
     settings = Settings.load(tokens=str(folder / "tokens.db"), log_file=folder / "log.jsonl")
-    with TokenStore(settings.tokens) as store:
+    with (
+        patch.multiple(app_module, _POLL_INTERVAL=3600.0, HEARTBEAT_INTERVAL=3600.0),  # no part of a question
+        TokenStore(settings.tokens) as store,
+    ):
         secret = store.create("ann")[1]
         app = create_app([OpenGallery(index, "birds")], store, settings)
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
