@@ -47,7 +47,7 @@ def make_public(n_features: int, n_prototypes: int, n_sets: int, set_size: int, 
         10 * set_size,
         set_size,
     )
-    return PublicPart("g", 1, "covers", 4.0, 0.1, "0" * 32, np.zeros(n_features), held, table, "x", "x")
+    return PublicPart("g", 1, "covers", 4.0, 0.1, "0" * 32, "x", "x", np.zeros(n_features), held, table)
 
 
 def time_slowest(work: Callable[[], object]) -> float:

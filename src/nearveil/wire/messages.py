@@ -47,7 +47,8 @@ def is_in_range(row: NDArray[Any]) -> bool:
 class PublicPart:
     """The public map of a gallery, with all else that a client needs to ask. Nothing in it is private or trusted.
 
-    `extractor` and `fingerprint` are empty if the extractor of the features is unknown.
+    `extractor` and `fingerprint` are empty if the extractor of the features is unknown. The fields have the order of
+    the wire.
     """
 
     kind: ClassVar[Kind] = Kind.PUBLIC_PART
@@ -58,11 +59,11 @@ class PublicPart:
     epsilon: float  # the map was learned for it: advice. The client chooses the epsilon of a message
     candidates: float  # the fraction of the gallery in an answer
     public_digest: str  # the fingerprint of the public rows
+    extractor: str
+    fingerprint: str
     mean: NDArray[np.float64] = field(repr=False)  # the public mean
     map: PublicMap = field(repr=False)
     table: Codes = field(repr=False)  # decodes the codes of items
-    extractor: str
-    fingerprint: str
     offers: tuple[Extras, ...] = ()  # extras that a query may ask for
 
     def __post_init__(self) -> None:
@@ -111,23 +112,15 @@ class PublicPart:
         """Decode the body of a frame."""
         if flags >> len(EXTRAS) - 1:
             raise WireError(f"data has unknown flags {flags}")
-        gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, public_map, table = (
-            read_fields(body, str, int, str, float, float, str, str, str, bytes, bytes, bytes)
-        )
+        forms = (str, int, str, float, float, str, str, str, bytes, bytes, bytes)
+        *plain, mean, public_map, table = read_fields(body, *forms)
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
         return cls(
-            gallery=gallery,
-            revision=revision,
-            mechanism=mechanism,
-            epsilon=epsilon,
-            candidates=candidates,
-            public_digest=digest,
+            *plain,
             mean=np.frombuffer(mean, "<f8"),
             map=_decode_part(PublicMap, public_map, "the map"),
             table=codes_from_bytes(table),
-            extractor=extractor,
-            fingerprint=fingerprint,
             offers=tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1),
         )
 
