@@ -358,7 +358,7 @@ class IndexConformance:
                 assert [type(one) for one in told] == [type(one) for one in want]
                 assert json.dumps(stored.metadata) == json.dumps(want[-1])  # plain all the way down
             (served,) = serve_maps(index, "birds", offers=("thumbnails", "originals", "names"))
-            answer = served.answer(Query(_message(served.published), "names"), 1 << 20)
+            answer = served.answer(Query(_message(served.published), "names"))
             plain = {number: want[0] for number, (_, want) in zip(ids.tolist(), drawn, strict=True)}
             assert list(answer.images) == [encode_name(plain[number]) for number in answer.ids.tolist()]
 
