@@ -112,16 +112,15 @@ class PublicPart:
         """Decode the body of a frame."""
         if flags >> len(EXTRAS) - 1:
             raise WireError(f"data has unknown flags {flags}")
-        forms = (str, int, str, float, float, str, str, str, bytes, bytes, bytes)
-        *plain, mean, public_map, table = read_fields(body, *forms)
+        gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, public_map, table = (
+            read_fields(body, str, int, str, float, float, str, str, str, bytes, bytes, bytes)
+        )
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
+        parts = np.frombuffer(mean, "<f8"), _decode_part(PublicMap, public_map, "the map"), codes_from_bytes(table)
+        offers = tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1)
         return cls(
-            *plain,
-            mean=np.frombuffer(mean, "<f8"),
-            map=_decode_part(PublicMap, public_map, "the map"),
-            table=codes_from_bytes(table),
-            offers=tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1),
+            gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, *parts, offers=offers
         )
 
 
