@@ -100,13 +100,16 @@ def test_the_command_line_wins(served: list[Settings], tmp_path: Path, monkeypat
 def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.delenv("NEARVEIL_CONFIG", raising=False)
+    certificate = tmp_path / "cert.pem"
+    certificate.touch()
     for words, said in (
         ((), "galleries: none given"),
         (("--name", "birds"), "--name"),
         (("x", "--port", "70000"), "port: "),
         (("x", "--host", "0.0.0.0"), "host: beyond loopback"),  # noqa: S104
         (("x", "--log-level", "loud"), "log_level: "),
-        (("x", "--tls-cert", "none.pem"), "tls_cert and tls_key"),
+        (("x", "--tls-cert", "none.pem"), "tls_cert: no such file"),
+        (("x", "--tls-cert", certificate), "tls_cert and tls_key"),
         (("--config", tmp_path / "none.toml"), "cannot be read"),
         ((tmp_path / "nowhere", "--port", "0"), "Create one with `nearveil index DIR --into`, or name another."),
     ):
