@@ -39,13 +39,12 @@ COMMON_ERRORS: dict[int | str, str] = {
 
 
 class Database:
-    """One database, for any number of threads, and for processes that fork.
+    """One database, for any number of threads, and for processes that fork."""
 
-    `timeout` is in seconds, for a server or its locks; `busy`, by default the same, for a lock of SQLite. `prepare` is
-    called with every new driver connection. `explain` translates an error of the database, its URL and whether only
-    reads were in progress into an error of the library. `ping` tests a connection before it is reused. With
-    `allow_read_only`, a SQLite file on a read-only volume is opened for reading, without `prepare`.
-    """
+    # `timeout` is in seconds, for a server or its locks; `busy`, by default the same, for a lock of SQLite. `prepare`
+    # is called with every new driver connection. `explain` translates an error of the database, its URL and whether
+    # only reads were in progress into an error of the library. `ping` tests a connection before it is reused. With
+    # `allow_read_only`, a SQLite file on a read-only volume is opened for reading, without `prepare`.
 
     def __init__(
         self,
@@ -87,10 +86,7 @@ class Database:
 
     @contextmanager
     def begin_write(self, *, times: float = 1.0) -> Iterator[sa.Connection]:
-        """Begin a transaction: on disk when the block ends, rolled back if it raises.
-
-        Waits for other writers, at most `times` the timeout; 0 does not wait.
-        """
+        """Begin a transaction, on disk when the block ends; wait for other writers at most `times` the timeout."""
         with self.connect() as connection:
             if self.is_sqlite and times == 1:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -171,11 +167,9 @@ class Database:
 
 
 def find_read_only_mode(path: Path) -> str | None:
-    """Return the URI options that open a SQLite file read-only; None if it can be written.
-
-    Without a log, a file on a read-only volume is opened as immutable: SQLite could not create the index of the log.
-    With a log, another process writes, or did not close it.
-    """
+    """Return the URI options that open a SQLite file read-only; None if it can be written."""
+    # Without a log, a file on a read-only volume is opened as immutable: SQLite could not create the index of the log.
+    # With a log, another process writes, or did not close it.
     log, shared = (path.with_name(f"{path.name}-{name}") for name in ("wal", "shm"))
     is_writable = os.access(path, os.W_OK) and (os.access(path.parent, os.W_OK) or shared.exists())
     if is_writable or not path.exists():
@@ -192,11 +186,9 @@ def identify_file(path: Path) -> tuple[int, ...]:
 
 
 def is_open_here(path: Path) -> bool:
-    """Return whether a database of this process has a SQLite file open.
-
-    Then no other code in this process may open and close that file: the process would lose its locks, another process
-    would delete the log when it closes the file, and later writes to the log would be lost.
-    """
+    """Return whether a database of this process has a SQLite file open."""
+    # Then no other code in this process may open and close that file: the process would lose its locks, another process
+    # would delete the log when it closes the file, and later writes to the log would be lost.
     try:
         status = path.stat()
     except OSError:
@@ -309,10 +301,8 @@ def make_data_folder(*inside: str) -> Path:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create a folder and its missing parents, all accessible to their owner only; do not change existing ones.
-
-    ``Path.mkdir(mode, parents=True)`` would create the parents readable for all.
-    """
+    """Create a folder and its missing parents, all accessible to their owner only; do not change existing ones."""
+    # `Path.mkdir(mode, parents=True)` would create the parents readable for all.
     try:
         folder.mkdir(mode=0o700)
     except FileNotFoundError:

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from nearveil.server import Settings
-from nearveil.server.settings import SettingsError, make_gallery_name
+from nearveil.server.middleware import get_network
+from nearveil.server.settings import SettingsError, is_loopback, make_gallery_name
 
 ROOT = Path(__file__).parents[2]
 PROTECTED = {
@@ -133,7 +134,16 @@ def test_the_example_loads() -> None:
     assert "rate" in same  # what the example says of limits are the defaults
 
 
+def test_networks_of_addresses() -> None:
+    hosts = "127.0.0.1", "::1", "localhost", "0.0.0.0", "example.org"  # noqa: S104
+    loopback = [is_loopback(host) for host in hosts]
+    assert loopback == [True, True, True, False, False]
+    clients = ("192.0.2.1", 5), ("2001:db8::1:2", 5), None
+    assert [get_network(client) for client in clients] == ["192.0.2.1", "2001:db8::/64", ""]
+
+
 def test_names_of_folders() -> None:
+    assert make_gallery_name("My Photos (2024)/") == "my-photos-2024"
     assert [make_gallery_name(folder) for folder in ("a" * 100, "--x--", "Ünïcode", "...")] == [
         "a" * 64,
         "x",

@@ -51,11 +51,10 @@ _features = sa.Table(  # a row has the features of consecutive ids, from `id` on
 
 
 class DirectoryIndex(Index):
-    """The embedded store: no server, one file.
+    """The embedded store: one SQLite file, and the features in memory, those of 1 GiB or more from the first search."""
 
-    A change is one SQLite transaction, flushed before it returns: a killed process leaves the index as it was before or
-    after. Features are in memory; those of a gallery of 1 GiB or more are loaded at the first search.
-    """
+    # A change is one transaction, flushed before it returns: a killed process leaves the index as it was before or
+    # after.
 
     _rows: IndexSnapshot | None = None
 

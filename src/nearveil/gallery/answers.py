@@ -49,11 +49,9 @@ _MISFIT = "the table of codes has arrays that do not fit each other"
 
 
 class Codes(ABC):
-    """A public table that encodes items for answers, and scores codes against a query.
+    """A public table that encodes items for answers, and scores codes by inner products with projected queries."""
 
-    Scores are inner products of `project(queries)` and `decode(codes)`. The constructor of a subclass takes the arrays
-    of its table, checks that they fit each other, and keeps them under the same names.
-    """
+    # The constructor of a subclass takes the arrays of its table, checks them, and keeps them under the same names.
 
     form: ClassVar[str]  # the kind of the table on the wire
     fields: ClassVar[dict[str, tuple[str, tuple[int, ...]]]]  # type and largest shape of every array of the table
@@ -111,10 +109,9 @@ class WholeCodes(Codes):
 
 
 class ScalarCodes(Codes):
-    """Each dimension by itself, in two bytes or one: for rows of few dimensions, with almost no loss.
+    """Each dimension by itself, in two bytes or one: for rows of few dimensions, with almost no loss."""
 
-    Rows are rotated by the gallery's principal directions, so that dimensions in one byte are those that vary least.
-    """
+    # Rows are rotated by the principal directions, so that dimensions in one byte are those that vary least.
 
     form = "codes-scalar"
     fields: ClassVar = {
@@ -158,13 +155,12 @@ class ScalarCodes(Codes):
 
 
 class ProductCodes(Codes):
-    """Product quantisation that spends its bytes where they change scores: for rows of many dimensions.
+    """Product quantisation that spends its bytes where they change scores: for rows of many dimensions."""
 
-    A direction in which queries vary little hardly matters for a score, so the principal directions are weighted by
-    their root mean square. A code begins with a factor of 16 bits, which corrects the mean of its scores for the items
-    nearest to it. `sample` are the rows that the server computes factors from; they are not part of the public table,
-    and without them, it can score, but not encode.
-    """
+    # A direction in which queries vary little hardly matters for a score, so the principal directions are weighted by
+    # their root mean square. A code begins with a factor of 16 bits, which corrects the mean of its scores for the
+    # items nearest to it. `sample` are the rows that the server computes factors from: without them, it can score, not
+    # encode.
 
     form = "codes-product"
     fields: ClassVar = {
@@ -271,10 +267,7 @@ def _join_bounds(first: Singles, second: Singles) -> Singles:
 
 
 def make_codes(features: Singles | SpreadRows, code_bytes: int | Literal["auto"] | None) -> Codes:
-    """Learn codes of `code_bytes` for each candidate, including its id; None for whole features.
-
-    "auto" is 128 bytes up to 90 dimensions, where they lose almost nothing, and whole features above.
-    """
+    """Learn codes of `code_bytes` for each candidate, including its id; None for whole features."""
     if code_bytes == "auto":
         code_bytes = CODE_BYTES if features.shape[1] <= _COMPACT_DIMENSIONS else None
     if code_bytes is None:
@@ -334,13 +327,7 @@ _LARGEST = {name: largest for kind in _KINDS.values() for name, (_, largest) in 
 
 
 def codes_to_bytes(codes: Codes) -> bytes:
-    """Return the public table, with which a client reads codes.
-
-    Examples
-    --------
-    >>> codes_from_bytes(codes_to_bytes(WholeCodes(64))).width
-    128
-    """
+    """Return the public table, with which a client reads codes."""
     arrays = {name: np.asarray(getattr(codes, name), kind) for name, (kind, _) in codes.fields.items()}
     return Message(codes.form, _hash_arrays(arrays), arrays).to_bytes()
 
@@ -390,18 +377,9 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 @dataclass(frozen=True)
 class Answer:
-    """The server's answer: ids and codes of all candidates, and the images or names of all if the query requests them.
+    """The server's answer: ids and codes of all candidates, and their images or names if the query requests them."""
 
-    There is no second request: it would reveal which candidates are near, which the message hides. `images` has one
-    value for each candidate, empty if the gallery has none: WebP for a thumbnail, UTF-8 without control characters for
-    a name, JSON for metadata (:class:`ItemDetails`).
-
-    Examples
-    --------
-    >>> answer = Answer(np.array([3, 7], np.uint32), np.zeros((2, 5), np.uint8))
-    >>> answer.nbytes, Answer.from_bytes(answer.to_bytes()).ids.tolist()
-    (40, [3, 7])
-    """
+    # There is no second request: it would reveal which candidates are near, which the message hides.
 
     kind: ClassVar[Kind] = Kind.ANSWER
     header_bytes: ClassVar[int] = HEADER_BYTES + _SIZES.size
@@ -495,13 +473,7 @@ def _check_increasing(ids: NDArray[np.uint32]) -> None:
 
 
 def encode_name(name: str) -> bytes:
-    """Encode a name for an answer; control characters are replaced.
-
-    Examples
-    --------
-    >>> encode_name("a tab" + chr(9) + ".png").decode()
-    'a tab�.png'
-    """
+    """Encode a name for an answer; control characters are replaced."""
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", name[:LONGEST_NAME]).encode()
 
 
@@ -514,13 +486,7 @@ class ItemDetails(NamedTuple):
 
 
 def encode_details(details: ItemDetails) -> bytes:
-    """Encode details for an answer, in JSON.
-
-    Examples
-    --------
-    >>> encode_details(ItemDetails("a bird", "b-7", {"wings": 2})).decode()
-    '{"name":"a bird","id":"b-7","metadata":{"wings":2}}'
-    """
+    """Encode details for an answer, in JSON."""
     name = encode_name(details.name).decode()
     values = {"name": name, "id": details.external_id, "metadata": dict(details.metadata)}
     return json.dumps(values, ensure_ascii=False, separators=(",", ":")).encode()

@@ -54,10 +54,7 @@ class ContactSheet:
         return out.getvalue()
 
     def save(self, path: str | os.PathLike[str], *, force: bool = False) -> None:
-        """Draw the sheet to a file readable by its owner only: it shows the private image.
-
-        An existing file is replaced only with `force`.
-        """
+        """Draw the sheet to a file readable by its owner only; an existing file is replaced only with `force`."""
         content = self.to_png()
         if force:
             Path(path).unlink(missing_ok=True)  # the new file gets its own rights, and no link is followed
@@ -66,13 +63,7 @@ class ContactSheet:
 
 
 def right_set(epsilon: float, n_sets: int) -> float:
-    """Return the probability that a message names the right set: e^epsilon to 1 against every other set.
-
-    Examples
-    --------
-    >>> round(right_set(4.0, 12), 3)
-    0.832
-    """
+    """Return the probability that a message names the right set: e^epsilon to 1 against every other set."""
     return 1 / (1 + (n_sets - 1) * math.exp(-epsilon))
 
 
@@ -119,13 +110,7 @@ def _draw_client(side: Any, sheet: ContactSheet) -> None:
 
 
 def _shorten(caption: str) -> str:
-    """Return a caption with lines that fit below a picture.
-
-    Examples
-    --------
-    >>> _shorten("a quite long name of a photograph.jpg")
-    'a quite long na…'
-    """
+    """Return a caption with lines that fit below a picture."""
     lines = ["".join(letter if letter.isprintable() else "?" for letter in line) for line in caption.split("\n")]
     return "\n".join(line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…" for line in lines)
 

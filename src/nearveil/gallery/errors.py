@@ -31,10 +31,7 @@ class CorruptedIndexError(IndexStoreError):
 
 
 class UnknownItemError(IndexStoreError, ValueError):
-    """Some ids are not in the index: they were deleted, or never existed.
-
-    `ids`: The ids that are not in the index.
-    """
+    """Some `ids` are not in the index: they were deleted, or never existed."""
 
     def __init__(self, ids: Sequence[int | str]) -> None:
         self.ids = tuple(ids)
@@ -63,12 +60,7 @@ class StaleMapError(IndexStoreError):
 
 
 class MapChangedError(MessageError):
-    """A message was made for a map that is no longer served: fetch the public part and send a new message.
-
-    `asked`: The map that the message was made for.
-    `current`: The map that is served now.
-    `revision`: The revision of the gallery that the current map was learned on.
-    """
+    """A message was made for a map that is no longer served: fetch the public part and send a new message."""
 
     def __init__(self, asked: str, current: str, revision: int) -> None:
         self.asked, self.current, self.revision = asked, current, revision

@@ -99,18 +99,7 @@ class StoredItem:
         return cls(number, name, thumbnail or b"", content, digest, external_id, json.loads(text) if text else {})
 
     def read_original(self, most: int = LARGEST_ORIGINAL) -> bytes | None:
-        """Return the original, read from its file if necessary.
-
-        Parameters
-        ----------
-        most : int, default=64 MiB
-
-        Returns
-        -------
-        bytes or None
-            None if there is no original, or if its file is larger, is not a regular file, has changed since the item
-            was added, or is behind a symbolic link.
-        """
+        """Return the original, or read its file; None if there is none, or it is too large, a link, or changed."""
         if not isinstance(self.original, Path):
             return self.original
         data = read_regular(self.original, most)
@@ -138,10 +127,7 @@ class LazyFeatures(StoredPart):
 
 @dataclass(frozen=True, eq=False)
 class IndexSnapshot:
-    """All items at one revision; later changes of the index do not affect it.
-
-    Rows of a large gallery are loaded on demand; rows of items deleted meanwhile become zeros.
-    """
+    """All items at one revision. Rows of a large gallery are loaded on demand; of items deleted since, they are 0."""
 
     revision: int
     ids: Ids = field(repr=False)  # increasing

@@ -19,11 +19,9 @@ def hash_file(path: Path) -> bytes | None:
 
 
 def read_regular(path: Path, most: int) -> bytes | None:
-    """Read a regular file of at most `most` bytes; return None if that fails.
-
-    No part of the path may be a symbolic link: one created after indexing could point to any file. Pipes and devices
-    are refused without blocking.
-    """
+    """Read a regular file of at most `most` bytes; return None if that fails."""
+    # No part of the path may be a symbolic link: one created after indexing could point to any file. Pipes and devices
+    # are refused without blocking.
     try:
         with os.fdopen(_open_without_links(path), "rb") as file:
             status = os.fstat(file.fileno())

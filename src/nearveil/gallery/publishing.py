@@ -285,10 +285,8 @@ def _load_mean(public: ArrayLike, dimension: int) -> Singles:
 
 
 def _hash_public(mean: Singles, table: Codes) -> str:
-    """Return the fingerprint of the public mean and table, which messages carry.
-
-    It includes the table: otherwise old clients would decode codes of a new table with the old one.
-    """
+    """Return the fingerprint of the public mean and table, which messages carry."""
+    # With the table: otherwise old clients would decode codes of a new table with the old one.
     return fingerprint(mean, _to_array(codes_to_bytes(table)))
 
 
@@ -403,10 +401,7 @@ class MapPublisher(ABC):
             return self.republish(keep, progress=progress, cluster=cluster)
 
     def assert_open(self) -> None:
-        """Raise PrivateIndexError if the rows are private: then nothing of them may be shown.
-
-        The index itself stores this, so it holds for every process, whatever its configuration.
-        """
+        """Raise PrivateIndexError if the rows are private, as the index itself stores, for every process."""
         with self._database.begin_read() as connection:
             store.check_public(connection, self._location)
 
@@ -422,10 +417,7 @@ class MapPublisher(ABC):
             return [self._load_map(connection, row) for row in self._list_maps(connection, required=False)]
 
     def answer(self, message: Message) -> Answer:
-        """Answer a message from the map that it was made for, without deleted items.
-
-        Raise MapChangedError if that map is no longer stored.
-        """
+        """Answer a message without deleted items; MapChangedError if its map is no longer stored."""
         if not isinstance(message, Message):
             raise MessageError("message must be a Message; Message.from_bytes reads one")
         with self._database.begin_read() as connection:

@@ -174,12 +174,9 @@ def sync_table(
     cluster: Any = None,
     **options: Any,
 ) -> SyncReport:
-    """Add the vectors of a table to an index, or replace those with the same ids; delete others; publish the map.
-
-    The index is created if it does not exist. `delete` are external ids; `options` are parameters of
-    :meth:`Index.publish`, by default those of the previous map. All vectors are added in one transaction, or none. If a
-    later step fails, they stay, and the map does not change; the error says so.
-    """
+    """Add or replace the vectors of a table in an index, delete others by external ids, and publish the map."""
+    # All vectors are added in one transaction, or none. If a later step fails, they stay, and the map does not change;
+    # the error says so. `options` are those of `Index.publish`, by default as in the previous map.
     start = progress or no_progress
     location = find_index(index)
     gallery = open_index(location)
@@ -330,10 +327,7 @@ def _extract_folder(
 
 
 def list_files(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path], list[Skipped]]:
-    """Return the files below a folder, in order, and the links and undecodable names that are skipped.
-
-    Hidden files and folders are ignored, and so are the folders of `leave_out`. No link is followed.
-    """
+    """Return the visible files below a folder, in order, and the links and undecodable names that are skipped."""
     files: list[Path] = []
     skipped: list[Skipped] = []
     for name, subfolders, names in os.walk(root):

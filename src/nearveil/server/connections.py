@@ -30,12 +30,11 @@ _LOG.setLevel(logging.ERROR)  # uvicorn warns of every malformed request: anybod
 
 
 class Slots:
-    """Limit connections to `maximum`, and those of each owner.
+    """Limit connections to `maximum`, and those of each owner."""
 
-    The owner of a connection is the valid token of its last request, or else the address of the client. A quarter of
-    all slots is for clients without a valid token. Beyond a limit the least recently used connection is closed, not
-    the new one: nobody is locked out by idle connections.
-    """
+    # The owner of a connection is the valid token of its last request, or else the address of the client. A quarter of
+    # all slots is for clients without a valid token. Beyond a limit the least recently used connection is closed, not
+    # the new one: nobody is locked out by idle connections.
 
     def __init__(self, maximum: int) -> None:
         unauthenticated = max(1, maximum // 4)
@@ -71,12 +70,9 @@ class Slots:
 
 
 class Connection(H11Protocol):
-    """A connection of uvicorn with limits.
+    """A connection of uvicorn that is closed when its client is slow, sends too much, or is the oldest of too many."""
 
-    It is closed if its headers or body are late, if its headers or queued requests are too large, if its client does
-    not read answers, if it is answered before its request was read completely, or as the oldest of too many (`Slots`).
-    An address that sends many malformed requests waits for each refusal. Bodies in chunks are not read.
-    """
+    # An address that sends many malformed requests waits for each refusal. Bodies in chunks are not read.
 
     header_timeout = 10.0
     body_timeout = 20.0

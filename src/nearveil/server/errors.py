@@ -25,10 +25,7 @@ _RETRY_AFTER = {"busy": 1, "unavailable": 2}  # seconds
 
 
 class ServiceError(NearveilError, ValueError):
-    """A request cannot be answered. Clients see the message, so it must not contain private values.
-
-    `code` is a key of `STATUSES`. `retry_after`: Seconds after which to try again; None if that cannot help.
-    """
+    """A request cannot be answered. Clients see the message, so it must not contain private values."""
 
     def __init__(self, code: str, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)

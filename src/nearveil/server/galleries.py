@@ -92,10 +92,7 @@ class GalleryState:
 
 
 class Gallery:
-    """The interface of both kinds of gallery; each overrides the methods that it offers.
-
-    Any thread may call it. Errors are `ServiceError`, and clients see their texts.
-    """
+    """The interface of both kinds of gallery, for any thread. Errors are `ServiceError`, and clients see the texts."""
 
     _refusal: ClassVar[str] = "Not offered by this gallery."
 

@@ -30,10 +30,7 @@ _INSERT_OR_READ = sa.text(
 
 
 class IdempotencyStore:
-    """A table of used keys, shared by all processes of a server, and by all hosts if it is in PostgreSQL.
-
-    If the tokens are in a file, the table is in a file of its own beside it; otherwise it is in the same database.
-    """
+    """A table of used keys, shared by all processes of a server, and by all hosts if it is in PostgreSQL."""
 
     def __init__(self, tokens: str, timeout: float) -> None:
         url = parse_store_url(tokens)

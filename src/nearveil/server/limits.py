@@ -29,10 +29,7 @@ UNAUTHENTICATED_DELAY = 1.0  # seconds before each refusal beyond that
 
 
 class TokenBuckets:
-    """Token buckets of `burst` requests, one for each name, filled at `rate` requests a minute; None is no limit.
-
-    Beyond `max_buckets`, the least recently used bucket is dropped.
-    """
+    """Token buckets of `burst` requests, one for each name, filled at `rate` requests a minute; None is no limit."""
 
     def __init__(
         self,
@@ -57,10 +54,7 @@ class TokenBuckets:
         return 0
 
     def charge(self, name: str, n_bytes: int) -> None:
-        """Take the cost of a large request, below zero if necessary: later requests wait until the bucket refills.
-
-        An admitted request is never refused for its cost: the client may have paid for its message.
-        """
+        """Take the cost of a large request, below zero if necessary: an admitted one may be paid for."""
         if self._per_second is not None:
             self._drain(name, n_bytes / BYTES_PER_REQUEST)
 
@@ -78,11 +72,10 @@ class TokenBuckets:
 
 @dataclass(eq=False)
 class ByteBudget:
-    """Limit the bytes that all requests of a process hold together, and those of each token to half of that.
+    """Limit the bytes that all requests of a process hold together, and those of each token to half of that."""
 
-    A token that holds nothing may have one request of any size unless two others hold something: so one token alone
-    never keeps the others out, and all hold at most `limit` bytes or two requests of the largest size.
-    """
+    # A token that holds nothing may have one request of any size unless two others hold something: so one token alone
+    # never keeps the others out, and all hold at most `limit` bytes or two requests of the largest size.
 
     limit: int
     message: str

@@ -21,13 +21,10 @@ _DROP_SYN = ((0x30, 0, 0, 13), (0x45, 0, 1, 2), (0x06, 0, 0, 0), (0x06, 0, 0, 0x
 
 
 class Server(uvicorn.Server):
-    """A server that stops on SIGTERM and SIGINT, however early they come.
+    """A server that stops on SIGTERM and SIGINT, however early they come, and reloads on SIGHUP."""
 
-    It calls `ready` when requests are answered, `stopping` at the first signal to stop, and `reload` on the event loop
-    after SIGHUP. For `shutdown_delay` seconds after SIGTERM, requests are still answered. Then new connections are
-    refused, open ones have half a second for a first request, and uvicorn finishes requests in flight. `management` is
-    one more socket, without TLS, and the class of its connections.
-    """
+    # For `shutdown_delay` seconds after SIGTERM, requests are still answered. Then new connections are refused, open
+    # ones have half a second for a first request, and uvicorn finishes requests in flight.
 
     def __init__(
         self,
@@ -94,11 +91,8 @@ class Server(uvicorn.Server):
 
 
 def refuse_connections(sock: socket.socket) -> None:
-    """Start no more handshakes at a listening socket, where the system can (Linux); finish those in progress.
-
-    To close the socket would reset connections that are not accepted yet. Clients send SYN again after a second, and
-    find the socket closed.
-    """
+    """Start no more handshakes at a listening socket, where the system can (Linux); finish those in progress."""
+    # To close the socket would reset connections that are not accepted yet. Clients send SYN again after a second.
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _DROP_SYN))
     with suppress(OSError):
         sock.setsockopt(

@@ -58,11 +58,10 @@ class _StreamOutput(_CountingHandler, logging.StreamHandler[Any]):
 
 
 class JsonLog(QueueHandler):
-    """Queue lines of JSON for a thread that writes them to `path`, or to standard error.
+    """Queue lines of JSON for a thread that writes them to `path`, or to standard error."""
 
-    Records of libraries are written without the text of exceptions. Of records of the event loop, only type and
-    location of the error are kept: their text has the arguments of the call that failed.
-    """
+    # Records of libraries are written without the text of exceptions; of the event loop, only type and location are
+    # kept: their text has the arguments of the call that failed.
 
     def __init__(self, path: Path | None = None) -> None:
         self._queue: queue.Queue[Any] = queue.Queue(_MAX_QUEUED)

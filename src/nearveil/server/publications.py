@@ -45,10 +45,8 @@ class Records:
 
 
 def load_records(index: Index, classes: Sequence[str]) -> Records:
-    """Load all records of the classes. The label of a record is the first folder of its name.
-
-    Whether a record is left out depends on that record alone, so two galleries that differ in one record still do.
-    """
+    """Load all records of the classes. The label of a record is the first folder of its name."""
+    # Whether a record is left out depends on that record alone, so two galleries that differ in one record still do.
     names, snapshot = frozenset(classes), index.snapshot()
     labels: dict[int, str] = {}
     for chunk in _split(len(snapshot)):
@@ -116,10 +114,8 @@ def check_records(records: Records, public: Index) -> None:
 
 
 def check_binding(private: Index, account: Account) -> None:
-    """Bind records to their account, and keep them private from then on, in every process.
-
-    Records that another account has paid for are refused: each guarantee would ignore the other.
-    """
+    """Bind records to their account, and keep them private from then on, in every process."""
+    # Records that another account has paid for are refused: each guarantee would ignore the other.
     opening = account.history()[0].hash
     if private.bind(opening) != opening:
         raise ValueError(

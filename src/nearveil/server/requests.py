@@ -209,10 +209,8 @@ class AppState:
         self.is_stopping = True
 
     def is_ready(self) -> bool:
-        """Return whether tokens and open galleries could be read, all are published, and the log can be written.
-
-        The last poll counts, which has threads of its own: those of requests may all be busy.
-        """
+        """Return whether tokens and open galleries could be read, all are published, and the log can be written."""
+        # The last poll counts, which has threads of its own: those of requests may all be busy.
         if self.is_stopping:
             return False
         galleries = self.galleries.values()

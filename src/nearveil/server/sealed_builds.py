@@ -53,11 +53,10 @@ class SealedAnswers:
 
 
 class SealedBuilder:
-    """Builds sealed indexes in a thread, one at a time. Any thread may use it, and only `wait` waits.
+    """Builds sealed indexes in a thread, one at a time. Any thread may use it, and only `wait` waits."""
 
-    Maps that come during a build replace each other, and the build of the newest follows. Until it ends, the previous
-    index answers, unless an item of it was deleted.
-    """
+    # Maps that come during a build replace each other, and the build of the newest follows. Until it ends, the previous
+    # index answers, unless an item of it was deleted.
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -120,10 +120,7 @@ def serve_on(
     ready: Callable[[str], None] = lambda _: None,
     send_heartbeat: Callable[[], None] = send_heartbeat,
 ) -> None:
-    """Answer requests of sockets in this process until a signal stops it.
-
-    The first socket is for clients; a second one is the management port.
-    """
+    """Answer requests of clients at the first socket, of the management port at a second, until a signal."""
     public, *management = sockets
     with ExitStack() as stack:
         tokens = TokenStore(settings.tokens, timeout=settings.database_timeout)
@@ -203,10 +200,8 @@ def _limit_connections(settings: Settings, maximum: int, *, is_management: bool 
 
 
 def reload_certificate(context: ssl.SSLContext | None, settings: Settings) -> None:
-    """Load the certificate and its key again, for new connections; keep the current ones if the files are invalid.
-
-    `tls_client_ca` is not loaded again: a context cannot drop an authority.
-    """
+    """Load the certificate and its key again, for new connections; keep the current ones if the files are invalid."""
+    # `tls_client_ca` is not loaded again: a context cannot drop an authority.
     if context is None or settings.tls_cert is None:
         _LOG.info("SIGHUP: this server has no certificate to reload")
         return

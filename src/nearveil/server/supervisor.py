@@ -55,10 +55,7 @@ class Worker:
 def run_workers(
     serve: ServeFunction, sockets: list[socket.socket], settings: Settings, on_ready: Callable[[], None]
 ) -> None:
-    """Run `settings.workers` processes until a signal stops them; restart those that end or get stuck.
-
-    This process sends heartbeats to systemd while any of them is healthy.
-    """
+    """Run `settings.workers` processes until a signal stops them; restart those that end or get stuck."""
     stop_signals: list[int] = []  # not an event: two signals at once would deadlock
     workers: list[Worker] = []
     with ExitStack() as stack:

@@ -112,10 +112,7 @@ def _explain(error: BaseException, url: URL, _: bool = True) -> TokenError:
 
 @dataclass(frozen=True)
 class Token:
-    """A token without its secret. Times are seconds since 1970.
-
-    `id` is the name of the client in logs and ledgers, `label` is for people, and "*" in `galleries` means all.
-    """
+    """A token without its secret. Times are seconds since 1970."""
 
     id: str
     label: str

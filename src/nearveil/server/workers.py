@@ -18,11 +18,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class Workers:
-    """Run blocking functions in at most `threads` threads, with at most `queue` more calls waiting.
+    """Run blocking functions in at most `threads` threads, with at most `queue` more calls waiting."""
 
-    Each call has a daemon thread, so a disk that never answers does not keep the process from ending: threads of anyio
-    and `concurrent.futures` are joined at exit. A call that times out still counts until its thread ends.
-    """
+    # Each call has a daemon thread, so a disk that never answers does not keep the process from ending: threads of
+    # anyio and `concurrent.futures` are joined at exit. A call that times out still counts until its thread ends.
 
     def __init__(self, threads: int, queue: int, timeout: float) -> None:
         self._threads, self._max_pending, self._timeout = threads, threads + queue, timeout
@@ -38,10 +37,7 @@ class Workers:
     async def run(
         self, work: Callable[[], T], *, timeout: float | None = None, is_canceled: Callable[[], bool] = lambda: False
     ) -> T:
-        """Run `work` in a thread and return its result.
-
-        Raise ServiceError if too many calls wait, if the timeout expires, or if `is_canceled` when a thread is free.
-        """
+        """Run `work` in a thread; ServiceError if too many calls wait, on a timeout, or if `is_canceled` by then."""
         if self.pending >= self._max_pending:
             raise ServiceError("busy", "The server is busy. Try again later.")
         loop = asyncio.get_running_loop()

@@ -225,10 +225,8 @@ _SMALLEST_DISTANCE = 1e-30  # from the public mean: a row that is nearer has no 
 
 
 def avoid_zero_vector(row: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the row, moved if it equals the mean and has no direction from it.
-
-    A server may send a suspect's feature as its mean. An error for that row would reveal it.
-    """
+    """Return the row, moved if it equals the mean and has no direction from it."""
+    # A server may send a suspect's feature as its mean. An error for that row would reveal it.
     if np.abs(row - mean).max() >= _SMALLEST_DISTANCE:
         return row
     moved = row.copy()

@@ -195,10 +195,9 @@ class CodesGroup:
 
 
 class CodesSource:
-    """The server's side: the codes of all live items of a published map, in groups. `ids` are sorted.
+    """The server's side: the codes of all live items of a published map, in groups. `ids` are sorted."""
 
-    `cache` holds groups by the digest of their ids and codes, so that a change costs only the groups that it affects.
-    """
+    # `cache` has groups by the digest of their ids and codes: a change costs only the groups that it affects.
 
     def __init__(
         self,

@@ -45,11 +45,7 @@ def is_in_range(row: NDArray[Any]) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class PublicPart:
-    """The public map of a gallery, with all else that a client needs to ask. Nothing in it is private or trusted.
-
-    `extractor` and `fingerprint` are empty if the extractor of the features is unknown. The fields have the order of
-    the wire.
-    """
+    """The public map of a gallery, with all else that a client needs to ask. Nothing in it is private or trusted."""
 
     kind: ClassVar[Kind] = Kind.PUBLIC_PART
 

@@ -23,12 +23,9 @@ _MOST_CHANGED = 0.05  # of the items; after larger changes the index is built ag
 
 
 def open_sealed_index(served: ServedMap, workers: Cluster = LOCAL, previous: SealedIndex | None = None) -> SealedIndex:
-    """Return the sealed index of all live items of a map: loaded, updated or built.
-
-    A record is id, code and name, and the owner's id if the gallery offers metadata. The index is a file that all
-    processes map into memory; with PostgreSQL it is in memory alone, and an update changes a copy of the `previous`
-    index. Workers make the hints of a new index.
-    """
+    """Return the sealed index of all live items of a map: loaded, updated or built."""
+    # A record is id, code and name, and the owner's id if the gallery offers metadata. The index is a file that all
+    # processes map into memory; with PostgreSQL it is in memory alone, and an update changes a copy of `previous`.
     path = served.index.sealed_file
     if path is None:
         previous = None if previous is None else _check_seed(previous, served)

@@ -104,10 +104,7 @@ class ServedMap:
         return answer
 
     def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:
-        """Return a thumbnail, an original or a text for each id; empty if there is none.
-
-        WireSizeError, before anything is read, if images have more than `most` bytes.
-        """
+        """Return an image or a text for each id, or nothing; WireSizeError first if images have over `most` bytes."""
         if kind in ("names", "metadata"):
             return self.index.texts(ids, kind)
         whole = kind == "originals"
