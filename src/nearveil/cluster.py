@@ -68,13 +68,7 @@ class StoredPart(ABC):
 
 
 def cut_rows(n_rows: int, rows: int | None = None) -> list[slice]:
-    """Return the partitions of a table, with `rows` rows each (default `ROWS`).
-
-    Examples
-    --------
-    >>> cut_rows(5, 2)
-    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
-    """
+    """Return the partitions of a table, with `rows` rows each (default `ROWS`)."""
     step = ROWS if rows is None else rows
     return [slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
 
@@ -105,13 +99,7 @@ use_one_thread = _ThreadLimit().hold  # the last bits of matrix products depend 
 
 
 class Cluster:
-    """Runs stages in this process, one partition after the other; :func:`connect` returns those that use workers.
-
-    Examples
-    --------
-    >>> list(Cluster().map(len, ["a", "bcd"], stage="counting letters"))
-    [1, 3]
-    """
+    """Run stages in this process, one partition after the other; :func:`connect` returns those that use workers."""
 
     is_local = True  # whether all workers are processes of this machine and user
 
@@ -137,11 +125,8 @@ class Cluster:
         names: Sequence[str] | None = None,
         tick: Tick | None = None,
     ) -> Iterator[Result]:
-        """Apply a pure function to every partition, and yield the results in order.
-
-        Workers must be able to import the function. Partitions must be small, or sent with :meth:`place`. If the
-        function fails on one, a PartitionError is raised and no other is started. `tick` is called with 1 after each.
-        """
+        """Apply a pure importable function to every partition, yield the results in order, and tick 1 after each."""
+        # Partitions must be small, or sent with :meth:`place`. A failure raises a PartitionError and starts no other.
         work = _Stage(stage, function, parts, shared, _name_parts(parts, names))
         for name, outcome in zip(work.names, self._run_parts(work), strict=True):
             yield _unwrap(outcome, stage, name)
@@ -158,16 +143,8 @@ class Cluster:
         finish: Callable[[Result], Any] | None = None,
         tick: Tick | None = None,
     ) -> Any:
-        """Apply a pure function to every partition (at least one) and merge the results in pairs.
-
-        Adjacent results are merged first, the earlier as first argument, in a tree that depends on the number of
-        partitions alone. With `finish`, workers only return its result.
-
-        Examples
-        --------
-        >>> Cluster().reduce(abs, max, [-4, 3, 2], stage="finding the largest")
-        4
-        """
+        """Apply a pure function to every partition, at least one; merge adjacent results, the earlier first."""
+        # The tree depends on the number of partitions alone. With `finish`, workers only return its result.
         work = _Stage(stage, function, parts, shared, _name_parts(parts, None))
         outcome = self._merge_parts(work, merge, finish or _identity, tick or (lambda _: None))
         return _unwrap(outcome, stage, outcome.name)
@@ -197,10 +174,9 @@ class _Stage:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """The result of a function, or its error and the name of the partition.
+    """The result of a function, or its error and the name of the partition."""
 
-    Workers return errors: Dask would write the arguments of a function that raises, which may be rows, to their logs.
-    """
+    # Workers return errors: Dask would write the arguments of a function that raises, which may be rows, to their logs.
 
     value: Any = None
     error: Exception | None = None
@@ -336,11 +312,7 @@ class _Block(StoredPart):
 
 
 class _RemoteBlock(_RemoteValue):
-    """A block of a Dask array on workers.
-
-    A worker computes a public block once and keeps it for several stages. Each stage computes a private block again, on
-    a worker that has all of its inputs.
-    """
+    """A block of a Dask array: workers keep a public one; each stage computes a private one where its inputs are."""
 
     def __init__(self, block: _Block, client: Any, *, private: bool) -> None:
         super().__init__(block)
@@ -497,11 +469,8 @@ class _DaskStage:
         return self._fetch(root, "merging")
 
     def _cut_runs(self) -> list[slice]:
-        """Cut the partitions into runs, each for one worker.
-
-        The length of a run is a power of two, so the tree is the same for any number of workers. Private blocks are
-        runs of one, because they may be on different workers.
-        """
+        """Cut the partitions into runs, each for one worker; private blocks, on different workers, are runs of one."""
+        # The length of a run is a power of two, so the tree is the same for any number of workers.
         count, n_runs = len(self._work.parts), _RUNS_PER_THREAD * max(1, self._count_threads())
         is_private = any(map(_list_inputs, self._work.parts))
         length = 1 if is_private else 1 << max(0, (count // n_runs).bit_length() - 1)
@@ -621,11 +590,7 @@ class SpreadRows:
 
     @classmethod
     def of(cls, array: Any, name: str = "X", *, private: bool = False) -> "SpreadRows":
-        """Use the blocks of a Dask array, on the workers of the default client if there is one.
-
-        Workers keep blocks for several stages. Private blocks are computed again in each stage, and never leave their
-        worker.
-        """
+        """Use the blocks of a Dask array, on the default client's workers; each stage recomputes private ones there."""
         if array.ndim != 2 or not array.shape[1] > 0:
             raise ValueError(f"{name} must be a 2-D array (rows, features) with at least one feature")
         sizes = array.chunks[0]
@@ -734,30 +699,10 @@ def connect(
     key: Path | None = None,
     insecure: bool = False,
 ) -> Iterator[Cluster]:
-    """Connect to a cluster that runs stages.
-
-    Parameters
-    ----------
-    cluster : str, dask.distributed.Client, Cluster or None, default=None
-        ``"local"`` or ``"local:N"`` starts N worker processes on this machine (by default one for each core);
-        ``"tls://host:port"`` or ``"tcp://host:port"`` is the scheduler of a cluster. A client, or the result
-        of another :func:`connect`, is used and left open. None is this process.
-    ca, cert, key : Path, optional
-        For ``tls://``: certificates of the authority and of this client, and its key (PEM). Default: Dask's
-        configuration (``distributed.comm.tls``).
-    insecure : bool, default=False
-        Whether to allow ``tcp://`` to another machine: anyone on the network path can read the rows and run programs.
-
-    Yields
-    ------
-    Cluster
-
-    Examples
-    --------
-    >>> with connect() as cluster:
-    ...     list(cluster.map(abs, [-1, 2], stage="taking absolute values"))
-    [1, 2]
-    """
+    """Connect to "local", "local:N", "tls://host:port", "tcp://...", a Dask client or a Cluster; None: this process."""
+    # A client or Cluster is used and left open. `ca`, `cert` and `key` are PEM files for tls://, by default those of
+    # Dask's configuration. `insecure` allows tcp:// to another machine: anyone on the path can read the rows and run
+    # programs.
     if cluster is None or isinstance(cluster, Cluster):
         yield cluster or LOCAL
         return

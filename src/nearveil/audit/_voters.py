@@ -261,10 +261,8 @@ class DiscriminantRuns:
 
 
 def make_discriminant_experiment(discriminant: PrivateDiscriminant) -> Experiment:
-    """Return the experiment of a discriminant: one record more, near the others or far outside.
-
-    Runs are fitted without public rows, which take most of the time of a fit; the check of the export uses them.
-    """
+    """Return the experiment of a discriminant: one record more, near the others or far outside."""
+    # Runs are fitted without public rows, which take most of the time of a fit; the check of the export uses them.
     template = clone(discriminant).set_params(classes=_CLASSES, ledger=None, account=None, source=None)
     y = np.repeat(_CLASSES, _PER_CLASS)
     X = np.random.default_rng(5).standard_normal((len(y), _FEATURES))

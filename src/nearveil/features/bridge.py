@@ -25,12 +25,9 @@ class Bridge:
     matrix: Floats
 
     def apply(self, features: ArrayLike, *, row_exact: bool = False) -> NDArray[np.float32]:
-        """Map features of shape (n, d_source) to float32 rows of norm one, shape (n, d_target).
-
-        The matrix gives the direction from the target mean; the length is chosen so that the row has norm one. Every
-        finite feature is mapped: whether a query is answered must not depend on its content. With `row_exact`, each row
-        depends on its own feature only, to the last bit, as private records need it; that is slower.
-        """
+        """Map features to float32 rows of norm one, (n, d_target); with `row_exact`, each depends on its own only."""
+        # The matrix gives the direction from the target mean; the length makes the norm one. Every finite feature is
+        # mapped: whether a query is answered must not depend on its content.
         rows = check_rows(features, "features")
         if rows.shape[1] != len(self.source_mean):
             raise ValueError(f"features must have {len(self.source_mean)} columns, not {rows.shape[1]}")

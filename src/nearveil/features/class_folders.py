@@ -47,24 +47,9 @@ def train_on_folder(
     seed: int = 0,
     progress: Progress = no_progress,
 ) -> FolderTraining:
-    """Train a head on a folder with one subfolder of images for each class, save it, and measure it on other classes.
-
-    The model reveals its training images: nothing protects them.
-
-    Parameters
-    ----------
-    directory : Path
-    out : Path
-        The model file; an existing file is replaced.
-    backbone : str, default="efficientnet-lite0"
-        A name in :data:`nearveil.features.backbones.EXTRACTORS`. It is frozen.
-    descriptors, dimension, epochs, seed
-        As for :func:`nearveil.features.train_head`.
-    held_out : float, default=0.5
-        Fraction of the classes, the last by name, used for measuring; 0 for none.
-    progress : callable, optional
-        ``progress(text, total)`` starts a stage and returns a function that is called with the units done.
-    """
+    """Train a head on a folder with a subfolder of images for each class, save it, and measure it on other classes."""
+    # The last `held_out` of the classes, by name, measure. The model reveals its training images: nothing protects
+    # them.
     check_integer(dimension, "dimension", len(check_descriptors(descriptors)))
     network: Any = EXTRACTORS[backbone]()
     maps, labels, skipped = _read_class_folders(directory, network, progress)

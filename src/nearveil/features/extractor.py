@@ -140,12 +140,8 @@ def unit_rows(rows: NDArray[Any]) -> tuple[Floats, NDArray[np.bool_]]:
 
 
 def hog(images: ArrayLike, *, tick: Tick | None = None) -> Floats:
-    """Compute the histograms of oriented gradients with scikit-image (the extra `images`): shape (n, 324).
-
-    Nine orientations, 4 x 4 cells, blocks of 2 x 2 cells, normalised by L2-Hys. In colour, the channel with the
-    strongest gradient counts at each pixel. A row depends on its own image only, bit for bit; values are between 0 and
-    1, and zero for an image of one colour. Images are uint8, or floats from 0 to 1, with at least 8 pixels a side.
-    """
+    """Compute oriented gradients (n, 324) of images, uint8 or floats in [0, 1], at least 8 pixels a side."""
+    # Nine orientations, 4 x 4 cells, blocks of 2 x 2 cells, L2-Hys. A row depends on its own image only, bit for bit.
     pixels = _check_images(images)
     try:
         from skimage.feature import hog as compute_hog

@@ -38,12 +38,10 @@ class GalleryFeatures:
 
 
 class FeatureCache:
-    """Feature rows on disk, keyed by the SHA-256 of a file and the fingerprint of the extractor.
+    """Feature rows on disk, one file each, keyed by the SHA-256 of the image file and the extractor's fingerprint."""
 
-    Use it for galleries only: it reveals the images. Each row has its own file, of 4 bytes for each dimension and a
-    digest of 32 bytes, written atomically. Corrupted rows are recomputed. Processes may share a cache. It never
-    shrinks; delete the folder to empty it.
-    """
+    # For galleries only: it reveals the images. Rows are written atomically, with a digest; corrupted ones are
+    # recomputed. Processes may share a cache. It never shrinks; delete the folder to empty it.
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         self.directory = Path(directory)
@@ -190,10 +188,7 @@ def assert_here(workers: Cluster) -> None:
 
 
 def make_exact_key(fingerprint: str) -> str:
-    """Return the cache key of row-exact rows, which covers library versions and the processor.
-
-    Otherwise a row would depend on whether another version had seen the same file as another record.
-    """
+    """Return the cache key of row-exact rows, with versions and processor: else rows depend on what is cached."""
     return hashlib.sha256(f"row-exact {fingerprint} {_describe_machinery()}".encode()).hexdigest()
 
 

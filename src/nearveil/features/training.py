@@ -54,10 +54,7 @@ def divide_dimension(dimension: int, branches: int) -> list[int]:
 
 
 def pool_maps(letter: str, maps: Any, p: Any = None) -> Any:
-    """Pool maps of shape (n, c, h, w) to (n, c): S the mean, M the maximum, G the generalised mean of exponent `p`.
-
-    The generalised mean is ``(mean of x^p)^(1/p)``; x below 1e-6 counts as 1e-6.
-    """
+    """Pool maps (n, c, h, w) to (n, c): S mean, M maximum, G generalised mean ``(mean of x^p)^(1/p)``, x >= 1e-6."""
     if letter == "S":
         return maps.mean(dim=(2, 3))
     if letter == "M":
@@ -69,10 +66,7 @@ def pool_maps(letter: str, maps: Any, p: Any = None) -> Any:
 
 
 def compute_triplet_loss(rows: Any, labels: Any, margin: float = _MARGIN) -> Any:
-    """Return the batch-hard triplet loss, the mean of ``max(0, margin + a - b)``; needs two labels.
-
-    a is the distance to the farthest row of the same label, b to the nearest row of another label.
-    """
+    """Return the batch-hard loss: mean of ``max(0, margin + farthest same label - nearest other label)``."""
     torch = import_torch()
     # The faster product form loses digits of small distances, which matter most.
     distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
@@ -261,10 +255,8 @@ def _parse(content: bytes) -> tuple[dict[str, Any], Any, Any]:
 
 
 def _repack(content: bytes) -> io.BytesIO:
-    """Copy the archive of a model, so that torch reads only the entries that were checked here.
-
-    Models are not compressed: a file with entries larger than itself is refused before it allocates memory.
-    """
+    """Copy the archive of a model, so that torch reads only the entries that were checked here."""
+    # Models are not compressed: a file with entries larger than itself is refused before it allocates memory.
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(content)) as archive, zipfile.ZipFile(out, "w") as copied:
         entries = archive.infolist()

@@ -18,13 +18,7 @@ Singles = NDArray[np.float32]
 
 
 def as_list(values: Any, name: str, count: int) -> list[Any]:
-    """Return a column as a list, one value for each row.
-
-    Examples
-    --------
-    >>> as_list(np.array(["a", "b"]), "names", 2)
-    ['a', 'b']
-    """
+    """Return a column as a list, one value for each row."""
     items: Any = None
     if reader := getattr(values, "to_pylist", getattr(values, "tolist", None)):
         items = reader()
@@ -57,21 +51,11 @@ class TablePart(NamedTuple):
 
 @dataclass(frozen=True)
 class VectorFile:
-    """Vectors in a file, read at once or by partitions, in any process that can open the file.
+    """Vectors in a file, read at once or by partitions, in any process that can open the file."""
 
-    Parameters
-    ----------
-    path : path
-        A ``.npy``, ``.npz``, ``.parquet`` or ``.csv`` file, or a ``.zarr`` folder. Row groups of Parquet, chunks of
-        Zarr and rows of ``.npy`` are loaded on demand; other files are loaded at once.
-    vectors : str, optional
-        The array or column of the vectors. By default the only array of two dimensions, the only column of lists, or
-        all numeric columns without another role.
-    ids, names : str, optional
-        Arrays or columns.
-    metadata : tuple of str, default=()
-        Arrays or columns.
-    """
+    # Row groups of Parquet, chunks of Zarr and rows of .npy are loaded on demand; .npz and .csv at once. `vectors` is
+    # by default the only array of two dimensions, the only column of lists, or all numeric columns without another
+    # role.
 
     path: Path
     vectors: str | None = None

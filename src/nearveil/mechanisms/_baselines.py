@@ -373,12 +373,10 @@ _GAUSS_BITS = 46
 
 
 def draw_bingham(scores: Floats, source: Source) -> Floats:
-    """Draw a unit vector of density proportional to ``exp(v' scores v)``.
-
-    Rejection sampling from an angular central Gaussian distribution (Kent, Ganeiber and Mardia 2013), exact except
-    for rounding. With A = (largest eigenvalue) - scores, q dimensions and any b from 1 to q, the density ``exp(-u)``,
-    u = v'Av, is at most ``exp((b - q) / 2) (q / b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b minimises rejections.
-    """
+    """Draw a unit vector of density proportional to ``exp(v' scores v)``, exact except for rounding."""
+    # Rejection from an angular central Gaussian (Kent, Ganeiber and Mardia 2013). With A = (largest eigenvalue) -
+    # scores, q dimensions and any b from 1 to q, the density ``exp(-u)``, u = v'Av, is at most ``exp((b - q) / 2) (q /
+    # b)^(q/2)`` times ``(1 + 2u / b)^(-q/2)``; b minimises rejections.
     values, vectors = np.linalg.eigh(scores)
     gaps = values[-1] - values
     q = len(gaps)
@@ -396,10 +394,8 @@ def draw_bingham(scores: Floats, source: Source) -> Floats:
 
 
 def run_bingham_chain(scores: Floats, n_components: int, n_sweeps: int, source: Source) -> Floats:
-    """Run a Gibbs chain towards the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009).
-
-    No bound on the distance from the limit is proved. One column needs no chain and is exact.
-    """
+    """Run a Gibbs chain towards the density ``exp(tr(V' scores V))`` on orthonormal columns (Hoff 2009)."""
+    # No bound on the distance from the limit is proved. One column needs no chain and is exact.
     d = len(scores)
     gauss = gaussian_integers(Fraction(1 << _GAUSS_BITS), d * n_components, source).reshape(d, n_components)
     columns, _ = np.linalg.qr(gauss * 2.0**-_GAUSS_BITS)
@@ -561,12 +557,10 @@ class PrivatePCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Parameters):
 
 
 def calibrate_covariance_noise(n: int, d: int, epsilon: float, delta: float) -> GaussianNoise:
-    """Return the noise for a sum of n outer products xx' if one is replaced: sqrt(2) in Frobenius norm.
-
-    Theorem 5 of docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`. Sums of
-    doubles have n rounding errors; the Frobenius norms of the terms add up to n. The noise is for the d (d + 1) / 2
-    entries on the diagonal and, times sqrt(2), above it.
-    """
+    """Return the noise for a sum of n outer products xx' if one is replaced: sqrt(2) in Frobenius norm."""
+    # Theorem 5 of docs/theory/baselines.md; `test_the_covariance_moves_as_far_as_the_bound_and_no_farther`. Sums of
+    # doubles have n rounding errors; the norms of the terms add up to n. It is for the d (d + 1) / 2 entries on the
+    # diagonal and, times sqrt(2), above it.
     change = math.sqrt(2) * bound_computed_norm(d) ** 2 + 2 * (n + 8) * n * 2.0**-52
     return calibrate_gaussian(epsilon, delta, sensitivity=change, size=d * (d + 1) // 2)
 

@@ -113,11 +113,7 @@ class BitwiseRelease(ProjectedRelease, BitRelease):
         return float((self.encoding_.magnitudes(rows) > self.encoding_.largest).mean())
 
     def decode(self, message: Message) -> Floats:
-        """Return the expected value of the projected row, shape (n_values,).
-
-        With ``decoder="expected"``, for a row that is drawn like the public ones, value by value. With "unbiased",
-        an unbiased estimate of the encoded row, with far more noise.
-        """
+        """Return the expected projected row, (n_values,), given the public rows; "unbiased": a noisier estimate."""
         self._check_messages([message])
         bits, encoding = read_bits([message], self.string_.length)[0], self.encoding_
         if self.decoder == "unbiased":
@@ -174,10 +170,7 @@ class BitwiseRelease(ProjectedRelease, BitRelease):
 
     @abstractmethod
     def _chances(self, nominal: float, length: int) -> tuple[tuple[Decimal, Decimal], ...]:
-        """Return P(1 | 1) and P(1 | 0) of the laws that bits follow in turn, in the context PRECISE.
-
-        `nominal` is the epsilon of all `length` bits.
-        """
+        """Return P(1 | 1) and P(1 | 0) of the laws that bits follow in turn; `nominal` is the epsilon of all bits."""
 
     def _compute_published_correction(self, nominal: float, length: int) -> float:
         """Return the epsilon of the published correction, Theorem 8 (LATENT) or 9 (OME) of its paper."""
@@ -192,10 +185,7 @@ class BitwiseRelease(ProjectedRelease, BitRelease):
 
 
 def _learn_prior(encoding: Encoding, rows: Floats) -> tuple[Floats, Floats]:
-    """Return the log-frequency of each code word among public rows, and the mean value of its rows.
-
-    Each of shape (n_values, n_words). One pseudo-row is spread over all words, with their nominal values.
-    """
+    """Return the log-frequency and mean value of each code word, (n_values, n_words); smoothed by a pseudo-row."""
     words, middle = encoding.words()
     powers = 1 << np.arange(encoding.word_bits)
     numbers = words @ powers

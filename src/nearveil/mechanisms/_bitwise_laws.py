@@ -145,10 +145,9 @@ _SLACK = 1e-9  # generous bound on the excess of the norm of a computed unit row
 
 @dataclass(frozen=True)
 class Encoding:
-    """One sign bit, then the integer and fraction bits of the magnitude, highest first; larger magnitudes are clipped.
+    """One sign bit, then integer and fraction bits of the magnitude, highest first; larger magnitudes are clipped."""
 
-    Rounding "down" truncates, and a value below one step keeps its sign; with "nearest", zero has no sign.
-    """
+    # Rounding "down" truncates, and a value below one step keeps its sign; with "nearest", zero has no sign.
 
     integer_bits: int
     fraction_bits: int
@@ -206,12 +205,9 @@ class Encoding:
         return np.asarray(rising + falling + signs)
 
     def worst(self, one: Floats, zero: Floats, n_values: int) -> float:
-        """Bound the loss between two unit rows of `n_values` values from above.
-
-        Theorem 5 of docs/theory/latent-ome.md, by Lagrangian duality: squares of a unit row sum to at most one, and
-        each price of a unit of squares gives a bound. Returns the smallest.
-        Attacked by `test_no_two_unit_rows_pass_the_bound`.
-        """
+        """Bound the loss between two unit rows of `n_values` values from above."""
+        # Theorem 5 of docs/theory/latent-ome.md, by Lagrangian duality: squares of a unit row sum to at most one, and
+        # each price of a unit of squares gives a bound. Attacked by `test_no_two_unit_rows_pass_the_bound`.
         # The smallest value of each magnitude, squared.
         squares = (np.maximum(self._reachable() - (0.5 - self.middle), 0.0) / self.steps) ** 2
         sums = squares[:, None] + squares[None, :]
@@ -291,22 +287,11 @@ class Price:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The epsilon of a whole vector, by each source.
+    """The epsilon of a whole vector, by each source."""
 
-    Attributes
-    ----------
-    claimed : float
-        By the mechanism's paper.
-    published_correction : float
-        By "Corrected privacy budget bounds in LATENT and OME". It divides by an expected distance, so it is not a
-        bound on a likelihood ratio, as ``published_label`` states.
-    exact : Price
-        Over all pairs of bit strings.
-    code_word_bound : Price
-        Upper bound over the pairs of code words that rows of norm one can have; never above `exact`.
-    delta : float
-    n_bits, n_values : int
-    """
+    # `claimed`: the paper's. `published_correction`: of "Corrected privacy budget bounds in LATENT and OME", which
+    # divides by an expected distance and so bounds no likelihood ratio. `exact`: over all pairs of bit strings.
+    # `code_word_bound`: over the pairs of code words that rows of norm one can have; never above `exact`.
 
     published_label: ClassVar[str] = "not an LDP bound"
 
@@ -368,11 +353,9 @@ def bound_code_word_epsilon(string: BitString, encoding: Encoding, n_values: int
 
 
 def compute_epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta: float) -> float:
-    """Return an epsilon at a delta for strings that differ in `counts` bits of each law.
-
-    Exact for one law; for two, at most one cell of a grid of 16,384 too large (Theorem 4 of
-    docs/theory/latent-ome.md). Attacked by `test_at_delta_against_all_pairs_of_strings`.
-    """
+    """Return an epsilon at a delta for strings that differ in `counts` bits of each law."""
+    # Exact for one law; for two, at most one cell of a grid of 16,384 too large (Theorem 4 of
+    # docs/theory/latent-ome.md). Attacked by `test_at_delta_against_all_pairs_of_strings`.
     groups = [(law, n) for law, n in zip(laws, counts, strict=True) if n > 0 and law.epsilon > 0]
     pure = sum(law.epsilon * n for law, n in groups)
     if not groups or pure == 0:
@@ -392,10 +375,9 @@ def compute_epsilon_at(laws: tuple[BitLaw, ...], counts: tuple[int, ...], delta:
 
 @dataclass(frozen=True, eq=False)
 class Mixtures:
-    """Losses of n differing bits of one law, k of them 1 in the first string and n - k in the second.
+    """Losses of n differing bits of one law, k of them 1 in the first string and n - k in the second."""
 
-    Probabilities of every mixture and loss under the first string; their last column is zero.
-    """
+    # Probabilities of every mixture and loss under the first string; their last column is zero.
 
     lowest: Floats  # smallest loss of every mixture k; the next ones follow in steps of `gap`
     gap: float

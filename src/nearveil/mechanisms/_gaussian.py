@@ -92,10 +92,7 @@ class AnalyticGaussian(ProjectedRelease, NoisyVector):
 
 
 def bound_computed_norm(dimension: int) -> float:
-    """Bound the norm of a row after division by its norm in doubles.
-
-    The sum of d squares has at most d rounding errors, its root half as many, the quotient one more.
-    """
+    """Bound the norm of a row divided by its norm in doubles: d errors in the sum, half in the root, one more."""
     return 1 + (dimension + 8) * 2.0**-52
 
 
@@ -174,21 +171,16 @@ class RandomProjection(NoisyVector):
 
 
 def record_sensitivity(matrix: Floats) -> float:
-    """Bound the distance between the projections of two rows of norm one: ``2 |P|``, in the spectral norm.
-
-    Theorem 2 of docs/theory/baselines.md; `test_the_projection_moves_as_far_as_the_bound_and_no_farther`. Includes
-    d rounding errors in each inner product, and as many in the singular value.
-    """
+    """Bound the distance between projections of two unit rows: ``2 |P|`` in spectral norm, with rounding errors."""
+    # Theorem 2 of docs/theory/baselines.md; `test_the_projection_moves_as_far_as_the_bound_and_no_farther`.
     d, k = matrix.shape
     rounding = 4 * (d + k) * 2.0**-52 * float(np.linalg.norm(matrix))
     return float(2 * (np.linalg.norm(matrix, 2) * bound_computed_norm(d) + rounding))
 
 
 def compute_published_noise(matrix: Floats, epsilon: float, delta: float) -> GaussianNoise:
-    """Return the paper's noise: ``w sqrt(2 (ln(1 / (2 delta)) + epsilon)) / epsilon`` for the largest row norm w.
-
-    Sufficient for a change of one attribute by one (docs/theory/baselines.md, Theorem 3).
-    """
+    """Return the paper's noise: ``w sqrt(2 (ln(1 / (2 delta)) + epsilon)) / epsilon`` for the largest row norm w."""
+    # Sufficient for a change of one attribute by one (docs/theory/baselines.md, Theorem 3).
     if not delta < 0.5:
         raise ValueError("delta must be below 1/2 for the published calibration")
     change, size = float(np.linalg.norm(matrix, axis=1).max()), matrix.shape[1]

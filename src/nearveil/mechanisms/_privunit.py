@@ -100,10 +100,8 @@ class PrivUnitChannel(Channel):
         return turn_to_axes(heights, plain, compute_directions(rows)) + blur
 
     def log_density(self, projections: Floats, squares: Floats) -> Floats:
-        """Return the log-density of a message by its projection <g, x> and its square |g|^2.
-
-        Counts cells as noise of their variance and ignores the cut at +-15.9. Over all x, its range has width `tilt`.
-        """
+        """Return the log-density of a message by its projection <g, x> and its square |g|^2."""
+        # Counts cells as noise of their variance and ignores the cut at +-15.9. Over all x, its range has width `tilt`.
         variance = 1 + _NOISE
         gaussian = -0.5 * (squares / variance + self.dimension * math.log(2 * math.pi * variance))
         # Before the tilt, a given <g, x> is Gaussian with this mean and deviation.
@@ -185,11 +183,9 @@ def compute_directions(rows: Floats) -> Floats:
 
 
 def turn_to_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
-    """Return ``a x + (h - <h, x> x)`` on the fine grid, for an axis x divided by its length.
-
-    Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
-    `test_computed_vectors_lie_within_the_bound`). `heights` (a) and `plain` (h) are in lattice steps.
-    """
+    """Return ``a x + (h - <h, x> x)`` on the fine grid, for lattice `heights` a, `plain` h, and a unit axis x."""
+    # Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
+    # `test_computed_vectors_lie_within_the_bound`).
     # Both sums are exact in any order: all integers are below 2^53.
     squares = np.einsum("ij,ij->i", axes, axes)
     products = np.einsum("ij,ij->i", axes, plain.astype(np.float64))
@@ -200,11 +196,9 @@ def turn_to_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
 
 @lru_cache(maxsize=16)
 def make_lattice_table(tilt: float, threshold: int) -> Table:
-    """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, with a tilt from `threshold` on.
-
-    The odds e^tilt are a fraction over 2^128, rounded down. Within 2^-240 of that distribution (Lemma 2 of
-    docs/theory/privunit.md; attacked by `test_tables_are_what_the_proof_says`).
-    """
+    """Return the table of k + `REACH`: k is Gaussian of scale `STEPS`, with a tilt from `threshold` on."""
+    # The odds e^tilt are a fraction over 2^128, rounded down. Within 2^-240 of that distribution (Lemma 2 of
+    # docs/theory/privunit.md; attacked by `test_tables_are_what_the_proof_says`).
     half, even = _compute_half_weights(), 1 << _ODDS_BITS
     odds = int(_DECIMAL.multiply(_DECIMAL.exp(Decimal(tilt)), Decimal(even)))
     return make_alias_table([half[abs(k)] * (odds if k >= threshold else even) for k in range(-REACH, REACH + 1)])

@@ -43,10 +43,7 @@ ROWS, DIMENSION, CLASSES = 200, 64, 4
 
 @dataclass(frozen=True, kw_only=True)
 class MechanismSummary:
-    """Properties of a mechanism at epsilon 4, fitted on 200 rows of 64 features in 4 classes.
-
-    The defaults are for a mechanism that needs a library which is missing.
-    """
+    """Properties at epsilon 4, fitted on 200 rows of 64 features in 4 classes; the defaults if a library is missing."""
 
     name: str  # name in messages, and variant
     class_name: str  # in :mod:`nearveil.mechanisms`

@@ -111,13 +111,7 @@ def check_rows(values: ArrayLike, name: str) -> NDArray[np.float64]:
 
 
 def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
-    """Return vectors (array, tensor, data frame, pyarrow or lists) as float32 of shape (n, d); one vector is one row.
-
-    Examples
-    --------
-    >>> as_rows([3, 4]).tolist(), as_rows([[0.5, 0.5], [1, 0]]).shape
-    ([[3.0, 4.0]], (2, 2))
-    """
+    """Return vectors (array, tensor, data frame, pyarrow, lists) as float32 of shape (n, d); one vector is one row."""
     try:
         with np.errstate(over="ignore"):  # `normalize_rows` reports infinity
             array = np.asarray(_convert_to_array(value))

@@ -46,10 +46,7 @@ class PureDp(DpEvent):  # type: ignore[misc]
 
 @attr.frozen
 class Budgeted(DpEvent):  # type: ignore[misc]
-    """Any releases that a budget admits, with parameters chosen along the way: for accounts without a plan.
-
-    No accountant prices it, so it cannot be composed or debited; only a guarantee within that budget states it.
-    """
+    """Any releases that a budget admits, chosen along the way: no accountant prices it; only a guarantee states it."""
 
     epsilon: float
     delta: float

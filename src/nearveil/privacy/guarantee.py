@@ -127,10 +127,7 @@ class _ValidatedOnUnpickling:
 
 @dataclass(frozen=True)
 class FilterTerms(_ValidatedOnUnpickling):
-    """The budget of a filter, for mechanisms chosen after seeing earlier answers.
-
-    `orders`: the orders of a Renyi filter. Without orders, pure epsilons are added up and delta is 0.
-    """
+    """The budget of a filter for adaptive mechanisms: Renyi `orders`, or none for summed pure epsilons and delta 0."""
 
     epsilon: float
     delta: float

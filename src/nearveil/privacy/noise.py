@@ -57,13 +57,10 @@ def round_down(value: float) -> float:
 
 
 def compute_gaussian_delta(noise_multiplier: float, epsilon: float) -> float:
-    """Return an upper bound on the delta of continuous Gaussian noise at `epsilon`, tight to rounding.
-
-    With noise of c times the sensitivity, ``delta = Phi(a) - e^epsilon Phi(b)``, a and b being
-    ``+-1/(2c) - epsilon c`` (Balle and Wang 2018, Theorem 8; necessary and sufficient). Rounding is
-    bounded and added, on the ground that `log_ndtr` errs by at most 8 units in the last place.
-    Attacked by `test_gaussian_delta_is_an_upper_bound` in 60 digits.
-    """
+    """Return an upper bound on the delta of continuous Gaussian noise at `epsilon`, tight to rounding."""
+    # With noise of c times the sensitivity, ``delta = Phi(a) - e^epsilon Phi(b)``, a and b being ``+-1/(2c) - epsilon
+    # c`` (Balle and Wang 2018, Theorem 8). Rounding is bounded and added, on the ground that `log_ndtr` errs by at most
+    # 8 units in the last place. Attacked by `test_gaussian_delta_is_an_upper_bound` in 60 digits.
     multiplier = check_positive(noise_multiplier, "noise_multiplier")
     return float(compute_gaussian_deltas(multiplier, np.array([check_range(epsilon, "epsilon", *EPSILONS)]))[0])
 
@@ -102,11 +99,8 @@ def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) ->
 
 
 def compute_classical_scale(sensitivity: float, epsilon: float, delta: float) -> float:
-    """Return ``sqrt(2 ln(1.25 / delta)) sensitivity / epsilon``, the classical calibration as published.
-
-    A theorem for epsilon < 1 alone (Dwork and Roth 2014, Theorem A.1). It fails from 1 on: at epsilon
-    12 and delta 1e-5 the least noise that keeps the guarantee is 7% more. Use it to reproduce published results only.
-    """
+    """Return ``sqrt(2 ln(1.25 / delta)) sensitivity / epsilon``, the classical calibration, to reproduce results."""
+    # A theorem for epsilon < 1 alone (Dwork and Roth 2014, Theorem A.1): at epsilon 12 and delta 1e-5 it lacks 7%.
     sensitivity = check_positive(sensitivity, "sensitivity")
     epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
     return math.sqrt(2 * math.log(1.25 / delta)) * sensitivity / epsilon
@@ -212,10 +206,8 @@ class Table:
 
 
 def make_alias_table(weights: Sequence[int]) -> Table:
-    """Return the table with probabilities of ``weights[k] / sum(weights)``; none is negative, and not all are zero.
-
-    All but the first are rounded down; the first takes what that leaves, fewer units than there are weights.
-    """
+    """Return the table with probabilities of ``weights[k] / sum(weights)``; none is negative, and not all are zero."""
+    # All but the first are rounded down; the first takes what that leaves, fewer units than there are weights.
     bits, total = max(1, (len(weights) - 1).bit_length()), sum(weights)
     shares = [(weight << TOTAL_BITS) // total for weight in weights]
     shares[0] += (1 << TOTAL_BITS) - sum(shares)
@@ -244,10 +236,7 @@ def make_alias_table(weights: Sequence[int]) -> Table:
 
 
 def look_up(table: Table, words: NDArray[np.uint64], source: Source) -> NDArray[np.int64]:
-    """Return a draw from the table for each word; the top bit is not used.
-
-    The source is asked only where a coin ties, with probability 2^(bits - 63) for each word.
-    """
+    """Return a draw from the table for each word; the top bit is not used. Coins tie with chance 2^(bits - 63)."""
     coin_bits = _FIRST_BITS - table.bits
     cells = (words >> np.uint64(coin_bits)).view(np.int64) & ((1 << table.bits) - 1)
     coins = words & np.uint64((1 << coin_bits) - 1)
@@ -269,10 +258,7 @@ class Layer:
 
 
 def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.int64]:
-    """Draw from the discrete Gaussian, P(k) proportional to exp(-k^2 / (2 ratio^2)), for a ratio of at least 4.
-
-    Each is within 2^-204 of that distribution (Theorem 3 of docs/theory/noise.md).
-    """
+    """Draw ``exp(-k^2 / (2 ratio^2))`` within 2^-204, for a ratio of at least 4 (Theorem 3 of docs/theory/noise.md)."""
     layers, out = split_gaussian(ratio), np.zeros(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):
         chunk = out[start : start + _CHUNK]
@@ -284,12 +270,9 @@ def gaussian_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np
 
 
 def draw_laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArray[np.int64]:
-    """Draw the continuous Laplace distribution of scale `ratio`, rounded to the nearest integer.
-
-    Let E be exponential with mean 2 ratio: D = floor(E) has independent binary digits, and ``floor((D + 1) / 2)`` is
-    E / 2 rounded to the nearest integer. A fair sign makes it Laplace. Each is within 2^-200 of that distribution
-    (Theorem 4 of docs/theory/noise.md).
-    """
+    """Draw the continuous Laplace distribution of scale `ratio`, rounded to the nearest integer, within 2^-200."""
+    # Let E be exponential with mean 2 ratio: D = floor(E) has independent binary digits, and ``floor((D + 1) / 2)`` is
+    # E / 2 rounded to the nearest integer. A fair sign makes it Laplace (Theorem 4 of docs/theory/noise.md).
     layers, out = split_exponential(2 * ratio), np.zeros(count, dtype=np.int64)
     for start in range(0, count, _CHUNK):
         chunk = out[start : start + _CHUNK]
@@ -303,11 +286,8 @@ def draw_laplace_integers(ratio: Fraction, count: int, source: Source) -> NDArra
 
 @lru_cache(maxsize=16)
 def split_gaussian(ratio: Fraction) -> tuple[Layer, ...]:
-    """Split a discrete Gaussian into layers, the coarsest first: variances add up to ratio^2, exactly.
-
-    The coarsest has steps of 2^e and a scale of at least 8 of them. Each finer one has a scale of three steps of the
-    next coarser.
-    """
+    """Split a discrete Gaussian into layers, the coarsest first: variances add up to ratio^2, exactly."""
+    # The coarsest has steps of 2^e and a scale of at least 8 of them; each finer one three steps of the next coarser.
     variance, shift = ratio**2, 0
     while _find_top_variance(variance, shift + 1) >= _TOP**2:
         shift += 1

@@ -259,10 +259,7 @@ class ValueStatistic:
 
 
 def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the number of voters below a point minus the others, in half votes; `NO_VOTER` is not counted.
-
-    Adding one voter changes it by one half, replacing one by at most two halves: the sensitivity is one vote.
-    """
+    """Return the voters below a point minus those above, in half votes; one voter moves it by at most one vote."""
     present = cells != NO_VOTER
     below = np.sum((cells < points[:, None]) & present, axis=1)
     return np.asarray(2 * below - np.sum(present, axis=1))

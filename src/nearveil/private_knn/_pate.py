@@ -48,11 +48,9 @@ class Teachers:
 
 
 def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDArray[np.int64]]:
-    """Send every record to a teacher by a coin of its own; return the rows of each teacher, disjoint, some maybe empty.
-
-    By position would be wrong: one record less would move all that follow it to other teachers, and every vote might
-    change. Coins need not be fair.
-    """
+    """Send every record to a teacher by its own coin; return the rows of each teacher, disjoint, some maybe empty."""
+    # By position would be wrong: one record less would move all that follow it to other teachers. Coins need not be
+    # fair.
     teacher = source.words(n_records) % np.uint64(n_teachers)
     parts = [np.flatnonzero(teacher == np.uint64(number)) for number in range(n_teachers)]
     if np.bincount(np.concatenate(parts), minlength=n_records).tolist() != [1] * n_records:
@@ -63,11 +61,8 @@ def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDAr
 def train_teachers(
     estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int64], *, n_teachers: int, n_classes: int, source: Source
 ) -> Teachers:
-    """Train a clone of the estimator on each of `n_teachers` disjoint parts; an empty one names class 0.
-
-    Every ``random_state`` of None is drawn beforehand, for each teacher: with NumPy's shared generator, what one
-    teacher draws would depend on the records of another.
-    """
+    """Train a clone of the estimator on each of `n_teachers` disjoint parts; an empty one names class 0."""
+    # A ``random_state`` of None is drawn beforehand: NumPy's shared generator would tie one teacher to others' records.
     parts = assign_records(len(X), n_teachers, source)
     seeds = source.words(n_teachers) % _SEEDS
     members = [_train_teacher(estimator, X[part], y[part], int(seed)) for part, seed in zip(parts, seeds, strict=True)]

@@ -94,13 +94,7 @@ def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1
 
 
 def _round_up(noise: float) -> float:
-    """Return the next number of six digits: a new accountant's last digit must not change an account's noise.
-
-    Examples
-    --------
-    >>> _round_up(123456.01), _round_up(123457.0), _round_up(1.2345601)
-    (123457.0, 123457.0, 1.23457)
-    """
+    """Return the next number of six digits: a new accountant's last digit must not change an account's noise."""
     digits = math.floor(math.log10(noise)) - 5
     return float(f"{math.ceil(noise / 10.0**digits)}e{digits}")
 
@@ -433,10 +427,7 @@ class _ProjectedRecords:
         )
 
     def cross_validate(self, noise: float, draws: int) -> Rows:
-        """Return the share of each class that is right, shape (draws of simulated noise, classes with records).
-
-        One draw is the same in all folds, as it would be in a model that is published.
-        """
+        """Return the share of each class that is right, (draws, classes with records); one draw serves all folds."""
         counts = np.bincount(self.codes)
         n_folds = int(min(_FOLDS, counts.max()))
         if n_folds < 2:

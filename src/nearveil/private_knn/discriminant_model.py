@@ -49,13 +49,11 @@ _RIDGE = 0.05  # share of their mean variance that is added to the variances of 
 
 @dataclass(frozen=True, eq=False)
 class ClassProjection:
-    """Centre, project, scale and round rows. Everything in it is public; without public rows `components` is None.
+    """Centre, project, scale and round rows. Everything in it is public; without public rows `components` is None."""
 
-    Rows are rounded to integers. Their products with `components`, and all partial sums, are below 2^53. Such sums
-    are exact in any order, so the image of a row does not depend on other rows, on threads or on the machine.
-    :class:`IntegerRows` then scales it to norm one and rounds it: no image is longer than ``LONGEST``
-    (``docs/theory/private-discriminant.md``; attacked by ``tests/private_knn/test_discriminant.py``).
-    """
+    # Products of rounded rows with `components`, and all partial sums, are integers below 2^53: exact in any order, on
+    # any machine. IntegerRows then scales the image to norm one and rounds it: none is longer than ``LONGEST``
+    # (docs/theory/private-discriminant.md; attacked by tests/private_knn/test_discriminant.py).
 
     components: NDArray[np.int16] | None = field(repr=False)
     offset: Rows = field(repr=False)  # the projected public mean
@@ -129,10 +127,7 @@ class ClassProjection:
 
 
 def _find_directions(public: Rows, n_components: int) -> Rows:
-    """Return directions as columns, sorted by the variance of all rows over the variance of neighbours.
-
-    Neighbours are mostly of one class, so their variance estimates the variance within classes.
-    """
+    """Return directions as columns, by the variance of all rows over that of neighbours, mostly of one class."""
     n_axes = min(max(n_components, MOST_COMPONENTS), len(public) - 1, public.shape[1])
     pca = PCA(n_axes, random_state=0).fit(public)
     varied = pca.explained_variance_ > _FLAT * pca.explained_variance_[0]
@@ -242,11 +237,9 @@ def fit_discriminant(means: ClassMeans, shrinkage: float) -> LinearScores:
 
 
 def calibrate_scores(scores: LinearScores, means: ClassMeans, images: Rows) -> LinearScores:
-    """Return scores divided by the temperature that makes the classes of simulated images most likely.
-
-    An image is a draw of a class's mean, plus a public image's deviation from the public mean, scaled to the variance
-    within classes. Everything here is public, so the simulation has a fixed seed.
-    """
+    """Return scores divided by the temperature that makes the classes of simulated images most likely."""
+    # An image is a draw of a class's mean plus a public deviation, scaled to the variance within classes. All is
+    # public, so the seed is fixed.
     temperature = _LEAST_TEMPERATURE
     if len(images):
         simulated, codes = _simulate(means, images)
@@ -327,46 +320,17 @@ class LinearPredictions(ABC):
         """Return the score of each class for each row, and the classes."""
 
     def decision_function(self, X: ArrayLike) -> Rows:
-        """Score rows. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes), or (n,) for two classes
-            Logarithms of the probabilities, up to a constant for each row; for two classes, the second's minus the
-            first's.
-        """
+        """Return log-probabilities (n, n_classes), up to a constant per row; of two classes, (n,) differences."""
         scores, classes = self._score(X)
         return scores[:, 1] - scores[:, 0] if len(classes) == 2 else scores
 
     def predict_proba(self, X: ArrayLike) -> Rows:
-        """Return the probability of each class, where all classes are equally common. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes)
-        """
+        """Return the probability of each class, (n, n_classes), where all classes are equally common. Costs nothing."""
         probabilities: Rows = softmax(self._score(X)[0], axis=1)
         return probabilities
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Classify rows. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, n_features)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
+        """Classify rows. Costs nothing."""
         scores, classes = self._score(X)
         return np.asarray(classes[np.argmax(scores, axis=1)])
 

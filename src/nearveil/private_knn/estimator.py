@@ -54,12 +54,10 @@ class AnsweredScore(NamedTuple):
 
 @dataclass(eq=False, repr=False, kw_only=True)
 class VotingEstimator(PayingEstimator, ABC, Generic[A]):
-    """Answer queries by votes of private records, up to caps fixed beforehand in `plan_`.
+    """Answer queries by votes of private records, up to caps fixed beforehand in `plan_`."""
 
-    `fit` works on a copy of the parameters. The copy holds the records, the plan of noise and caps, and the account
-    that pays; it replaces `_poll` as a whole and never changes. `answer` reads it once, so rows, labels, noise and caps
-    are of one fit, whatever other threads do.
-    """
+    # `fit` works on a copy that holds records, plan and account; it replaces `_poll` as a whole and never changes.
+    # `answer` reads `_poll` once, so rows, labels, noise and caps are of one fit, whatever other threads do.
 
     _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
         **PayingEstimator._parameter_constraints,
@@ -432,13 +430,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
 
 
 def _choose_abstain_label(classes: list[Any]) -> int | str:
-    """Return a label of the classes' kind that is none of them.
-
-    Examples
-    --------
-    >>> _choose_abstain_label([0, 1]), _choose_abstain_label([-1, 1]), _choose_abstain_label(["", "declined"])
-    (-1, -2, 'declined_')
-    """
+    """Return a label of the classes' kind that is none of them."""
     if not isinstance(classes[0], str):
         return -1 if -1 not in classes else math.floor(min(classes)) - 1
     label = "" if "" not in classes else "declined"

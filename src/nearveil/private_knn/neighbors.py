@@ -34,16 +34,12 @@ _CHUNK = 2**15  # numbers at a time: they stay in the cache
 
 @dataclass(frozen=True)
 class IntegerRows:
-    """Rounding of rows to integers, one row at a time.
+    """Scale each row to norm one, or by ``1 / feature_norm`` and at most to norm one, and round it to integers."""
 
-    A row is scaled to norm one, or by ``1 / feature_norm`` and to norm one where it is longer; then it is multiplied by
-    ``LONGEST - sqrt(n_features) / 2`` and rounded. Every step is element by element in IEEE arithmetic, a maximum, or a
-    sum of integers: the result depends on the row and on public parameters alone, not on other rows or the machine.
-
-    Every partial sum of 2 x.y - |y|^2 of rounded rows is a whole number below 2^24 in magnitude, so float32 holds it
-    exactly, in any blocking and on any device (``docs/theory/private-knn.md``, Theorem 3; attacked by
-    ``tests/private_knn/test_search.py``).
-    """
+    # Every step is element by element in IEEE arithmetic, a maximum, or a sum of integers: the result depends on the
+    # row and on public parameters alone. Partial sums of 2 x.y - |y|^2 are whole numbers below 2^24, which float32
+    # holds exactly in any blocking (docs/theory/private-knn.md, Theorem 3; attacked by
+    # tests/private_knn/test_search.py).
 
     n_features: int
     feature_norm: float | None = None  # a public bound, never computed from the private rows
@@ -105,11 +101,9 @@ _ALONE: Final = threading.Lock()  # two searches that limit BLAS at once would r
 
 
 class NeighborSearch:
-    """Exact search among private rows, in a total order that is the same for all engines.
+    """Exact search among private rows, in a total order that is the same for all engines."""
 
-    Rows longer than `feature_norm`, a public bound, are scaled down to it; None scales each to norm one. "auto" is
-    "cuda" if torch finds a device, else "numpy". Blocks of a Dask array are searched on their workers.
-    """
+    # Rows longer than `feature_norm`, a public bound, are scaled down to it; None scales each to norm one.
 
     def __init__(self, rows: ArrayLike, *, feature_norm: float | None = None, engine: SearchEngine = "auto") -> None:
         table: Any = rows if is_dask_array(rows) else np.asarray(rows)
@@ -154,10 +148,7 @@ def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
 
 
 class _DaskEngine:
-    """Searches the blocks of a Dask array on their workers, which return row numbers alone.
-
-    A block that has changed since the fit is refused: the labels belong to the old rows.
-    """
+    """Search the blocks of a Dask array on their workers, which return row numbers; refuse a changed block."""
 
     def __init__(self, rows: SpreadRows, integers: IntegerRows) -> None:
         self._rows, self._integers = rows, integers
@@ -307,10 +298,8 @@ def _find_batch_length(n_rows: int) -> int:
 
 
 def _find_largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the columns of the `length` largest scores of each row, for at most 128 rows: by score, then by column.
-
-    Scores at or above a guessed threshold are sorted. Too low a guess costs time; too high a one is corrected.
-    """
+    """Return the columns of the `length` largest scores of each row, for at most 128 rows: by score, then by column."""
+    # Scores at or above a guessed threshold are sorted. Too low a guess costs time; too high a one is corrected.
     m, n = scores.shape
     thresholds = _guess_thresholds(scores, length, sample)
     positions, bounds = _find_candidates(scores, thresholds)
@@ -381,12 +370,10 @@ def draw_voters(
     *,
     draws: int,
 ) -> Iterator[list[Voters]]:
-    """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NO_VOTER`.
-
-    The draws do not depend on the records, so "sample, then search" is the same as drawing the kept ranks of the full
-    order (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_coins.py``). A list that is too short
-    for its coins is lengthened; the coins stay.
-    """
+    """Draw the voters of each query, in batches: for each draw their row numbers, nearest first, then `NO_VOTER`."""
+    # The draws do not depend on the records, so this is drawing the kept ranks of the full order. A list that is too
+    # short for its coins is lengthened; the coins stay (docs/theory/private-knn.md; attacked by
+    # tests/private_knn/test_coins.py).
     most = min(n_neighbors, search.n_rows)  # no sample keeps more
     for rows, ids in search.batches(queries, sample.list_length(most)):
         coins = [sample.ranks(len(ids), most, source) for _ in range(draws if sample.rate < 1 else 1)]

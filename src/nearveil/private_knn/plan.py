@@ -71,10 +71,7 @@ class PoissonSample:
         return np.cumsum(gaps.reshape(n_queries, n_neighbors) + 1, axis=1) - 1
 
     def list_length(self, n_neighbors: int) -> int:
-        """Return the number of neighbours to list; a sample needs more with a probability of at most `_FAILURE`.
-
-        The guarantee does not depend on it: a list that is too short is extended, and the draws stay the same.
-        """
+        """Return the number of neighbours to list; with probability `_FAILURE` a sample needs more, and extends it."""
         return n_neighbors if self.rate == 1 else n_neighbors + int(nbinom.isf(_FAILURE, n_neighbors, self.rate))
 
 
@@ -118,11 +115,7 @@ class ClippedSums:
 
 @dataclass(frozen=True)
 class Ballot:
-    """The release of one vote. Equal ballots have equal events, so that they share a calibration.
-
-    `neighbors` is the number of voters for each unit of vote noise, if it is calibrated: a vote of two thirds
-    against one third is then won by 1.9 standard deviations.
-    """
+    """The release of one vote; equal ballots share a calibration, to `neighbors` voters per unit of noise."""
 
     event: Callable[[float], DpEvent]
     size: int  # number of released values
@@ -143,12 +136,11 @@ _ROUNDING_VARIANCE = 7  # in grid steps squared: lost to rounding Gaussian noise
 
 @dataclass(frozen=True)
 class Screening:
-    """Decide whether the votes of a fresh sample agree: max-vote + N(0, noise^2) >= threshold.
+    """Decide whether the votes of a fresh sample agree: max-vote + N(0, noise^2) >= threshold."""
 
-    Draws a bit with the probability that the accountant composes, to the last bit of a double: no low bits of noise
-    could leak more (``docs/theory/private-knn.md``; attacked by ``tests/private_knn/test_mechanisms.py``).
-    If votes are not `whole`, 0 or 1, the event is that of the Gaussian mechanism.
-    """
+    # Draws a bit with the probability that the accountant composes, to the last bit of a double: no low bits of noise
+    # could leak more (docs/theory/private-knn.md; attacked by tests/private_knn/test_mechanisms.py). If votes are not
+    # `whole`, 0 or 1, the event is that of the Gaussian mechanism.
 
     sample: PoissonSample
     noise: float  # standard deviation
@@ -423,10 +415,7 @@ class NoiseWarning(UserWarning):
 
 
 def find_needed_votes(plan: VotePlan, gain: float = 1.0) -> int:
-    """Return how many voters must agree so that an answer is more than noise. It is a function of public figures.
-
-    `gain` is how far one voter moves a released sum.
-    """
+    """Return how many voters, who each move a sum by `gain`, must agree so that an answer is more than noise."""
     passes = plan.n_neighbors / 2 if plan.threshold is None else plan.threshold
     return math.ceil(max(passes, _CLEAR_VOTES * plan.vote_noise / gain))
 

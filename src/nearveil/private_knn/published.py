@@ -35,12 +35,7 @@ class PublicModel(ABC):
         """Return the model as bytes: numbers and JSON, no code."""
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write :meth:`to_bytes` to a file.
-
-        Parameters
-        ----------
-        path : str or path-like
-        """
+        """Write :meth:`to_bytes` to a file."""
         Path(path).write_bytes(self.to_bytes())
 
 

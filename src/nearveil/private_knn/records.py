@@ -36,15 +36,7 @@ _TRIMMED = ("Complex data not supported", "Expected 2D array, got 1D array inste
 
 
 def run_shielded(check: Callable[..., T], *arguments: Any, **options: Any) -> T:
-    """Run a check on private input; if it fails, raise an error without values.
-
-    Examples
-    --------
-    >>> run_shielded(float, "a private word")
-    Traceback (most recent call last):
-    ...
-    ValueError: X and y must hold real numbers of the right shape; private values are not shown
-    """
+    """Run a check on private input; if it fails, raise an error without values."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The number of unique classes")  # depends on the labels
         try:
@@ -116,10 +108,7 @@ class Weights:
 
 
 def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Labels, Ballot]:
-    """Return the classes, the votes of all records, and the ballot of a query.
-
-    `y` must be the original: an array made of it hides that labels are of several types.
-    """
+    """Return the classes, all votes, and a query's ballot. An array made of `y` would hide labels of several types."""
     y = run_shielded(column_or_1d, _check_types(y), warn=True)
     run_shielded(check_classification_targets, y)
     labels = np.unique(y) if classes is None else check_classes(classes)
@@ -168,13 +157,9 @@ def make_label_votes(
 
 
 def _weigh_labels(rows: NDArray[np.float64], clip: float, kind: Kind) -> Weights:
-    """Multiply each row by its weight, at most 1, and append the weight times a public scale.
-
-    The scale is the largest at which the weights cost nothing: with them, one record in and one out still change the
-    sums by the sensitivity of the votes alone (``docs/theory/private-knn.md``, Theorem 11; attacked by
-    ``tests/private_knn/test_labels.py``).
-    The weight is rounded first, and the votes are multiplied by the rounded weight.
-    """
+    """Multiply each row by its weight, rounded first and at most 1, and append the weight times a public scale."""
+    # The scale is the largest at which the weights cost nothing: the sums' sensitivity stays that of the votes alone
+    # (docs/theory/private-knn.md, Theorem 11; attacked by tests/private_knn/test_labels.py).
     sizes = rows.sum(axis=1, keepdims=True)
     if kind == "binary":
         largest, lengths = math.sqrt(max(clip, 1.0)), np.maximum(sizes, 1.0) / clip
@@ -205,10 +190,7 @@ def check_public_rows(public: ArrayLike, X: ArrayLike) -> None:
 
 
 def _check_types(y: Any, name: str = "y") -> Any:
-    """Refuse labels of several types: NumPy converts them to one, so one record's label would change the others.
-
-    An array of objects is returned as a list, so that NumPy finds the type of its labels.
-    """
+    """Refuse labels of several types: NumPy converts them to one, so one record's label would change the others."""
     if hasattr(y, "dtype") and y.dtype != object:
         return y
     listed = np.asarray(y).tolist() if hasattr(y, "dtype") else y

@@ -19,11 +19,10 @@ class ScalingWarning(UserWarning):
 
 @dataclass(frozen=True, eq=False)
 class ColumnBounds:
-    """Public bounds of each column. They map a row to [-1, 1], whatever the other rows are.
+    """Public bounds of each column. They map a row to [-1, 1], whatever the other rows are."""
 
-    Every step is element by element in IEEE arithmetic, so that the result depends on the row and on the bounds alone,
-    to the last bit (``docs/howto/pipelines.md``; attacked by ``tests/private_knn/test_scaling.py``).
-    """
+    # Element by element in IEEE arithmetic: exact to the last bit (docs/howto/pipelines.md; attacked by
+    # test_scaling.py).
 
     low: Rows = field(repr=False)
     high: Rows = field(repr=False)
@@ -63,11 +62,8 @@ _AT_ONCE = 4096  # rows
 
 
 def multiply_exactly(rows: Rows, components: NDArray[Any], reach: float, bits: int) -> Rows:
-    """Cut rows off at `reach`, round them to `bits` bits, and multiply them by components that are whole numbers.
-
-    All products and partial sums are whole numbers below 2^53, if `bits` and the components are small enough. Such sums
-    are exact in any order, so the image of a row does not depend on other rows, on threads or on the machine.
-    """
+    """Cut rows off at `reach`, round them to `bits` bits, and multiply them by components that are whole numbers."""
+    # Partial sums are whole numbers below 2^53, if `bits` and the components are small enough: exact in any order.
     wide = components.astype(np.float64)
     images = np.empty((len(rows), wide.shape[1]))
     for start in range(0, len(rows), _AT_ONCE):
@@ -77,10 +73,7 @@ def multiply_exactly(rows: Rows, components: NDArray[Any], reach: float, bits: i
 
 
 def warn_of_scaled_rows(rows: Rows, stacklevel: int = 3) -> None:
-    """Warn the owner if every column has mean 0 and deviation 1: that depends on the records, so nothing else sees it.
-
-    Columns of zeros are what a scaler makes of constant ones.
-    """
+    """Warn the owner alone if all columns have mean 0 and deviation 1 (or are 0): that depends on the records."""
     if len(rows) < 2:
         return
     with np.errstate(over="ignore", invalid="ignore"):

@@ -72,11 +72,8 @@ def spread_labels(links: sparse.csr_array, scores: Rows) -> Rows:
 
 
 def regress_votes(rows: Rows, queried: NDArray[np.int64], shares: Rows, noise: float) -> Rows:
-    """Return class scores of every public row from the noisy shares of votes, with a largest magnitude of 1.
-
-    Kernel ridge regression, which averages the noise of similar queries. The regularisation follows from the public
-    noise: its variance on a share, divided by the variance of a class's share.
-    """
+    """Return class scores of every public row from the noisy shares of votes, with a largest magnitude of 1."""
+    # Kernel ridge regression averages the noise of similar queries; the public noise gives the regularisation.
     n_classes = shares.shape[1]
     gamma = 1 / max(rows.shape[1] * float(rows.var()), 1e-300)
     alpha = max(noise**2 * n_classes**2 / max(n_classes - 1, 1), 1e-6)

@@ -105,11 +105,10 @@ class KernelModel:
 
 @dataclass(frozen=True, eq=False)
 class HalfWhitening:
-    """Principal components of the public rows, each scaled by its variance to the power of -1/4.
+    """Principal components of the public rows, each scaled by its variance to the power of -1/4."""
 
-    It may be used on private rows: a row's image depends on that row alone, bit for bit (see
-    :func:`~nearveil.private_knn.scaling.multiply_exactly`; attacked by ``tests/private_knn/test_student.py``).
-    """
+    # May be used on private rows: an image depends on its own row alone, bit for bit
+    # (tests/private_knn/test_student.py).
 
     components: Rows = field(repr=False)  # whole numbers: multiples of a public step
     mean: Rows = field(repr=False)  # the image of the public mean, without the scale

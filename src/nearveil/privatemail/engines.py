@@ -118,11 +118,8 @@ def prepare_anchors(
 
 
 def bound_sensitivities(public: PublicState, kind: Kind) -> list[float]:
-    """Bound the effect of a target on its row in each private step, by Theorems A and A', with its rounding.
-
-    The bound does not depend on the start of the target's row, so it also holds for steps that start from a noisy row
-    (``docs/theory/privatemail.md``, Theorem 2).
-    """
+    """Bound the effect of a target on its row in each private step, by Theorems A and A', with its rounding."""
+    # Holds from any start of the target's row, also a noisy one (docs/theory/privatemail.md, Theorem 2).
     norm: Norm = "l2" if kind == "gaussian" else "l1"
     setting: Any = {name: getattr(public, name) for name in ("bandwidth", "label_weight", "label_encoding")}
     bounds = []
@@ -134,22 +131,18 @@ def bound_sensitivities(public: PublicState, kind: Kind) -> list[float]:
 
 
 def _bound_rounding(public: PublicState, start: Floats, norm: Norm) -> float:
-    """Bound the distance of a computed row from the exact one.
-
-    Exponents are inner products of d terms, off by d roundings of at most 1 / bandwidth^2; sums have m terms. So
-    shares are off by a factor of ``1 + (d / bandwidth^2 + m + 16) eps``, twice for their normalisation.
-    """
+    """Bound the distance of a computed row from the exact one."""
+    # Exponents are inner products of d terms, off by d roundings of at most 1 / bandwidth^2; sums have m terms. So
+    # shares are off by a factor of ``1 + (d / bandwidth^2 + m + 16) eps``, twice for their normalisation.
     m, d = public.anchors.shape
     farthest = float(np.linalg.norm(start, ord=2 if norm == "l2" else 1, axis=1).max())
     return float(2 * (d / public.bandwidth**2 + m + 16) * np.finfo(np.float64).eps * farthest)
 
 
 def calibrate_steps(kind: Kind, epsilon: float, delta: float, changes: Sequence[float], size: int) -> tuple[Noise, ...]:
-    """Return the noise of each private step; together they cost `epsilon` (Gaussian: at `delta`).
-
-    Gaussian steps share one noise multiplier and compose in closed form, Laplace steps share epsilon equally
-    (``docs/theory/privatemail.md``, Theorem 2; `test_private_steps_cost_what_the_accountant_says`).
-    """
+    """Return the noise of each private step; together they cost `epsilon` (Gaussian: at `delta`)."""
+    # Gaussian steps share one noise multiplier and compose in closed form, Laplace steps share epsilon equally
+    # (docs/theory/privatemail.md, Theorem 2; `test_private_steps_cost_what_the_accountant_says`).
     n = len(changes)
     if kind == "laplace":
         return tuple(calibrate_laplace(epsilon / n, sensitivity=change, size=size) for change in changes)
@@ -220,10 +213,7 @@ def move_anchors(public: PublicState, steps: int) -> AnchorPath:
 
 
 def take_public_steps(public: PublicState, released: Floats, rows: Floats, path: AnchorPath, first: int = 0) -> Floats:
-    """Move unlabelled rows along with the anchors, from step `first` to the end of the path.
-
-    Their weights come from the embedding as `released`, and they do not affect the anchors.
-    """
+    """Move unlabelled rows along the path from step `first`, with weights from `released`; anchors are not affected."""
     if first == len(path.factors):
         return rows
     size = max(1, _BLOCK // len(public.anchors))
@@ -268,10 +258,7 @@ class SoundEngine:
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
     ) -> tuple[dict[str, Any], NDArray[np.intp]]:
-        """Return the arrays of all messages, and the position of the target in each (for the client alone).
-
-        Algorithm 1 of the 2022 paper; public steps start from the released rows alone.
-        """
+        """Return the arrays of all messages, and the target's place in each, for the client (Algorithm 1, 2022)."""
         if labels is not None:
             raise ValueError("labels must not be given: the target's label enters nothing unless as_published is set")
         n = len(features)

@@ -100,11 +100,7 @@ def smlq_step(
 
 
 def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
-    """Iterate eq. 4 of the 2022 paper.
-
-    A step preserves the degree-weighted mean of the rows up to rounding. Rescaling would amplify that error until it
-    dominates, so every step restores the mean.
-    """
+    """Iterate eq. 4 of the 2022 paper; each step restores the mean, whose rounding error rescaling would amplify."""
     Z = start * _find_norm_factor(start) if rescale else start
     mean = query.mean(Z)
     mean = mean * (abs(mean) > _ROUNDING * find_limits(Z).eps * query.mean(abs(Z)))
@@ -125,11 +121,9 @@ def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
 
 
 def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
-    """Iterate eq. 6 of the 2021 paper: ``Z <- alpha L_X^+ (L_Y Z - S Q)``, S Q = n (Q - mean of Q).
-
-    Conjugate gradients apply the pseudo-inverse to vectors of mean zero, where L_X is definite. The scale of Z matters
-    to this iteration: `rescale` acts on its result alone.
-    """
+    """Iterate eq. 6 of the 2021 paper: ``Z <- alpha L_X^+ (L_Y Z - S Q)``, S Q = n (Q - mean of Q)."""
+    # Conjugate gradients apply the pseudo-inverse to vectors of mean zero, where L_X is definite. The scale of Z
+    # matters to this iteration: `rescale` acts on its result alone.
     if query.labels is None or query.label_weight == 0:
         raise ValueError('solver="cccp" needs labels and label_weight > 0: its eq. 6 is zero without them')
     n, k = start.shape
@@ -163,11 +157,9 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
 
 
 def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
-    """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
-
-    The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is shifted to
-    the other end of the spectrum. `n_iter` and the values of `start` have no effect.
-    """
+    """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``."""
+    # The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is shifted to the
+    # other end of the spectrum.
     del n_iter
     n, k = start.shape
     if k >= n:

@@ -46,11 +46,10 @@ REASONS: dict[Version, str] = {
 
 
 class CentredDistances:
-    """The program's label "Laplacian": of double-centred distances between integer labels.
+    """The program's label "Laplacian": of double-centred distances between integer labels."""
 
-    Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``. Its rows sum to zero, so the
-    "Laplacian" is -K and sorts the embedding by label instead of repelling within classes. Products use class sums.
-    """
+    # Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``. Its rows sum to zero, so the "Laplacian" is -K
+    # and sorts the embedding by label instead of repelling within classes.
 
     def __init__(self, labels: NDArray[np.int64]) -> None:
         self._classes, self._codes = np.unique(labels, return_inverse=True)
@@ -199,10 +198,9 @@ class PublishedEngine:
     def _embed_client(
         self, anchor_weights: Floats, target_weights: Floats, labels: Labels, start: Floats, source: Source
     ) -> Floats:
-        """Embed the client's rows, targets before anchors, with the targets' true `labels`, which leak, and add noise.
-
-        `anchor_weights` are between anchors, `target_weights` from the targets to all rows, both with a zero diagonal.
-        """
+        """Embed the client's rows, targets before anchors, with the targets' true labels, which leak; add noise."""
+        # `anchor_weights` are between anchors, `target_weights` from the targets to all rows, both with a zero
+        # diagonal.
         t = len(target_weights)
         weights = np.empty((len(start), len(start)))
         weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T

@@ -53,10 +53,7 @@ class TimedQuestion:
 
 @contextmanager
 def ask_through_client(public: PublicPart, prepare: Callable[[Any], object] = id) -> Iterator[QuestionTimer]:
-    """Open a client of a hostile server in this process, which publishes a map and answers no question.
-
-    `prepare` is called with the client before it asks.
-    """
+    """Open a client of a hostile in-process server that answers nothing; `prepare` is called with it before it asks."""
     import httpx
 
     from nearveil.client import Client, GalleryInfo, UnansweredError
@@ -191,10 +188,7 @@ def _make_part(components: NDArray[Any], prototypes: NDArray[np.int8], coverage:
 
 
 def count_lines(work: Callable[[], object]) -> int:
-    """Count the executed lines of Python, which unlike seconds do not vary between runs.
-
-    A line that calls NumPy counts as one, however long it takes (``docs/theory/audit.md``).
-    """
+    """Count executed lines of Python, which unlike seconds never vary; NumPy calls are one (docs/theory/audit.md)."""
     lines, before = 0, sys.gettrace()
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:

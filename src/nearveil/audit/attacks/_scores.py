@@ -45,10 +45,8 @@ def bound_proportion(hits: NDArray[np.int64] | int, runs: int, alpha: float) -> 
 def bound_event_epsilon(
     hits: NDArray[np.int64] | int, false_hits: NDArray[np.int64] | int, runs: int, delta: float, alpha: float
 ) -> tuple[Floats, Floats]:
-    """Return the interval of ``ln((P(S) - delta) / Q(S))``, at least 0, for an event S (Theorem 2).
-
-    The lower end is too high with probability at most `alpha` / 2. Tests: ``tests/audit/test_bounds.py``.
-    """
+    """Return the interval of ``ln((P(S) - delta) / Q(S))`` for an event S; each end errs with chance `alpha` / 2."""
+    # Theorem 2; the interval starts at 0 or above. Tests: tests/audit/test_bounds.py.
     p_low, p_high = bound_proportion(hits, runs, alpha / 2)
     q_low, q_high = bound_proportion(false_hits, runs, alpha / 2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -116,11 +114,9 @@ class HockeyStick:
         return Moments(mean, variance, self._count)
 
     def interval(self, delta: float, alpha: float, steps: Floats) -> Interval:
-        """Return the two of the rising epsilons `steps` between which the divergence falls to `delta` (Theorem 5).
-
-        Each end is wrong with a probability of at most `alpha` / 2. The hypotheses are nested, so multiple tests need
-        no correction. For a delta below 1e-9 the upper end ignores events that are too rare for so many runs.
-        """
+        """Return the two of the rising epsilons `steps` between which the divergence falls to `delta` (Theorem 5)."""
+        # Each end errs with probability `alpha` / 2. The hypotheses are nested: multiple tests need no correction. For
+        # a delta below 1e-9 the upper end ignores events that are too rare for so many runs.
         # A pure guarantee allows no rare failures, but runs cannot show events rarer than this.
         least = delta if delta > _PURE else 2 * math.log(2 / alpha) / self._count
         falling = takewhile(lambda epsilon: self.at(epsilon).high(alpha / 2) <= least, steps[::-1].tolist())
@@ -144,10 +140,8 @@ def list_epsilons(epsilon: float) -> Floats:
 
 
 def bound_one_run_epsilon(correct: int, guesses: int, records: int, delta: float, alpha: float) -> float:
-    """Return the epsilon that one run with many records shows (Theorem 6; Steinke, Nasr and Jagielski 2023).
-
-    0 if nothing is shown, which is always so if ``records * delta`` reaches `alpha`.
-    """
+    """Return the epsilon that one run with many records shows (Theorem 6; Steinke, Nasr and Jagielski 2023)."""
+    # 0 if nothing is shown, which is always so if ``records * delta`` reaches `alpha`.
     rest = alpha - records * delta
     if rest <= 0 or guesses == 0:
         return 0.0

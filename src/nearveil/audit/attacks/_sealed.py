@@ -91,10 +91,7 @@ class Draws:
 def _open_questions(
     layout: Layout, parameters: LweParameters, questions: tuple[SealedQuestion, ...], messages: Longs
 ) -> Draws:
-    """Return the secrets of questions with these messages, and their errors before rounding.
-
-    If a question does not match its pad, the difference counts as the error.
-    """
+    """Return the secrets of questions with these messages, and their errors before rounding or against their pads."""
     matrix = expand_matrix(parameters, layout.seed, 0, messages.shape[1]).astype(np.float64)
     drop, half = parameters.modulus_bits - WORD_BITS, 1 << (parameters.modulus_bits - parameters.question_bits - 1)
     secrets = np.stack([question.pad.secrets for question in questions])
@@ -146,12 +143,9 @@ def _list_dependent(draws: dict[str, Draws], alpha: float) -> Iterator[str]:
 
 
 def are_dependent(first: Longs, second: Longs, alpha: float) -> bool:
-    """Test whether rows of two arrays, shapes (questions, rows, numbers), depend on each other at any offset.
-
-    Signs and parities of independent draws are fair coins. The sum of their products over all questions is a martingale
-    with steps of at most 1, for each pair of rows and each offset: Azuma's inequality bounds it, and independent draws
-    are called dependent with a probability of at most `alpha` (Lemma 10 of ``docs/theory/audit.md``).
-    """
+    """Test whether rows of two arrays, shapes (questions, rows, numbers), depend on each other at any offset."""
+    # Signs and parities of independent draws are fair coins: the sum of their products is a martingale with steps <= 1.
+    # By Azuma's inequality independent draws fail with probability `alpha` at most (docs/theory/audit.md, Lemma 10).
     length = 1 << (first.shape[2] + second.shape[2] - 1).bit_length()
     terms = len(first) * min(first.shape[2], second.shape[2])
     tests = 2 * first.shape[1] * second.shape[1] * length

@@ -206,10 +206,8 @@ def neighbor_lists(
     query_rows: Rows | None = None,
     report: Callable[[float], object] | None = None,
 ) -> Lists:
-    """Return the nearest other items of the items `queries`, nearest first; exact if that is cheap.
-
-    Pass the rows of randomly chosen queries as `query_rows`: inverted lists are then learned from them.
-    """
+    """Return the nearest other items of the items `queries`, nearest first; exact if that is cheap."""
+    # Pass the rows of randomly chosen queries as `query_rows`: inverted lists are then learned from them.
     n, d = features.shape
     count, exact = min(ranks, n - 1), len(queries) * n * d <= _EXACT
     rows = features.take(queries, "taking queries") if query_rows is None else query_rows
@@ -414,10 +412,9 @@ class _Task:
         return Plan(n_sets, self.set_size, self.epsilon)
 
     def learn(self, least: int, most: int, seed: int) -> Iterator[tuple[csr_array, float]]:
-        """Yield fewer and fewer sets, learned from one start, with their recall on other queries, until recall falls.
-
-        Learning too many sets and dropping the least useful ones gives better sets than starting with the best number.
-        """
+        """Yield fewer and fewer sets, learned from one start, with recall on other queries, until recall falls."""
+        # Learning too many sets and dropping the least useful ones gives better sets than starting with the best
+        # number.
         n, total = self.n_items, len(self.rows)
         usual = usual_number(n, self.set_size, self.epsilon, least, most)
         count = max(_ANNEALED, _QUERIES_A_SET * usual, self.n_items // _ITEMS_A_QUERY)

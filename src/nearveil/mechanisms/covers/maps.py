@@ -57,10 +57,7 @@ def _index_bits(count: int) -> int:
 
 
 def largest_keys(keys: Keys) -> Keys:
-    """Return the 32 largest keys of each row, largest first, by a comparison network that depends on the shape only.
-
-    Merges lists in pairs (Batcher's bitonic merge). Pads with the smallest 32-bit integer.
-    """
+    """Return the 32 largest keys of each row, in order, by a network that depends on the shape only (Batcher)."""
     n, m = keys.shape
     lists = np.full((1, max(MOST_NEIGHBORS, 1 << (m - 1).bit_length()), n), _LOWEST, dtype=np.int32)
     lists[0, :m] = keys.T

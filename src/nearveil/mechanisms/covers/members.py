@@ -36,10 +36,8 @@ _FITTED = 50_000  # queries to fit the coverage of prototypes to
 def map_around_prototypes(
     features: SpreadRows, members: csr_array, components: NDArray[np.float16], learned: Learned | None = None
 ) -> PublicMap:
-    """Make a map: choose prototypes, and measure the coverage around each, or fit it to `learned` queries.
-
-    In a small gallery every item is a prototype, in an order that hides its position; a large one has centroids.
-    """
+    """Make a map: choose prototypes, and measure the coverage around each, or fit it to `learned` queries."""
+    # In a small gallery every item is a prototype, in an order that hides its position; a large one has centroids.
     directions = components.astype(np.float32)
     projected = features.then(project, directions, width=components.shape[1])
     n_sets, n_items = members.shape
@@ -152,10 +150,7 @@ def update_members(
     set_size: int,
     reach: float,
 ) -> csr_array:
-    """Return the membership table of a changed gallery, with new items and a sample of `replaced` others placed anew.
-
-    `before` has the position of each item in the old gallery, or -1. Other items keep their sets.
-    """
+    """Update the membership table: place new items (-1 in `before`, the old positions) and `replaced` others anew."""
     n, remaining = len(before), np.flatnonzero(before >= 0)
     ones = np.ones(len(remaining), np.float32)
     moves = csr_array((ones, (before[remaining], remaining)), shape=(members.shape[1], n))
@@ -184,10 +179,8 @@ def carry_members(carried: csr_array, local: csr_array, set_size: int) -> SetIte
 
 
 def reach_items(set_items: SetItems, local: csr_array, reach: float) -> SetItems:
-    """Add items that are in no set to the sets with the largest coverage around them, until `reach` of all are in one.
-
-    Each replaces an item that is also in another set, the one with the smallest coverage around it.
-    """
+    """Add items in no set to the sets with the largest coverage around them, until `reach` of all are in one."""
+    # Each replaces an item that is also in another set, the one with the smallest coverage around it.
     n_sets, n = local.shape
     set_items, copies = set_items.copy(), np.bincount(set_items.ravel(), minlength=n)
     missing = np.flatnonzero(copies == 0)

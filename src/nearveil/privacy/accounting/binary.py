@@ -60,11 +60,10 @@ class Moves:
 
 @dataclass(frozen=True)
 class PrivacyCurve:
-    """An upper bound on delta as a function of epsilon, for both directions.
+    """An upper bound on delta as a function of epsilon, for both directions."""
 
-    The grid is ``a = exp(spacing * (first + i))``; `excess` holds ``V(a) - max(1 - a, 0)`` on it, and V is linear in a
-    between its points.
-    """
+    # On the grid ``a = exp(spacing * (first + i))``, `excess` holds ``V(a) - max(1 - a, 0)``; V is linear between
+    # points.
 
     spacing: float
     first: int
@@ -76,10 +75,7 @@ class PrivacyCurve:
         return float(max(self.forward(point)[0], self.reversed().forward(point)[0]))
 
     def epsilon(self, delta: float, direction: Literal["add", "remove"] | None = None) -> float:
-        """Return the least epsilon with a delta of at most `delta`; infinity if there is none.
-
-        `direction`: "add", P (without the record) against Q, or "remove", Q against P; the larger of both by default.
-        """
+        """Return the least epsilon for `delta`, infinity if none: "add" (P against Q), "remove", or both."""
         check_delta(delta)
         curves = {"add": self, "remove": self.reversed()}
         if direction is not None and direction not in curves:
@@ -133,10 +129,7 @@ class PrivacyCurve:
 
 
 def compose_binary(moves: Moves, count: int) -> PrivacyCurve:
-    """Bound the curve of `count` rounds with adaptively chosen moves.
-
-    ``docs/theory/accounting.md``, Theorem 4; attacked by ``test_screening.py``.
-    """
+    """Bound `count` rounds with adaptive moves (docs/theory/accounting.md, Theorem 4; test_screening.py)."""
     check_count(count, "count")
     useful = _find_hull(moves, _TAIL / max(4 * count, 1))
     if count == 0 or len(useful.gain) == 0:
@@ -262,10 +255,8 @@ def _measure_strength(moves: Moves) -> NDArray[np.float64]:
 
 
 def _find_hull(moves: Moves, negligible: float) -> Moves:
-    """Return the vertices of the upper hull of all moves, raised by the rounding of the gains.
-
-    Moves of an outcome that has less than the `negligible` probability are covered by taking that probability whole.
-    """
+    """Return the vertices of the upper hull of all moves, raised by the rounding of the gains."""
+    # Moves of an outcome that has less than the `negligible` probability are covered by taking that probability whole.
     points = np.stack([moves.rising, moves.falling, moves.gain * (1 + 1e-12)], axis=1)
     rare, sure = moves.rising + moves.gain <= negligible, moves.falling <= negligible
     covers = [(0.0, 1.0, negligible)] * bool(np.any(rare)) + [(1.0, negligible, negligible)] * bool(np.any(sure))
@@ -290,10 +281,7 @@ def _turns_up(a: Point, b: Point, c: Point) -> bool:
 
 
 def _thin(moves: Moves) -> Moves:
-    """Thin the moves: keep every few of them, raised until their hull covers all.
-
-    A move that is weaker than the strongest may be raised by a part of the difference.
-    """
+    """Keep every few moves, raised by a part of the gap to the strongest until their hull covers all."""
     gain, points = moves.gain, np.stack([moves.rising, moves.falling], axis=1)
     allowed = _SAG + (1 - _measure_strength(moves) / np.max(_measure_strength(moves))) / 16
     chosen, lifts = [0], [1.0]

@@ -30,11 +30,9 @@ def compute_binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[
 
 
 def compute_screening_rdp(order: float, screening: NoisyScreening, sampling_rate: float = 1.0) -> float:
-    """Return the Renyi divergence of one screening, the largest over both directions and all max-votes.
-
-    Exact: Renyi's divergence is quasi-convex, so the mixture over all samples costs no more than its worst sample
-    (``docs/theory/accounting.md``, Theorem 3; ``test_screening.py`` has it to 12 digits).
-    """
+    """Return the Renyi divergence of one screening, the largest over both directions and all max-votes."""
+    # Exact: Renyi's divergence is quasi-convex, so the mixture over all samples costs no more than its worst sample
+    # (docs/theory/accounting.md, Theorem 3; test_screening.py has it to 12 digits).
     base, moved, _ = log_pairs(screening, sampling_rate)
     values = np.concatenate([compute_binary_rdp(order, base, moved), compute_binary_rdp(order, moved, base)])
     return float(np.max(values))

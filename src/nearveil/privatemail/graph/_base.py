@@ -51,10 +51,7 @@ def find_limits(array: Array) -> Any:
 
 
 def check_unit_rows(X: Array, name: str = "X", least: int = 2) -> Array:
-    """Divide each row of a copy of `X` by its norm, or raise unless the norms are one up to rounding.
-
-    Rows are independent of each other. Errors name the row, never its values.
-    """
+    """Divide the rows of a copy of `X` by their norms, about one; an error names the row, never its values."""
     X = as_array(X)
     xp = find_namespace(X)
     if X.ndim != 2 or X.shape[1] == 0:

@@ -25,10 +25,7 @@ _SPLIT_SCALE = 64.0  # keeps the second 16-bit part of an entry of a unit row ou
 
 
 def product(A: Any, B: Any, Z: Any, sharpness: float, *, skip_diagonal: bool) -> Any:
-    """Multiply the (m, n) Gaussian weights ``exp(sharpness (a.b - 1))`` between unit rows with `Z`.
-
-    The rows are on a CUDA device, float32, float16 or bfloat16 alike, with d at most 128.
-    """
+    """Multiply the (m, n) weights ``exp(sharpness (a.b - 1))`` of unit rows on one CUDA device, d <= 128, with `Z`."""
     rows = _split_rows(A)
     columns = rows if B is A else _split_rows(B)
     groups = [Z[:, c : c + _GROUP].contiguous() for c in range(0, Z.shape[1], _GROUP)]

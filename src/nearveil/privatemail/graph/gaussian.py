@@ -51,12 +51,10 @@ _BLAS = ThreadpoolController()
 
 
 class ExactGraph(GaussianGraph):
-    """All weights, exact to rounding, in O(n) memory.
+    """All weights, exact to rounding, in O(n) memory."""
 
-    Each tile above the diagonal serves both its rows and its columns, which halves the work. The diagonal is masked in
-    the tile, so that nothing cancels at small bandwidths. On the host this beats PyTorch's fused attention
-    (``docs/results/graph.md``); on a GPU with Triton the tiles are those of :mod:`nearveil.privatemail.graph._fused`.
-    """
+    # Each tile above the diagonal serves both its rows and its columns. The diagonal is masked in the tile, so that
+    # nothing cancels at small bandwidths. On the host this beats PyTorch's fused attention (docs/results/graph.md).
 
     method = "exact"
 
@@ -115,10 +113,7 @@ def _multiply_symmetric(X: Array, Z: Array, sharpness: float, tile: int, first: 
 
 
 def _multiply_on_threads(X: Any, Z: Any, sharpness: float) -> Any:
-    """Run the strips of :func:`_multiply_symmetric` on one thread per core: NumPy's exponential uses one.
-
-    The split depends on the number of cores alone, so a machine always gives the same bits.
-    """
+    """Run the strips of :func:`_multiply_symmetric` on one thread per core; a machine always gives the same bits."""
     workers = min(_count_cores(), -(-X.shape[0] // HOST_TILE))
     if workers == 1:
         return _multiply_symmetric(X, Z, sharpness, HOST_TILE)
@@ -297,11 +292,10 @@ def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: fl
 
 
 class SpreadGraph(GaussianGraph):
-    """A graph of the rows of a Dask array, in double precision: workers multiply their blocks, `Z` stays here.
+    """A graph of the rows of a Dask array, in double precision: workers multiply their blocks, `Z` stays here."""
 
-    With a polynomial, one pass over the blocks collects sums and another applies them; without, there is a task for
-    each pair of blocks. Sums follow the order of the blocks, so chunk sizes change results by rounding only.
-    """
+    # With a polynomial, one pass over the blocks collects sums and another applies them; without, there is a task for
+    # each pair of blocks. Sums follow the order of the blocks, so chunk sizes change results by rounding only.
 
     method = "exact"
 

@@ -29,10 +29,8 @@ class KernelPolynomial:
 
 
 def find_best_polynomial(sharpness: float, degree: int) -> KernelPolynomial:
-    """Return the polynomial of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1], of degree 0 to 3.
-
-    By Remez' exchange. The error is evaluated at the roots of ``p' - u p`` (``docs/theory/graph.md``, Theorem 1).
-    """
+    """Return the polynomial of degree 0 to 3 of least relative error to ``exp(sharpness * (t - 1))`` on [-1, 1]."""
+    # By Remez' exchange. The error is evaluated at the roots of ``p' - u p`` (docs/theory/graph.md, Theorem 1).
     if sharpness > _MAX_SHARPNESS:
         return KernelPolynomial((0.0,) * (degree + 1), math.inf)
     end = 1 + _MARGIN
@@ -87,11 +85,9 @@ def _count_features(degree: int, d: int) -> int:
 
 
 class SeriesGraph(GaussianGraph):
-    """Weights ``p(x_i.x_j)`` for a polynomial p of certified relative error, in linear time.
+    """Weights ``p(x_i.x_j)`` for a polynomial of certified relative error and degree m, in O(n d^m k) time."""
 
-    One pass over the rows collects moments and a second one applies them (``docs/theory/graph.md``): O(n d^m k) time
-    for degree m, where the exact graph needs O(n^2 (d + k)).
-    """
+    # One pass over the rows collects moments and a second one applies them (docs/theory/graph.md).
 
     method = "series"
 
@@ -108,10 +104,8 @@ class SeriesGraph(GaussianGraph):
 
 
 def collect_moments(X: Array, Z: Array, polynomial: KernelPolynomial) -> list[Array]:
-    """Return the sums of `Z`, slopes and higher moments over all rows, in double precision.
-
-    The higher moments are ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``; they are empty below degree 2.
-    """
+    """Return the sums of `Z`, slopes and higher moments over all rows, in double precision."""
+    # Higher moments, from degree 2 on: ``T[f, c * d + a] = sum_j right(x_j)_f x_ja z_jc``.
     xp, d, k = find_namespace(Z), X.shape[1], Z.shape[1]
     slopes = xp.zeros((d, k), dtype=xp.float64, device=Z.device)
     higher = xp.zeros((_count_features(polynomial.degree, d), k * d), dtype=xp.float64, device=Z.device)

@@ -302,10 +302,8 @@ Entries = tuple[float, float, float, float]  # least and most off-diagonal z_ij,
 def _bound_entries(
     n: int, bandwidth: float, label_weight: float, n_classes: int, encoding: Encoding, variant: Variant
 ) -> Entries:
-    """Bound the summands z_ij of the 2021 paper, squared entries of the difference of two steps.
-
-    By the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived").
-    """
+    """Bound the summands z_ij of the 2021 paper, squared entries of the difference of two steps."""
+    # By the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived").
     at = _bound_degrees(n, bandwidth)
     s2, alpha = bandwidth**2, label_weight
     printed = variant == "printed"

@@ -295,11 +295,9 @@ def bound_replace_error(start: Floats, box: Box, error_bound: float, norm: Norm)
 
 
 def _bound_reaches(start: Floats, box: Box, bandwidth: float, norm: Norm) -> tuple[Floats, Floats]:
-    """Bound, for each record, the change of its row, and ``max_e sum_j |e.(q_i - q_j)|``.
-
-    L1 up to 10 columns and L2 up to 2 columns: the maximum over directions. L2 beyond: second moments, in closed form.
-    L1 beyond: the sum over columns, or sqrt(k) times the L2 bound.
-    """
+    """Bound, for each record, the change of its row, and ``max_e sum_j |e.(q_i - q_j)|``."""
+    # L1 up to 10 columns and L2 up to 2 columns: the maximum over directions. L2 beyond: second moments, in closed
+    # form. L1 beyond: the sum over columns, or sqrt(k) times the L2 bound.
     columns = start.shape[1]
     if norm == "l2" and columns > 2:
         return _bound_reaches_by_moments(start, box, bandwidth)
@@ -356,12 +354,10 @@ def _measure_along(projected: Floats, box: Box) -> tuple[Floats, Floats]:
 
 
 def _maximise_ratio(y: Floats, pull: Floats, box: Box) -> Floats:
-    """Maximise ``(pull_r - sum_j w_j A_j) / sum_j w_j``, A_j = y_r - y_j, over w in [a, 1], for each r.
-
-    The root tau of ``phi(tau) = max_w [pull_r - sum_j w_j (A_j + tau)]``, which is convex and falls. The best w_j is a
-    where A_j > -tau and 1 elsewhere: a cut of the sorted y, so prefix sums evaluate phi for all r at once. Newton's
-    steps end at the root or just below it: the rest of phi, divided by its least slope (n-1) a, is added.
-    """
+    """Maximise ``(pull_r - sum_j w_j A_j) / sum_j w_j``, A_j = y_r - y_j, over w in [a, 1], for each r."""
+    # The root tau of ``phi(tau) = max_w [pull_r - sum_j w_j (A_j + tau)]``, which is convex and falls. The best w_j is
+    # a where A_j > -tau and 1 elsewhere: a cut of the sorted y, so prefix sums evaluate phi for all r at once. Newton's
+    # steps end at the root or just below it: the rest of phi, divided by its least slope (n-1) a, is added.
     n = len(y)
     rank = np.arange(n)
     before = np.concatenate([[0.0], np.cumsum(y)])
