@@ -27,6 +27,7 @@ import nearveil
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import Answers, ExhaustedError, PrivateKNeighborsClassifier
+from nearveil.private_knn.estimator import _choose_abstain_label
 from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, draw_voters
 from nearveil.private_knn.plan import UNIT, PoissonSample
 from nearveil.private_knn.records import make_hard_votes, make_label_votes, make_soft_votes
@@ -321,6 +322,11 @@ def test_nobody_votes_for_nothing() -> None:
         [1, 1],
         [0, 0],
     ]
+
+
+def test_the_label_of_declined_answers_is_no_class() -> None:
+    labels = [_choose_abstain_label(classes) for classes in ([0, 1], [-1, 1], ["", "declined"])]
+    assert labels == [-1, -2, "declined_"]
 
 
 def test_names_of_classes_and_declined_answers() -> None:

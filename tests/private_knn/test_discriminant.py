@@ -23,7 +23,7 @@ from nearveil.mechanisms import Message, MessageError
 from nearveil.mechanisms.base import fingerprint
 from nearveil.privacy.noise import compute_gaussian_delta, unsafe_seeded
 from nearveil.private_knn import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
-from nearveil.private_knn.discriminant import sum_classes
+from nearveil.private_knn.discriminant import _round_up, sum_classes
 from nearveil.private_knn.discriminant_model import (
     COUNT_UNIT,
     SENSITIVITY,
@@ -76,6 +76,10 @@ def test_an_account_pays_for_as_many_publications_as_it_was_opened_for(tmp_path:
             fitted(publications=2, ledger=ledger, account="model")
         with pytest.raises(ExhaustedError, match="publications"):
             fitted(publications=2, ledger=ledger, account="model")
+
+
+def test_noise_is_rounded_up_to_six_digits() -> None:
+    assert [_round_up(noise) for noise in (123456.01, 123457.0, 1.2345601)] == [123457.0, 123457.0, 1.23457]
 
 
 def test_a_forecast_is_near_the_truth() -> None:
