@@ -78,6 +78,7 @@ class ProtectedGallery(Gallery):
     Examples
     --------
     >>> import tempfile
+    >>> import numpy as np
     >>> from nearveil.gallery import Item
     >>> folder = tempfile.TemporaryDirectory()
     >>> path, rng = Path(folder.name), np.random.default_rng(0)
