@@ -25,10 +25,7 @@ _LONGEST_TOKEN = 1000  # bytes read from a token file
 
 
 def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
-    """Declare an option: the default of a command's parameter, or a field of an option group.
-
-    Without a default, a bool is false, and an option whose type does not include None is required.
-    """
+    """Declare an option; without a default, a bool is false, and another type is required unless it includes None."""
     return field(default=default, metadata={"make": typer.Option, "names": names, "help": text, **settings})
 
 
@@ -52,12 +49,9 @@ EXTRACTOR = option(
 def command(
     app: typer.Typer | None = None, name: str | None = None, *, rename: bool = True, **names: str
 ) -> Callable[[Any], Any]:
-    """Turn a function into a command, and add it to `app`.
-
-    A parameter whose type is a dataclass becomes one option for each of its fields. Errors that a user can fix are
-    printed, if `rename` with the names of options in place of parameters; `names` adds some. The lines of the docstring
-    after "For example:" become examples.
-    """
+    """Turn a function into a command, and add it to `app`; each field of a dataclass parameter is an option."""
+    # Errors that a user can fix are printed, if `rename` with the names of options in place of parameters; `names` adds
+    # some. The lines of the docstring after "For example:" become examples.
 
     def make(function: Callable[..., None]) -> Callable[..., None]:
         groups, parameters, option_names = _expand_options(function)

@@ -121,11 +121,7 @@ def _name_retry(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None
 
 
 def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: str, *, stale: bool) -> dict[str, Any]:
-    """Return the answer and its cost as JSON values.
-
-    `balance` is that of the account that paid, if one did; `new_ledger` is where its account was opened by this query,
-    if it was; `stale` says whether the index has changed since its map was made.
-    """
+    """Return the answer and its cost as JSON values; `new_ledger` is where this query opened its account, if it did."""
     from nearveil.gallery.contact_sheet import right_set
 
     epsilon, named = nearest.guarantee.epsilon, nearest.set

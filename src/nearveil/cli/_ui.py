@@ -70,10 +70,8 @@ _REDIRECT = """<!doctype html><html lang="en"><meta charset="utf-8"><meta name="
 
 
 def _open_browser(address: str, files: ExitStack) -> None:
-    """Open a browser with a private file that redirects to the address; `files` removes the file.
-
-    All users of the machine can read the command line of the browser, and the address holds the token.
-    """
+    """Open a browser with a private file that redirects to the address; `files` removes the file."""
+    # All users of the machine can read the command line of the browser, and the address holds the token.
     from nearveil.storage import make_data_folder
 
     try:

@@ -35,10 +35,9 @@ class HomeError(NearveilError):
 
 
 class HomeCopy:
-    """All codes of a gallery, in a folder, searched on this machine. Made by :meth:`nearveil.Client.sync`.
+    """All codes of a gallery, in a folder, searched on this machine."""
 
-    Every client of a gallery downloads the same, so neither the copy nor a search reveals a query.
-    """
+    # Every client of a gallery downloads the same, so neither the copy nor a search reveals a query.
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder, self._lock = Path(folder), threading.Lock()
@@ -70,11 +69,9 @@ class HomeCopy:
         return 0 if self.manifest is None else self.manifest.items
 
     def load(self) -> "LoadedCopy":
-        """Load the copy into memory, unless it is there; HomeError if it is missing or corrupted.
-
-        A synchronisation does not change a loaded copy. Otherwise a search would fail if a nearest item is deleted
-        meanwhile: an error that depends on the query.
-        """
+        """Load the copy into memory, unless it is there; HomeError if it is missing or corrupted."""
+        # A synchronisation does not change a loaded copy: a search that fails because a nearest item was deleted
+        # meanwhile would depend on the query.
         with self._lock:
             if self._loaded is None:
                 self._read_manifest()  # another process may have synchronised since
@@ -97,10 +94,7 @@ class HomeCopy:
         return blocks
 
     def find_changed(self, manifest: CodesManifest) -> dict[int, bool]:
-        """Return the groups of a manifest that the copy lacks; True if it has an older version.
-
-        All files are read and compared with their digests, so that a corrupted one is fetched again.
-        """
+        """Return the groups of a manifest that the copy lacks or has corrupted; True if it has an older version."""
         is_same = self.manifest is not None and self.manifest.public_digest == manifest.public_digest
         changed = {}
         for number, digest in manifest.groups.items():
@@ -245,10 +239,7 @@ class LoadedCopy:
     def search(
         self, rows: ArrayLike, k: int = 8, matching: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int64], Singles]:
-        """Return ids and scores, shape (q, k), of the nearest items, compared by their codes.
-
-        With fewer than k `matching` items, ids and scores are as many.
-        """
+        """Return ids and scores, shape (q, k), of the nearest `matching` items, compared by their codes."""
         queries, table = center_rows(self.public, rows), self.public.table
         n_scored, options = self.count_scored(k), {}
         if matching is not None:
@@ -268,10 +259,8 @@ class LoadedCopy:
         return ids, scores
 
     def details(self, ids: NDArray[np.int64]) -> list[ItemDetails]:
-        """Return names of items, and their external ids and metadata if the gallery offers them.
-
-        Invalid metadata of an item counts as empty. An error here would depend on the query.
-        """
+        """Return names of items, and their external ids and metadata if the gallery offers them."""
+        # Invalid metadata counts as empty: an error here would depend on the query.
         if self.has_metadata:
             return [_read_details_or_empty(content) for content in self._read_column(ids, _METADATA)]
         names = self._read_column(ids, "names") if "names" in self._columns else [b""] * len(ids)
@@ -294,10 +283,8 @@ def _select(matching: NDArray[np.bool_]) -> Any:
 
 
 def _encode_value(value: Any) -> str | None:
-    """Return the same text for equal values of JSON, such as 1 and 1.0; None for other values, which equal none.
-
-    Not the value itself: a gallery could choose numbers with equal hashes, texts have secret ones.
-    """
+    """Return the same text for equal values of JSON, such as 1 and 1.0; None for other values, which equal none."""
+    # Not the value itself: a gallery could choose numbers with equal hashes, texts have secret ones.
     if type(value) is str:
         return f'"{value}'
     if type(value) is int or type(value) is bool:
@@ -320,11 +307,9 @@ def _normalize(value: Any) -> Any:
 
 
 def _limit_range(values: Rows) -> Singles:
-    """Return numbers with products that neither overflow nor are subnormal, in 32 bits.
-
-    FAISS omits items without a finite score, and subnormal numbers are slow on some processors: a hostile table would
-    choose for which queries. Numbers of an honest table are about 1.
-    """
+    """Return numbers with products that neither overflow nor are subnormal, in 32 bits."""
+    # FAISS omits items without a finite score, and subnormal numbers are slow on some processors: a hostile table would
+    # choose for which queries. Numbers of an honest table are about 1.
     finite = np.clip(np.nan_to_num(values), -_LARGEST_NUMBER, _LARGEST_NUMBER)
     return np.where(np.abs(finite) < _SMALLEST_NUMBER, 0, finite).astype(np.float32)
 

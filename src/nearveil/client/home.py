@@ -139,10 +139,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
 
 
 def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | None = None) -> float:
-    """Return the seconds for a search in a copy, by its sizes.
-
-    A function filters if `filtered`, and reads all items. A mapping filters by so many `pairs` of all metadata.
-    """
+    """Return the seconds for a search in a copy; a function filters (`filtered`), or a mapping by so many `pairs`."""
     public = copy.public
     features, n_scored = len(public.mean), len(copy) if filtered else copy.count_scored(count)
     texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)

@@ -125,11 +125,9 @@ async def describe_ways(info: GalleryInfo, account: "Payer | None") -> str:
 
 
 async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
-    """Find the nearest items with one differentially private message: prepare, pay, send, rank.
-
-    The order is the guarantee: the debit is durable before the message exists, nothing is sent after the ranking, and
-    every private step ends at a public deadline, on success and on error (``docs/theory/service.md``, Theorem 3).
-    """
+    """Find the nearest items with one differentially private message: prepare, pay, send, rank."""
+    # The order is the guarantee: the debit is durable before the message exists, nothing is sent after the ranking, and
+    # every private step ends at a public deadline, on success and on error (docs/theory/service.md, Theorem 3).
     from nearveil.ledger import new_key  # a client that never pays loads no ledger
 
     traffic, payment = Traffic(), None

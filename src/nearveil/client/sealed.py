@@ -196,11 +196,9 @@ def _rank(
     count: int,
     traffic: Traffic,
 ) -> Nearest:
-    """Decode the records and rank them by their codes. The work does not depend on their content.
-
-    A hostile server chooses records: all of them are scored, also repeated ids and the padding of a short fetch, and a
-    record that is too short is padded with zeros. An error, or less work, would reveal the question.
-    """
+    """Decode the records and rank them by their codes."""
+    # A hostile server chooses records: all are scored, also repeated ids and the padding of a short fetch, and a record
+    # that is too short is padded with zeros. An error, or less work, would reveal the question.
     layout, (scores, fetch) = client.layout, questions
     assert layout.records is not None
     records = _read(client.read_records, fetch, reply)
@@ -229,10 +227,8 @@ def _rank(
 
 
 def _decode_text(text: bytes) -> ItemDetails:
-    """Decode the name and the owner's id of any record.
-
-    At most some kilobytes are decoded: no other thread runs meanwhile, so a long text would delay other questions.
-    """
+    """Decode the name and the owner's id of any record, at most some kilobytes of it."""
+    # No other thread runs meanwhile, so a long text would delay other questions.
     name, _, external_id = text.partition(b"\0")
     return ItemDetails(
         make_printable(name[: _UTF8 * LONGEST_WORDS].decode(errors="replace")),

@@ -91,11 +91,10 @@ class CachedModel:
 
 
 class Session:
-    """The galleries of a server with their maps and models, and requests to it with retries.
+    """The galleries of a server with their maps and models, and requests to it with retries."""
 
-    `token` makes request keys differ: a server refuses a key that was used with another token. `pad_timing` is False
-    for a gallery in this process, where nobody observes requests: private steps then do not wait for their deadlines.
-    """
+    # `token` makes request keys differ: a server refuses a key that was used with another token. `pad_timing` is False
+    # for a gallery in this process, where nobody observes requests: private steps do not wait for their deadlines.
 
     def __init__(
         self,
@@ -157,10 +156,7 @@ class Session:
         return any(name in (None, info.name) for info in self._galleries)
 
     async def prepare_features(self, images: Images, name: str | None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
-        """Return an open gallery and the features of images for it, before the first request of their question.
-
-        Images are decoded before anything is sent.
-        """
+        """Return an open gallery and the features of images, which are decoded before the first request is sent."""
         if isinstance(images, (str, bytes, os.PathLike)) or not hasattr(images, "__iter__"):
             raise QuestionError("images", "it must be a list of images; prepare_sealed(n) prepares sealed questions")
         traffic, period = Traffic(last_reply_at=self.clock.now()), extraction_period(images)
@@ -227,10 +223,8 @@ class Session:
         return await self.fetch(Request("original", info.name, number=number), Traffic())
 
     async def send_query(self, info: GalleryInfo, body: bytes, nonce: str, most: int, traffic: Traffic) -> Response:
-        """Send the frame of a query. The same frame with the same nonce is the same request, at any time.
-
-        The key of a debit is never sent, not even hashed: it may be short, and the server could guess it.
-        """
+        """Send the frame of a query. The same frame with the same nonce is the same request, at any time."""
+        # The key of a debit is never sent, not even hashed: it may be short, and the server could guess it.
         text = f"{self._token}\0query\0{info.name}\0".encode() + body
         key = hmac.digest(nonce.encode(), text, "sha256").hex()[:32]
         return await self.send(Request("query", info.name, body, key, most=max(most, _LEAST_REPLY)), traffic)

@@ -102,10 +102,7 @@ def question_period(public: "PublicPart") -> float:
 def choice_period(
     public: "PublicPart", answers: int, size: int, *, text_bytes: int = 0, filtered: bool = False
 ) -> float:
-    """Return the seconds for reading answers and ranking their candidates, with a filter if `filtered`.
-
-    `size`: Bytes of all answers. `text_bytes`: Bytes of those with names or metadata.
-    """
+    """Return the seconds for reading answers of `size` bytes, `text_bytes` with names, and ranking candidates."""
     count, features = public.map.set_size, len(public.mean)
     choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
     reading = _BYTE * (size + public.table.nbytes) + _OPERATION * _CANDIDATE * answers * count
@@ -122,12 +119,9 @@ def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
 
 @asynccontextmanager
 async def private_step(session: "Session", since: float, period: float) -> AsyncIterator[None]:
-    """Leave private work at a public deadline: the first multiple of `period` after `since` that has not passed.
-
-    `since` is the time of a public event. `period`, in seconds, depends on public sizes alone. The body awaits nothing
-    but threads. An error waits for the deadline as a result does; a cancellation does not, because its time is the
-    caller's choice.
-    """
+    """Leave private work at a public deadline: the first multiple of `period` after `since` that has not passed."""
+    # `since` is the time of a public event; `period`, in seconds, depends on public sizes alone. The body awaits
+    # only threads. An error waits for the deadline as a result does; a cancellation does not: the caller times it.
     if not 0 < period < math.inf:
         raise ValueError("period must be a positive number of seconds")
     error: Exception | None = None

@@ -135,12 +135,7 @@ def _is_loopback(host: str) -> bool:
 
 
 class HttpTransport:
-    """Send requests to a server, on an event loop.
-
-    `insecure` allows plain HTTP to other machines: anyone on the network path can then read token and messages.
-    `certificate` is the client's own: one file with certificate and key, or two. `transport` replaces the network in
-    tests.
-    """
+    """Send requests to a server, on an event loop."""
 
     index: "Index | None" = None
 
@@ -312,10 +307,7 @@ def _is_printable(value: Any) -> bool:
 
 
 class LocalTransport:
-    """Send requests to a gallery in this process, in threads.
-
-    An index is opened by its folder or URL, and closed; the caller keeps an open index or gallery.
-    """
+    """Send requests to a gallery in this process, in threads; close an index only if it is opened here."""
 
     def __init__(self, source: "str | os.PathLike[str] | Index | Gallery") -> None:
         from nearveil.gallery import Index

@@ -146,10 +146,7 @@ def _check_counts(counts: Mapping[str, int]) -> Charge:
 
 @lru_cache(maxsize=256)
 def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relation: Relation, delta: float) -> Charge:
-    """Return the charge of a guarantee for an account with the other four terms, after a check that they agree.
-
-    It is cached for all messages with one guarantee.
-    """
+    """Return the charge of a guarantee, cached, for an account with the other four terms, which must agree."""
     if not guarantee.sound:
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:

@@ -53,10 +53,7 @@ def make_slot(account: str, key: str | None, kind: str) -> str | None:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One entry of an account's history; :meth:`Account.history` returns them.
-
-    The hash covers this entry and, through the previous hash, all entries before it.
-    """
+    """One entry of an account's history. Its hash covers it and, through the previous hash, all entries before it."""
 
     account: str
     sequence: int  #: 1, 2, 3, ... in every account; times are only informative

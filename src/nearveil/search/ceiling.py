@@ -140,10 +140,9 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
 
 @dataclass(frozen=True)
 class BestChannel:
-    """The optimum of Theorem D: no message exceeds `ceiling`, the value of the dual programme.
+    """The optimum of Theorem D: no message exceeds `ceiling`, the value of the dual programme."""
 
-    It is the mean, weighted by popularity, of each item's `chances` to be returned for a query that it is near to.
-    """
+    # The ceiling is the mean, weighted by popularity, of the chance of each item to be returned for a query near to it.
 
     ceiling: float
     chances: Floats

@@ -20,16 +20,7 @@ _CELLS = 1 << 24  # entries of a matrix in memory at once
 
 
 class Copies:
-    """Groups of equal items in a gallery: the `point` of each item, in the order of their `first` items.
-
-    Examples
-    --------
-    >>> copies = Copies(np.array([[1, 0], [0, 1], [1, 0], [1, 0]], dtype=np.float32))
-    >>> copies.point.tolist(), copies.sizes.tolist()
-    ([0, 1, 0, 0], [3, 1])
-    >>> copies.canonical(np.array([3, 2, 1])).tolist()  # two of the first point, one of the second
-    [0, 2, 1]
-    """
+    """Groups of equal items in a gallery: the `point` of each item, in the order of their `first` items."""
 
     def __init__(self, gallery: Singles) -> None:
         rows = np.ascontiguousarray(gallery) + gallery.dtype.type(0)  # minus zero is zero
@@ -71,11 +62,8 @@ class Copies:
 def true_neighbors(
     queries: Singles, gallery: Singles, k: int, *, leave_out: bool = False, workers: Cluster = LOCAL
 ) -> Items:
-    """Return the k items of highest inner product with each query, nearest first.
-
-    Among equally near points, and among copies, the first in the gallery win. With `leave_out`, query i is item i and
-    not its own neighbour, but its copies are.
-    """
+    """Return the k items of highest inner product with each query, nearest first, then in the order of the gallery."""
+    # With `leave_out`, query i is item i and not its own neighbour, but its copies are.
     copies = Copies(gallery)
     points = gallery[copies.first]
     blocks = _cut_blocks(len(queries), len(points))

@@ -22,11 +22,7 @@ _MOST_ROWS = 2048  # prototypes to use as queries if they represent many items
 
 @dataclass(frozen=True, eq=False)
 class Outlook:
-    """Expected recall of a map.
-
-    `right, other`: The mean share of the nearest images in the good set, and in another set.
-    `popularity`: How often each is among the nearest of another; None if prototypes represent many items.
-    """
+    """Expected recall of a map, by the mean share of the nearest images in the good set (`right`) and in an `other`."""
 
     n_sets: int
     right: float
@@ -54,10 +50,8 @@ class Outlook:
 
 
 def make_outlook(public: PublicPart) -> Outlook:
-    """Estimate recall from a map: its prototypes act as queries, each excluded from its neighbours.
-
-    If prototypes are centroids of many items, use the coverage around them and exclude nothing.
-    """
+    """Estimate recall from a map: its prototypes act as queries, each excluded from its neighbours."""
+    # If prototypes are centroids of many items, use the coverage around them and exclude nothing.
     table = public.map
     whole = table.n_items == len(table.prototypes) and not table.has_bits  # comparing many would be slow
     rows = unit_prototypes(table)

@@ -50,13 +50,7 @@ class GalleryRanker:
 
 
 def select_first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Return the positions of the highest scores in increasing order; of equal scores, the lowest positions.
-
-    Examples
-    --------
-    >>> select_first(np.array([0.0, 1.0, 0.0, 1.0, 0.0]), 3).tolist()
-    [0, 1, 3]
-    """
+    """Return the positions of the highest scores in increasing order; of equal scores, the lowest positions."""
     threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
     above = np.flatnonzero(scores > threshold)
     level = np.flatnonzero(scores == threshold)[: count - len(above)]

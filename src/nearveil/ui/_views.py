@@ -208,10 +208,8 @@ def view_classified(result: Classified, balance: dict[str, Any]) -> dict[str, An
 
 
 def make_image_address(content: bytes) -> str:
-    """Return a WebP thumbnail as a data URL; empty if it is missing, invalid or too large.
-
-    A few bytes of WebP can hold a gigabyte of pixels, and a browser would allocate them all.
-    """
+    """Return a WebP thumbnail as a data URL; empty if it is missing, invalid or too large."""
+    # A few bytes of WebP can hold a gigabyte of pixels, and a browser would allocate them all.
     if not 0 < max(_read_size(content)) <= _MAX_PIXELS or len(content) > _MAX_BYTES:
         return ""
     return f"data:image/webp;base64,{b64encode(content).decode()}"

@@ -13,11 +13,10 @@ from nearveil.ui._views import PageError, describe_failure
 
 
 class PageEntry:
-    """A one-time token, and the cookie and the secret that it is exchanged for. None of them is stored on disk.
+    """A one-time token, and the cookie and the secret that it is exchanged for. None of them is stored on disk."""
 
-    Browsers send the cookie to every server at 127.0.0.1, on any port. The secret is in the session storage of the
-    page's origin and tab, and sent as a header. Every request needs both.
-    """
+    # Browsers send the cookie to every server at 127.0.0.1, on any port. The secret is in the session storage of the
+    # page's origin and tab, and sent as a header. Every request needs both.
 
     def __init__(self) -> None:
         self.token, self.cookie, self.secret = (secrets.token_urlsafe(32) for _ in range(3))
@@ -67,11 +66,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class PageGuard:
-    """ASGI middleware that admits only the page's own browser.
+    """ASGI middleware that admits only the page's own browser."""
 
-    Host stops DNS rebinding, Origin and Sec-Fetch-Site stop other sites, and the cookie stops other programs. The
-    secret stops other servers on this machine: browsers send them the cookie too, but only the page has the secret.
-    """
+    # Host stops DNS rebinding, Origin and Sec-Fetch-Site stop other sites, and the cookie stops other programs. The
+    # secret stops other servers on this machine: browsers send them the cookie too, but only the page has the secret.
 
     def __init__(self, app: ASGIApp, entry: PageEntry, port: int) -> None:
         self._app, self._entry = app, entry

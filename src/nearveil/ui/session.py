@@ -32,10 +32,9 @@ from nearveil.wire.client import K
 
 
 class RecordingPayer:
-    """Pay from one account and keep the last debit, which has the message that was sent.
+    """Pay from one account and keep the last debit, which has the message that was sent."""
 
-    The account may be set later, before the first debit: a command that fails earlier creates no ledger.
-    """
+    # The account may be set later, before the first debit: a command that fails earlier creates no ledger.
 
     account: Account
 
