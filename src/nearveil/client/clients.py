@@ -290,10 +290,6 @@ class AsyncClient:
             For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
             with a seed.
 
-        Returns
-        -------
-        Nearest
-
         Raises
         ------
         QuestionError, ReplyError, UnreachableError, ImageError, ValueError
@@ -346,10 +342,6 @@ class AsyncClient:
             One for each row; new ones by default. With the same keys and rows, what was paid is asked for nothing: give
             them, and keep them, to go on after an interruption.
 
-        Returns
-        -------
-        list of Nearest
-
         Raises
         ------
         UnfinishedError
@@ -395,12 +387,7 @@ class AsyncClient:
         return self._transport.index
 
     async def balance(self) -> Balance:
-        """Return what the account has spent and what is left. Nothing is sent or paid.
-
-        Returns
-        -------
-        Balance
-        """
+        """Return what the account has spent and what is left. Nothing is sent or paid."""
         from nearveil.client.session import OPEN_ACCOUNT, read_balance
 
         balance = await asyncio.to_thread(read_balance, self._session.account)
@@ -415,10 +402,6 @@ class AsyncClient:
         ----------
         gallery : str, optional
             Its name; needed where there are copies of several.
-
-        Returns
-        -------
-        HomeCopy or None
         """
         return self._copies.find(gallery)
 
@@ -438,10 +421,6 @@ class AsyncClient:
             Bytes of codes beyond which nothing is fetched.
         progress : callable, optional
             Called with the number of groups that came, and of all that must come.
-
-        Returns
-        -------
-        HomeCopy
 
         Raises
         ------
@@ -488,10 +467,6 @@ class AsyncClient:
         gallery : str, optional
             Its name; needed where there are several protected ones.
 
-        Returns
-        -------
-        Classified
-
         Raises
         ------
         QuestionError, ReplyError, UnreachableError, ImageError
@@ -518,7 +493,7 @@ class AsyncClient:
         return await self._session.prepare_features(images, gallery)
 
     async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
-        """Fetch one original by its id. NOT PRIVATE: the request tells the server which image you chose.
+        """Fetch the file of one original by its id. NOT PRIVATE: the request tells the server which image you chose.
 
         No guarantee covers this call, and after it the guarantee of the question that found the id is worth nothing in
         practice: who knows the choice knows what was looked for. To see originals and stay private, ask with
@@ -528,21 +503,11 @@ class AsyncClient:
         ----------
         id : int
         gallery : str, optional
-
-        Returns
-        -------
-        bytes
-            The file.
         """
         return await self._session.fetch_original(id, gallery)
 
     async def galleries(self) -> tuple[GalleryInfo, ...]:
-        """Return what there is to ask.
-
-        Returns
-        -------
-        tuple of GalleryInfo
-        """
+        """Return what there is to ask."""
         return await self._session.fetch_galleries()
 
     async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
@@ -554,10 +519,6 @@ class AsyncClient:
             The part of the gallery that an answer holds; the newest map otherwise.
         gallery : str, optional
             Its name; needed where there are several.
-
-        Returns
-        -------
-        PublicPart
         """
         from nearveil.client.session import Traffic
 
@@ -567,15 +528,12 @@ class AsyncClient:
     async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
         """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
 
+        It classifies any number of rows at once, and can be saved.
+
         Parameters
         ----------
         gallery : str, optional
             Its name; needed where there are several protected ones.
-
-        Returns
-        -------
-        PublicDiscriminant
-            It classifies any number of rows at once, and can be saved.
         """
         return (await self._session.fetch_model(gallery)).model
 

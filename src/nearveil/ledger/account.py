@@ -342,20 +342,20 @@ class Account:
         all that the cap allows, or for nothing.
         """
         check_count(most, "most")
-        granted = self._count_remaining(guarantee, most, cap)
+        granted = self.count_left(guarantee, most, cap=cap)
         while granted:
             try:
                 self.spend(guarantee, cap=cap, times=granted)
             except OverBudgetError:
-                refused, granted = granted, self._count_remaining(guarantee, granted, cap)
+                refused, granted = granted, self.count_left(guarantee, granted, cap=cap)
                 if granted == refused:
                     raise
             else:
                 break
         return granted
 
-    def _count_remaining(self, guarantee: Guarantee, most: int, cap: str | None) -> int:
-        """Return how often a guarantee remains of the plan and of the cap, at most `most`."""
+    def count_left(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
+        """Return how often a guarantee remains of the plan, if there is one, and of a cap, at most `most`."""
         charge, counts = self._charge(guarantee), [most]
         for row in map(self._load, {None, cap}):
             if isinstance(row.budget, PlanBudget):

@@ -5,12 +5,12 @@ import sys
 import threading
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Real
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from dp_accounting import DpEvent
 from sklearn.base import BaseEstimator
 from sklearn.utils._param_validation import HasMethods, Interval
 
@@ -18,7 +18,6 @@ from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
 from nearveil.ledger.budget import UnpricedError, check_samplers, find_plan_cost, open_budget
 from nearveil.privacy import Guarantee
-from nearveil.privacy.events import split_event
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.private_knn.plan import Part, VotePlan
 from nearveil.storage import parse_url, without_secrets
@@ -95,12 +94,12 @@ class AccountSpending(Spending):
     def __init__(self, account: Account, plan: VotePlan, guarantee: Guarantee) -> None:
         self.account = account  # pays, durably, for everything
         self.parts = {part: guarantee.part(event) for part, event in plan.parts.items()}  # charges of one query
+        self.caps = plan.caps
         self.cap = account.open_cap(plan.events)  # None if the account was opened with this plan, which is the cap
 
     def left(self) -> dict[Part, int]:
-        caps = {self.cap, None} if self.account.kind == "plan" else {self.cap}  # a plan binds, too
-        remaining = [self.account.remaining(cap) for cap in caps]
-        return {part: min(_count(events, self.parts[part]) for events in remaining) for part in self.parts}
+        count = self.account.count_left
+        return {part: count(charge, self.caps[part], cap=self.cap) for part, charge in self.parts.items()}
 
     def assert_affordable(self, n_queries: int) -> None:
         if self.account.kind != "plan":  # a plan declines queries over its caps
@@ -124,14 +123,8 @@ def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee)
     return MemorySpending(plan.caps) if account is None else AccountSpending(account, plan, guarantee)
 
 
-def _count(remaining: Sequence[tuple[DpEvent, int]], charge: Guarantee) -> int:
-    """Return how many times the remaining events contain those of a guarantee."""
-    (charged, times), *_ = split_event(charge.events[0])
-    return next((count // times for event, count in remaining if event == charged), 0)
-
-
 def find_account(
-    ledger: Ledger | str | None, account: Account | str | None, plan: VotePlan, guarantee: Guarantee
+    ledger: Ledger | Path | str | None, account: Account | str | None, plan: VotePlan, guarantee: Guarantee
 ) -> Account | None:
     """Return the account that pays. It is opened with the plan if it is missing."""
     if account is not None and not guarantee.sound:
@@ -139,7 +132,7 @@ def find_account(
     if isinstance(account, str):
         if ledger is None:
             raise ValueError("ledger must be given: account is only a name")
-        account = _open_named(Ledger(ledger) if isinstance(ledger, str) else ledger, account, plan, guarantee)
+        account = _open_named(ledger if isinstance(ledger, Ledger) else Ledger(ledger), account, plan, guarantee)
     elif ledger is not None:
         raise ValueError("account must be the name of an account in the ledger")
     if account is not None:
@@ -173,11 +166,11 @@ def _check_account(account: Account, guarantee: Guarantee) -> None:
 
 
 def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee) -> Account:
-    try:
+    with suppress(AccountError):
         return ledger.account(name)
-    except AccountError:
-        # The ledger composes plans on another grid, which may give a slightly larger cost than the guarantee.
-        cost = find_plan_cost(open_budget(guarantee.epsilon, guarantee.delta, plan.events, "add-remove"))
+    # The ledger composes plans on another grid, which may give a slightly larger cost than the guarantee.
+    cost = find_plan_cost(open_budget(guarantee.epsilon, guarantee.delta, plan.events, "add-remove"))
+    with suppress(AccountError):  # another process has opened it in the meantime
         return ledger.open_account(
             name,
             owner=OWNER,
@@ -188,6 +181,7 @@ def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee)
             delta=guarantee.delta,
             plan=plan.events,
         )
+    return ledger.account(name)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

@@ -179,10 +179,6 @@ def plan(
     storage : int, default=2 GiB
         Maximum bytes on the client, for local and sealed search.
 
-    Returns
-    -------
-    SearchPlan
-
     Examples
     --------
     >>> print(plan(1_000_000, 1.0, 100_000))

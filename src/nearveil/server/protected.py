@@ -2,15 +2,16 @@
 
 import threading
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from nearveil.errors import NearveilError
 from nearveil.features.backbones import name_extractor
 from nearveil.gallery import Index
-from nearveil.ledger import Account, KeySpentError, Ledger, LedgerError, OverBudgetError
+from nearveil.ledger import Account, AccountError, KeySpentError, Ledger, LedgerError, OverBudgetError
 from nearveil.private_knn import PrivateDiscriminant
 from nearveil.private_knn.discriminant import Forecast
+from nearveil.private_knn.spending import find_account
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
 from nearveil.server.publications import (
@@ -23,8 +24,6 @@ from nearveil.server.publications import (
     check_indexes,
     check_records,
     load_records,
-    look_up_account,
-    open_account,
 )
 from nearveil.wire.schema import GalleryInfo
 
@@ -129,6 +128,8 @@ class ProtectedGallery(Gallery):
         self._publications = Publications()
         if ledger is not None and isinstance(account, Account):
             raise ValueError("account must be the name of an account in the ledger")
+        if ledger is None and isinstance(account, str):
+            raise ValueError("ledger must be given: account is only a name")
         with ExitStack() as stack:
             self._ledger = stack.enter_context(Ledger(ledger)) if isinstance(ledger, (Path, str)) else ledger
             self._refresh()
@@ -220,7 +221,8 @@ class ProtectedGallery(Gallery):
             if forecast.is_noise and not allow_noise:
                 raise PublicationError(_NOISE)
             plan, guarantee = self._terms.plan()
-            account = open_account(self._ledger, self._payer, plan, guarantee)
+            account = find_account(self._ledger, self._payer, plan, guarantee)
+            assert account is not None
             check_binding(self._private, account)
             self._refresh()
             try:
@@ -261,7 +263,11 @@ class ProtectedGallery(Gallery):
 
     def _refresh(self) -> None:
         """Look up the account, if it was opened, and load the models that it has paid for."""
-        if self.account is None and (account := look_up_account(self._ledger, self._payer)) is not None:
+        account = self._payer
+        if self.account is None and isinstance(account, str) and self._ledger is not None:
+            with suppress(AccountError):  # :meth:`publish` opens it
+                account = self._ledger.account(account)
+        if self.account is None and isinstance(account, Account):
             self._terms.check(account)
             check_binding(self._private, account)
             self._publications.account = account

@@ -4,7 +4,6 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -12,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.gallery import Index
-from nearveil.ledger import Account, AccountError, Ledger
+from nearveil.ledger import Account
 from nearveil.ledger.budget import PlanBudget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer
@@ -20,7 +19,6 @@ from nearveil.privacy.noise import secure_source
 from nearveil.private_knn.discriminant import plan_publications
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.published import MOST_CLASSES
-from nearveil.private_knn.spending import find_account
 from nearveil.wire.schema import GuaranteeInfo
 
 _CHUNK = 1024  # rows
@@ -164,26 +162,6 @@ class Terms:
         """Return the plan of all publications and its guarantee; ValueError if no plan keeps the terms."""
         plan = plan_publications(self.epsilon, self.delta, self.publications)
         return plan, plan.guarantee(self.delta, unit=self.unit, source=secure_source())
-
-
-def look_up_account(ledger: Ledger | None, account: Account | str) -> Account | None:
-    """Return the account of a gallery, or None if it was not opened yet."""
-    if isinstance(account, Account):
-        return account
-    if ledger is None:
-        raise ValueError("ledger must be given: account is only a name")
-    with suppress(AccountError):
-        return ledger.account(account)
-    return None
-
-
-def open_account(ledger: Ledger | None, account: Account | str, plan: VotePlan, guarantee: Guarantee) -> Account:
-    """Return the account of a gallery; open it with its plan if there is none of that name."""
-    with suppress(AccountError):  # another process opens it at the same time
-        find_account(ledger, account, plan, guarantee)
-    payer = find_account(ledger, account, plan, guarantee)
-    assert payer is not None
-    return payer
 
 
 @dataclass(frozen=True)
