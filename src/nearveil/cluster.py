@@ -755,7 +755,7 @@ def _check_address(address: str, *, insecure: bool) -> None:
         valid = False
     if not valid:
         raise ValueError("cluster must be local, local:N, tls://host:port, tcp://host:port or a client of Dask")
-    if parsed.scheme == "tcp" and not insecure and not _is_loopback(str(parsed.hostname)):
+    if parsed.scheme == "tcp" and not insecure and not is_loopback(str(parsed.hostname)):
         raise ValueError(
             "cluster: tcp:// to another machine is not encrypted: anyone on the network path can read the rows and run "
             "programs. Use tls://, or set `insecure`"
@@ -766,18 +766,19 @@ def _check_encrypted(client: Any) -> None:
     """Raise if private rows, or results from them, would be sent unencrypted."""
     for address in (client.scheduler.address, *_list_workers(client)):
         parsed = urlsplit(address)
-        if parsed.scheme not in {"tls", "inproc"} and not _is_loopback(str(parsed.hostname)):
+        if parsed.scheme not in {"tls", "inproc"} and not is_loopback(str(parsed.hostname)):
             raise ValueError(
                 f"cluster: {parsed.scheme}:// to another machine is not encrypted, and these rows are private: start "
                 "scheduler and workers with TLS"
             )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether an address is reachable from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return host == "localhost"
+        return host.lower() == "localhost"
 
 
 def cut_table(rows: NDArray[Any], size: int | None = None) -> list[NDArray[Any]]:

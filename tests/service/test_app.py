@@ -415,7 +415,7 @@ def test_what_nobody_thought_of_is_not_told(server: Server, tmp_path: Path, monk
     for reply in (server.get("/v1/galleries/birds/map"), server.ask(server.query())):
         assert problem(reply) == (500, "failed")
         assert "secret" not in reply.text
-    server.client.app.state.nearveil.log.drain()
+    server.client.app.state.nearveil.log._queue.join()
     log = lines(tmp_path)
     assert "a secret" not in log
     told = [json.loads(line) for line in log.splitlines()]

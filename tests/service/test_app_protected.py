@@ -86,7 +86,7 @@ def test_everybody_is_given_the_model_and_nothing_else(hospital: Hospital, tmp_p
         line for line in figures.splitlines() if line.startswith('nearveil_ledger_left_epsilon{gallery="scans"}')
     ]
     assert 0 <= float(left.split()[-1]) < TERMS["epsilon"]
-    hospital.client.app.state.nearveil.log.drain()
+    hospital.client.app.state.nearveil.log._queue.join()
     for private in (PATIENT, PATIENT.split()[-1]):
         assert private.encode() not in hospital.said
         assert private not in (tmp_path / "log.jsonl").read_text()

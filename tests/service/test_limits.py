@@ -15,7 +15,7 @@ from nearveil.server import limits, logs, middleware, requests
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import ByteCache
 from nearveil.server.keys import IdempotencyStore
-from nearveil.server.limits import BYTES_PER_REQUEST, AddressLimit, TokenBuckets, check_length, read_body
+from nearveil.server.limits import BYTES_PER_REQUEST, TokenBuckets, check_length, read_body
 from nearveil.server.middleware import DISCONNECTED
 from nearveil.server.workers import Poller, Workers
 from nearveil.wire.schema import FRAME, KEY_HEADER
@@ -84,7 +84,7 @@ def test_buckets_are_forgotten_beyond_a_number() -> None:
 
 
 def test_requests_without_a_valid_token_are_rate_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "UNAUTHENTICATED", AddressLimit(1.0, 5, 10))
+    monkeypatch.setattr(middleware, "UNAUTHENTICATED", (1.0, 5, 10))
     monkeypatch.setattr(middleware, "UNAUTHENTICATED_DELAY", 0.0)
     monkeypatch.setattr(logs, "_UNAUTHENTICATED", (1.0, 7))
     with serving(tmp_path) as server:
@@ -95,7 +95,7 @@ def test_requests_without_a_valid_token_are_rate_limited(tmp_path: Path, monkeyp
         assert 1 <= int(replies[-1].headers["retry-after"]) <= 60
         assert server.get("/v1/galleries").status_code == 200  # from the same address
         assert 'nearveil_refused_total{code="rate_limited"} 35.0' in server.get("/metrics").text
-        server.client.app.state.nearveil.log.drain()
+        server.client.app.state.nearveil.log._queue.join()
         told = [json.loads(line) for line in lines(tmp_path).splitlines()]
         assert [one["status"] for one in told if one["event"] == "request"] == [401] * 5 + [429] * 2 + [200] * 2
         assert [one["count"] for one in told if one["event"] == "unauthenticated"] == [1]
@@ -104,7 +104,7 @@ def test_requests_without_a_valid_token_are_rate_limited(tmp_path: Path, monkeyp
 def test_token_store_outage_is_logged_once_and_rate_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(middleware, "UNAUTHENTICATED", AddressLimit(1.0, 5, 10))
+    monkeypatch.setattr(middleware, "UNAUTHENTICATED", (1.0, 5, 10))
     monkeypatch.setattr(middleware, "UNAUTHENTICATED_DELAY", 0.0)
     monkeypatch.setattr(logs, "_UNAUTHENTICATED", (1.0, 7))
     logger = logging.getLogger("nearveil.server.workers")
@@ -121,7 +121,7 @@ def test_token_store_outage_is_logged_once_and_rate_limited(
             (tmp_path / "away.db").rename(tmp_path / "tokens.db")
             assert server.get("/v1/galleries").status_code == 200
             assert [record.getMessage() for record in caplog.records[1:]] == ["token store is up again"]
-            server.client.app.state.nearveil.log.drain()
+            server.client.app.state.nearveil.log._queue.join()
             events = [json.loads(line)["event"] for line in lines(tmp_path).splitlines()]
             assert len(events) <= 10
     finally:

@@ -32,7 +32,7 @@ def test_a_line_of_each_request_and_nothing_of_what_was_asked(tmp_path: Path) ->
         server.get("/v1/galleries/birds/map?candidates=0.31415", stranger)
         server.get("/nothing-here-at-all?query-string=x", None)
         server.client.request("BREW", "/health")
-        server.client.app.state.nearveil.log.drain()
+        server.client.app.state.nearveil.log._queue.join()
         text = lines(tmp_path)
     told = [json.loads(line) for line in text.splitlines()]
     assert [one["event"] for one in told] == ["request"] * 5
@@ -145,7 +145,7 @@ def test_libraries_log_to_the_same_lines_without_what_errors_say(tmp_path: Path)
 def test_a_log_that_is_moved_away_goes_on_in_a_new_file(tmp_path: Path) -> None:
     writer = JsonLog(tmp_path / "log")
     writer.write({"n": 1})
-    writer.drain()
+    writer._queue.join()
     (tmp_path / "log").rename(tmp_path / "log.1")
     writer.write({"n": 2})
     writer.close()

@@ -17,7 +17,6 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from nearveil.server import middleware
-from nearveil.server.limits import AddressLimit
 from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
@@ -52,7 +51,7 @@ def as_frame(_: object, value: object) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(middleware, "UNAUTHENTICATED", AddressLimit(6e4, 10_000))
+        patch.setattr(middleware, "UNAUTHENTICATED", (6e4, 10_000, 4096))
         with serving(tmp_path_factory.mktemp("schema"), rate=None) as found:
             yield found
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from nearveil.cluster import is_loopback
 from nearveil.server import Settings
 from nearveil.server.middleware import get_network
-from nearveil.server.settings import SettingsError, is_loopback, make_gallery_name
+from nearveil.server.settings import SettingsError, make_gallery_name
 
 ROOT = Path(__file__).parents[2]
 PROTECTED = {

@@ -2,12 +2,10 @@
 
 import asyncio
 import hashlib
-import ipaddress
 import os
 import re
 import ssl
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
@@ -17,6 +15,7 @@ from urllib.parse import quote
 from pydantic import ValidationError
 
 from nearveil.client.errors import DeclinedError, QuestionError, ReplyError, UnreachableError
+from nearveil.cluster import is_loopback
 from nearveil.gallery.answers import LARGEST_ORIGINAL
 from nearveil.wire.frames import Kind
 from nearveil.wire.schema import FRAME, KEY_HEADER, MOST_MODEL, Galleries, GalleryInfo, Problem
@@ -119,19 +118,11 @@ def _check_url(url: str, *, insecure: bool) -> str:
         raise QuestionError("url", "it must look like https://host:8321")
     if parsed.userinfo or parsed.query or parsed.fragment:
         raise QuestionError("url", "it must have no user, password, query or fragment; pass the token as token=")
-    if parsed.scheme == "http" and not (insecure or _is_loopback(parsed.host)):
+    if parsed.scheme == "http" and not (insecure or is_loopback(parsed.host)):
         raise QuestionError(
             "url", "it must begin with https: plain HTTP shows the token to the network, unless `insecure` allows it"
         )
     return str(parsed).rstrip("/")
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return False
 
 
 class HttpTransport:

@@ -3,6 +3,8 @@
 import datetime
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,12 +23,14 @@ from nearveil.gallery.answers import (
     Singles,
     is_thumbnail,
 )
-from nearveil.gallery.originals import hash_file, read_regular
 from nearveil.privacy.checks import as_rows, check_integer, is_integer, normalize_rows
 
 Ids = NDArray[np.uint32]
 
 _LARGEST_THUMBNAIL = 1 << 20
+_FLAGS = {name: getattr(os, name, 0) for name in ("O_PATH", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC")}
+_FOLDER = os.O_RDONLY | _FLAGS["O_PATH"] | _FLAGS["O_DIRECTORY"] | _FLAGS["O_NOFOLLOW"] | _FLAGS["O_CLOEXEC"]
+_FILE = os.O_RDONLY | _FLAGS["O_NOFOLLOW"] | _FLAGS["O_NONBLOCK"] | _FLAGS["O_CLOEXEC"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,13 +269,43 @@ def _load_images(item: Item, position: int) -> ItemImages | None:
         )
     if isinstance(original, Path) and is_text(str(original)):
         path = original.resolve()
-        return ItemImages(bytes(thumbnail), hash_file(path), str(path))
+        data = read_regular(path, LARGEST_ORIGINAL)  # None if it may not be served
+        return ItemImages(bytes(thumbnail), None if data is None else hashlib.sha256(data).digest(), str(path))
     if not (original is None or isinstance(original, bytes)):
         raise ValueError(f"items: the original of number {position} must be bytes, a Path that is text, or None")
     if original is not None and len(original) > LARGEST_ORIGINAL:
         raise ValueError(f"items: the original of number {position} must be at most {LARGEST_ORIGINAL} bytes")
     has_images = thumbnail or original is not None
     return ItemImages(bytes(thumbnail), None if original is None else bytes(original)) if has_images else None
+
+
+def read_regular(path: Path, most: int) -> bytes | None:
+    """Read a regular file of at most `most` bytes; return None if that fails."""
+    # No part of the path may be a symbolic link: one created after indexing could point to any file. Pipes and devices
+    # are refused without blocking.
+    try:
+        with os.fdopen(_open_without_links(path), "rb") as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode) or status.st_size > most:
+                return None
+            data = file.read(most + 1)  # the file may have grown
+    except (OSError, ValueError, NotImplementedError):  # NotImplementedError: no dir_fd on this system
+        return None
+    return data if len(data) <= most else None
+
+
+def _open_without_links(path: Path) -> int:
+    """Open a file by walking down its folders, following no link; return the descriptor."""
+    anchor, *folders, name = path.parts
+    parent = os.open(anchor, _FOLDER)
+    try:
+        for folder in folders:
+            child = os.open(folder, _FOLDER, dir_fd=parent)
+            os.close(parent)
+            parent = child
+        return os.open(name, _FILE, dir_fd=parent)
+    finally:
+        os.close(parent)
 
 
 def _describe_value(column: str, position: int) -> str:

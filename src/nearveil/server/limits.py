@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from starlette.types import Receive
 
@@ -16,15 +15,7 @@ from nearveil.server.errors import ServiceError
 BYTES_PER_REQUEST = 16 << 20  # bytes of a pass, a body or an answer that count as one more request
 
 
-class AddressLimit(NamedTuple):
-    """The rate limit of clients by address."""
-
-    per_minute: float
-    burst: int
-    max_addresses: int = 4096  # that are remembered
-
-
-UNAUTHENTICATED = AddressLimit(60.0, 120)  # refusals of requests without a valid token
+UNAUTHENTICATED = 60.0, 120, 4096  # refusals without a valid token a minute, and at once; addresses remembered
 UNAUTHENTICATED_DELAY = 1.0  # seconds before each refusal beyond that
 
 

@@ -112,10 +112,6 @@ class JsonLog(QueueHandler):
             fields.update(describe_error(record.exc_info[1]))
         self.write(fields)
 
-    def drain(self) -> None:
-        """Wait until all queued lines are written."""
-        self._queue.join()
-
     def close(self) -> None:
         """Write all queued lines and end the thread, unless that takes too long: a pipe may be stuck."""
         if self._is_open:

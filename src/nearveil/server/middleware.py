@@ -17,7 +17,6 @@ from nearveil.server.errors import ServiceError
 from nearveil.server.limits import (
     UNAUTHENTICATED,
     UNAUTHENTICATED_DELAY,
-    AddressLimit,
     ByteBudget,
     Reservation,
     TokenBuckets,
@@ -38,7 +37,7 @@ UNMATCHED = "unmatched"
 _CLOSING = frozenset((408, 411, 413))  # statuses after which the rest of the body is not read
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 _HEALTH = "/health"
-_PROBES = AddressLimit(600.0, 600)  # requests without a token for open paths
+_PROBES = 600.0, 600, 4096  # requests without a token for open paths; as for `UNAUTHENTICATED`
 _MAX_DISCARDED = 1 << 16  # bytes of an unused body that are read
 _DISCARD_TIMEOUT = 2.0  # seconds for that
 GUARDED = ("/v1", "/metrics")  # paths that need a token

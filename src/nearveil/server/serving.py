@@ -16,9 +16,8 @@ import uvicorn
 
 from nearveil.gallery.index import Index
 from nearveil.server.app import create_app
-from nearveil.server.connections import MAX_HEADER_BYTES, Connection, Slots
 from nearveil.server.galleries import Gallery, OpenGallery
-from nearveil.server.listener import Server
+from nearveil.server.listener import MAX_HEADER_BYTES, Connection, Server, Slots
 from nearveil.server.logs import install
 from nearveil.server.metrics import send_heartbeat
 from nearveil.server.requests import AppState

@@ -1,6 +1,5 @@
 """Settings of a server, from a file, the environment and the command line. The later wins."""
 
-import ipaddress
 import os
 import re
 import tomllib
@@ -12,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, FilePath, StringConstraints, 
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from sqlalchemy.engine import make_url
 
+from nearveil.cluster import is_loopback
 from nearveil.errors import NearveilError
 from nearveil.server.tokens import default_location
 from nearveil.wire.frames import HEADER_BYTES, Kind
@@ -260,14 +260,6 @@ class Settings(BaseSettings):
             raise SettingsError(_describe(error)) from None
         except ValueError as error:  # a variable is not JSON
             raise SettingsError(_describe_invalid_json(str(error))) from None
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address is reachable from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 def make_gallery_name(folder: str | Path) -> str:

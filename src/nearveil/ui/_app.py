@@ -15,8 +15,7 @@ from starlette.concurrency import run_in_threadpool
 
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
-from nearveil.server.connections import MAX_HEADER_BYTES, Connection, Slots
-from nearveil.server.listener import Server
+from nearveil.server.listener import MAX_HEADER_BYTES, Connection, Server, Slots
 from nearveil.ui._views import (
     ERRORS,
     PageError,
