@@ -11,13 +11,7 @@ if TYPE_CHECKING:
     from nearveil.gallery.publishing import Published
     from nearveil.gallery.sync import sync_folder
 
-__all__ = [
-    "Index",
-    "IndexStoreError",
-    "Item",
-    "Published",
-    "sync_folder",
-]
+__all__ = ["Index", "IndexStoreError", "Item", "Published", "sync_folder"]
 
 __getattr__ = import_later(
     __name__,

@@ -20,15 +20,7 @@ from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import CODE_BYTES, fingerprint
 from nearveil.privacy.checks import is_integer
-from nearveil.wire.frames import (
-    HEADER_BYTES,
-    MOST_FEATURES,
-    Kind,
-    WireError,
-    frame,
-    read_flag,
-    unframe,
-)
+from nearveil.wire.frames import HEADER_BYTES, MOST_FEATURES, Kind, WireError, frame, read_flag, unframe
 
 Singles = NDArray[np.float32]
 Rows = NDArray[np.float32] | NDArray[np.float64]

@@ -15,14 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import Cluster, SpreadRows, StoredPart, cut_rows
 from nearveil.features.vectors import TablePart, VectorFile, as_list
-from nearveil.gallery.answers import (
-    LARGEST_METADATA,
-    LARGEST_ORIGINAL,
-    LONGEST_ID,
-    LONGEST_NAME,
-    Singles,
-    is_thumbnail,
-)
+from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, LONGEST_ID, LONGEST_NAME, Singles, is_thumbnail
 from nearveil.privacy.checks import as_rows, check_integer, is_integer, normalize_rows
 
 Ids = NDArray[np.uint32]

@@ -468,10 +468,7 @@ class MapPublisher(ABC):
 
     def _save_map(self, new: Published, keep: int) -> None:
         """Store a map, and delete all but the newest `keep` maps."""
-        with (
-            SpooledTemporaryFile(_SPOOLED) as file,
-            self._database.begin_write(times=_SAVE_TIMEOUT) as connection,
-        ):
+        with SpooledTemporaryFile(_SPOOLED) as file, self._database.begin_write(times=_SAVE_TIMEOUT) as connection:
             new.write(file)
             store.load_header(connection, self._location, lock=True)
             store.check_public(connection, self._location)  # the rows may have become private while the map was learned

@@ -144,7 +144,6 @@ def sync_folder(
                 MapTerms().updated(**options).check(len(images.paths))
             gallery = Index.create(location, dimension=extractor.dimension, extractor=extractor.fingerprint)
             stack.enter_context(gallery)
-        published, learned = None, False
         if private:
             gallery.protect()
         with _note_changes():
@@ -157,12 +156,9 @@ def sync_folder(
             added, failed = _add_images(gallery, root, images, new, start("adding", len(new)))
             if not private:
                 gallery.delete(gone)
-                published, learned = publish_map(gallery, terms, start, workers)
-        size, files = (len(gallery), gallery.dimension, gallery.revision), (*skipped, *failed)
-        rows = gallery.is_private, gallery.row_exact
-        return SyncReport(
-            describe_location(location), *size, added, len(gone), published, learned, files, extractor.name, *rows
-        )
+            newest = (None, False) if private else publish_map(gallery, terms, start, workers)
+        files = (*skipped, *failed)
+        return _report(gallery, location, added, len(gone), *newest, files, extractor.name, private, gallery.row_exact)
 
 
 def sync_table(
@@ -207,10 +203,13 @@ def sync_table(
                 gallery.delete(deleted[np.isin(deleted, gallery.ids())])
                 added = len(np.setdiff1d(gallery.ids(), before, assume_unique=True))
                 terms.check(len(gallery), "the index has changed, and its map is as before: publish it on other terms")
-                published, learned = publish_map(gallery, terms, start, workers)
-            size = len(gallery), gallery.dimension, gallery.revision
-            n_deleted = count + added - len(gallery)
-            return SyncReport(describe_location(location), *size, added, n_deleted, published, learned)
+                newest = publish_map(gallery, terms, start, workers)
+            return _report(gallery, location, added, count + added - len(gallery), *newest)
+
+
+def _report(gallery: Index, location: str, *changes: Any) -> SyncReport:
+    size = len(gallery), gallery.dimension, gallery.revision
+    return SyncReport(describe_location(location), *size, *changes)
 
 
 def publish_map(gallery: Index, terms: MapTerms, start: Progress, workers: Cluster) -> tuple[Published, bool]:

@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SealedClient", "SealedError", "SealedIndex"]
 
-__getattr__ = import_later(
-    __name__,
-    {
-        ".client": "SealedClient",
-        ".index": "SealedIndex",
-        ".layout": "SealedError",
-    },
-)
+__getattr__ = import_later(__name__, {".client": "SealedClient", ".index": "SealedIndex", ".layout": "SealedError"})
 
 
 def __dir__() -> list[str]:

@@ -453,12 +453,7 @@ class SealedIndex:
 
     @classmethod
     def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        writable: bool = False,
-        kernel: KernelName = "auto",
-        device: str = "cpu",
+        cls, path: str | os.PathLike[str], *, writable: bool = False, kernel: KernelName = "auto", device: str = "cpu"
     ) -> Self:
         """Map a file of :meth:`save` into memory; processes that map the same file share the memory.
 

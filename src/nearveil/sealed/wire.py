@@ -10,16 +10,7 @@ from nearveil.sealed.layout import Layout, SealedError
 from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
 from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
-from nearveil.wire.frames import (
-    HEADER_BYTES,
-    Kind,
-    Reader,
-    WireError,
-    frame,
-    open_frame,
-    unframe,
-    write_fields,
-)
+from nearveil.wire.frames import HEADER_BYTES, Kind, Reader, WireError, frame, open_frame, unframe, write_fields
 
 _PARTS = ("scores", "records")  # as flags of a frame
 _SETS = {"scores": SCORES, "records": FETCH}

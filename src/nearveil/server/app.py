@@ -157,7 +157,7 @@ def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
     async def original(request: Request, gallery: Name, number: Number) -> Response:
         """Return one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
         context: RequestContext = request.scope[CONTEXT]
-        state.get_gallery(context, gallery)  # 404 before 403: other tokens' galleries do not exist
+        context.get_gallery(gallery)  # 404 before 403: other tokens' galleries do not exist
         context.require("originals")
         return await state.send(request, gallery, lambda source: source.original(number), media_type=_OCTETS)
 

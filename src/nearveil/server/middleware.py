@@ -27,6 +27,7 @@ from nearveil.server.tokens import Scope, Token, TokenStoreError
 from nearveil.wire.schema import Problem
 
 if TYPE_CHECKING:
+    from nearveil.server.galleries import Gallery
     from nearveil.server.requests import AppState
 
 CONTEXT = "nearveil.context"  # keys of an ASGI scope: the context of the request
@@ -79,6 +80,14 @@ class RequestContext:
         if scope not in self.token.scopes:
             raise ServiceError("not_offered", f"This token lacks the scope {scope}.")
         return self.token
+
+    def get_gallery(self, name: str) -> "Gallery":
+        """Return a gallery that the token of the client may use; others do not exist for it."""
+        token, gallery = self.require("query"), self._state.galleries.get(name)
+        if gallery is None or not token.may_use(name):
+            raise ServiceError("unknown", "No such gallery, or this token may not use it.")
+        self.gallery = name
+        return gallery
 
     def reserve(self, budget: ByteBudget) -> Reservation:
         """Return a reservation of no bytes yet, which is released when the request ends."""

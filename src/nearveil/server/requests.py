@@ -83,15 +83,6 @@ class AppState:
             if isinstance(gallery, OpenGallery):
                 gallery.on_cache_miss = self.metrics.answers_made.inc
 
-    def get_gallery(self, context: RequestContext, name: str) -> Gallery:
-        """Return a gallery that the token of a request may use; others do not exist for it."""
-        token = context.require("query")
-        gallery = self.galleries.get(name)
-        if gallery is None or not token.may_use(name):
-            raise ServiceError("unknown", "No such gallery, or this token may not use it.")
-        context.gallery = name
-        return gallery
-
     async def answer_question(self, request: Request, name: str, key: str, kind: str) -> Response:
         """Answer a private question: a message or a sealed question.
 
@@ -99,7 +90,7 @@ class AppState:
         read, and its key is stored before the gallery sees it: another request under the same key is never answered.
         """
         context: RequestContext = request.scope[CONTEXT]
-        gallery, pools, token = self.get_gallery(context, name), self.pools[name], context.require("query").id
+        gallery, pools, token = context.get_gallery(name), self.pools[name], context.require("query").id
         media_type = context.headers.get(b"content-type", b"").partition(b";")[0]
         if media_type.strip().lower() != FRAME.encode():
             raise ServiceError("media_type", f"The body must have the media type {FRAME}.")
@@ -162,7 +153,7 @@ class AppState:
         If they are cacheable, they have an ETag, and a client that names it in If-None-Match gets 304.
         """
         context: RequestContext = request.scope[CONTEXT]
-        gallery = self.get_gallery(context, name)
+        gallery = context.get_gallery(name)
 
         def read_and_hash() -> tuple[bytes, str]:
             content = read(gallery)

@@ -16,14 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
 from nearveil.server.listener import MAX_HEADER_BYTES, Connection, Server, Slots
-from nearveil.ui._views import (
-    ERRORS,
-    PageError,
-    describe_too_large,
-    list_accounts,
-    list_history,
-    plan_queries,
-)
+from nearveil.ui._views import ERRORS, PageError, describe_too_large, list_accounts, list_history, plan_queries
 from nearveil.ui.auth import PageEntry, PageGuard, name_cookie
 from nearveil.ui.session import PageSession
 

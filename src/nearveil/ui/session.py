@@ -20,14 +20,7 @@ from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.search.outlook import EPSILONS, make_outlook
-from nearveil.ui._views import (
-    PageError,
-    describe_balance,
-    preview_cost,
-    view_classified,
-    view_free,
-    view_nearest,
-)
+from nearveil.ui._views import PageError, describe_balance, preview_cost, view_classified, view_free, view_nearest
 from nearveil.wire.client import K
 
 

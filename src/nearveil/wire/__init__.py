@@ -9,14 +9,7 @@ if TYPE_CHECKING:
     from nearveil.wire.frames import WireError
     from nearveil.wire.server import ServerProtocol, serve_maps
 
-__all__ = [
-    "ClientProtocol",
-    "OutdatedMapError",
-    "ProtocolError",
-    "ServerProtocol",
-    "WireError",
-    "serve_maps",
-]
+__all__ = ["ClientProtocol", "OutdatedMapError", "ProtocolError", "ServerProtocol", "WireError", "serve_maps"]
 
 __getattr__ = import_later(
     __name__,

@@ -8,14 +8,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import (
-    EXTRAS,
-    Answer,
-    Codes,
-    Extras,
-    codes_from_bytes,
-    codes_to_bytes,
-)
+from nearveil.gallery.answers import EXTRAS, Answer, Codes, Extras, codes_from_bytes, codes_to_bytes
 from nearveil.mechanisms import Message, PublicMap
 from nearveil.mechanisms.base import candidate_count
 from nearveil.wire.frames import (
@@ -176,11 +169,29 @@ class RefusalCode(IntEnum):
         return code
 
 
+class FieldsMessage:
+    """A message without flags, with its fields one after the other as its body."""
+
+    kind: ClassVar[Kind]
+    types: ClassVar[tuple[type, ...]]
+
+    def to_bytes(self) -> bytes:
+        """Encode it as a frame."""
+        return frame(self.kind, write_fields(*vars(self).values()))
+
+    @classmethod
+    def from_body(cls, flags: int, body: bytes) -> Self:
+        """Decode the body of a frame."""
+        read_flag(flags, ("",))
+        return cls(*read_fields(body, *cls.types))
+
+
 @dataclass(frozen=True)
-class MapChanged:
+class MapChanged(FieldsMessage):
     """The server no longer has the map of a message: fetch the public part. Another question is another debit."""
 
-    kind: ClassVar[Kind] = Kind.MAP_CHANGED
+    kind = Kind.MAP_CHANGED
+    types = str, int
 
     gallery: str
     revision: int  # of the current map
@@ -189,41 +200,22 @@ class MapChanged:
         check_text(self.gallery, "gallery")
         check_whole(self.revision, "revision")
 
-    def to_bytes(self) -> bytes:
-        """Encode it as a frame."""
-        return frame(self.kind, write_fields(self.gallery, self.revision))
-
-    @classmethod
-    def from_body(cls, flags: int, body: bytes) -> Self:
-        """Decode the body of a frame."""
-        read_flag(flags, ("",))
-        return cls(*read_fields(body, str, int))
-
 
 @dataclass(frozen=True)
-class Refusal:
+class Refusal(FieldsMessage):
     """The server refuses a query, with the reason."""
 
-    kind: ClassVar[Kind] = Kind.REFUSAL
+    kind = Kind.REFUSAL
+    types = int, str
 
     code: RefusalCode
     words: str
 
     def __post_init__(self) -> None:
+        if self.code not in RefusalCode.__members__.values():
+            raise WireError(f"data has the unknown refusal code {self.code}")
+        object.__setattr__(self, "code", RefusalCode(self.code))
         check_text(self.words, "words", least=0)
-
-    def to_bytes(self) -> bytes:
-        """Encode it as a frame."""
-        return frame(self.kind, write_fields(int(self.code), self.words))
-
-    @classmethod
-    def from_body(cls, flags: int, body: bytes) -> Self:
-        """Decode the body of a frame."""
-        read_flag(flags, ("",))
-        code, words = read_fields(body, int, str)
-        if code not in RefusalCode.__members__.values():
-            raise WireError(f"data has the unknown refusal code {code}")
-        return cls(RefusalCode(code), words)
 
 
 def frame_status(reply: bytes) -> int:

@@ -11,13 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.gallery.answers import (
-    IMAGE_HEADER_BYTES,
-    LARGEST_ORIGINAL,
-    Answer,
-    Bytes,
-    Extras,
-)
+from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LARGEST_ORIGINAL, Answer, Bytes, Extras
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import MessageError

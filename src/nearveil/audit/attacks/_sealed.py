@@ -250,10 +250,7 @@ _WEAKNESSES: dict[str, Callable[[], Weakness]] = {
     "one secret for all colours": lambda: lambda _, secrets, errors: (0 * secrets + secrets[0], errors),
     "errors of a tenth the width": lambda: lambda _, secrets, errors: (secrets, errors // 10),
     "300 numbers of each secret twice": lambda: (
-        lambda _, secrets, errors: (
-            np.hstack([secrets[:, :300], secrets[:, :300], secrets[:, 600:]]),
-            errors,
-        )
+        lambda _, secrets, errors: (np.hstack([secrets[:, :300], secrets[:, :300], secrets[:, 600:]]), errors)
     ),
     "secrets that distant colours share": lambda: (
         lambda parameters, secrets, errors: (
@@ -262,10 +259,7 @@ _WEAKNESSES: dict[str, Callable[[], Weakness]] = {
         )
     ),
     "one error for all records": lambda: (
-        lambda parameters, secrets, errors: (
-            secrets,
-            errors[[0] * len(errors)] if parameters is FETCH else errors,
-        )
+        lambda parameters, secrets, errors: (secrets, errors[[0] * len(errors)] if parameters is FETCH else errors)
     ),
     "errors of a clock": lambda: _draw_by_clock,
     "records under the secrets of scores": _make_secret_keeper,
