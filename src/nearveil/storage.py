@@ -1,11 +1,13 @@
 """Storage: one database interface (SQLite, PostgreSQL), private files, and the data folder."""
 
 import os
+import secrets
 import sqlite3
 import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedRandom
 from pathlib import Path
 from typing import Any
 
@@ -324,6 +326,25 @@ def make_private_file(path: Path) -> None:
     """Create a file readable by its owner only, if missing: SQLite would create it readable for all."""
     with suppress(FileExistsError):
         os.close(open_private(str(path), os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+
+
+@contextmanager
+def replace_file(path: Path, *, private: bool = True, durable: bool = True) -> Iterator[BufferedRandom]:
+    """Yield a new file that replaces `path` atomically when the block ends, or is deleted if it raises.
+
+    A `private` file is readable by its owner only. A `durable` one is flushed to disk before it gets its name, which
+    survives a power failure after :func:`flush_folder`.
+    """
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    try:
+        with open(draft, "x+b", opener=open_private if private else None) as file:
+            yield file
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 def flush_folder(folder: Path) -> None:

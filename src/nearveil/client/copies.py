@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import re
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import ItemDetails, Rows, Singles, encode_name, read_details
-from nearveil.storage import flush_folder, make_private_folder
+from nearveil.storage import flush_folder, make_private_folder, replace_file
 from nearveil.wire.client import center_rows
 from nearveil.wire.codes import Block, CodesGroup, CodesManifest
 from nearveil.wire.frames import WireError
@@ -26,8 +25,9 @@ from nearveil.wire.messages import PublicPart, decode_frame
 _MAX_FLOAT32 = 1 << 30  # bytes of rows in memory; more are held in 16 bits
 _SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-10, 6e4  # of rows that FAISS compares; 16 bits hold 6e4
 _WIDER = 4  # candidates for each neighbour that are compared by their codes
-_MANIFEST, _PUBLIC, _LOCK, _DRAFT, _METADATA = "manifest", "public", "lock", "draft-", "metadata"
-_DELETABLE = re.compile(rf"[0-9a-f]{{64}}\.codes|{_DRAFT}.*")  # groups, and files of an interrupted write
+_MANIFEST, _PUBLIC, _LOCK, _METADATA = "manifest", "public", "lock", "metadata"
+# Groups, and files of an interrupted write, also those of earlier versions.
+_DELETABLE = re.compile(r"[0-9a-f]{64}\.codes|\..+\.[0-9a-f]{8}\.part|draft-.*")
 
 
 class HomeError(NearveilError):
@@ -323,17 +323,8 @@ def _read_details_or_empty(content: bytes) -> ItemDetails:
 
 
 def _write_file(path: Path, content: bytes) -> None:
-    """Write a file durably and atomically."""
-    descriptor, name = tempfile.mkstemp(prefix=_DRAFT, dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    with replace_file(path) as file:
+        file.write(content)
 
 
 @contextmanager

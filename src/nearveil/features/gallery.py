@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ import numpy as np
 from nearveil.cluster import Cluster, Tick, connect, cut_rows
 from nearveil.features.extractor import Extractor, FeatureError, Floats
 from nearveil.features.images import ImageError, Pixels, load_image, read_file
-from nearveil.storage import make_private_folder
+from nearveil.storage import make_private_folder, replace_file
 
 NO_FEATURE = "without a feature: the extractor gave zeros, NaN or infinity"
 
@@ -66,14 +65,8 @@ class FeatureCache:
         path = self._path(content_hash, fingerprint)
         make_private_folder(path.parent)
         payload = row.astype("<f4").tobytes()
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=".")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(payload).digest() + payload)
-            Path(draft).replace(path)
-        except BaseException:
-            Path(draft).unlink(missing_ok=True)
-            raise
+        with replace_file(path, durable=False) as file:  # a corrupted row is recomputed
+            file.write(hashlib.sha256(payload).digest() + payload)
 
 
 def _extract_part(

@@ -8,7 +8,6 @@ import functools
 import io
 import json
 import os
-import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -25,6 +24,7 @@ from nearveil.features.extractor import FeatureError, Floats, unit_rows
 from nearveil.features.images import Pixels, resize
 from nearveil.features.networks import TorchExtractor, import_torch, scale_pixels
 from nearveil.privacy.checks import check_integer, check_range
+from nearveil.storage import replace_file
 
 Maps = NDArray[np.float16]
 
@@ -177,16 +177,8 @@ class TrainedExtractor(TorchExtractor):
         weights = {"head": head.state_dict(), "body": {} if self._frozen else body.state_dict()}
         content = io.BytesIO()
         import_torch().save({"about": json.dumps(header), **weights}, content)
-        target = Path(path).absolute()
-        draft = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
-        try:
-            with draft.open("xb") as file:
-                file.write(content.getvalue())
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(target)
-        finally:
-            draft.unlink(missing_ok=True)
+        with replace_file(Path(path), private=False) as file:
+            file.write(content.getvalue())
 
 
 def load_extractor(path: str | os.PathLike[str], backbone: TorchExtractor | None = None) -> TrainedExtractor:

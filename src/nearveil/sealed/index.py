@@ -52,6 +52,7 @@ from nearveil.sealed.sizes import (
     shape_records,
 )
 from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answer
+from nearveil.storage import replace_file
 from nearveil.wire.frames import WireError
 
 _CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
@@ -427,7 +428,6 @@ class SealedIndex:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the index with its hints to one file, atomically."""
-        draft = Path(f"{os.fspath(path)}.draft")
         about = {
             "scale": self._scale,
             "layout": self.layout.to_bytes().hex(),
@@ -435,21 +435,13 @@ class SealedIndex:
         }
         arrays = [np.frombuffer(json.dumps(about).encode(), np.uint8)]
         arrays += [array for name in _SAVED if (array := getattr(self, f"_{name}")) is not None]
-        try:
-            draft.touch(0o600)
-            with draft.open("w+b") as file:
-                for array in arrays:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-                    file.write(bytes(-file.tell() % _ALIGNMENT))
-                file.seek(0)
-                digest = hashlib.file_digest(file, "sha256").digest()
-                file.write(digest)
-                file.flush()
-                os.fsync(file.fileno())
-            draft.replace(path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
+        with replace_file(Path(path)) as file:
+            for array in arrays:
+                np.lib.format.write_array(file, array, allow_pickle=False)
+                file.write(bytes(-file.tell() % _ALIGNMENT))
+            file.seek(0)
+            digest = hashlib.file_digest(file, "sha256").digest()
+            file.write(digest)
 
     @classmethod
     def load(
