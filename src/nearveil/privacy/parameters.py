@@ -23,6 +23,7 @@ DELTA = allow_reals(1e-18, 0.999)
 SEED = allow_integers(0, (1 << 32) - 1)
 COMPONENTS = allow_integers(1, 4096)
 WEIGHT = Interval(Real, 0, None, closed="left")
+PROBABILITY = Interval(Real, 0, 1, closed="neither")
 
 
 def parameter(default: Any, *constraints: Any) -> Any:

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, dataclass, field
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, get_args
+from dataclasses import KW_ONLY, MISSING, dataclass, field
+from numbers import Real
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,6 +12,7 @@ from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils._param_validation import Interval, StrOptions
 
+from nearveil.privacy.parameters import PROBABILITY, allow_integers, allow_reals, parameter
 from nearveil.private_knn.estimator import A, Answers, Tally, VotingClassifier, VotingEstimator
 from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, SearchEngine, Voters, draw_voters
 from nearveil.private_knn.plan import Ballot, GaussianSums
@@ -32,20 +33,11 @@ from nearveil.private_knn.scaling import ColumnBounds
 class NeighborEstimator(VotingEstimator[A]):
     """An estimator whose voters are the nearest records."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **VotingEstimator._parameter_constraints,
-        "n_neighbors": [Interval(Integral, 1, None, closed="left"), None],
-        "sampling_rate": [Interval(Real, 0, 1, closed="right")],
-        "feature_norm": [Interval(Real, 0, None, closed="neither"), None],
-        "bounds": ["array-like", None],
-        "engine": [StrOptions(set(get_args(SearchEngine)))],
-    }
-
-    n_neighbors: int | None = None
-    sampling_rate: float = 1.0
-    feature_norm: float | None = None
-    bounds: ArrayLike | None = None
-    engine: SearchEngine = "auto"
+    n_neighbors: int | None = parameter(None, allow_integers(1), None)
+    sampling_rate: float = parameter(1.0, Interval(Real, 0, 1, closed="right"))
+    feature_norm: float | None = parameter(None, allow_reals(0), None)
+    bounds: ArrayLike | None = parameter(None, "array-like", None)
+    engine: SearchEngine = parameter("auto", StrOptions(set(get_args(SearchEngine))))
     _votes: Labels | Weights = field(init=False)  # of each record
     _search: NeighborSearch = field(init=False)
 
@@ -158,19 +150,12 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     likely as it would be otherwise, plus 1.0e-5.
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **VotingClassifier._parameter_constraints,
-        **NeighborEstimator._parameter_constraints,
-        "votes": [StrOptions({"classes", "soft", *MULTILABEL})],
-        "clip": [Interval(Real, 0, None, closed="neither"), None],
-    }
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    max_answered: int = 1000
+    epsilon: float | None = parameter(None, allow_reals(0), None)
+    delta: float = parameter(1e-5, PROBABILITY)
+    max_answered: int = parameter(1000, allow_integers(1))
     _: KW_ONLY
-    votes: Votes = "classes"
-    clip: float | None = None
+    votes: Votes = parameter("classes", StrOptions({"classes", "soft", *MULTILABEL}))
+    clip: float | None = parameter(None, allow_reals(0), None)
 
     def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
         X, _ = check_records(self, X, y, multi_output=True)
@@ -303,19 +288,11 @@ class PrivateKNeighborsRegressor(RegressorMixin, NeighborEstimator[NDArray[np.fl
     True
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **NeighborEstimator._parameter_constraints,
-        "low": [Real],
-        "high": [Real],
-        "method": [StrOptions({"mean", "median"})],
-        "depth": [Interval(Integral, 1, 30, closed="both")],
-    }
-
-    low: float
-    high: float
+    low: float = parameter(MISSING, Real)
+    high: float = parameter(MISSING, Real)
     _: KW_ONLY
-    method: Literal["mean", "median"] = "mean"
-    depth: int = 8
+    method: Literal["mean", "median"] = parameter("mean", StrOptions({"mean", "median"}))
+    depth: int = parameter(8, allow_integers(1, 30))
     _votes: Weights = field(init=False)
     _statistic: ValueStatistic = field(init=False)
 

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, _fit_context
+from sklearn.base import ClassifierMixin, TransformerMixin, _fit_context
 from sklearn.utils import check_random_state
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted
+
+from nearveil.privacy.parameters import WEIGHT, Parameters, allow_integers, allow_reals, parameter
 
 Architecture = Literal["mnist", "svhn"]
 
@@ -80,7 +81,7 @@ def augment(torch: Any, images: Any, strength: float) -> Any:
 
 
 @dataclass(eq=False, repr=False)
-class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
+class NetworkStudent(ClassifierMixin, TransformerMixin, Parameters):  # type: ignore[misc]
     """A convolutional network for images, trained on few or noisy labels and on unlabelled images.
 
     Every epoch augments every image at random. Training keeps a running estimate of the class of each image, from its
@@ -116,24 +117,14 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
     (2, 192)
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "architecture": [StrOptions({"mnist", "svhn"})],
-        "epochs": [Interval(Integral, 1, None, closed="left")],
-        "batch_size": [Interval(Integral, 1, None, closed="left")],
-        "learning_rate": [Interval(Real, 0, None, closed="neither")],
-        "augmentation": [Interval(Real, 0, None, closed="left")],
-        "device": [str],
-        "random_state": ["random_state"],
-    }
-
-    architecture: Architecture = "mnist"
+    architecture: Architecture = parameter("mnist", StrOptions({"mnist", "svhn"}))
     _: KW_ONLY
-    epochs: int = 12
-    batch_size: int = 128
-    learning_rate: float = 0.002
-    augmentation: float = 1.0
-    device: str = "auto"
-    random_state: int | np.random.RandomState | None = None
+    epochs: int = parameter(12, allow_integers(1))
+    batch_size: int = parameter(128, allow_integers(1))
+    learning_rate: float = parameter(0.002, allow_reals(0))
+    augmentation: float = parameter(1.0, WEIGHT)
+    device: str = parameter("auto", str)
+    random_state: int | np.random.RandomState | None = parameter(None, "random_state")
 
     @_fit_context(prefer_skip_nested_validation=True)  # type: ignore[untyped-decorator]
     def fit(self, X: ArrayLike, y: ArrayLike, unlabeled: ArrayLike | None = None) -> Self:
@@ -145,10 +136,6 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, BaseEstimator):  # type:
             uint8, or floats from 0 to 1.
         y : array-like of shape (n,)
         unlabeled : array-like of shape (n_unlabeled, height, width[, channels]), optional
-
-        Returns
-        -------
-        NetworkStudent
         """
         images, labels = _move_channels_first(X), np.asarray(y)
         if labels.shape != (len(images),):

@@ -3,18 +3,18 @@
 import warnings
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass, field, replace
-from numbers import Integral
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator, clone
 from sklearn.linear_model import RidgeClassifier
-from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils._param_validation import HasMethods, StrOptions
 from sklearn.utils.validation import validate_data
 
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax
 from nearveil.privacy.noise import Source
+from nearveil.privacy.parameters import allow_integers, parameter
 from nearveil.private_knn.estimator import Tally, VotingClassifier
 from nearveil.private_knn.plan import Ballot, PlanRequest
 from nearveil.private_knn.records import make_hard_votes, run_shielded
@@ -140,18 +140,11 @@ class PateClassifier(VotingClassifier):
     '12.6 on counts of 40 votes'
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **VotingClassifier._parameter_constraints,
-        "n_teachers": [Interval(Integral, 1, None, closed="left")],
-        "estimator": [HasMethods(["fit", "predict"]), None],
-        "mechanism": [StrOptions({"lnmax", "gnmax", "confident-gnmax"})],
-        "max_screened": [Interval(Integral, 1, None, closed="left"), None],
-    }
-
-    n_teachers: int = 250
-    estimator: BaseEstimator | None = None
+    n_teachers: int = parameter(250, allow_integers(1))
+    estimator: BaseEstimator | None = parameter(None, HasMethods(["fit", "predict"]), None)
     _: KW_ONLY
-    mechanism: Mechanism = "confident-gnmax"
+    max_screened: int | None = parameter(None, allow_integers(1), None)
+    mechanism: Mechanism = parameter("confident-gnmax", StrOptions({"lnmax", "gnmax", "confident-gnmax"}))
     _codes: NDArray[np.int64] = field(init=False)  # the class of each record, until the teachers are trained
     _teachers: Teachers = field(init=False)
 

@@ -5,19 +5,19 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
-from numbers import Integral, Real
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.model_selection import StratifiedKFold
 from sklearn.utils import check_array
-from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
+from nearveil.privacy.parameters import PROBABILITY, allow_integers, allow_reals, parameter
 from nearveil.private_knn.discriminant_model import (
     BASIS,
     CENTRE_SHARE,
@@ -189,23 +189,14 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
     likely as it would be otherwise, plus 1.0e-5.
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **PayingEstimator._parameter_constraints,
-        "n_components": [Interval(Integral, 1, _MOST_UNPROJECTED, closed="both"), StrOptions({"auto"})],
-        "shrinkage": [Interval(Real, 0, None, closed="neither"), StrOptions({"auto"})],
-        "bounds": ["array-like", StrOptions({"public"}), None],
-        "classes": ["array-like", range, None],
-        "publications": [Interval(Integral, 1, MOST_PUBLICATIONS, closed="both")],
-    }
-
-    epsilon: float | None = None
-    delta: float = 1e-5
+    epsilon: float | None = parameter(None, allow_reals(0), None)
+    delta: float = parameter(1e-5, PROBABILITY)
     _: KW_ONLY
-    n_components: int | Literal["auto"] = "auto"
-    shrinkage: float | Literal["auto"] = "auto"
-    bounds: ArrayLike | Literal["public"] | None = None
-    classes: Sequence[Any] | NDArray[Any] | None = None
-    publications: int = 1
+    n_components: int | Literal["auto"] = parameter("auto", allow_integers(1, _MOST_UNPROJECTED), StrOptions({"auto"}))
+    shrinkage: float | Literal["auto"] = parameter("auto", allow_reals(0), StrOptions({"auto"}))
+    bounds: ArrayLike | Literal["public"] | None = parameter(None, "array-like", StrOptions({"public"}), None)
+    classes: Sequence[Any] | NDArray[Any] | None = parameter(None, "array-like", range, None)
+    publications: int = parameter(1, allow_integers(1, MOST_PUBLICATIONS))
     classes_: NDArray[Any] = field(init=False)
     statistics_: NoisyStatistics = field(init=False)
     _model: PublicDiscriminant = field(init=False)
@@ -231,10 +222,6 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         public : array-like of shape (n_public, d), optional
             Public rows without labels; the more like the private ones, the better. None may be a private row. Without
             them, rows are scaled to norm one as they are, and all directions count the same.
-
-        Returns
-        -------
-        PrivateDiscriminant
 
         Raises
         ------

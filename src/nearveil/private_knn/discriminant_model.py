@@ -428,10 +428,6 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
         ----------
         data : bytes
 
-        Returns
-        -------
-        PublicDiscriminant
-
         Raises
         ------
         MessageError
@@ -457,10 +453,6 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
         Parameters
         ----------
         path : str or path-like
-
-        Returns
-        -------
-        PublicDiscriminant
         """
         return cls.from_bytes(Path(path).read_bytes())
 

@@ -14,12 +14,12 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import ClassifierMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils import check_consistent_length
-from sklearn.utils._param_validation import Interval
 from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from nearveil.cluster import is_dask_array
 from nearveil.privacy import Guarantee
+from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
 from nearveil.private_knn.plan import Ballot, NoiseWarning, PlanRequest, VotePlan, find_needed_votes, make_plan
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.private_knn.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
@@ -59,16 +59,11 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     # `fit` works on a copy that holds records, plan and account; it replaces `_poll` as a whole and never changes.
     # `answer` reads `_poll` once, so rows, labels, noise and caps are of one fit, whatever other threads do.
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **PayingEstimator._parameter_constraints,
-        "max_answered": [Interval(Integral, 1, None, closed="left")],
-        "vote_noise": [Interval(Real, 0, None, closed="neither"), None],
-    }
     _metric: ClassVar[Callable[..., float]]  # of the true and the predicted labels or values
     _gain: float = field(init=False, default=1.0)  # change of a released sum by one voter
 
-    max_answered: int = 1000
-    vote_noise: float | None = None
+    max_answered: int = parameter(1000, allow_integers(1))
+    vote_noise: float | None = parameter(None, allow_reals(0), None)
     plan_: VotePlan = field(init=False)
     _guarantee: Guarantee = field(init=False)
     _spending: Spending = field(init=False)
@@ -85,10 +80,6 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
             images by a network: ``extractor.extract(images, row_exact=True)``.
         y : array-like of shape (n,) or (n, n_classes)
             Private. Classes, weights of classes, or numbers, which are clipped to their bounds.
-
-        Returns
-        -------
-        VotingEstimator
         """
         self._warn_of_search()
         poll = self._copy_parameters()
@@ -283,20 +274,11 @@ class Answers:
 class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: ignore[misc]
     """Answer queries with the class that wins a vote."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        **VotingEstimator._parameter_constraints,
-        "screening_noise": [Interval(Real, 0, None, closed="neither"), None],
-        "threshold": [Real, None],
-        "max_screened": [Interval(Integral, 0, None, closed="left"), None],
-        "classes": ["array-like", range, None],
-        "abstain_label": [Integral, str, None],
-    }
-
-    screening_noise: float | None = None
-    threshold: float | None = None
-    max_screened: int | None = None
-    classes: Sequence[Any] | NDArray[Any] | None = None
-    abstain_label: int | str | None = None
+    screening_noise: float | None = parameter(None, allow_reals(0), None)
+    threshold: float | None = parameter(None, Real, None)
+    max_screened: int | None = parameter(None, allow_integers(0), None)
+    classes: Sequence[Any] | NDArray[Any] | None = parameter(None, "array-like", range, None)
+    abstain_label: int | str | None = parameter(None, Integral, str, None)
     classes_: NDArray[Any] = field(init=False)
     _abstain_label: int | str = field(init=False)
 

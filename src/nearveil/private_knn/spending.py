@@ -7,18 +7,17 @@ import warnings
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
-from sklearn.base import BaseEstimator
-from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.utils._param_validation import HasMethods
 
 from nearveil.errors import NearveilError
 from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
 from nearveil.ledger.budget import UnpricedError, check_samplers, find_plan_cost, open_budget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
+from nearveil.privacy.parameters import PROBABILITY, Parameters, allow_reals, parameter
 from nearveil.private_knn.plan import Part, VotePlan
 from nearveil.storage import parse_url, without_secrets
 
@@ -185,24 +184,15 @@ def _open_named(ledger: Ledger, name: str, plan: VotePlan, guarantee: Guarantee)
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class PayingEstimator(BaseEstimator):  # type: ignore[misc]
+class PayingEstimator(Parameters):
     """An estimator of private records that pays for every release."""
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "epsilon": [Interval(Real, 0, None, closed="neither"), None],
-        "delta": [Interval(Real, 0, 1, closed="neither")],
-        "unit": [str],
-        "ledger": [Ledger, str, None],
-        "account": [Account, str, None],
-        "source": [HasMethods(["words"]), None],
-    }
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    unit: str = "record"
-    ledger: Ledger | str | None = None
-    account: Account | str | None = None
-    source: Source | None = None
+    epsilon: float | None = parameter(None, allow_reals(0), None)
+    delta: float = parameter(1e-5, PROBABILITY)
+    unit: str = parameter("record", str)
+    ledger: Ledger | str | None = parameter(None, Ledger, str, None)
+    account: Account | str | None = parameter(None, Account, str, None)
+    source: Source | None = parameter(None, HasMethods(["words"]), None)
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Refuse a ledger's password, since scikit-learn shows parameters."""

@@ -4,14 +4,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from numbers import Integral
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 from scipy.sparse import csr_array
-from sklearn.base import BaseEstimator, ClassifierMixin, clone
+from sklearn.base import ClassifierMixin, clone
 from sklearn.cluster import MiniBatchKMeans
 from sklearn.dummy import DummyClassifier
 from sklearn.kernel_ridge import KernelRidge
@@ -19,11 +18,12 @@ from sklearn.metrics import pairwise_distances_argmin
 from sklearn.neighbors import kneighbors_graph
 from sklearn.svm import SVC
 from sklearn.utils import check_random_state, get_tags
-from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.utils._param_validation import HasMethods
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.features import Extractor
 from nearveil.privacy import Guarantee
+from nearveil.privacy.parameters import Parameters, allow_integers, parameter
 from nearveil.private_knn.estimator import Answers, Progress, VotingClassifier
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.records import check_public_rows
@@ -96,7 +96,7 @@ class StudentRound:
 
 
 @dataclass(eq=False, repr=False)
-class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     """Learn from private records through their votes on public rows.
 
     A round queries the most typical public rows, once each, spreads the noisy votes over all public rows, and trains a
@@ -156,26 +156,15 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     likely as it would be otherwise, plus 1.0e-5.
     """
 
-    _parameter_constraints: ClassVar[dict[str, list[Any]]] = {
-        "voter": [HasMethods(["fit", "answer"]), None],
-        "student": [HasMethods(["fit", "predict"]), None],
-        "features": [callable, None],
-        "rounds": [Interval(Integral, 1, None, closed="left")],
-        "shares": ["array-like", None],
-        "n_components": [Interval(Integral, 1, None, closed="left"), None],
-        "self_training": [Interval(Integral, 0, None, closed="left")],
-        "random_state": ["random_state"],
-    }
-
-    voter: VotingClassifier | None = None
-    student: Any = None
+    voter: VotingClassifier | None = parameter(None, HasMethods(["fit", "answer"]), None)
+    student: Any = parameter(None, HasMethods(["fit", "predict"]), None)
     _: KW_ONLY
-    features: Features | None = None
-    rounds: int = 1
-    shares: Sequence[float] | None = None
-    n_components: int | None = None
-    self_training: int = 1
-    random_state: int | np.random.RandomState | None = None
+    features: Features | None = parameter(None, callable, None)
+    rounds: int = parameter(1, allow_integers(1))
+    shares: Sequence[float] | None = parameter(None, "array-like", None)
+    n_components: int | None = parameter(None, allow_integers(1), None)
+    self_training: int = parameter(1, allow_integers(0))
+    random_state: int | np.random.RandomState | None = parameter(None, "random_state")
     plan_: VotePlan = field(init=False)
     _public: PublicStudent = field(init=False)
 
@@ -192,10 +181,6 @@ class Student(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             Public rows of the same shape as the private ones, without labels.
         progress : callable, optional
             Called with the number of queries that were finished since the last call.
-
-        Returns
-        -------
-        Student
         """
         parameters = self.get_params(deep=False)
         # Fit a copy, with a copy of the voter's parameters: other threads may set parameters or fit at the same time.

@@ -222,10 +222,6 @@ class PublicStudent(PublicModel):
     def to_bytes(self) -> bytes:
         """Return the student as bytes: numbers and JSON, no code.
 
-        Returns
-        -------
-        bytes
-
         Raises
         ------
         ValueError
@@ -264,10 +260,6 @@ class PublicStudent(PublicModel):
         features : callable, optional
             The `features` of the :class:`Student`, if it had any.
 
-        Returns
-        -------
-        PublicStudent
-
         Raises
         ------
         MessageError
@@ -293,10 +285,6 @@ class PublicStudent(PublicModel):
         ----------
         path : str or path-like
         features : callable, optional
-
-        Returns
-        -------
-        PublicStudent
         """
         return cls.from_bytes(Path(path).read_bytes(), features=features)
 
