@@ -246,6 +246,8 @@ def test_periods_grow_with_sizes_and_with_nothing_else(here: Scene) -> None:
     assert question_period(replace(public, map=other)) == question_period(public) > 0.1
     assert choice_period(public, 2, 10**6) > choice_period(public, 1, 10**6) > choice_period(public, 1, 0) > 0.05
     assert choice_period(public, 1, 0, filtered=True) > choice_period(public, 1, 0)
+    read = [choice_period(public, 1, 0, text_bytes=size, filtered=True) for size in (10**6, 10**7)]
+    assert read[1] - read[0] == pytest.approx(9e6 * 2 * 3e-7)  # a hostile value is read, and encoded to be compared
     texts = choice_period(public, 1, 10**6, text_bytes=10**6) - choice_period(public, 1, 10**6)
     assert texts == pytest.approx(0.3 + 5e-5 * public.map.set_size)
     # At the caps, as docs/theory/service.md states it.

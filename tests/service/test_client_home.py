@@ -249,22 +249,37 @@ def test_metadata_comes_with_a_copy_and_filters_there(texts: Path, tmp_path: Pat
 
 def test_values_of_a_filter_are_equal_as_in_python(tmp_path: Path) -> None:
     values: list[Any] = [1, 1.0, True, "1", 0, None, [1, 2], [1.0, 2.0], {"a": [1]}, 0.5, 1e300, "\ud7ff", "", 2**70]
-    queries: list[Any] = [*values, (1, 2), {1, 2}, np.float32(0.5), np.int64(1), float("nan"), [2, 1], object()]
+    queries: list[Any] = [
+        *values,
+        (1, 2),
+        (1.0, 2),
+        np.array([1, 2]),
+        np.float32(0.5),
+        np.int64(1),
+        np.str_("1"),
+        [2, 1],
+    ]
     with Index.create(tmp_path / "texts", dimension=QUERIES.shape[1]) as index:
         rows = np.random.default_rng(1).standard_normal((40, QUERIES.shape[1]))
         index.add_table(rows, metadata=[{"v": v} for v in values] + [{"other": 1}] * (40 - len(values)))
-        index.publish(4.0, 0.5)
-    with scene(tmp_path / "texts", tmp_path, offers=("metadata", "codes")) as here:
-        client, _ = here.client(home=tmp_path / "home")
+        index.publish(4.0, 1.0)
+    with scene(tmp_path / "texts", tmp_path, offers=("metadata", "codes"), epsilon=100.0) as here:
+        client, wire = here.client(home=tmp_path / "home")
         copy = client.sync().load()
         assert copy.count_pairs() == 40
-        for query in queries[:-1]:
-            wanted = query.tolist() if isinstance(query, np.generic) else list(query) if query == (1, 2) else query
+        for number, query in enumerate(queries):
+            wanted = query.tolist() if hasattr(query, "tolist") else list(query) if isinstance(query, tuple) else query
             expected = [number for number, value in enumerate(values) if value == wanted]
             assert np.flatnonzero(copy.find_matching({"v": query})).tolist() == expected, query
-            found = client.nearest(QUERIES[0], 40, epsilon=0, where={"v": query}).matches
-            assert sorted(match.id for match in found) == expected
-        assert not copy.find_matching({"v": queries[-1]}).any()
+            for epsilon in (0, 4.0):  # in a copy, and in a message
+                found = client.nearest(QUERIES[0], 20, epsilon=epsilon, where={"v": query}, key=f"{number}").matches
+                assert sorted(match.id for match in found) == expected, query
+        paid, sent = here.paid, len(wire.requests)
+        for wrong in ({1, 2}, float("nan"), object(), b"1", np.array([np.inf]), 10**5000, [object()]):
+            for epsilon in (0, 4.0):
+                with pytest.raises(QuestionError, match="where: its values must be values of JSON"):
+                    client.nearest(QUERIES[0], epsilon=epsilon, where={"v": wrong})
+        assert (here.paid, len(wire.requests)) == (paid, sent)
         assert not copy.find_matching({"v": 1, "other": 1}).any()
         assert copy.find_matching({}).all()
 

@@ -57,7 +57,8 @@ def test_frames(name: str) -> None:
     for text in kept.values():
         assert decode_frame(bytes.fromhex(text), *ALL).to_bytes().hex() == text
     if name == NAMES[-1]:  # today's version writes them so
-        assert [one.to_bytes().hex() for one in spoken()] == list(kept.values())
+        frames = {f"{type(one).__name__}{number}": one.to_bytes().hex() for number, one in enumerate(spoken())}
+        assert kept.items() <= frames.items()
 
 
 def unpacked(name: str, into: Path, kind: str = "index") -> Path:

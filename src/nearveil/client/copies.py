@@ -217,7 +217,7 @@ class LoadedCopy:
         found: list[tuple[int, int]] = []
         for position, details in enumerate(self.details(self.ids)):
             for name, value in details.metadata.items():
-                text = _encode_value(value)
+                text = encode_value(value)
                 if text is not None:
                     found.append((numbers.setdefault((name, text), len(numbers)), position))
         occurrences = np.array(found, np.int32).reshape(-1, 2).T.copy()
@@ -232,7 +232,7 @@ class LoadedCopy:
         numbers, occurrences, positions = self._pairs
         matching = np.ones(len(self.ids), np.bool_)
         for name, value in where.items():
-            number = numbers.get((name, _encode_value(value) or ""), -1)
+            number = numbers.get((name, encode_value(value) or ""), -1)
             matching &= np.bincount(positions, occurrences == number, minlength=len(matching)) > 0
         return matching
 
@@ -282,15 +282,14 @@ def _select(matching: NDArray[np.bool_]) -> Any:
     return faiss.SearchParameters(sel=bitmap(np.packbits(matching, bitorder="little")))  # type: ignore[call-arg]
 
 
-def _encode_value(value: Any) -> str | None:
+def encode_value(value: Any) -> str | None:
     """Return the same text for equal values of JSON, such as 1 and 1.0; None for other values, which equal none."""
     # Not the value itself: a gallery could choose numbers with equal hashes, texts have secret ones.
-    if type(value) is str:
+    if type(value) is str:  # faster than as JSON
         return f'"{value}'
-    if type(value) is int or type(value) is bool:
-        return str(int(value))  # as JSON, and faster
     try:
-        return json.dumps(_normalize(value), sort_keys=True)
+        value = _normalize(value)
+        return '"' + value if isinstance(value, str) else json.dumps(value, sort_keys=True, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
         return None
 
@@ -300,7 +299,7 @@ def _normalize(value: Any) -> Any:
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(name): _normalize(content) for name, content in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_normalize(content) for content in value]
     is_whole = isinstance(value, bool) or (isinstance(value, float) and value.is_integer())
     return int(value) if is_whole else value

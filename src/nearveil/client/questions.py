@@ -15,6 +15,7 @@ import numpy as np
 from dp_accounting import NoOpDpEvent
 from numpy.typing import NDArray
 
+from nearveil.client.copies import encode_value
 from nearveil.client.errors import QuestionError, UnansweredError, UnreachableError
 from nearveil.client.images import FeatureMaker, Image
 from nearveil.client.results import Classified, Match, Nearest
@@ -96,6 +97,8 @@ class NearestQuestion:
         words = "ask for thumbnails or for originals, not for both"
         _require(not (self.thumbnails and self.originals), "originals", words)
         _require(is_filter, "where", "it must be a mapping of metadata, or a function of a match")
+        has_json = callable(self.where) or None not in map(encode_value, (self.where or {}).values())
+        _require(has_json, "where", "its values must be values of JSON, as metadata is: text, finite numbers, lists")
         if self.epsilon:
             check_channel_epsilon(self.epsilon)
         if self.key is not None:
@@ -295,8 +298,9 @@ def make_matches(
     if where is None:
         return tuple(matches[:k])
     if isinstance(where, Mapping):
-        missing, pairs = object(), list(where.items())
-        passes = [all(match.metadata.get(name, missing) == value for name, value in pairs) for match in matches]
+        wanted = {name: encode_value(value) for name, value in where.items()}
+        items = [match.metadata for match in matches]
+        passes = [wanted == {name: encode_value(item[name]) for name in wanted if name in item} for item in items]
     else:
         passes = [bool(where(match)) for match in matches]
     return tuple(match for match, passed in zip(matches, passes, strict=True) if passed)[:k]

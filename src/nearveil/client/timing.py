@@ -107,7 +107,7 @@ def choice_period(
     choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
     reading = _BYTE * (size + public.table.nbytes) + _OPERATION * _CANDIDATE * answers * count
     scoring = scoring_period(public.table, features, count)
-    texts = _TEXT_BYTE * text_bytes + TEXT * count * (text_bytes > 0)
+    texts = _TEXT_BYTE * (1 + filtered) * text_bytes + TEXT * count * (text_bytes > 0)
     return float(_BASE / 2 + choice + reading + texts + scoring + filtered * FILTERING * count)
 
 

@@ -252,7 +252,7 @@ class Ledger:
             raise LedgerError(f"ledger {path}: {problem}")
 
     def _prepare(self) -> None:
-        """Create or store.migrate the tables, and create the witness of a new ledger."""
+        """Create or migrate the tables, and create the witness of a new ledger."""
         database, witness = self._database, self._database.witness
         if witness is not None and not witness.exists():
             has_file = not database.is_sqlite or database.path.exists()
