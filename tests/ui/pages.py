@@ -140,7 +140,8 @@ def page(folder: Path, where: Any, *, epsilon: float = 12.0, entered: bool = Tru
     """Run the page in this process, for an index or a gallery, or with a client of one's own."""
     with ExitStack() as stack:
         ledger = stack.enter_context(Ledger(folder / "budget.db"))
-        payer = RecordingPayer(open_account(ledger, "holiday", epsilon))
+        payer = RecordingPayer()
+        payer.account = open_account(ledger, "holiday", epsilon)
         options = {
             name: more.pop(name) for name in ("token", "transport", "retries", "extractor", "home") if name in more
         }

@@ -181,7 +181,8 @@ def shown(
 ) -> Iterator[str]:  # fmt: skip
     """Show the page from this process, and yield its address."""
     with Ledger(folder / f"{uuid.uuid4()}.db") as ledger:
-        payer = RecordingPayer(open_account(ledger, "holiday", epsilon))
+        payer = RecordingPayer()
+        payer.account = open_account(ledger, "holiday", epsilon)
         with Client(url, token, account=payer, retries=0, timeout=30) as client, bind_port(0) as listening:
             session, entry = PageSession(client, payer, ledger, where or str(url), rng=rng), PageEntry()
             port = listening.getsockname()[1]

@@ -255,7 +255,7 @@ class AsyncClient:
         where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
-        """Find the nearest items of an open gallery. Nothing is paid without an epsilon.
+        """Find the nearest items of an open gallery, as :class:`Nearest`. Nothing is paid without an epsilon.
 
         Without an epsilon, a local index itself is searched, or the copy that :meth:`sync` fetched, and nothing is
         sent; without either, a sealed question is sent if the gallery answers them; else an error names the ways and
@@ -329,8 +329,8 @@ class AsyncClient:
     ) -> list[Nearest]:
         """Find the nearest of many rows, one question after the other; with an epsilon, one key and one debit for each.
 
-        All rows are checked before the first is asked about. Each question is sent at a moment that public sizes fix,
-        as of :meth:`nearest`; the server sees how many there are.
+        The result is a list of :class:`Nearest`. All rows are checked before the first is asked about. Each question is
+        sent at a moment that public sizes fix, as of :meth:`nearest`; the server sees how many there are.
 
         Parameters
         ----------
@@ -387,7 +387,7 @@ class AsyncClient:
         return self._transport.index
 
     async def balance(self) -> Balance:
-        """Return what the account has spent and what is left. Nothing is sent or paid."""
+        """Return the :class:`~nearveil.ledger.history.Balance` of the account. Nothing is sent or paid."""
         from nearveil.client.session import OPEN_ACCOUNT, read_balance
 
         balance = await asyncio.to_thread(read_balance, self._session.account)
@@ -457,8 +457,9 @@ class AsyncClient:
     async def classify(self, query: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.
 
-        The model is fetched once and kept; at most once an hour the gallery is asked whether it has a newer one. Both
-        happen before the image is looked at, and nothing is sent afterwards.
+        The result is a :class:`~nearveil.client.results.Classified`. The model is fetched once and kept; at most once
+        an hour the gallery is asked whether it has a newer one. Both happen before the image is looked at, and nothing
+        is sent afterwards.
 
         Parameters
         ----------
@@ -507,11 +508,11 @@ class AsyncClient:
         return await self._session.fetch_original(id, gallery)
 
     async def galleries(self) -> tuple[GalleryInfo, ...]:
-        """Return what there is to ask."""
+        """Return a tuple of :class:`GalleryInfo`, one for each gallery that can be asked."""
         return await self._session.fetch_galleries()
 
     async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
-        """Return the public map of a gallery as it is now. Nothing private plays a part, and nothing is paid.
+        """Return the public map of a gallery (`PublicPart`) as it is now. Nothing private plays a part.
 
         Parameters
         ----------
@@ -528,7 +529,7 @@ class AsyncClient:
     async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
         """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
 
-        It classifies any number of rows at once, and can be saved.
+        It is a :class:`~nearveil.private_knn.PublicDiscriminant`: it classifies many rows at once, and can be saved.
 
         Parameters
         ----------

@@ -12,90 +12,51 @@ Way = Literal["message", "home", "index", "sealed"]
 
 @dataclass(frozen=True)
 class Match:
-    """An item near the query.
-
-    Attributes
-    ----------
-    id : int
-    name : str
-        Empty if the gallery offers no names.
-    similarity : float
-        The cosine of the features, less the public mean; as precise as the gallery's codes.
-    image : bytes or None
-        The requested thumbnail or original; empty if the gallery has none. A local index returns thumbnails without a
-        request.
-    external_id : str or None
-        The owner's id, if the gallery offers metadata and the item has one.
-    metadata : mapping
-        The owner's, if the gallery offers it; empty for a sealed question.
-    """
+    """An item near the query."""
 
     id: int
-    name: str
-    similarity: float
+    name: str  #: empty if the gallery offers no names
+    similarity: float  #: the cosine of the features, less the public mean; as precise as the gallery's codes
+    #: The requested thumbnail or original; empty if the gallery has none. A local index returns thumbnails without a
+    #: request.
     image: bytes | None = field(default=None, repr=False)
-    external_id: str | None = None
+    external_id: str | None = None  #: the owner's id, if the gallery offers metadata and the item has one
+    #: The owner's, if the gallery offers it; empty for a sealed question.
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Nearest:
-    """The nearest items, and what the question revealed.
+    """The nearest items, and what the question revealed."""
 
-    Attributes
-    ----------
-    matches : tuple of Match
-        Best first.
-    way : {"message", "home", "index", "sealed"}
-        How the items were found: by a paid message, in the local copy, in a local index itself, or by encrypted
-        questions.
-    guarantee : Guarantee
-        Of the message; not sound if its noise came from a seed.
-    key : str
-        The same image with the same key repeats the question at no cost. Empty if it was free.
-    repeated : bool
-        Whether the key was paid before.
-    n_candidates : int
-        The number of compared items: of an answer, a copy or an index, or of the cells of a sealed question, which
-        depends on the image.
-    set : int or None
-        The set that the message named; None for other ways to ask.
-    n_sets : int
-        The number of sets of the map.
-    bytes_sent, bytes_received : int
-        Sizes of the bodies of this call.
-    answer : Answer or None
-        All candidates with codes and images, which is what the server knows; None for other ways to ask.
-    names : mapping of int to str
-        Names of all candidates by id; empty if the gallery offers none.
-    sealed : tuple of bytes
-        The sealed questions, as the server saw them: noise to anyone without the key. Empty for other ways to ask.
-    named_best_set : bool
-        Whether the message named the set that suits the image. Private: it depends on the image. Never ask again
-        because it is false: the retry itself leaks information (``docs/theory/service.md``).
-    expected_share : float or None
-        The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
-        sealed question, which uses no map.
-    remaining : float or None
-        What is left in the account that paid, after this question. None if nothing was paid, or for a payer without a
-        balance.
-    """
-
-    matches: tuple[Match, ...]
+    matches: tuple[Match, ...]  #: best first
+    #: How the items were found: by a paid message, in the local copy, in a local index itself, or by encrypted
+    #: questions.
     way: Way
-    guarantee: Guarantee
-    key: str = ""
-    repeated: bool = False
+    guarantee: Guarantee  #: of the message; not sound if its noise came from a seed
+    key: str = ""  #: the same image with the same key repeats the question at no cost; empty if it was free
+    repeated: bool = False  #: whether the key was paid before
+    #: The number of compared items: of an answer, a copy or an index, or of the cells of a sealed question, which
+    #: depends on the image.
     n_candidates: int = 0
-    set: int | None = None
-    n_sets: int = 0
-    bytes_sent: int = 0
+    set: int | None = None  #: the set that the message named; None for other ways to ask
+    n_sets: int = 0  #: of the map
+    bytes_sent: int = 0  #: in the bodies of this call
     bytes_received: int = 0
+    #: All candidates with codes and images, which is what the server knows; None for other ways to ask.
     answer: Answer | None = field(default=None, repr=False)
+    #: Names of all candidates by id; empty if the gallery offers none.
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
+    #: The sealed questions, as the server saw them: noise to anyone without the key. Empty for other ways to ask.
     sealed: tuple[bytes, ...] = field(default=(), repr=False)
+    #: Whether the message named the set that suits the image. Private: it depends on the image. Never ask again
+    #: because it is false: the retry itself leaks information (``docs/theory/service.md``).
     named_best_set: bool = True
+    #: The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
+    #: sealed question, which uses no map.
     expected_share: float | None = None
+    #: What is left in the account that paid, after this question; None if nothing was paid, or for a payer without a
+    #: balance.
     remaining: float | None = None
 
     @property
@@ -125,27 +86,13 @@ class Nearest:
 
 @dataclass(frozen=True)
 class Classified:
-    """The class of an image by the model of a protected gallery, with both guarantees.
+    """The class of an image by the model of a protected gallery, with both guarantees."""
 
-    Attributes
-    ----------
-    label : str
-        The most probable class.
-    probabilities : mapping of str to float
-        Of all classes, by the model. Their sum is 1.
-    query_guarantee : Guarantee
-        To the image: its epsilon is 0. Nothing that depends on it was sent, and nothing was paid.
-    gallery_guarantee : Guarantee
-        To the records, as the gallery states it.
-    caution : str
-        A warning if the model has much noise for the records of a class, by its own figures; else empty.
-    """
-
-    label: str
-    probabilities: Mapping[str, float]
-    query_guarantee: Guarantee
-    gallery_guarantee: Guarantee
-    caution: str = ""
+    label: str  #: the most probable class
+    probabilities: Mapping[str, float]  #: of all classes, by the model; their sum is 1
+    query_guarantee: Guarantee  #: to the image: epsilon 0, because nothing that depends on it was sent or paid
+    gallery_guarantee: Guarantee  #: to the records, as the gallery states it
+    caution: str = ""  #: a warning if the model has much noise for the records of a class, by its own figures
 
     def __str__(self) -> str:
         lines = (self.label, self.caution, str(self.query_guarantee), str(self.gallery_guarantee))

@@ -155,7 +155,7 @@ def plan(
     dimension: int = 1280,
     storage: int = STORAGE,
 ) -> SearchPlan:
-    """Recommend a way to search, with its expected recall.
+    """Recommend a way to search, with its expected recall, as :class:`SearchPlan`.
 
     The ceiling is Theorem D's. If popularity is unknown, all items count as equally popular, the ceiling is a
     reference line and the floor is f. The expected recall is the share of the ceiling that learned covers reached on

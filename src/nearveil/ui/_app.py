@@ -16,7 +16,7 @@ from starlette.concurrency import run_in_threadpool
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
 from nearveil.server.listener import MAX_HEADER_BYTES, Connection, Server, Slots
-from nearveil.ui._views import ERRORS, PageError, describe_too_large, list_accounts, list_history, plan_queries
+from nearveil.ui._views import ERRORS, PageError, describe_too_large
 from nearveil.ui.auth import PageEntry, PageGuard, name_cookie
 from nearveil.ui.session import PageSession
 
@@ -29,7 +29,6 @@ def create_app(session: PageSession, entry: PageEntry, port: int) -> PageGuard:
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(_refuse_unknown_parameters)])
     _add_pages(app, entry, port)
     _add_queries(app, session)
-    _add_budgets(app, session)
     for kind, describe in ERRORS.items():
         # The error itself is never raised again: it may hold private values.
         app.add_exception_handler(kind, lambda _, error, describe=describe: describe(error).to_response())
@@ -83,7 +82,8 @@ def _log_in(request: Request, entry: PageEntry, port: int, token: str, assets: d
 
 
 def _add_queries(app: FastAPI, session: PageSession) -> None:
-    for method in (session.galleries, session.map, session.preview, session.about):
+    reading = (session.galleries, session.map, session.preview, session.about)
+    for method in (*reading, session.budget, session.history, session.plan, session.verify):
         app.get(f"/api/{method.__name__}")(method)
 
     @app.post("/api/ask")
@@ -108,26 +108,6 @@ def _add_queries(app: FastAPI, session: PageSession) -> None:
     async def again(request: Request, key: str) -> dict[str, Any]:
         await _read_body(request, _MAX_IGNORED_BODY)
         return await run_in_threadpool(session.again, key, lambda: _is_connected(request))
-
-
-def _add_budgets(app: FastAPI, session: PageSession) -> None:
-    @app.get("/api/budget")
-    def budget() -> dict[str, Any]:
-        paying = session.payer.account.name
-        return {"accounts": list_accounts(session.ledger, paying), "paying": paying}
-
-    @app.get("/api/history")
-    def history(account: str) -> dict[str, Any]:
-        return list_history(session.ledger, account)
-
-    @app.get("/api/plan")
-    def plan(account: str, count: int, epsilon: float) -> dict[str, Any]:
-        return plan_queries(session.ledger.account(account), count, epsilon)
-
-    @app.get("/api/verify")
-    def verify() -> dict[str, Any]:
-        report = session.ledger.verify()
-        return {"ok": report.ok, "words": str(report)}
 
 
 def _is_connected(request: Request) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 from base64 import b64encode
-from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,11 @@ from nearveil.client.results import Classified
 from nearveil.features import ImageError
 from nearveil.features.extractor import FeatureError
 from nearveil.features.images import TOO_LARGE
-from nearveil.ledger import Account, Ledger, LedgerError, OverBudgetError
+from nearveil.ledger import Account, LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
 from nearveil.ledger.store import Entry
 from nearveil.mechanisms.covers.channels import RandomizedResponse
-from nearveil.privacy import Basis, Guarantee, compose_events
+from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor
 
@@ -243,8 +242,6 @@ def _read_size(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-MAX_ENTRIES = 100  # of a listed history
-_MAX_PLANNED = 10**6
 _LARGE_EPSILON = 14  # odds above a million
 
 
@@ -287,52 +284,8 @@ def preview_cost(account: Account, guarantee: Guarantee, count: int = 1) -> dict
     }
 
 
-def list_accounts(ledger: Ledger, paying: str) -> list[dict[str, Any]]:
-    """Return all accounts, starting with the one that pays for queries."""
-    accounts = [
-        {
-            **describe_balance(account),
-            "owner": account.owner,
-            "protects": account.protects,
-            "unit": account.unit,
-            "kind": account.kind,
-            "pays": account.name == paying,
-        }
-        for account in ledger.accounts()
-    ]
-    return sorted(accounts, key=lambda row: (not row["pays"], row["account"]))
-
-
-def list_history(ledger: Ledger, name: str) -> dict[str, Any]:
-    """Return the latest entries of an account, newest first."""
-    entries = ledger.account(name).history()
-    return {
-        "account": name,
-        "total": len(entries),
-        "entries": [_describe_entry(entry) for entry in reversed(entries[-MAX_ENTRIES:])],
-    }
-
-
-def plan_queries(account: Account, count: int, epsilon: float) -> dict[str, Any]:
-    """Return whether `count` queries fit into an account, and how many of them do."""
-    if not 1 <= count <= _MAX_PLANNED or not 1e-6 <= epsilon <= 40:
-        raise PageError(422, "question", "A plan has 1 to 1,000,000 queries, each with an epsilon from 0.000001 to 40.")
-    subject: Any = {"protects": account.protects, "unit": account.unit, "relation": account.relation}
-    query = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a query", "docs/theory/covers.md"), **subject)
-    preview = preview_cost(account, query, count)
-    # The number of queries that fit: those before the first that does not.
-    fits = bisect_left(range(1, count + 1), True, key=lambda n: not account.preview([(query, n)]).allowed)
-    workload = f"{count:,} quer{'y' if count == 1 else 'ies'} at epsilon {epsilon:g}"
-    if preview["allowed"]:
-        words = f"{workload} fit: they cost {preview['cost']}, and {preview['after']} would be left."
-    else:
-        words = (
-            f"{workload} do not fit: they cost {preview['cost']}, and {preview['before']} is left. {fits:,} would fit."
-        )
-    return {**preview, "fits": fits, "words": words}
-
-
-def _describe_entry(entry: Entry) -> dict[str, Any]:
+def view_entry(entry: Entry) -> dict[str, Any]:
+    """Return an entry of an account's history; of a stored message, only the length."""
     titles = {
         "opened": "Account opened",
         "quota": "Quota set",

@@ -3,6 +3,7 @@
 import logging
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,24 +18,27 @@ from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import Balance, make_refusal
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import set_guarantee
-from nearveil.privacy import Guarantee
+from nearveil.privacy import Basis, Guarantee, compose_events
+from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.search.outlook import EPSILONS, make_outlook
-from nearveil.ui._views import PageError, describe_balance, preview_cost, view_classified, view_free, view_nearest
+from nearveil.ui._views import (
+    PageError,
+    describe_balance,
+    preview_cost,
+    view_classified,
+    view_entry,
+    view_free,
+    view_nearest,
+)
 from nearveil.wire.client import K
 
 
 class RecordingPayer:
     """Pay from one account and keep the last debit, which has the message that was sent."""
 
-    # The account may be set later, before the first debit: a command that fails earlier creates no ledger.
-
-    account: Account
-
-    def __init__(self, account: Account | None = None) -> None:
-        if account is not None:
-            self.account = account
-        self.debit: Debit | None = None
+    account: Account  # set before the first debit, not earlier: a command that fails creates no ledger
+    debit: Debit | None = None
 
     def spend(self, guarantee: Guarantee, key: str, /) -> Debit:
         """Debit the account."""
@@ -58,6 +62,8 @@ _SPOILED = (  # it hides an error after the debit
 _MAX_THUMBNAILS = 4000  # candidates of one answer
 _MAX_UNANSWERED = 16  # paid queries without an answer
 _MAX_OUTLOOKS = 8
+_MAX_ENTRIES = 100  # of a listed history
+_MAX_PLANNED = 10**6  # queries
 _LOG = logging.getLogger(__name__)
 
 
@@ -144,6 +150,51 @@ class PageSession:
     def balance(self) -> dict[str, Any]:
         """Return the balance of the account that pays."""
         return describe_balance(self.payer.account)
+
+    def budget(self) -> dict[str, Any]:
+        """Return all accounts, starting with the one that pays for queries."""
+        paying = self.payer.account.name
+        accounts = [
+            {
+                **describe_balance(account),
+                "owner": account.owner,
+                "protects": account.protects,
+                "unit": account.unit,
+                "kind": account.kind,
+                "pays": account.name == paying,
+            }
+            for account in self.ledger.accounts()
+        ]
+        return {"accounts": sorted(accounts, key=lambda row: (not row["pays"], row["account"])), "paying": paying}
+
+    def history(self, account: str) -> dict[str, Any]:
+        """Return the latest entries of an account, newest first."""
+        entries = self.ledger.account(account).history()
+        latest = [view_entry(entry) for entry in reversed(entries[-_MAX_ENTRIES:])]
+        return {"account": account, "total": len(entries), "entries": latest}
+
+    def plan(self, account: str, count: int, epsilon: float) -> dict[str, Any]:
+        """Return whether `count` queries fit into an account, and how many of them do."""
+        if not 1 <= count <= _MAX_PLANNED or not 1e-6 <= epsilon <= 40:
+            words = "A plan has 1 to 1,000,000 queries, each with an epsilon from 0.000001 to 40."
+            raise PageError(422, "question", words)
+        payer = self.ledger.account(account)
+        subject: Any = {"protects": payer.protects, "unit": payer.unit, "relation": payer.relation}
+        query = compose_events([PureDp(epsilon)], delta=0.0, basis=Basis("a query", "docs/theory/covers.md"), **subject)
+        preview = preview_cost(payer, query, count)
+        # The number of queries that fit: those before the first that does not.
+        fits = bisect_left(range(1, count + 1), True, key=lambda n: not payer.preview([(query, n)]).allowed)
+        words = f"{count:,} quer{'y' if count == 1 else 'ies'} at epsilon {epsilon:g} "
+        if preview["allowed"]:
+            words += f"fit: they cost {preview['cost']}, and {preview['after']} would be left."
+        else:
+            words += f"do not fit: they cost {preview['cost']}, and {preview['before']} is left. {fits:,} would fit."
+        return {**preview, "fits": fits, "words": words}
+
+    def verify(self) -> dict[str, Any]:
+        """Return whether the history of all accounts is unchanged."""
+        report = self.ledger.verify()
+        return {"ok": report.ok, "words": str(report)}
 
     def map(self, gallery: str, candidates: float | None = None) -> dict[str, Any]:
         """Return the figures of a public map, and the recall to expect at each epsilon."""
