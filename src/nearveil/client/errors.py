@@ -13,19 +13,13 @@ if TYPE_CHECKING:
 class QuestionError(NearveilError, ValueError):
     """An argument of a question is invalid. Nothing was paid.
 
-    Parameters
-    ----------
-    field : str
-        The argument to change.
-    words : str
-
     Examples
     --------
     >>> str(QuestionError("k", "at most 8, the items of an answer"))
     'k: at most 8, the items of an answer'
     """
 
-    field: str
+    field: str  #: the argument to change
     words: str
 
     def __str__(self) -> str:
@@ -34,18 +28,11 @@ class QuestionError(NearveilError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class UnreachableError(NearveilError, ValueError):
-    """No reply: no connection, a broken one, or a timeout.
-
-    Parameters
-    ----------
-    words : str
-    again : bool, default=True
-        Whether a retry may help.
-    """
+    """No reply: no connection, a broken one, or a timeout."""
 
     words: str
     _: KW_ONLY
-    again: bool = True
+    again: bool = True  #: whether a retry may help
 
     def __str__(self) -> str:
         return self.words
@@ -69,20 +56,12 @@ class DeclinedError(ReplyError):
 
 @dataclass(eq=False, repr=False)
 class UnansweredError(NearveilError, ValueError):
-    """A question was paid for and has no answer. If `again` is true, the same key repeats it at no cost.
-
-    Attributes
-    ----------
-    reason : str
-    key : str
-    again : bool
-        Whether repeating it can help: not if the map of the message has changed.
-    """
+    """A question was paid for and has no answer. If `again` is true, the same key repeats it at no cost."""
 
     reason: str
     key: str
     _: KW_ONLY
-    again: bool = True
+    again: bool = True  #: whether repeating it can help: not if the map of the message has changed
 
     def __str__(self) -> str:
         if self.again:
@@ -95,20 +74,11 @@ class UnansweredError(NearveilError, ValueError):
 
 @dataclass(eq=False, repr=False)
 class UnfinishedError(NearveilError, ValueError):
-    """One of many questions failed; those before it were answered. Continue with the same keys; none is paid twice.
-
-    Attributes
-    ----------
-    reason : str
-    results : tuple of Nearest
-        The answers to the rows before.
-    keys : tuple of str
-        Of all rows.
-    """
+    """One of many questions failed; those before it were answered. Continue with the same keys; none is paid twice."""
 
     reason: str
-    results: "tuple[Nearest, ...]"
-    keys: tuple[str, ...]
+    results: "tuple[Nearest, ...]"  #: the answers to the rows before
+    keys: tuple[str, ...]  #: of all rows
 
     def __str__(self) -> str:
         return (

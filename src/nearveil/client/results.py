@@ -42,7 +42,7 @@ class Nearest:
     set: int | None = None  #: the set that the message named; None for other ways to ask
     n_sets: int = 0  #: of the map
     bytes_sent: int = 0  #: in the bodies of this call
-    bytes_received: int = 0
+    bytes_received: int = 0  #: in the bodies of their replies
     #: All candidates with codes and images, which is what the server knows; None for other ways to ask.
     answer: Answer | None = field(default=None, repr=False)
     #: Names of all candidates by id; empty if the gallery offers none.

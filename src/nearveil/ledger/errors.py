@@ -15,18 +15,9 @@ class AccountError(LedgerError, ValueError):
 
 
 class OverBudgetError(LedgerError, BudgetExceededError):
-    """The budget would be exceeded; nothing was spent.
+    """The budget, `epsilon`, would be exceeded; nothing was spent.
 
-    Attributes
-    ----------
-    epsilon : float
-        The budget.
-    spent : float
-        The spent part, rounded up.
-    cost : float
-        The cost of this spend, rounded up; infinity if it has no finite cost.
-    left : float
-        The remaining part, rounded down.
+    `spent` and `cost` are rounded up, and `left` is rounded down. `cost` is infinity if the spend has no finite cost.
     """
 
     def __init__(
