@@ -264,17 +264,15 @@ def is_transient(error: Exception) -> bool:
     """Return whether a database error may be temporary."""
     if isinstance(error, sa.exc.TimeoutError):
         return True
-    original = getattr(error, "orig", None)
-    code = getattr(original, "sqlite_errorcode", None)
-    if code is not None:
-        return int(code) & 0xFF in _SQLITE_TRANSIENT
-    if isinstance(original, sqlite3.Error) or not isinstance(error, sa.exc.DBAPIError):
+    if not isinstance(error, sa.exc.DBAPIError):
         return False
-    state = getattr(original, "sqlstate", None)
-    if state is None:  # no response, or a refused connection, which only the text explains
+    original, code = error.orig, find_error_code(error)
+    if isinstance(original, sqlite3.Error):
+        return code in _SQLITE_TRANSIENT
+    if not code:  # no response, or a refused connection, which only the text explains
         refused = any(word in str(original) for word in _POSTGRES_REFUSALS)
         return not refused and (bool(error.connection_invalidated) or isinstance(error, sa.exc.OperationalError))
-    return str(state).startswith(_POSTGRES_TRANSIENT)
+    return str(code).startswith(_POSTGRES_TRANSIENT)
 
 
 def is_connection_refused(error: BaseException) -> bool:

@@ -50,8 +50,6 @@ class Index(MapPublisher):
     change is on disk; if the process is killed before, nothing has changed. Any number of threads and processes may use
     an index at once: writers wait for one another, readers do not wait.
 
-    Both stores pass the same conformance tests, ``tests/gallery/test_index.py``.
-
     Examples
     --------
     >>> import tempfile
@@ -99,14 +97,7 @@ class Index(MapPublisher):
 
     @staticmethod
     def open(location: str | Path, *, timeout: float = 30.0) -> "Index":
-        """Open an index. One of an older format is upgraded first, in one transaction.
-
-        Parameters
-        ----------
-        location : str or Path
-            As in :meth:`create`.
-        timeout : float, default=30.0
-        """
+        """Open an index, with the parameters of :meth:`create`; upgrade an older format first, in one transaction."""
         kind = _choose_store(location)
         database, shown = kind._connect(str(location), timeout)
         try:
@@ -217,7 +208,7 @@ class Index(MapPublisher):
         Returns
         -------
         ndarray of shape (n,), uint32
-            The ids in the index, in the order of the rows.
+            As from :meth:`add`.
 
         Examples
         --------
@@ -255,12 +246,7 @@ class Index(MapPublisher):
             As in :meth:`add_table`.
         cluster : str or dask.distributed.Client, optional
             The workers that read, check and normalise the partitions; see :func:`nearveil.cluster.connect`. They need
-            the file at the same path. The result is the same.
-
-        Returns
-        -------
-        ndarray of shape (n,), uint32
-            The ids in the index, in the order of the rows.
+            the file at the same path. The ids are the same, as from :meth:`add`.
 
         Raises
         ------

@@ -56,20 +56,14 @@ class Item:
 
 @dataclass(frozen=True)
 class StoredItem:
-    """An item as the index returns it, without its feature (see ``features``).
+    """An item as the index returns it, without its feature (see ``features``); its fields are those of :class:`Item`.
 
     Parameters
     ----------
     id : int
         Never reused, not even after the item is deleted.
-    name : str
-    thumbnail : bytes
-    original : bytes, Path or None
     digest : bytes or None, default=None
         SHA-256 of the file at the path `original` when the item was added.
-    external_id : str or None, default=None
-    metadata : mapping
-        Empty if the item has none.
     """
 
     id: int
@@ -95,11 +89,11 @@ class StoredItem:
         content, digest = (original, None) if path is None else (Path(path), original)
         return cls(number, name, thumbnail or b"", content, digest, external_id, json.loads(text) if text else {})
 
-    def read_original(self, most: int = LARGEST_ORIGINAL) -> bytes | None:
+    def read_original(self) -> bytes | None:
         """Return the original, or read its file; None if there is none, or it is too large, a link, or changed."""
         if not isinstance(self.original, Path):
             return self.original
-        data = read_regular(self.original, most)
+        data = read_regular(self.original, LARGEST_ORIGINAL)
         return None if data is None or hashlib.sha256(data).digest() != self.digest else data
 
 

@@ -380,9 +380,7 @@ class MapPublisher(ABC):
 
         Parameters
         ----------
-        keep : int, default=2
-            As in :meth:`publish`.
-        progress, cluster : optional
+        keep, progress, cluster
             As in :meth:`publish`.
         """
         check_integer(keep, "keep", 1)

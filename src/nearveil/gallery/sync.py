@@ -41,17 +41,12 @@ class SyncReport:
     ----------
     index : str
         Its location, without a password.
-    items, dimension, revision : int
-    added, deleted : int
     published : Published or None
         The map; private images have none.
     learned : bool
         Whether the map was learned or updated.
     skipped : tuple of (Path, str)
         Files that cannot be used, with reasons.
-    extractor : str
-        Its name; empty for vectors.
-    private, row_exact : bool
     """
 
     index: str
@@ -63,7 +58,7 @@ class SyncReport:
     published: Published | None
     learned: bool
     skipped: tuple[Skipped, ...] = ()
-    extractor: str = ""
+    extractor: str = ""  # its name; empty for vectors
     private: bool = False
     row_exact: bool = False
 
@@ -110,16 +105,6 @@ def sync_folder(
     cluster : str or dask.distributed.Client, optional
         Workers that make features and learn the map; see :func:`nearveil.cluster.connect`. They must be able to read
         the images under the same paths. The result is the same.
-
-    Returns
-    -------
-    SyncReport
-
-    Examples
-    --------
-    >>> report = sync_folder("photos", "gallery")  # doctest: +SKIP
-    >>> report.added, report.deleted  # doctest: +SKIP
-    (120, 0)
     """
     options = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets, "code_bytes": code_bytes, "reach": reach}
     start = progress or no_progress

@@ -298,13 +298,7 @@ class OpenGallery(Gallery):
         return content
 
     def prepare(self, timeout: float | None = None) -> None:
-        """Wait until the sealed index of the newest map is built or loaded, if sealed questions are offered.
-
-        Parameters
-        ----------
-        timeout : float, optional
-            Seconds to wait at most.
-        """
+        """Wait, at most `timeout` seconds, until the sealed index of the newest map is ready, if it is offered."""
         if "sealed" in self._offers and find_spec("cryptography") is not None:
             self._builder.request(_require_maps(self._load_state()))
             with _translate_errors():

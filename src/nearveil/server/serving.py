@@ -39,17 +39,7 @@ _MANAGEMENT_CONNECTIONS = 64
 
 
 def open_galleries(settings: Settings) -> list[Gallery]:
-    """Open all galleries of a server.
-
-    Parameters
-    ----------
-    settings : Settings
-
-    Returns
-    -------
-    list of Gallery
-        The caller closes them.
-    """
+    """Open all galleries of a server; the caller closes them."""
     with ExitStack() as stack:
         galleries: list[Gallery] = []
         for entry in settings.galleries:

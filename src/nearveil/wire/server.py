@@ -150,17 +150,7 @@ class ServerProtocol:
         self._maps = {served.published.public_id: served for served in (*earlier, current)}
 
     def answer(self, data: bytes) -> bytes:
-        """Reply to any bytes; never raise.
-
-        Parameters
-        ----------
-        data : bytes
-
-        Returns
-        -------
-        bytes
-            The frame of an answer, of a changed map, or of a refusal.
-        """
+        """Reply to any bytes with the frame of an answer, of a changed map, or of a refusal; never raise."""
         try:
             query: Query = decode_frame(data, Query)
         except WireError as error:
