@@ -105,6 +105,12 @@ def sync_folder(
     cluster : str or dask.distributed.Client, optional
         Workers that make features and learn the map; see :func:`nearveil.cluster.connect`. They must be able to read
         the images under the same paths. The result is the same.
+
+    Examples
+    --------
+    >>> report = sync_folder("photos", "gallery")  # doctest: +SKIP
+    >>> report.added, report.deleted  # doctest: +SKIP
+    (120, 0)
     """
     options = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets, "code_bytes": code_bytes, "reach": reach}
     start = progress or no_progress
