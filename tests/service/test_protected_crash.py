@@ -116,7 +116,7 @@ def test_who_comes_while_another_is_at_it_waits_for_its_model(made: Path, monkey
         return fit(self, *arguments, **named)
 
     monkeypatch.setattr(PrivateDiscriminant, "fit", stalling)
-    monkeypatch.setattr("nearveil.server.publications.time.sleep", lambda _: go_on.set())  # who comes late looks again
+    monkeypatch.setattr("nearveil.server.protected.time.sleep", lambda _: go_on.set())  # who comes late looks again
     told: list[Any] = []
     first = threading.Thread(target=lambda: told.append(slow.publish()))
     first.start()

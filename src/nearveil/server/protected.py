@@ -1,32 +1,43 @@
-"""Protected galleries: private records that are never shown, and the published model of them."""
+"""Protected galleries: private records that are never shown, and the published models that an account pays for."""
 
+import hashlib
+import re
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.base import clone
 
 from nearveil.errors import NearveilError
 from nearveil.features.backbones import name_extractor
 from nearveil.gallery import Index
 from nearveil.ledger import Account, AccountError, KeySpentError, Ledger, LedgerError, OverBudgetError
+from nearveil.ledger.budget import PlanBudget
+from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_integer
+from nearveil.privacy.noise import secure_source
 from nearveil.private_knn import PrivateDiscriminant
-from nearveil.private_knn.discriminant import Forecast
+from nearveil.private_knn.discriminant import Forecast, plan_publications
+from nearveil.private_knn.plan import VotePlan
+from nearveil.private_knn.published import MOST_CLASSES
 from nearveil.private_knn.spending import find_account
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
-from nearveil.server.publications import (
-    Publication,
-    Publications,
-    Records,
-    Terms,
-    check_binding,
-    check_classes,
-    check_indexes,
-    check_records,
-    load_records,
-)
-from nearveil.wire.schema import GalleryInfo
+from nearveil.wire.schema import GalleryInfo, GuaranteeInfo
 
+_CHUNK = 1024  # rows
+_SAME_IMAGE = 1e-5  # two features of one image differ by less, in each number
+_MAX_CLASS_LENGTH = 200
+_KEY = re.compile(r"model:([0-9]{1,9})")
+_MIN_COST = 0.99  # of the requested epsilon: a calibrated plan costs at least that
+_POLL_INTERVAL = 0.02  # seconds
+_VOTES_OWNER = "nearveil.service"  # owner of accounts that paid for votes on sets, in earlier versions
 _STORE_TIMEOUT = 30.0  # seconds that another process has to store the model that it paid for
 _NOISE = (
     "the model would be noise alone: the noise hides the records of each class. Collect more records, open the gallery "
@@ -36,6 +47,209 @@ _LOST = (
     "another process has paid for this publication and has not stored it: it may have died. Publish again, which takes "
     "another publication"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Private features and labels of one moment."""
+
+    features: NDArray[np.float32] = field(repr=False)
+    labels: NDArray[np.str_] = field(repr=False)
+    has_unlabelled: bool = field(repr=False)  # whether records without a class were left out
+
+    def __repr__(self) -> str:
+        return "Records(private)"
+
+
+def load_records(index: Index, classes: Sequence[str]) -> Records:
+    """Load all records of the classes. The label of a record is the first folder of its name."""
+    # Whether a record is left out depends on that record alone, so two galleries that differ in one record still do.
+    names, snapshot = frozenset(classes), index.snapshot()
+    labels: dict[int, str] = {}
+    for chunk in _split(len(snapshot)):
+        # Lenient: an item that was deleted since the snapshot is left out.
+        items = index.items(snapshot.ids[chunk], lenient=True, originals=False)
+        labels |= {item.id: item.name.partition("/")[0] if "/" in item.name else "" for item in items}
+    mask = np.array([labels.get(number) in names for number in snapshot.ids.tolist()], dtype=np.bool_)
+    ids = snapshot.ids[mask].tolist()
+    has_unlabelled = any(label not in names for label in labels.values())
+    return Records(snapshot.features[mask], np.array([labels[number] for number in ids], np.str_), has_unlabelled)
+
+
+def share_images(records: Records, public: Index) -> bool:
+    """Return whether an image is in both indexes, judging by features."""
+    for chunk in _split(len(records.features)):
+        rows = records.features[chunk]
+        nearest = public.features(public.search(rows, 1)[0][:, 0])
+        if (np.abs(nearest - rows).max(axis=1) < _SAME_IMAGE).any():
+            return True
+    return False
+
+
+def _split(count: int) -> Iterator[slice]:
+    return (slice(start, start + _CHUNK) for start in range(0, count, _CHUNK))
+
+
+def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
+    """Return the public list of classes, sorted."""
+    names = [] if isinstance(classes, str) else list(classes)
+    are_valid = all(
+        isinstance(name, str) and 0 < len(name) <= _MAX_CLASS_LENGTH and "/" not in name and name.isprintable()
+        for name in names
+    )
+    if not are_valid or not 2 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
+        raise ValueError(
+            f"classes must list 2 to {MOST_CLASSES} different folder names of at most {_MAX_CLASS_LENGTH} characters"
+        )
+    return tuple(sorted(names))
+
+
+def check_indexes(private: Index, public: Index) -> None:
+    """Refuse a pair that cannot keep the guarantee."""
+    if private._database.url == public._database.url:
+        raise ValueError("private and public must be different indexes: public images are not protected")
+    public.assert_open()
+    private.assert_row_exact()
+    if (private.extractor, private.dimension) != (public.extractor, public.dimension):
+        raise ValueError("private and public must have the features of one extractor")
+
+
+def check_records(records: Records, public: Index) -> None:
+    """Refuse records that cannot be protected, before the debit and without naming a record."""
+    if not len(public):
+        raise ValueError("public: the index is empty, and the model needs public images")
+    if records.has_unlabelled:
+        raise ValueError(
+            "private has a record with a first folder that is not in classes: the list must be complete, and public"
+        )
+    if not len(records.labels):
+        raise ValueError("private has no records to publish")
+    if share_images(records, public):
+        raise ValueError(
+            "an image is in both indexes, private and public. The public copy is not protected: delete it from one"
+        )
+
+
+def check_binding(private: Index, account: Account) -> None:
+    """Bind records to their account, and keep them private from then on, in every process."""
+    # Records that another account has paid for are refused: each guarantee would ignore the other.
+    opening = account.history()[0].hash
+    if private.bind(opening) != opening:
+        raise ValueError(
+            "ledger, account: a model of this index was paid for from another account, and both guarantees would add "
+            "up. Use that account; for a second guarantee, index the records again"
+        )
+
+
+def check_terms(account: Account, model: PrivateDiscriminant) -> None:
+    """Raise ValueError if an account was opened for other terms than those of the models."""
+    if account.owner == _VOTES_OWNER:
+        raise ValueError(
+            "account: an earlier version opened it for records that vote on sets, and this version publishes a "
+            "model. Earlier answers cannot be taken back. For a model, use a new account, and index the records "
+            "again: both guarantees then apply to the records, and add up"
+        )
+    budget = account._budget
+    if not isinstance(budget, PlanBudget) or (account.protects, account.relation) != ("database", "add-remove"):
+        raise ValueError("account must have been opened for a protected gallery, with a plan: use another name")
+    epsilon = float(model.epsilon or 0)
+    if not _MIN_COST * epsilon <= account.epsilon <= epsilon / _MIN_COST or account.delta != model.delta:
+        raise ValueError(
+            f"epsilon and delta must be those of the account, {account.epsilon:.4g} and {account.delta:.4g}: they "
+            "never change"
+        )
+    if model.unit != account.unit:
+        raise ValueError(
+            f"unit must be that of the account, {account.unit!r}: it defines one record, for clients too, and "
+            "never changes"
+        )
+    if budget.limits != (model.publications,):
+        raise ValueError(f"publications must be those of the account, {budget.limits[0]}: they never change")
+
+
+def make_plan(model: PrivateDiscriminant) -> tuple[VotePlan, Guarantee]:
+    """Return the plan of all models and its guarantee; ValueError if no plan keeps the terms."""
+    assert model.epsilon is not None
+    plan = plan_publications(model.epsilon, model.delta, model.publications)
+    return plan, plan.guarantee(model.delta, unit=model.unit, source=secure_source())
+
+
+@dataclass(frozen=True)
+class Publication:
+    """A published model: paid for, stored, and public.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    model : bytes
+    """
+
+    number: int
+    model: bytes = field(repr=False)
+
+    @cached_property
+    def version(self) -> str:
+        """The SHA-256 of the model."""
+        return hashlib.sha256(self.model).hexdigest()
+
+
+@dataclass(eq=False)
+class Publications:
+    """The models that an account has paid for and stored. One key is one debit and one model."""
+
+    account: Account | None = None  # None until it is opened
+    paid: int = 0
+    _stored: dict[int, Publication] = field(default_factory=dict, repr=False)
+    _last_sequence: int = -1
+
+    @property
+    def newest(self) -> Publication | None:
+        """The newest stored model."""
+        return self._stored[max(self._stored)] if self._stored else None
+
+    @cached_property
+    def promise(self) -> GuaranteeInfo:
+        """The guarantee of everything that the account ever pays for."""
+        assert self.account is not None
+        guarantee = self.account.guarantee
+        facts = {name: getattr(guarantee, name) for name in ("epsilon", "delta", "protects", "unit", "sound")}
+        return GuaranteeInfo(**facts, words=str(guarantee))
+
+    @property
+    def next_key(self) -> str:
+        """The key of the next debit."""
+        return f"model:{self.paid}"
+
+    def refresh(self) -> None:
+        """Load new entries of the ledger, of any process. One caller at a time."""
+        if self.account is None or self.account.receipt().sequence == self._last_sequence:
+            return
+        for entry in self.account.history():
+            if entry.sequence <= self._last_sequence:
+                continue
+            self._last_sequence = entry.sequence
+            match = _KEY.fullmatch(entry.key or "")
+            if match is None:
+                continue
+            number = int(match[1])
+            if entry.kind == "debit":
+                self.paid = max(self.paid, number + 1)
+            elif entry.message is not None:
+                self._stored[number] = Publication(number + 1, entry.message)
+
+    def wait_for_others(self, timeout: float) -> Publication | None:
+        """Return the model that another process is publishing, when it is stored; None if there is none in time."""
+        end = time.monotonic() + timeout
+        self.refresh()
+        if not self.paid or self.paid - 1 in self._stored:
+            return None
+        while time.monotonic() < end:
+            time.sleep(_POLL_INTERVAL)
+            self.refresh()
+            if self.paid - 1 in self._stored:
+                return self.newest
+        return None
 
 
 class PublicationError(NearveilError, ValueError):
@@ -120,7 +334,9 @@ class ProtectedGallery(Gallery):
     ) -> None:
         super().__init__(name)
         self._classes = check_classes(classes)
-        self._terms = Terms(epsilon, delta, publications, unit)
+        check_integer(publications, "publications", 1)
+        # Its epsilon and delta are of all publications together, and fixed by the account.
+        self._model = PrivateDiscriminant(epsilon, delta, classes=self._classes, unit=unit, publications=publications)
         check_indexes(private, public)
         self._private, self._public = private, public
         self._extractor = extractor or name_extractor(public.extractor)
@@ -134,7 +350,7 @@ class ProtectedGallery(Gallery):
             self._ledger = stack.enter_context(Ledger(ledger)) if isinstance(ledger, (Path, str)) else ledger
             self._refresh()
             if self.account is None:
-                self._terms.plan()  # raises if the terms cannot be kept
+                make_plan(self._model)  # raises if the terms cannot be kept
             self._resources = stack.pop_all()  # the ledger, if it was opened here
 
     @property
@@ -151,7 +367,7 @@ class ProtectedGallery(Gallery):
     def publications_left(self) -> int:
         """How many models may still be published."""
         if self.account is None:
-            return self._terms.publications
+            return self._model.publications
         return sum(count for _, count in self.account.remaining())
 
     def info(self) -> GalleryInfo:
@@ -188,7 +404,7 @@ class ProtectedGallery(Gallery):
         Forecast
         """
         records = self._load_records()
-        return self._estimator().forecast(records.features, records.labels, self._public.snapshot().features)
+        return self._model.forecast(records.features, records.labels, self._public.snapshot().features)
 
     def publish(self, *, allow_noise: bool = False) -> Publication:
         """Publish a model of the current records. The account pays first; then the ledger stores the model.
@@ -217,10 +433,10 @@ class ProtectedGallery(Gallery):
                 return other
             key = self._publications.next_key
             records, public = self._load_records(), self._public.snapshot().features
-            forecast = self._estimator().forecast(records.features, records.labels, public)
+            forecast = self._model.forecast(records.features, records.labels, public)
             if forecast.is_noise and not allow_noise:
                 raise PublicationError(_NOISE)
-            plan, guarantee = self._terms.plan()
+            plan, guarantee = make_plan(self._model)
             account = find_account(self._ledger, self._payer, plan, guarantee)
             assert account is not None
             check_binding(self._private, account)
@@ -228,11 +444,11 @@ class ProtectedGallery(Gallery):
             try:
                 with account.spend(guarantee.part(plan.parts["answered"]), key) as debit:
                     if not debit.repeated:
-                        model = self._estimator().fit(records.features, records.labels, public).export()
+                        model = clone(self._model).fit(records.features, records.labels, public).export()
                         debit.store(model.to_bytes())
             except OverBudgetError:
                 raise PublicationError(
-                    f"publications are used up: the account has paid for all {self._terms.publications} that it was "
+                    f"publications are used up: the account has paid for all {self._model.publications} that it was "
                     "opened for, and never pays for more. The newest model stays available"
                 ) from None
             except KeySpentError:
@@ -268,7 +484,7 @@ class ProtectedGallery(Gallery):
             with suppress(AccountError):  # :meth:`publish` opens it
                 account = self._ledger.account(account)
         if self.account is None and isinstance(account, Account):
-            self._terms.check(account)
+            check_terms(account, self._model)
             check_binding(self._private, account)
             self._publications.account = account
         self._publications.refresh()
@@ -278,9 +494,3 @@ class ProtectedGallery(Gallery):
         records = load_records(self._private, self._classes)
         check_records(records, self._public)
         return records
-
-    def _estimator(self) -> PrivateDiscriminant:
-        terms = self._terms
-        return PrivateDiscriminant(
-            terms.epsilon, terms.delta, classes=self._classes, unit=terms.unit, publications=terms.publications
-        )
