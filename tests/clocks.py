@@ -25,7 +25,7 @@ class SetClock(Clock):
 
 
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no client wait for the end of a slot."""
+    """Let no client wait for the end of a private step."""
 
     async def at_once(self: Clock, moment: float) -> None:
         del self, moment

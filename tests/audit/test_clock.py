@@ -1,4 +1,4 @@
-"""The attack on the clock: it sees what is planted, and nothing where a client keeps its slots. No test takes time."""
+"""The attack on the clock: it sees what is planted, and nothing where a client keeps its deadlines. No time passes."""
 
 from contextlib import nullcontext
 from dataclasses import replace

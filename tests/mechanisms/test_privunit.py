@@ -39,8 +39,8 @@ from nearveil.mechanisms._privunit import (
     compute_directions,
     draw_cells,
     make_lattice_table,
+    place_along_axes,
     round_to_cells,
-    turn_to_axes,
 )
 from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import compose
@@ -250,7 +250,7 @@ def test_computed_vectors_lie_within_the_bound(row: Floats, height: int, seed: i
     if extreme:
         plain = REACH * np.where(row < 0, -1, 1)
     axis = compute_directions(row[None])
-    found = turn_to_axes(np.array([height]), plain[None], axis)[0]
+    found = place_along_axes(np.array([height]), plain[None], axis)[0]
     assert exact_distance(height, plain, axis[0], found) <= 0.51 * math.sqrt(len(row))
 
 
@@ -261,7 +261,7 @@ def test_the_bound_on_computed_vectors_is_not_idle() -> None:
     plain[3] = REACH
     heights = np.array([0, 50, -REACH, REACH])
     axes = compute_directions(rows)
-    found = turn_to_axes(heights, plain, axes)
+    found = place_along_axes(heights, plain, axes)
     shares = [float(exact_distance(*case) / 64) for case in zip(heights.tolist(), plain, axes, found, strict=True)]
     assert 0.26 < max(shares) <= 0.51  # half the bound would be too little
 

@@ -54,7 +54,7 @@ def test_one_label_does_not_change_the_labels_of_others(labels: list[Any], one: 
 @pytest.mark.parametrize("labels", [["a", np.str_("b")], [1, np.int64(2)], (0, 1), range(2)])
 def test_labels_of_one_type_are_taken_however_they_are_listed(labels: Any) -> None:
     _, votes, _ = make_hard_votes(labels, None)
-    assert votes.codes.tolist() == [0, 1, 2]
+    assert votes.class_numbers.tolist() == [0, 1, 2]
 
 
 # Nothing that is seen tells of a record

@@ -25,9 +25,9 @@ from nearveil.client.timing import (
     VECTOR_PERIOD,
     choice_period,
     extraction_period,
+    next_deadline,
     private_step,
     question_period,
-    slot_end,
 )
 from nearveil.features import ImageError
 from nearveil.gallery.answers import WholeCodes
@@ -191,7 +191,7 @@ def test_event_loops_keep_the_same_time(here: Scene, watched: Watched, monkeypat
     assert tuple(watched.gaps()) == gaps
 
 
-def test_a_class_is_returned_when_a_slot_ends(
+def test_a_class_is_returned_when_a_private_step_ends(
     tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever hangs up, or asks something else, right after does not tell how long the image took."""
@@ -223,10 +223,10 @@ def test_nobody_watches_a_gallery_in_this_process(made: Path, here: Scene, watch
     assert watched.clock.time == start
 
 
-def test_slots_end_at_multiples() -> None:
+def test_private_steps_end_at_multiples() -> None:
     for work in (0.0, 0.1, 0.99, 1.0):
-        assert slot_end(5.0, 1.0, 5.0 + work) == 6.0
-    assert slot_end(5.0, 1.0, 6.01) == 7.0
+        assert next_deadline(5.0, 1.0, 5.0 + work) == 6.0
+    assert next_deadline(5.0, 1.0, 6.01) == 7.0
 
 
 def test_the_period_of_extraction_depends_on_types_alone() -> None:

@@ -23,7 +23,7 @@ from tests.clocks import hurry
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no client wait for the end of a slot."""
+    """Let no client wait for the end of a private step."""
     hurry(monkeypatch)
 
 

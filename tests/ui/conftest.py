@@ -15,5 +15,5 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no client wait for the end of a slot."""
+    """Let no client wait for the end of a private step."""
     hurry(monkeypatch)

@@ -47,12 +47,12 @@ class Clock:
         await asyncio.sleep(seconds)
 
 
-def slot_end(since: float, period: float, now: float) -> float:
+def next_deadline(since: float, period: float, now: float) -> float:
     """Return the first multiple of a period after `since` that has not passed.
 
     Examples
     --------
-    >>> slot_end(10.0, 0.25, 10.1), slot_end(10.0, 0.25, 10.25), slot_end(10.0, 0.25, 10.6)
+    >>> next_deadline(10.0, 0.25, 10.1), next_deadline(10.0, 0.25, 10.25), next_deadline(10.0, 0.25, 10.6)
     (10.25, 10.25, 10.75)
     """
     return since + period * max(1, math.ceil((now - since) / period))
@@ -131,7 +131,7 @@ async def private_step(session: "Session", since: float, period: float) -> Async
         error = caught
     try:
         if session.pad_timing:
-            await session.clock.until(slot_end(since, period, session.clock.now()))
+            await session.clock.until(next_deadline(since, period, session.clock.now()))
         if error is not None:
             raise error
     finally:

@@ -248,7 +248,7 @@ class Account:
         """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
         charge, row = self._charge_all(guarantee), self._load()
         try:
-            row.debit(charge)  # not a preview, whose figures take time
+            row.after(charge)  # not a preview, whose figures take time
         except UnaffordableError:
             raise make_refusal(make_preview(row, charge)) from None
 
@@ -317,7 +317,7 @@ class Account:
                 message = _require_message(earlier, stored, client, charge)
                 return make_debit(nonce=earlier.nonce, receipt=row.receipt, repeated=True, message=message), None
             if earlier is None:  # else an attempt of this call was committed, and its reply was lost
-                paid = {payer.client: payer.debit(charge) for payer in (row, *shares)}  # all of them, or none
+                paid = {each.client: each.after(charge) for each in (row, *shares)}  # all of them, or none
                 (row, price), quota = paid[None], None
                 content: dict[str, Any] = {"charge": charge, "price": price}
                 if client is not None:

@@ -165,7 +165,7 @@ class BudgetRow:
         """The receipt of the latest entry of an account."""
         return Receipt(self.account, self.sequence, self.head)
 
-    def debit(self, charge: Charge) -> "tuple[BudgetRow, Amounts]":
+    def after(self, charge: Charge) -> "tuple[BudgetRow, Amounts]":
         """Return the state after a charge, and its price; raise UnaffordableError if the budget does not cover it."""
         budget = self.budget
         try:

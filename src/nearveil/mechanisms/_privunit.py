@@ -97,7 +97,7 @@ class PrivUnitChannel(Channel):
         heights = look_up(make_lattice_table(self.tilt, self.threshold), source.words(len(rows)), source) - REACH
         plain = look_up(make_lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
         blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
-        return turn_to_axes(heights, plain, compute_directions(rows)) + blur
+        return place_along_axes(heights, plain, compute_directions(rows)) + blur
 
     def log_density(self, projections: Floats, squares: Floats) -> Floats:
         """Return the log-density of a message by its projection <g, x> and its square |g|^2."""
@@ -182,7 +182,7 @@ def compute_directions(rows: Floats) -> Floats:
     return np.asarray(np.rint(scaled / norms * 2.0**_DIRECTION_BITS))
 
 
-def turn_to_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
+def place_along_axes(heights: Integers, plain: Integers, axes: Floats) -> Integers:
     """Return ``a x + (h - <h, x> x)`` on the fine grid, for lattice `heights` a, `plain` h, and a unit axis x."""
     # Within ``0.51 sqrt(d)`` grid steps of the true vector (Theorem 3 of docs/theory/privunit.md; attacked by
     # `test_computed_vectors_lie_within_the_bound`).

@@ -72,7 +72,7 @@ def costs_at_most(spent: Spent, epsilon: float, delta: float) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def does_pass_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[float, ...]) -> bool:
+def passes_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[float, ...]) -> bool:
     """Return whether a filter admits all events: a Renyi filter, or without orders a sum of pure epsilons."""
     if not orders:
         return sum_pure_epsilons(spent) <= epsilon * (1 + ROUNDING)
@@ -305,7 +305,7 @@ class Guarantee(_ValidatedOnUnpickling):
             raise ValueError("epsilon and delta must be those of the filter, and extra_delta on top")
         if self.events == (Budgeted(terms.epsilon, terms.delta),):
             return
-        if not does_pass_filter(count_events(self.events), terms.epsilon, terms.delta, terms.orders):
+        if not passes_filter(count_events(self.events), terms.epsilon, terms.delta, terms.orders):
             raise ValueError("events must be within the filter: it would not have admitted them")
 
     def _check_part(self, whole: "Guarantee") -> None:

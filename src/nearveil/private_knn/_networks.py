@@ -140,10 +140,10 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, Parameters):  # type: ig
         images, labels = _move_channels_first(X), np.asarray(y)
         if labels.shape != (len(images),):
             raise ValueError("y must have one label for each image")
-        self.classes_, codes = np.unique(labels, return_inverse=True)
+        self.classes_, class_numbers = np.unique(labels, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError("y must hold at least two classes")
-        estimates = np.eye(len(self.classes_), dtype=np.float32)[codes]
+        estimates = np.eye(len(self.classes_), dtype=np.float32)[class_numbers]
         if unlabeled is not None:
             unlabeled_images = _move_channels_first(unlabeled)
             if unlabeled_images.shape[1:] != images.shape[1:]:

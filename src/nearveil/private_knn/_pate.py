@@ -145,7 +145,7 @@ class PateClassifier(VotingClassifier):
     _: KW_ONLY
     max_screened: int | None = parameter(None, allow_integers(1), None)
     mechanism: Mechanism = parameter("confident-gnmax", StrOptions({"lnmax", "gnmax", "confident-gnmax"}))
-    _codes: NDArray[np.int64] = field(init=False)  # the class of each record, until the teachers are trained
+    _class_numbers: NDArray[np.int64] = field(init=False)  # the class of each record, until the teachers are trained
     _teachers: Teachers = field(init=False)
 
     def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
@@ -153,7 +153,7 @@ class PateClassifier(VotingClassifier):
         rows, _ = run_shielded(validate_data, self, X, y, dtype=np.float64, multi_output=True)  # y: make_hard_votes
         self.classes_, labels, _ = make_hard_votes(y, self.classes)
         self._abstain_label = self._find_abstain_label(self.classes_)
-        self._codes = labels.codes[:-1]
+        self._class_numbers = labels.class_numbers[:-1]
         event = LaplaceNoisyMax if self.mechanism == "lnmax" else GaussianNoisyMax
         return rows, Ballot(event, len(self.classes_), can_screen=self.mechanism == "confident-gnmax")
 
@@ -164,12 +164,12 @@ class PateClassifier(VotingClassifier):
         self._teachers = train_teachers(
             RidgeClassifier() if self.estimator is None else self.estimator,
             rows,
-            self._codes,
+            self._class_numbers,
             n_teachers=self.n_teachers,
             n_classes=len(self.classes_),
             source=self._source,
         )
-        del self._codes
+        del self._class_numbers
 
     def _count_agreeing(self) -> tuple[float, str]:
         return self.n_teachers, f"there are {self.n_teachers:,} teachers"

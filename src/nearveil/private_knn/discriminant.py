@@ -201,7 +201,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
     statistics_: NoisyStatistics = field(init=False)
     _model: PublicDiscriminant = field(init=False)
     _rows: Rows = field(init=False)  # the records, of the copy that a fit works on alone
-    _codes: NDArray[np.int64] = field(init=False)  # the number of each record's class
+    _class_numbers: NDArray[np.int64] = field(init=False)  # the number of each record's class
     _public: Rows | None = field(init=False)
     _column_bounds: ColumnBounds | None = field(init=False)
 
@@ -232,7 +232,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         projection = estimator._learn_projection(plan.vote_noise)
         unit = name_inferred_unit(estimator.unit) if estimator.classes is None else estimator.unit
         guarantee = replace(plan.guarantee(estimator.delta, unit=unit, source=estimator._source), basis=BASIS)
-        self._warn_of_search()
+        self._warn_of_parameter_search()
         warn_of_scaled_rows(estimator._rows)
         estimator._charge_account(plan, guarantee)
         release = partial(_release_share, plan, estimator._source)
@@ -263,7 +263,10 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         shares = records.cross_validate(noise, _DRAWS)
         draws = shares.mean(axis=1)
         low, high = np.quantile(draws, (0.1, 0.9)).tolist()
-        labels, counts = records.classes.tolist(), np.bincount(records.codes, minlength=len(records.classes)).tolist()
+        labels, counts = (
+            records.classes.tolist(),
+            np.bincount(records.class_numbers, minlength=len(records.classes)).tolist(),
+        )
         present = [label for label, count in zip(labels, counts, strict=True) if count]
         return Forecast(
             accuracy=float(draws.mean()),
@@ -307,7 +310,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         rows, _ = run_shielded(validate_data, self, X, y, dtype=np.float64, multi_output=True)
         self.classes_, labels, _ = make_hard_votes(y, self.classes)
         check_publishable(self.classes_, rows.shape[1], self.unit)
-        self._rows, self._codes, self._public, self._column_bounds = rows, labels.codes[:-1], None, None
+        self._rows, self._class_numbers, self._public, self._column_bounds = rows, labels.class_numbers[:-1], None, None
         if public is not None:
             self._public = check_array(public, dtype=np.float64, input_name="public")
             if self._public.shape[1] != rows.shape[1]:
@@ -341,12 +344,12 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         """Map the records, centred by their noisy mean if there are no public rows."""
         if projection.is_centred_by_noise:
             projection = replace(projection, offset=self._release_centre(release))
-        images = np.zeros((0, projection.n_directions))
+        public_rows = np.zeros((0, projection.n_directions))
         if self._public is not None:
-            images = projection.transform(self._public)
+            public_rows = projection.transform(self._public)
         shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
         return _ProjectedRecords(
-            self.classes_, self._codes, projection, projection.round(self._rows), images, shrinkage
+            self.classes_, self._class_numbers, projection, projection.round(self._rows), public_rows, shrinkage
         )
 
     def _project_simulated(self, noise: float) -> "_ProjectedRecords":
@@ -363,7 +366,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         assert self._column_bounds is not None
         length = _CENTRE_NORM * math.sqrt(self.n_features_in_)
         rows = IntegerRows(self.n_features_in_, length).round(self._column_bounds.scale(self._rows))
-        (released,) = release(sum_classes(rows, np.zeros_like(self._codes), 1), CENTRE_SHARE)
+        (released,) = release(sum_classes(rows, np.zeros_like(self._class_numbers), 1), CENTRE_SHARE)
         count = max(released[-1] / COUNT_UNIT, 1.0)
         centre: Rows = np.clip(released[:-1] / LONGEST * length / count, -1, 1)
         return centre
@@ -386,10 +389,10 @@ class _ProjectedRecords:
     """Projected records. They never leave the estimator."""
 
     classes: NDArray[Any]
-    codes: NDArray[np.int64]  # the number of each record's class
+    class_numbers: NDArray[np.int64]  # the number of each record's class
     projection: ClassProjection
     rows: NDArray[np.int16]  # private
-    images: Rows  # public
+    public_rows: Rows
     shrinkage: float
 
     def __repr__(self) -> str:
@@ -397,17 +400,17 @@ class _ProjectedRecords:
 
     @cached_property
     def moments(self) -> PublicMoments:
-        """The moments of the public images."""
-        return PublicMoments.measure(self.images)
+        """The moments of the public rows."""
+        return PublicMoments.measure(self.public_rows)
 
     def sums(self, chosen: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.int64]:
         """Return whole-number sums and counts of each class, shape (n_classes, n_directions + 1)."""
-        return sum_classes(self.rows[chosen], self.codes[chosen], len(self.classes))
+        return sum_classes(self.rows[chosen], self.class_numbers[chosen], len(self.classes))
 
     def model(self, statistics: NoisyStatistics, guarantee: Guarantee) -> PublicDiscriminant:
         """Return the model of released numbers."""
         means = estimate_means(statistics, self.moments)
-        scores = calibrate_scores(fit_discriminant(means, self.shrinkage), means, self.images)
+        scores = calibrate_scores(fit_discriminant(means, self.shrinkage), means, self.public_rows)
         numbers = (scores.weights, scores.biases, statistics.counts)
         return PublicDiscriminant(
             self.classes, guarantee, self.projection, *(values.astype(np.float32) for values in numbers)
@@ -415,30 +418,32 @@ class _ProjectedRecords:
 
     def cross_validate(self, noise: float, draws: int) -> Rows:
         """Return the share of each class that is right, (draws, classes with records); one draw serves all folds."""
-        counts = np.bincount(self.codes)
+        counts = np.bincount(self.class_numbers)
         n_folds = int(min(_FOLDS, counts.max()))
         if n_folds < 2:
             return np.full((draws, np.count_nonzero(counts)), 1 / len(self.classes))
-        right = np.zeros((draws, len(self.codes)))
+        right = np.zeros((draws, len(self.class_numbers)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # depends on classes with few records
-            folds = list(StratifiedKFold(n_folds, shuffle=True, random_state=0).split(self.codes, self.codes))
+            folds = list(
+                StratifiedKFold(n_folds, shuffle=True, random_state=0).split(self.class_numbers, self.class_numbers)
+            )
         for train, test in folds:
-            sums, images = self.sums(train).astype(np.float64), self.rows[test] / float(LONGEST)
-            scale = noise * len(train) / len(self.codes)  # as large against these records as against all
+            sums, tested = self.sums(train).astype(np.float64), self.rows[test] / float(LONGEST)
+            scale = noise * len(train) / len(self.class_numbers)  # as large against these records as against all
             for draw in range(draws):
                 rng = np.random.default_rng(draw)
                 drawn = _read_statistics(sums + scale * rng.standard_normal(sums.shape), scale)
-                scores = fit_discriminant(estimate_means(drawn, self.moments), self.shrinkage).score(images)
-                right[draw, test] = scores.argmax(axis=1) == self.codes[test]
-        return np.stack([right[:, self.codes == code].mean(axis=1) for code in np.flatnonzero(counts)], axis=1)
+                scores = fit_discriminant(estimate_means(drawn, self.moments), self.shrinkage).score(tested)
+                right[draw, test] = scores.argmax(axis=1) == self.class_numbers[test]
+        return np.stack([right[:, self.class_numbers == code].mean(axis=1) for code in np.flatnonzero(counts)], axis=1)
 
 
-def sum_classes(rows: NDArray[np.int16], codes: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
+def sum_classes(rows: NDArray[np.int16], class_numbers: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
     """Return each class's exact sum of rows, none longer than ``LONGEST``, and ``COUNT_UNIT`` times their number."""
     sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)
     for code in range(n_classes):
-        members = rows[codes == code]
+        members = rows[class_numbers == code]
         sums[code, :-1] = members.sum(axis=0, dtype=np.int64)
         sums[code, -1] = COUNT_UNIT * len(members)
     return sums

@@ -158,7 +158,7 @@ _SHARE_SPREAD = 0.1  # deviation of the shares of directions from their mean
 _BETWEEN = 0.7  # share of the variance between noisy means that is subtracted from the public covariance
 _LEAST_VARIANCE = 0.02  # of the mean variance of a direction
 SHRINKAGE = 0.005
-_SIMULATED = 2000  # images for the calibration of a temperature
+_SIMULATED = 2000  # rows for the calibration of a temperature
 _LEAST_TEMPERATURE, _MOST_TEMPERATURE = 1.2, 20.0
 
 
@@ -174,20 +174,20 @@ class NoisyStatistics:
 
 @dataclass(frozen=True)
 class PublicMoments:
-    """Mean, variances and axes of public images. The axes are columns."""
+    """Mean, variances and axes of public rows. The axes are columns."""
 
     centre: Rows = field(repr=False)
     variances: Rows = field(repr=False)
     axes: Rows = field(repr=False)
 
     @classmethod
-    def measure(cls, images: Rows) -> Self:
-        """Measure images, shape (n_public, n_directions); without any, return the moments of rows of norm one."""
-        size = images.shape[1]
-        if not len(images):
+    def measure(cls, public_rows: Rows) -> Self:
+        """Measure rows, shape (n_public, n_directions); without any, return the moments of rows of norm one."""
+        size = public_rows.shape[1]
+        if not len(public_rows):
             return cls(np.zeros(size), np.full(size, 1 / size), np.eye(size))
-        variances, axes = np.linalg.eigh(np.cov(images.T, ddof=0).reshape(size, size))
-        return cls(images.mean(axis=0), np.maximum(variances, 1e-9 * variances[-1]), axes)
+        variances, axes = np.linalg.eigh(np.cov(public_rows.T, ddof=0).reshape(size, size))
+        return cls(public_rows.mean(axis=0), np.maximum(variances, 1e-9 * variances[-1]), axes)
 
 
 @dataclass(frozen=True)
@@ -208,9 +208,9 @@ class LinearScores:
     weights: Rows = field(repr=False)
     biases: Rows = field(repr=False)
 
-    def score(self, images: Rows) -> Rows:
+    def score(self, rows: Rows) -> Rows:
         """Return the score of each class, shape (n, n_classes)."""
-        scores: Rows = images @ self.weights.T + self.biases
+        scores: Rows = rows @ self.weights.T + self.biases
         return scores
 
 
@@ -236,31 +236,33 @@ def fit_discriminant(means: ClassMeans, shrinkage: float) -> LinearScores:
     return LinearScores(turned, biases - turned @ means.public.centre)
 
 
-def calibrate_scores(scores: LinearScores, means: ClassMeans, images: Rows) -> LinearScores:
-    """Return scores divided by the temperature that makes the classes of simulated images most likely."""
+def calibrate_scores(scores: LinearScores, means: ClassMeans, public_rows: Rows) -> LinearScores:
+    """Return scores divided by the temperature that makes the classes of simulated rows most likely."""
     # An image is a draw of a class's mean plus a public deviation, scaled to the variance within classes. All is
     # public, so the seed is fixed.
     temperature = _LEAST_TEMPERATURE
-    if len(images):
-        simulated, codes = _simulate(means, images)
-        simulated_scores, rows = scores.score(simulated), np.arange(len(codes))
+    if len(public_rows):
+        simulated, class_numbers = _simulate(means, public_rows)
+        simulated_scores, rows = scores.score(simulated), np.arange(len(class_numbers))
 
         def surprise(logarithm: float) -> float:
-            return -float(log_softmax(simulated_scores * np.exp(-logarithm), axis=1)[rows, codes].mean())
+            return -float(log_softmax(simulated_scores * np.exp(-logarithm), axis=1)[rows, class_numbers].mean())
 
         bounds = np.log([_LEAST_TEMPERATURE, _MOST_TEMPERATURE])
         temperature = float(np.exp(minimize_scalar(surprise, bounds=bounds, method="bounded").x))
     return LinearScores(scores.weights / temperature, scores.biases / temperature)
 
 
-def _simulate(means: ClassMeans, images: Rows) -> tuple[Rows, NDArray[np.int64]]:
-    """Return simulated images of each class, and their classes."""
+def _simulate(means: ClassMeans, public_rows: Rows) -> tuple[Rows, NDArray[np.int64]]:
+    """Return simulated rows of each class, and their classes."""
     rng, public = np.random.default_rng(0), means.public
-    codes = np.arange(max(_SIMULATED, len(means.means))) % len(means.means)
-    apart = (images[rng.integers(0, len(images), len(codes))] - public.centre) @ public.axes
-    moved = means.means[codes] + np.sqrt(means.posterior_variances[codes]) * rng.standard_normal(apart.shape)
+    class_numbers = np.arange(max(_SIMULATED, len(means.means))) % len(means.means)
+    apart = (public_rows[rng.integers(0, len(public_rows), len(class_numbers))] - public.centre) @ public.axes
+    moved = means.means[class_numbers] + np.sqrt(means.posterior_variances[class_numbers]) * rng.standard_normal(
+        apart.shape
+    )
     simulated = moved + apart * np.sqrt(1 - means.between / public.variances)
-    return public.centre + simulated @ public.axes.T, codes
+    return public.centre + simulated @ public.axes.T, class_numbers
 
 
 def estimate_counts(counts: Rows, noise: float) -> Rows:

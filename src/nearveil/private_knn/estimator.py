@@ -81,7 +81,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         y : array-like of shape (n,) or (n, n_classes)
             Private. Classes, weights of classes, or numbers, which are clipped to their bounds.
         """
-        self._warn_of_search()
+        self._warn_of_parameter_search()
         poll = self._copy_parameters()
         rows, ballot = poll._read_records(X, y)
         poll.plan_ = plan = make_plan(poll._make_request(ballot))

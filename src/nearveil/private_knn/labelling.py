@@ -157,9 +157,9 @@ def label_file(
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoiseWarning)  # refused below, or allowed
-        voter = voter.fit(task.records, task.codes)
+        voter = voter.fit(task.records, task.class_numbers)
     if not allow_noise:
-        _check_agreement(voter.plan_, task.codes)
+        _check_agreement(voter.plan_, task.class_numbers)
     preview = None if account is None else account.preview(voter.guarantee)
     if preview is not None and not preview.allowed:  # screenings alone would be wasted
         raise ValueError(f"account: {preview.reason}; lower `epsilon`, or name another")
@@ -176,13 +176,13 @@ def label_file(
 
 @dataclass(frozen=True)
 class _LabelTask:
-    """Checked input. `records` and `codes` are private."""
+    """Checked input. `records` and `class_numbers` are private."""
 
     queries: NDArray[np.floating]
     heading: str  # of the column of names: "row" or "file"
     names: Sequence[str]  # of the queries
     records: NDArray[np.floating] = field(repr=False)
-    codes: NDArray[np.int64] = field(repr=False)  # indexes into `classes`
+    class_numbers: NDArray[np.int64] = field(repr=False)  # indexes into `classes`
     classes: Sequence[str]
     notes: tuple[str, ...]  # public
 
@@ -221,15 +221,15 @@ def _prepare(
     names = tuple(classes or records.folders or sorted(set(records.labels)))
     if len(names) < 2:
         raise LabelInputError("PRIVATE must have at least two classes; `classes` names those that have no record")
-    codes = {name: code for code, name in enumerate(names)}
-    if not codes.keys() >= set(records.labels):
+    class_numbers = {name: code for code, name in enumerate(names)}
+    if not class_numbers.keys() >= set(records.labels):
         raise LabelInputError("PRIVATE: some labels are not in `classes`; add them, or leave these records out")
     return _LabelTask(
         queries=rows,
         heading="file" if queries.names else "row",
         names=queries.names or tuple(map(str, range(len(rows)))),
         records=private_rows,
-        codes=np.array([codes[label] for label in records.labels], dtype=np.int64),
+        class_numbers=np.array([class_numbers[label] for label in records.labels], dtype=np.int64),
         classes=names,
         notes=tuple(_list_notes(queries, inferred=classes is None)),
     )
@@ -260,10 +260,10 @@ def _list_notes(queries: "_Records", *, inferred: bool) -> Iterator[str]:
         yield f"Columns of PUBLIC that hold no numbers and were left out: {', '.join(queries.ignored)}."
 
 
-def _check_agreement(plan: VotePlan, codes: NDArray[np.int64]) -> None:
+def _check_agreement(plan: VotePlan, class_numbers: NDArray[np.int64]) -> None:
     """Raise if only noise is expected. The error depends on the records: it is for their owner."""
     needed = find_needed_votes(plan)
-    if np.bincount(codes).max() < needed:
+    if np.bincount(class_numbers).max() < needed:
         raise ValueError(
             f"epsilon: only noise is to be expected, and nothing was paid. {plan.n_neighbors:,} records vote on a row, "
             f"so that their votes stand out from noise of {plan.vote_noise:.0f} on each count, and a label needs "

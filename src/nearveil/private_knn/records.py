@@ -69,18 +69,20 @@ def _clean(words: str) -> str:
 class Labels:
     """One class for each record."""
 
-    codes: NDArray[np.int64] = field(repr=False)  # numbers of the classes; the last, of `NO_VOTER`, is `n_classes`
+    class_numbers: NDArray[np.int64] = field(
+        repr=False
+    )  # numbers of the classes; the last, of `NO_VOTER`, is `n_classes`
     n_classes: int
 
     @property
     def most_agreeing(self) -> int:
         """The number of records of the largest class."""
-        return int(np.bincount(self.codes[:-1], minlength=1).max())
+        return int(np.bincount(self.class_numbers[:-1], minlength=1).max())
 
     def count(self, voters: Voters) -> NDArray[np.int64]:
         """Count the votes of each query for each class, shape (n_queries, n_classes)."""
         bins = self.n_classes + 1
-        keys = self.codes[voters] + bins * np.arange(len(voters))[:, None]
+        keys = self.class_numbers[voters] + bins * np.arange(len(voters))[:, None]
         counts = np.bincount(keys.ravel(), minlength=bins * len(voters))
         return counts.reshape(len(voters), bins)[:, : self.n_classes].astype(np.int64)
 
@@ -113,13 +115,13 @@ def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[An
     run_shielded(check_classification_targets, y)
     labels = np.unique(y) if classes is None else check_classes(classes)
     try:
-        codes = np.searchsorted(labels, y)
-        inside = labels[np.minimum(codes, len(labels) - 1)] == y
+        class_numbers = np.searchsorted(labels, y)
+        inside = labels[np.minimum(class_numbers, len(labels) - 1)] == y
     except TypeError:
         inside = np.array([False])
     if not np.all(inside):
         raise ValueError("y holds a label that is not in classes: the list must be complete, and public")
-    return labels, Labels(np.append(codes, len(labels)), len(labels)), Ballot(VoteHistogram, len(labels))
+    return labels, Labels(np.append(class_numbers, len(labels)), len(labels)), Ballot(VoteHistogram, len(labels))
 
 
 def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:

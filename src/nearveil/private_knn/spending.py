@@ -205,7 +205,7 @@ class PayingEstimator(Parameters):
                 )
         super().__setattr__(name, value)
 
-    def _warn_of_search(self) -> None:
+    def _warn_of_parameter_search(self) -> None:
         """Warn before a fit by a grid search or a cross-validation."""
         if self.source is None and _is_in_search():
             account = "all spend from one account" if self.account is not None else "each has its own budget"

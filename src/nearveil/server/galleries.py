@@ -77,7 +77,7 @@ class GalleryState:
 
     index_state: IndexState
     maps: tuple[ServedMap, ...]
-    answers: ByteCache
+    frames: ByteCache
     code_groups: dict[bytes, CodesGroup]  # by their contents; the next state goes on with them
 
     @cached_property
@@ -241,16 +241,16 @@ class OpenGallery(Gallery):
             raise ServiceError("unknown", f"candidates must be a fraction that this gallery has a map for: {fractions}")
         position = close.index(True)
         key = b"map %d" % position
-        frame = state.answers.get(key)
+        frame = state.frames.get(key)
         if frame is None:
             frame = state.maps[position].make_public_part().to_bytes()
-            state.answers.put(key, frame)
+            state.frames.put(key, frame)
         return frame
 
     def query(self, data: bytes) -> bytes:
         """Answer the frame of a query with that of an answer, of a changed map, or of a refusal."""
         state = self._load_state()
-        reply = state.answers.get(data)
+        reply = state.frames.get(data)
         if reply is not None:
             return reply
         if not state.maps:
@@ -260,7 +260,7 @@ class OpenGallery(Gallery):
         kind, extras = peek_header(reply)
         # Originals may be files, which change without notice.
         if kind == Kind.ANSWER and extras != _ORIGINALS and len(data) <= _MAX_CACHED_QUERY:
-            state.answers.put(data, reply)
+            state.frames.put(data, reply)
         return reply
 
     def original(self, number: int) -> bytes:
@@ -284,9 +284,9 @@ class OpenGallery(Gallery):
 
     def codes_group(self, number: int, blocks: tuple[int, ...] | None = None) -> bytes:
         """Return a group of codes: these blocks of it, or all."""
-        source, answers = self._load_codes(), self._state.answers
+        source, frames = self._load_codes(), self._state.frames
         key = b"codes" + source.manifest.groups.get(number, b"")
-        content = answers.get(key) if blocks is None else None
+        content = frames.get(key) if blocks is None else None
         if content is not None:
             return content
         group = source.group(number, blocks)
@@ -294,7 +294,7 @@ class OpenGallery(Gallery):
             raise ServiceError("unknown", "No such group of codes. Fetch the manifest again: it may have changed.")
         content = group.to_bytes()
         if blocks is None:
-            answers.put(key, content)
+            frames.put(key, content)
         return content
 
     def prepare(self, timeout: float | None = None) -> None:

@@ -211,7 +211,7 @@ class Settings(BaseSettings):
         _check_galleries(self.galleries)
         return self
 
-    def of_one_worker(self) -> Self:
+    def for_one_worker(self) -> Self:
         """Return the settings of one process: its part of all limits."""
         part = {name: max(1, getattr(self, name) // self.workers) for name in _DIVIDED}
         return self.model_copy(update={**part, "rate": None if self.rate is None else self.rate / self.workers})

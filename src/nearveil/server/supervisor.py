@@ -65,7 +65,7 @@ def run_workers(
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, lambda sig, _: stop_signals.append(sig)))
         stack.callback(signal.signal, signal.SIGHUP, signal.signal(signal.SIGHUP, partial(_forward_signal, workers)))
-        start = partial(_start_worker, serve, sockets, settings.of_one_worker())
+        start = partial(_start_worker, serve, sockets, settings.for_one_worker())
         workers.extend(start() for _ in range(settings.workers))
         stack.callback(_stop_workers, workers, settings.shutdown_delay + settings.shutdown_grace)
         stack.callback(sockets[0].close)  # then the last process that stops closes the socket
