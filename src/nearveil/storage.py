@@ -328,11 +328,9 @@ def make_private_file(path: Path) -> None:
 
 @contextmanager
 def replace_file(path: Path, *, private: bool = True, durable: bool = True) -> Iterator[BufferedRandom]:
-    """Yield a new file that replaces `path` atomically when the block ends, or is deleted if it raises.
-
-    A `private` file is readable by its owner only. A `durable` one is flushed to disk before it gets its name, which
-    survives a power failure after :func:`flush_folder`.
-    """
+    """Yield a new file that replaces `path` atomically when the block ends, or is deleted if it raises."""
+    # A private file is readable by its owner only. A durable one is on disk before it gets its name; the name itself
+    # survives a power failure after flush_folder.
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
     try:
         with open(draft, "x+b", opener=open_private if private else None) as file:

@@ -426,10 +426,6 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
     def from_bytes(cls, data: bytes) -> Self:
         """Read a model. Nothing in the bytes is trusted, and sizes are checked before anything is read.
 
-        Parameters
-        ----------
-        data : bytes
-
         Raises
         ------
         MessageError
@@ -450,12 +446,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a model from a file, as :meth:`from_bytes` does.
-
-        Parameters
-        ----------
-        path : str or path-like
-        """
+        """Read a model from a file, as :meth:`from_bytes` does."""
         return cls.from_bytes(Path(path).read_bytes())
 
     def _arrays(self) -> dict[str, NDArray[Any]]:

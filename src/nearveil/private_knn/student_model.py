@@ -279,13 +279,7 @@ class PublicStudent(PublicModel):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, features: Features | None = None) -> Self:
-        """Read a student from a file, as :meth:`from_bytes` does.
-
-        Parameters
-        ----------
-        path : str or path-like
-        features : callable, optional
-        """
+        """Read a student from a file, as :meth:`from_bytes` does."""
         return cls.from_bytes(Path(path).read_bytes(), features=features)
 
 
