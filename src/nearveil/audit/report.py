@@ -41,21 +41,11 @@ class Attack:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check of the mechanism's conduct.
+    """The result of one check of the mechanism's conduct."""
 
-    Attributes
-    ----------
-    name : str
-        For example "the stated law" or "caps".
-    result : {"passed", "failed", "not run"}
-        "failed" breaks the guarantee.
-    detail : str
-        Why the check failed or was not run.
-    """
-
-    name: str
-    result: Literal["passed", "failed", "not run"]
-    detail: str = ""
+    name: str  #: for example "the stated law" or "caps"
+    result: Literal["passed", "failed", "not run"]  #: "failed" breaks the guarantee
+    detail: str = ""  #: why the check failed or was not run
 
 
 def judge(name: str, problem: str | None) -> Check:
@@ -66,33 +56,6 @@ def judge(name: str, problem: str | None) -> Check:
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The promised epsilon, the epsilon that attacks showed, and the verdict.
-
-    Attributes
-    ----------
-    shown_epsilon : float
-        The lower end of the interval: the true epsilon is at least this large, at this confidence.
-    interval : (float, float)
-        Of the epsilon of the best attack on its pair. Another attack may show more.
-    verdict : {"kept", "broken", "undecided"}
-        "broken" if an attack shows more than was promised or a check failed; the probability of that is at most 5e-7
-        for a sound mechanism. "kept" if not, and the interval starts at or below the guarantee and ends at or below
-        `limit`. Otherwise "undecided": run more trials.
-    limit : float
-        The largest upper end of the interval of a "kept" guarantee: 10% above the guarantee, and at least 0.05.
-    attack : str
-        The attack that showed most on the choosing half.
-    pair : str
-        The inputs of that attack.
-    one_run : float or None
-        The epsilon that a single run with many records shows.
-    trials : int
-        Runs of either input, both halves.
-    sound : bool
-        Whether the mechanism's guarantee is marked as proved.
-    seeded : bool
-        Whether the runs used a seed.
-    attacks : tuple of Attack
-        All attacks, the decisive one first.
 
     Examples
     --------
@@ -107,16 +70,16 @@ class Report:
     mechanism: str
     promised_epsilon: float
     promised_delta: float
-    shown_epsilon: float
-    interval: tuple[float, float]
-    attack: str
-    pair: str
-    one_run: float | None
-    trials: int
+    shown_epsilon: float  #: the lower end of the interval: the true epsilon is at least this, at this confidence
+    interval: tuple[float, float]  #: of the epsilon of the best attack on its pair; another may show more
+    attack: str  #: the one that showed most on the choosing half
+    pair: str  #: the inputs of that attack
+    one_run: float | None  #: the epsilon that a single run with many records shows
+    trials: int  #: runs of either input, both halves
     confidence: float
-    sound: bool
-    seeded: bool
-    attacks: tuple[Attack, ...] = ()
+    sound: bool  #: whether the mechanism's guarantee is marked as proved
+    seeded: bool  #: whether the runs used a seed
+    attacks: tuple[Attack, ...] = ()  #: all of them, the decisive one first
     checks: tuple[Check, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -138,12 +101,17 @@ class Report:
 
     @property
     def limit(self) -> float:
-        """The largest upper end of the interval of a "kept" guarantee."""
+        """The largest upper end of the interval of a "kept" guarantee: 10% above the guarantee, and at least 0.05."""
         return self.promised_epsilon + max(_TOLERANCE[0] * self.promised_epsilon, _TOLERANCE[1])
 
     @property
     def verdict(self) -> Verdict:
-        """The judgement of attacks and checks about the guarantee."""
+        """The judgement of attacks and checks about the guarantee: "kept", "broken" or "undecided".
+
+        "broken" if an attack shows more than was promised or a check failed; the probability of that is at most 5e-7
+        for a sound mechanism. "kept" if not, and the interval starts at or below the guarantee and ends at or below
+        `limit`. Otherwise "undecided": run more trials.
+        """
         if self.reasons:
             return "broken"
         low, high = self.interval

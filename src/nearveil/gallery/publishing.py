@@ -95,30 +95,16 @@ class Published:
     """A map of a gallery at one revision, with everything a server needs to answer messages made for it.
 
     Create one with :meth:`learn`, or with :meth:`nearveil.gallery.Index.publish`, which also stores it.
-
-    Attributes
-    ----------
-    revision : int
-        The revision of the gallery that the map was learned on.
-    release : Covers
-        The server's half, with the sets. Fitted on the public mean alone, so that a client with the mean, the digest
-        and the map can build the same: ``Covers(...).fit_mean(mean, public_digest).use_map(map)``.
-    table : Codes
-        The public table that decodes codes.
-    codes : ndarray of shape (n, b), uint8
-        The codes of all items of the gallery at that revision.
-    ids : ndarray of shape (n,), uint32
-        The ids of the same items, increasing.
-    terms : MapTerms
-        The parameters of the map.
     """
 
-    revision: int
+    revision: int  #: of the gallery that the map was learned on
+    #: The server's half, with the sets. Fitted on the public mean alone, so that a client with the mean, the digest and
+    #: the map can build the same: ``Covers(...).fit_mean(mean, public_digest).use_map(map)``.
     release: Covers
-    table: Codes = field(repr=False)
-    codes: Bytes = field(repr=False)
-    ids: Ids = field(repr=False)
-    terms: MapTerms
+    table: Codes = field(repr=False)  #: decodes codes; public
+    codes: Bytes = field(repr=False)  #: of all items of the gallery at that revision; shape (n, b), uint8
+    ids: Ids = field(repr=False)  #: of the same items, increasing; shape (n,), uint32
+    terms: MapTerms  #: the parameters of the map
 
     @classmethod
     def learn(

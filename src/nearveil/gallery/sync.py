@@ -35,30 +35,18 @@ Skipped = tuple[Path, str]
 
 @dataclass(frozen=True)
 class SyncReport:
-    """The changes that :func:`sync_folder` or :func:`sync_table` made, and the index afterwards.
+    """The changes that :func:`sync_folder` or :func:`sync_table` made, and the index afterwards."""
 
-    Attributes
-    ----------
-    index : str
-        Its location, without a password.
-    published : Published or None
-        The map; private images have none.
-    learned : bool
-        Whether the map was learned or updated.
-    skipped : tuple of (Path, str)
-        Files that cannot be used, with reasons.
-    """
-
-    index: str
+    index: str  #: its location, without a password
     items: int
     dimension: int
     revision: int
     added: int
     deleted: int
-    published: Published | None
-    learned: bool
-    skipped: tuple[Skipped, ...] = ()
-    extractor: str = ""  # its name; empty for vectors
+    published: Published | None  #: the map; private images have none
+    learned: bool  #: whether the map was learned or updated
+    skipped: tuple[Skipped, ...] = ()  #: files that cannot be used, with reasons
+    extractor: str = ""  #: its name; empty for vectors
     private: bool = False
     row_exact: bool = False
 

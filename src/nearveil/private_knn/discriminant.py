@@ -101,33 +101,19 @@ def _round_up(noise: float) -> float:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Expected accuracy. Computed from private records without noise of its own: never publish it.
+    """Expected accuracy. Computed from private records without noise of its own: never publish it."""
 
-    Attributes
-    ----------
-    accuracy : float
-        Expected share of right answers, each class counting the same: cross-validated, the mean over 20 draws of
-        simulated noise.
-    accuracy_range : tuple of float
-        The first and the last decile of the draws. You publish one draw.
-    class_accuracy : dict
-        The same of each class that has records.
-    without_noise : float
-        Accuracy without noise, and with as many directions as there would then be. It does not depend on epsilon.
-    floor : float
-        Accuracy of the best constant answer: one over the number of classes.
-    records_per_class : dict
-    noise_per_class : float
-        Standard deviation of the noise on a class's count, in records. The noise on each number of its sum is a
-        quarter of that, in units of a record's length.
-    """
-
+    #: Expected share of right answers, each class counting the same: cross-validated, the mean over 20 draws of
+    #: simulated noise.
     accuracy: float
-    accuracy_range: tuple[float, float]
-    class_accuracy: dict[Any, float]
+    accuracy_range: tuple[float, float]  #: the first and the last decile of the draws; you publish one draw
+    class_accuracy: dict[Any, float]  #: the same of each class that has records
+    #: Accuracy without noise, and with as many directions as there would then be. It does not depend on epsilon.
     without_noise: float
-    floor: float
+    floor: float  #: accuracy of the best constant answer: one over the number of classes
     records_per_class: dict[Any, int]
+    #: Standard deviation of the noise on a class's count, in records. The noise on each number of its sum is a quarter
+    #: of that, in units of a record's length.
     noise_per_class: float
 
     @property

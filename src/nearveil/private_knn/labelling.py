@@ -46,32 +46,15 @@ class LabelInputError(NearveilError, ValueError):
 
 @dataclass(frozen=True)
 class LabelReport:
-    """The result of labelling, all of it public.
+    """The result of labelling, all of it public."""
 
-    Attributes
-    ----------
-    names : sequence of str
-        Names of the public rows.
-    labels : sequence of str
-        Labels of the first rows, or of all; empty if a row was declined.
-    guarantee : Guarantee
-    notes : tuple of str
-        Remarks for the user.
-    text : str
-        The labels as CSV.
-    lost : str
-        Why the file could not be written; empty if it was.
-    stopped : str
-        Why there are fewer labels than rows; empty if there are not.
-    """
-
-    names: Sequence[str]
-    labels: Sequence[str]
+    names: Sequence[str]  #: of the public rows
+    labels: Sequence[str]  #: of the first rows, or of all; empty if a row was declined
     guarantee: Guarantee
-    notes: tuple[str, ...]
-    text: str
-    lost: str
-    stopped: str
+    notes: tuple[str, ...]  #: remarks for the user
+    text: str  #: the labels as CSV
+    lost: str  #: why the file could not be written; empty if it was
+    stopped: str  #: why there are fewer labels than rows; empty if there are not
 
 
 def label_file(
