@@ -65,10 +65,6 @@ def audit(
     progress : callable, optional
         Called with the number of runs finished since the last call.
 
-    Returns
-    -------
-    Report
-
     Examples
     --------
     >>> from nearveil.privacy.noise import unsafe_seeded

@@ -81,10 +81,6 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
         The caller closes it.
     settings : Settings
         Limits and trusted hosts. Addresses and TLS are up to the ASGI server.
-
-    Returns
-    -------
-    FastAPI
     """
     state = AppState(galleries, tokens, settings)
     app = FastAPI(

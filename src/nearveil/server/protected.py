@@ -398,10 +398,6 @@ class ProtectedGallery(Gallery):
 
         Nothing is paid or released. The forecast is computed from the records without a guarantee: never publish it,
         and keep it out of logs.
-
-        Returns
-        -------
-        Forecast
         """
         records = self._load_records()
         return self._model.forecast(records.features, records.labels, self._public.snapshot().features)
@@ -415,10 +411,6 @@ class ProtectedGallery(Gallery):
         ----------
         allow_noise : bool, default=False
             Publish even if the model is expected to be noise alone.
-
-        Returns
-        -------
-        Publication
 
         Raises
         ------

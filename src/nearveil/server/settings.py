@@ -234,10 +234,6 @@ class Settings(BaseSettings):
         **overrides
             Fields, such as options of a command.
 
-        Returns
-        -------
-        Settings
-
         Raises
         ------
         SettingsError

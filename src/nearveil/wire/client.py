@@ -176,10 +176,6 @@ class ClientProtocol:
         extras : {"none", "thumbnails", "originals", "names", "metadata"}, default="none"
             Of the query.
 
-        Returns
-        -------
-        Answer
-
         Raises
         ------
         WireError, RefusedError
