@@ -287,13 +287,7 @@ def read_plan(plan: list[str], mechanism: PlanMechanism, delta: float) -> "list[
 
 
 def _parse_part(text: str) -> tuple[int, float]:
-    """Parse COUNTxEPSILON.
-
-    Examples
-    --------
-    >>> _parse_part("500x0.5")
-    (500, 0.5)
-    """
+    """Parse COUNTxEPSILON."""
     match = re.fullmatch(r"(\d+)x(\d*\.?\d+(?:e-?\d+)?)", text.strip().lower())
     count, epsilon = (int(match[1]), float(match[2])) if match else (0, 0.0)
     check(

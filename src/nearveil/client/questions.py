@@ -281,15 +281,7 @@ def make_matches(
     where: Filter | None = None,
     k: int | None = None,
 ) -> tuple[Match, ...]:
-    """Return the first k ranked items that pass a filter, or all. It reads all of them: their number is public.
-
-    Examples
-    --------
-    >>> details = [ItemDetails("a", metadata={"lang": "de"}), ItemDetails("b", metadata={"lang": "en"})]
-    >>> matches = make_matches(np.arange(2), np.array([0.9, 0.8]), details, where={"lang": "en"}, k=8)
-    >>> [match.name for match in matches]
-    ['b']
-    """
+    """Return the first k ranked items that pass a filter, or all. It reads all of them: their number is public."""
     rows = zip(ids.tolist(), scores.tolist(), details, images or [None] * len(ids), strict=True)
     matches = [
         Match(number, item.name, min(score, 1.0), image, item.external_id, item.metadata)  # rounding may exceed 1

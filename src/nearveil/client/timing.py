@@ -59,13 +59,7 @@ def next_deadline(since: float, period: float, now: float) -> float:
 
 
 def needs_extraction(image: Any) -> bool:
-    """Return whether a query is an image, by its type alone; otherwise it is a vector.
-
-    Examples
-    --------
-    >>> needs_extraction("bird.jpg"), needs_extraction("bird.npy"), needs_extraction([0.5, 0.5])
-    (True, False, False)
-    """
+    """Return whether a query is an image, by its type alone; otherwise it is a vector."""
     if isinstance(image, np.ndarray):
         return image.ndim == 3 and image.dtype == np.uint8
     if isinstance(image, (str, os.PathLike)):

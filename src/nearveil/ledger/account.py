@@ -160,16 +160,6 @@ class Account:
     """A durable budget. :class:`Ledger` creates accounts, and its example shows one.
 
     Copies, deep copies, pickles and scikit-learn clones are handles on the same account.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from nearveil.ledger import Ledger
-    >>> about = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace"}
-    >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/budget.db") as ledger:
-    ...     account = ledger.open_account("camera", epsilon=1.0, delta=0.0, **about)
-    ...     print(account.kind, account.epsilon, account.balance(), sep="; ")
-    pure; 1.0; account camera: budget epsilon 1 at delta 0, spent 0, left 1
     """
 
     def __init__(self, ledger: "Ledger", name: str) -> None:

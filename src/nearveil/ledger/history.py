@@ -25,14 +25,7 @@ from nearveil.ledger.store import BudgetRow
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """The budget of an account or of a client's quota, spent and left; :meth:`Account.balance` returns one.
-
-    Examples
-    --------
-    >>> figures = {"kind": "pure", "epsilon": 1.0, "delta": 0.0, "spent": 0.25, "left": 0.75, "remaining": ()}
-    >>> print(Balance(account="camera", client=None, **figures))
-    account camera: budget epsilon 1 at delta 0, spent 0.25, left 0.75
-    """
+    """The budget of an account or of a client's quota, spent and left; :meth:`Account.balance` returns one."""
 
     account: str
     client: str | None

@@ -215,13 +215,7 @@ def make_image_address(content: bytes) -> str:
 
 
 def shorten_hex(content: bytes) -> str:
-    """Return bytes in hexadecimal, without the middle if there are many.
-
-    Examples
-    --------
-    >>> shorten_hex(bytes(60))[-11:], shorten_hex(b"NVM")
-    ('00 00 00 00', '4e 56 4d')
-    """
+    """Return bytes in hexadecimal, without the middle if there are many."""
     if len(content) <= 2 * _HEX_BYTES:
         return content.hex(" ")
     return f"{content[:_HEX_BYTES].hex(' ')} … {content[-_HEX_BYTES:].hex(' ')}"
