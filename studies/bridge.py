@@ -1,4 +1,4 @@
-"""Queries of one network against the gallery of another: what a bridge learnt from public images saves."""
+"""Querying a gallery with features of another network: what a bridge learnt from public images saves."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -130,6 +130,6 @@ def test_a_run_asks_about_the_feature_and_about_the_reference_in_random_order() 
 
 
 def test_specimens_are_experiments_of_their_own() -> None:
-    assert make_heap_search().name == "a search by a heap"
+    assert make_heap_search().name == "a search with a heap"
     assert len(make_heap_search().pairs) == len(FAMILIES)
     assert make_heap_search().guarantee.epsilon == make_hasty_question().guarantee.epsilon == 1.0

@@ -212,7 +212,7 @@ def test_a_key_of_another_map_is_of_no_use(image: Path, served: Served, here: Pa
     fine("index", served.folder / "photos", "--into", here / "index", "--candidates", 0.3)
     text = refused("query", image, "--epsilon", 4, "--index", here / "index", "--key", "mine")
     assert "another map than when this key was paid for" in text
-    assert "a new question, with a new key, pays anew" in text
+    assert "a new question, with a new key, costs again" in text
     assert debits(here) == 1
 
 
@@ -283,6 +283,6 @@ def test_without_an_epsilon_nothing_is_paid_and_the_ways_are_named(
     image: Path, words: tuple[Any, ...], here: Path
 ) -> None:
     text = refused("query", image, *words)
-    assert "--epsilon: there is no local copy of photos: `nearveil sync` fetches one for nothing" in text
+    assert "--epsilon: there is no local copy of photos: `nearveil sync` downloads one at no cost" in text
     assert "--epsilon 4, for example, costs 4, from your account" in text
     assert debits(here) == 0

@@ -395,7 +395,7 @@ def test_somebody_must_pay(here: Scene, made: Path) -> None:
     assert client.original_not_private(4) == b"original 4"
     for options, words in (
         ({"account": "me"}, "account: a name needs the ledger"),
-        ({"ledger": "budget.db", "account": here.account}, "ledger: it goes with the name"),
+        ({"ledger": "budget.db", "account": here.account}, "ledger: pass it only with the name"),
         ({"retries": -1}, "retries: it must be"),
     ):
         with pytest.raises(QuestionError, match=words):
@@ -462,7 +462,7 @@ def test_a_map_that_changes_after_the_debit_is_not_paid_for_again(made: Path, tm
 
         client, wire = moving.client(republished)
         with pytest.raises(
-            UnansweredError, match="of no more use: a new question, with a new key, pays anew"
+            UnansweredError, match="can no longer be answered: a new question, with a new key, costs again"
         ) as raised:
             client.nearest(PRIVATE, epsilon=4.0)
         assert not raised.value.again

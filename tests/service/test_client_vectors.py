@@ -193,7 +193,7 @@ def test_a_vector_may_lie_in_a_file(here: Scene, tmp_path: Path) -> None:
 
 def test_a_feature_of_another_length_is_told_both_lengths(here: Scene) -> None:
     client, _ = here.client()
-    with pytest.raises(QuestionError, match=f"must have {DIMENSION} numbers, as those of the gallery; it has 3"):
+    with pytest.raises(QuestionError, match=f"must have {DIMENSION} numbers, like those of the gallery; it has 3"):
         client.nearest(np.ones(3), epsilon=4.0)
 
 

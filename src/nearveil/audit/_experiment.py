@@ -314,7 +314,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         if not self.pairs:
-            raise ValueError("pairs must hold at least one Pair of neighbouring inputs")
+            raise ValueError("pairs must contain at least one Pair of neighbouring inputs")
         if self.exact and self.log_ratio is None:
             raise ValueError("exact needs a log_ratio")
 

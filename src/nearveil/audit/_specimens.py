@@ -321,7 +321,7 @@ def use_heap(public: PublicPart) -> PublicPart:
 
 def make_heap_search() -> Experiment:
     """Return the time of a choice with a heap, on maps within the limits."""
-    return make_clock_experiment(lambda public: time_choice(use_heap(public)), name="a search by a heap", at_once=1)
+    return make_clock_experiment(lambda public: time_choice(use_heap(public)), name="a search with a heap", at_once=1)
 
 
 def make_hasty_question() -> Experiment:

@@ -30,7 +30,7 @@ _SLOW_DELTA = 1e-3  # of slow mechanisms
 _FEW_DELTA = 0.05  # of mechanisms that are fitted in every run
 _SPECIMEN_TRIALS = 200_000  # of defects that need few runs
 
-# Parameters for fast runs with events that are frequent enough to be seen, by the first letters of a name.
+# Parameters for fast runs with events that are frequent enough to be seen, by name prefix.
 _CHANGED: dict[str, dict[str, Any]] = {
     "privatemail (gaussian)": {"delta": DELTA},
     "privatemail (as published": {"n_public_steps": 5, "start_scale": 1e-8, "n_anchors": 60},
@@ -77,7 +77,7 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     """
     releases = []
     for entry in REGISTRY:
-        changed = next((values for letters, values in _CHANGED.items() if entry.name.startswith(letters)), {})
+        changed = next((values for prefix, values in _CHANGED.items() if entry.name.startswith(prefix)), {})
         package = "privatemail" if entry.kind is PrivateMail else "mechanisms"
         make, expected = partial(entry.make, epsilon, **changed), _EXPECTED.get(entry.name, "kept")
         releases.append(_make_entry(entry.name, make, expected, f"nearveil.{package}.{entry.kind.__name__}"))
@@ -168,7 +168,7 @@ def list_specimens() -> list[AuditEntry]:
         "numpy's Laplace noise": broken.make_float_laplace,
         "a request after the answer": partial(make_wire_experiment, broken.fetch_chosen),
         "work that depends on the record": lambda: make_time_experiment(broken.BusyCells(1.0)),
-        "a search by a heap": broken.make_heap_search,
+        "a search with a heap": broken.make_heap_search,
         "half the noise of a discriminant": partial(broken.QuietDiscriminant, EPSILON, _FEW_DELTA),
         "a discriminant that does not pay": partial(broken.FreeDiscriminant, EPSILON, _FEW_DELTA),
         "the largest private value in a discriminant": partial(broken.ReachingDiscriminant, EPSILON, _FEW_DELTA),

@@ -32,7 +32,7 @@ def cost(
         nearveil cost 100x0.1 5x1 --delta 1e-6 --json
     """
     check(0 < delta < 1, "must be between 0 and 1", "--delta")
-    check(delta >= _LEAST_DELTA, f"must be at least {_LEAST_DELTA:g}: noise is calibrated for no less", "--delta")
+    check(delta >= _LEAST_DELTA, f"must be at least {_LEAST_DELTA:g}: smaller deltas are not supported", "--delta")
     events = read_plan(plan, mechanism, delta)
     from nearveil.privacy.accounting import AdditionAccountant, PldAccountant, RdpAccountant
     from nearveil.privacy.guarantee import format_factor, format_rounded_up
@@ -70,7 +70,7 @@ def plan(
     delta: float = option("Delta of one query.", default=0.0, min=0, max=1),
     as_json: bool = JSON,
 ) -> None:
-    """Compare the ways to search a gallery: recall, information that the server gets, and commands to run.
+    """Compare the ways to search a gallery: recall, what the server learns, and commands to run.
 
     A local copy and sealed queries reveal nothing to the server; a message costs epsilon. If a message cannot work, the
     commands show a larger answer and a larger epsilon. Replace DIR, GALLERY, IMAGE and URL by your own; create the
@@ -107,7 +107,7 @@ def _print_plan(search_plan: "SearchPlan") -> None:
                 f"{way.epsilon:g}",
                 *map(format_bytes, (way.stored_bytes, way.sent_bytes, way.received_bytes, way.scanned_bytes)),
                 "-".join(dict.fromkeys(f"{100 * share:.0f}" for share in way.recall)) + "%",
-                "advised" if way.recommended else "",
+                "recommended" if way.recommended else "",
             )
             for way in search_plan.ways
         ],

@@ -61,7 +61,7 @@ class _Answer(Future[T], Generic[T]):
 
 
 class Portal:
-    """Runs coroutines on an event loop in a thread of its own. Any thread may use it; `last` runs when it is closed."""
+    """Runs coroutines on an event loop in another thread. Any thread may use it; `last` runs when it is closed."""
 
     def __init__(self, last: Callable[[], Awaitable[None]]) -> None:
         self._last, self._process = last, os.getpid()
@@ -183,13 +183,13 @@ class AsyncClient:
 
     Parameters
     ----------
-    where, token, account, ledger, extractor, retries, timeout, insecure, ca, certificate, proxies, home, transport
+    location, token, account, ledger, extractor, retries, timeout, insecure, ca, certificate, proxies, home, transport
         As of :class:`nearveil.Client`.
     """
 
     def __init__(
         self,
-        where: Location,
+        location: Location,
         token: str | None = None,
         *,
         account: Payer | str | None = None,
@@ -211,14 +211,14 @@ class AsyncClient:
         from nearveil.client.session import RetryPolicy, Session
         from nearveil.client.transport import HttpTransport, LocalTransport
 
-        is_remote = _is_remote(where)
-        self._shown = _hide_password(where)
+        is_remote = _is_remote(location)
+        self._shown = _hide_password(location)
         payer, self._ledger = _open_account(account, ledger)
         self._transport: HttpTransport | LocalTransport
         try:
             if is_remote:
                 self._transport = HttpTransport(
-                    str(where),
+                    str(location),
                     token,
                     insecure=insecure,
                     timeout=timeout,
@@ -228,7 +228,7 @@ class AsyncClient:
                     transport=transport,
                 )
             else:
-                self._transport = LocalTransport(where)
+                self._transport = LocalTransport(location)
         except BaseException:
             if self._ledger is not None:
                 self._ledger.close()
@@ -265,7 +265,7 @@ class AsyncClient:
 
         Parameters
         ----------
-        query : path, bytes, image of Pillow, or array-like
+        query : path, bytes, Pillow image, or array-like
             Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,) or (1, d): of NumPy,
             torch, pandas or pyarrow, a list, or a ``.npy`` file. A feature is divided by its norm, as all are.
         k : int or None, default=8
@@ -273,9 +273,9 @@ class AsyncClient:
         epsilon : float, optional
             The price of a message, from 1e-6 to 40. None and 0 pay nothing: only free ways.
         candidates : float, optional
-            The part of the gallery that an answer holds; there must be a map for it. The newest map otherwise.
+            The fraction of the gallery in an answer; there must be a map for it. By default that of the newest map.
         gallery : str, optional
-            Its name; needed where there are several.
+            The gallery's name; required if there are several.
         thumbnails, originals : bool, default=False
             Whether all candidates come with their images. Never choose it by the image.
         key : str, optional
@@ -284,11 +284,11 @@ class AsyncClient:
         by : {"auto", "message", "home", "sealed"}, default="auto"
             The way to ask. By default a message with an epsilon, else a free way.
         where : mapping or callable, optional
-            Which matches are wanted: those whose metadata has these values, or those for which the function is true.
-            It is applied here, after the answer: one that was sent would tell. There may be fewer than `k`.
+            Keep only matches with these metadata values, or for which the function is true. Applied locally: sending
+            the filter would reveal it. There may be fewer than `k`.
         rng : Source, optional
-            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. No account pays for what is made
-            with a seed.
+            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. Accounts refuse to pay
+            for seeded noise.
 
         Raises
         ------
@@ -297,7 +297,7 @@ class AsyncClient:
         OverBudgetError, LedgerError
             Of the account. Nothing was asked.
         UnansweredError
-            It is paid for. Where its `again` is true, its `key` asks again, for nothing; else no answer will come.
+            It is paid for. If `again` is true, repeat with its `key` at no cost; otherwise it cannot be answered.
         """
         from nearveil.client.home import search_home, search_index
         from nearveil.client.questions import NearestQuestion, ask_nearest
@@ -339,8 +339,8 @@ class AsyncClient:
         k, epsilon, candidates, gallery, where
             As of :meth:`nearest`, for each row. The epsilons add up.
         keys : sequence of str, optional
-            One for each row; new ones by default. With the same keys and rows, what was paid is asked for nothing: give
-            them, and keep them, to go on after an interruption.
+            One for each row; new ones by default. Paid questions are free to repeat: keep the keys to
+            resume after an interruption.
 
         Raises
         ------
@@ -401,26 +401,26 @@ class AsyncClient:
         Parameters
         ----------
         gallery : str, optional
-            Its name; needed where there are copies of several.
+            The gallery's name; required if there are copies of several.
         """
         return self._copies.find(gallery)
 
     async def sync(
         self, *, gallery: str | None = None, most: int = MOST_COPIED, progress: Progress | None = None
     ) -> HomeCopy:
-        """Fetch all codes of a gallery that hands them out, or what changed of them since, for search at home.
+        """Download all codes of a gallery, or the changes since the last sync, for local search.
 
-        Everybody fetches the same, so nothing is told and nothing is paid. Never call it because of an image: the
+        Everybody downloads the same, so the request reveals nothing; it is free. Never call it because of an image: the
         server sees when you do. Call it on a schedule, or when a program is installed.
 
         Parameters
         ----------
         gallery : str, optional
-            Its name; needed where there are several.
+            The gallery's name; required if there are several.
         most : int, default=2 GiB
-            Bytes of codes beyond which nothing is fetched.
+            Maximum download size in bytes.
         progress : callable, optional
-            Called with the number of groups that came, and of all that must come.
+            Called with the number of groups received, and in total.
 
         Raises
         ------
@@ -432,19 +432,19 @@ class AsyncClient:
         return await sync_codes(self._session, self._copies, gallery, most, progress)
 
     async def prepare_sealed(self, n_questions: int = 1, *, gallery: str | None = None) -> None:
-        """Fetch what sealed questions of a gallery need, and do the part of their work that depends on no image.
+        """Download what sealed questions of a gallery need, and do the part of their work that needs no image.
 
         Such a question then takes a fraction of the time. Without this call the first question does all of it, and
-        every one prepares the next when it has ended. What is prepared is used once, stays in the memory of this
-        process, and is prepared anew when the gallery changes. Never call it because of an image: call it when a
+        each prepares the next when it has ended. A prepared question is used once, stays in the memory of this
+        process, and is prepared again when the gallery changes. Never call it because of an image: call it when a
         program starts, or is idle.
 
         Parameters
         ----------
         n_questions : int, default=1
-            How many shall be ready. Each takes some megabytes: 6 for a gallery of a million items.
+            How many to keep ready. Each takes a few megabytes: 6 for a gallery of a million items.
         gallery : str, optional
-            Its name; needed where there are several open ones.
+            The gallery's name; required if there are several open ones.
 
         Raises
         ------
@@ -455,36 +455,36 @@ class AsyncClient:
         await prepare_sealed(self._session, n_questions, gallery, self._sealed)
 
     async def classify(self, query: Image, *, gallery: str | None = None) -> Classified:
-        """Classify an image by the model of a protected gallery. Nothing is told about the image, and nothing is paid.
+        """Classify an image by the model of a protected gallery, at no cost. Nothing is revealed about the image.
 
-        The result is a :class:`~nearveil.client.results.Classified`. The model is fetched once and kept; at most once
-        an hour the gallery is asked whether it has a newer one. Both happen before the image is looked at, and nothing
-        is sent afterwards.
+        The result is a :class:`~nearveil.client.results.Classified`. The model is downloaded once and cached; at most
+        once an hour the client checks for a newer one. Both happen before the image is read, and nothing is sent
+        afterwards.
 
         Parameters
         ----------
-        query : path, bytes, image of Pillow, or ndarray
+        query : path, bytes, Pillow image, or ndarray
             Private; as of :meth:`nearest`.
         gallery : str, optional
-            Its name; needed where there are several protected ones.
+            The gallery's name; required if there are several protected ones.
 
         Raises
         ------
         QuestionError, ReplyError, UnreachableError, ImageError
-            The last is about the image; the others, but for a feature that does not fit, come before it is looked at.
+            The last is about the image; the others, except a feature of the wrong size, occur before the image is read.
         """
         from nearveil.client.questions import classify_image
 
         return await classify_image(self._session, query, gallery)
 
     async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
-        """Make features of images, as :meth:`nearest` does before it asks. Nothing private is sent, nothing is paid.
+        """Compute features of images, as :meth:`nearest` does first. Nothing private is sent, and nothing is paid.
 
         Parameters
         ----------
         images : sequence of images
         gallery : str, optional
-            Its name; needed where there are several open ones.
+            The gallery's name; required if there are several open ones.
 
         Returns
         -------
@@ -497,8 +497,8 @@ class AsyncClient:
         """Fetch the file of one original by its id. NOT PRIVATE: the request tells the server which image you chose.
 
         No guarantee covers this call, and after it the guarantee of the question that found the id is worth nothing in
-        practice: who knows the choice knows what was looked for. To see originals and stay private, ask with
-        ``nearest(..., originals=True)``, which fetches those of all candidates alike.
+        practice: anyone who knows your choice knows what you searched for. To see originals and stay private, use
+        ``nearest(..., originals=True)``, which downloads those of all candidates.
 
         Parameters
         ----------
@@ -508,18 +508,18 @@ class AsyncClient:
         return await self._session.fetch_original(id, gallery)
 
     async def galleries(self) -> tuple[GalleryInfo, ...]:
-        """Return a tuple of :class:`GalleryInfo`, one for each gallery that can be asked."""
+        """List the galleries that you may query, each a :class:`GalleryInfo`."""
         return await self._session.fetch_galleries()
 
     async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
-        """Return the public map of a gallery (`PublicPart`) as it is now. Nothing private plays a part.
+        """Return the public map of a gallery (`PublicPart`), current. No private data is used.
 
         Parameters
         ----------
         candidates : float, optional
-            The part of the gallery that an answer holds; the newest map otherwise.
+            The fraction of the gallery in an answer; by default that of the newest map.
         gallery : str, optional
-            Its name; needed where there are several.
+            The gallery's name; required if there are several.
         """
         from nearveil.client.session import Traffic
 
@@ -527,14 +527,14 @@ class AsyncClient:
         return await self._session.fetch_map(info, candidates, Traffic())
 
     async def model(self, *, gallery: str | None = None) -> PublicDiscriminant:
-        """Return the model of a protected gallery, as :meth:`classify` uses it. Nothing private plays a part.
+        """Return the model of a protected gallery, as :meth:`classify` uses it. No private data is used.
 
         It is a :class:`~nearveil.private_knn.PublicDiscriminant`: it classifies many rows at once, and can be saved.
 
         Parameters
         ----------
         gallery : str, optional
-            Its name; needed where there are several protected ones.
+            The gallery's name; required if there are several protected ones.
         """
         return (await self._session.fetch_model(gallery)).model
 
@@ -583,39 +583,39 @@ def _same_parameters(
 
 
 class Client:
-    """Search galleries privately: for nothing where that is possible, or pay first, send one message, rank locally.
+    """Search galleries privately: at no cost if possible; otherwise pay first, send one message, rank locally.
 
     ``docs/theory/service.md`` proves what a server or an observer of the network learns. Your address and the times of
     your questions are not hidden.
 
     Parameters
     ----------
-    where : str, Path, Index or Gallery
+    location : str, Path, Index or Gallery
         The URL of a server (``https://host:8321``), or an index here: its folder, its PostgreSQL URL, or itself.
     token : str, optional
-        For a server. It goes to that server alone and stands in no text that the client makes.
+        For a server. It is sent to that server only, and never appears in errors or representations.
     account : Account, str or any object with `spend`, optional
         Who pays for messages; a name needs `ledger`. Only a question with an epsilon pays.
     ledger : str, Path or Ledger, optional
-        Where the account of that name is.
+        The ledger with that account.
     extractor : Extractor, optional
-        What makes features of images; found by the gallery's fingerprint where it is not given.
+        The feature extractor; by default chosen by the gallery's fingerprint.
     retries : int, default=3
-        How often a request is sent again where no reply came, or one that says "later". Each time the same bytes.
+        How often to retry a request without a reply, or with one that says "later". Each time the same bytes.
     timeout : float, default=60.0
         Seconds for each request with its whole reply. A question makes two or three requests.
     insecure : bool, default=False
         Whether plain HTTP to other machines is allowed.
     ca : str or Path, optional
-        A PEM file of certificates to trust in place of the usual ones.
+        A PEM file of certificates to trust instead of the system's.
     certificate : str, Path or pair of them, optional
         The client's own certificate, with its key.
     proxies : bool, default=False
         Whether the proxies of the environment are used.
     home : str or Path, optional
-        The folder for copies of galleries (:meth:`sync`); one of the user's folder by default.
+        The folder for copies of galleries (:meth:`sync`); in the user's data folder by default.
     transport : httpx.AsyncBaseTransport, optional
-        In place of the network, for tests.
+        Replaces the network, for tests.
 
     Examples
     --------
@@ -664,18 +664,18 @@ class Client:
         return f"Client({self._client._shown!r})"
 
 
-def _is_remote(where: Location) -> bool:
+def _is_remote(location: Location) -> bool:
     """Return whether a location is the URL of a server. Refuse a host with a port but without a scheme."""
-    if isinstance(where, str) and _HOST_AND_PORT.fullmatch(where) and not Path(where).exists():  # and no folder
-        scheme = "http" if where.startswith(("127.", "localhost:", "[::1]")) else "https"
-        raise QuestionError("where", f"the URL of a server begins with its scheme: {scheme}://{where}")
-    return isinstance(where, str) and _URL.match(where) is not None
+    if isinstance(location, str) and _HOST_AND_PORT.fullmatch(location) and not Path(location).exists():
+        scheme = "http" if location.startswith(("127.", "localhost:", "[::1]")) else "https"
+        raise QuestionError("location", f"the URL of a server begins with its scheme: {scheme}://{location}")
+    return isinstance(location, str) and _URL.match(location) is not None
 
 
-def _hide_password(where: Location) -> str:
+def _hide_password(location: Location) -> str:
     """Return a location as text without its password."""
-    text = str(where)
-    if not isinstance(where, str) or "://" not in text:
+    text = str(location)
+    if not isinstance(location, str) or "://" not in text:
         return text
     try:
         parts = urlsplit(text)
@@ -692,7 +692,7 @@ def _open_account(
     """Return who pays, and the ledger that was opened for that, if one was."""
     if not isinstance(account, str):
         if ledger is not None:
-            raise QuestionError("ledger", "it goes with the name of an account in it")
+            raise QuestionError("ledger", "pass it only with the name of an account")
         return account, None
     if ledger is None:
         raise QuestionError("account", "a name needs the ledger that it is in: give ledger, or an Account")

@@ -65,10 +65,10 @@ class UnansweredError(NearveilError, ValueError):
 
     def __str__(self) -> str:
         if self.again:
-            return f"{self.reason}. It is paid for: key={self.key!r} asks the same again, for nothing"
+            return f"{self.reason}. It is paid for: key={self.key!r} repeats it at no cost"
         return (
-            f"{self.reason}. It was paid for (key {self.key!r}), and its message is of no more use: a new question, "
-            "with a new key, pays anew"
+            f"{self.reason}. It was paid for (key {self.key!r}), and its message can no longer be answered: a new "
+            "question, with a new key, costs again"
         )
 
 

@@ -17,7 +17,7 @@ from nearveil.privacy.checks import as_rows, normalize_rows
 from nearveil.wire.messages import OUT_OF_RANGE, is_in_range
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
-"""A path, the bytes of a file, an image of Pillow, pixels (height, width, 3) in uint8; or a feature of any library."""
+"""A path, the bytes of a file, a Pillow image, pixels (height, width, 3) in uint8; or a feature of any library."""
 Images: TypeAlias = "Sequence[Image] | NDArray[Any]"
 """Several of them; the rows of a matrix are features."""
 
@@ -37,7 +37,7 @@ class FeatureMaker:
         return rows
 
     def needs_gallery(self, images: Images) -> bool:
-        """Return whether only the gallery names the extractor of these images."""
+        """Return whether the extractor must come from the gallery."""
         return self._extractor is None and any(map(needs_extraction, images))
 
     def extract(self, arrays: Sequence[NDArray[Any]], fingerprint: str | None = None) -> list[NDArray[Any]]:
@@ -58,11 +58,11 @@ class FeatureMaker:
         """Refuse features that are not comparable with those of a gallery."""
         extractor, has_pixels = self._extractor, any(array.ndim == 3 for array in arrays)
         if extractor is not None and extractor.fingerprint != fingerprint and has_pixels:
-            words = f"the gallery has features of another extractor than {extractor.name}, and they do not compare: "
+            words = f"the gallery has features of another extractor than {extractor.name}, which are not comparable: "
             raise QuestionError("extractor", f"{words}leave it out, or ask another gallery")
         for number, row in enumerate(rows):
             if len(row) != dimension:
-                words = f"a feature must have {dimension} numbers, as those of the gallery; it has {len(row)}"
+                words = f"a feature must have {dimension} numbers, like those of the gallery; it has {len(row)}"
                 raise QuestionError(_name_argument(number), words)
 
     def _find_extractor(self, fingerprint: str | None) -> Extractor:
@@ -112,7 +112,7 @@ def _decode_image(image: Image) -> NDArray[Any]:
         try:
             image = as_rows(image)
         except ValueError:
-            words = "it must be a path, bytes, an image of Pillow, an array of pixels, or one row of numbers"
+            words = "it must be a path, bytes, a Pillow image, an array of pixels, or one row of numbers"
             raise ValueError(words) from None
     if image.ndim == 3 and image.dtype == np.uint8:
         return image

@@ -123,7 +123,7 @@ async def describe_ways(info: GalleryInfo, account: "Payer | None") -> str:
     message = f"a message pays for an answer: epsilon=4, for example, costs 4, {payer}"
     if "codes" not in info.offers:
         return f"{info.name} offers no free way to search (no copy of its codes, no sealed questions); {message}"
-    copy = "client.sync() or `nearveil sync` fetches one for nothing (on a schedule, not because of a query)"
+    copy = "client.sync() or `nearveil sync` downloads one at no cost (on a schedule, not because of a query)"
     return f"there is no local copy of {info.name}: {copy}, and searching it is free; {message}"
 
 

@@ -36,7 +36,7 @@ class TorchExtractor(Extractor):
 
     The module gets float32 of shape (n, 3, side, side), RGB, ``(grey level - mean) / std``, and returns (n, d), or
     (n, d, height, width), which is averaged over height and width. The extractor copies the module in evaluation mode
-    and runs on the device of its parameters. Rows of an image alone and in a batch agree up to rounding; with
+    and runs on the device of its parameters. An image's row is the same alone and in a batch, up to rounding; with
     ``row_exact=True`` the module sees one image at a time, on one CPU thread.
 
     Parameters

@@ -275,7 +275,7 @@ def compute_backbone_maps(images: Sequence[Pixels], backbone: TorchExtractor) ->
             raise ValueError("backbone gives NaN, or numbers beyond those of float16")
         parts.append(halves.cpu().numpy())
     if not parts:
-        raise ValueError("images must hold at least one")
+        raise ValueError("images must contain at least one")
     return np.concatenate(parts)
 
 

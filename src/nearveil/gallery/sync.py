@@ -280,7 +280,7 @@ def _choose_extractor(extractor: Extractor | None, gallery: Index | None) -> Ext
             raise ValueError(f"extractor: {error}; or make another index") from None
     if extractor.fingerprint != gallery.extractor:
         raise ValueError(
-            f"extractor: the index has features of another extractor than {extractor.name}, and they do not compare: "
+            f"extractor: the index has features of another extractor than {extractor.name}, which are not comparable: "
             "leave it out, or make another index"
         )
     return extractor

@@ -120,7 +120,7 @@ def make_charge(events: Events, relation: Relation) -> Charge:
             if repeats:
                 counts[format_event(leaf)] += repeats
     if not counts:
-        raise ValueError("events must hold at least one mechanism that happens at least once")
+        raise ValueError("events must contain at least one mechanism that happens at least once")
     return _check_counts(counts)
 
 

@@ -255,7 +255,7 @@ def find_largest_nominal(
         floor = min(price(max(turn, least)), price(least))
         raise ValueError(
             f"epsilon must be at least {floor:.6g} for {name} with this alpha and {length} bits: "
-            "no nominal_epsilon reaches less. Take alpha nearer to 1, fewer bits or fewer n_components"
+            "no nominal_epsilon reaches less. Use an alpha closer to 1, or fewer bits or n_components"
         )
     low = starts[0]
     high = min(2 * max(low, epsilon), most)

@@ -24,7 +24,7 @@ REASON = "its noise is for a change of one attribute by at most one, but another
 
 
 class NoisyVector(VectorRelease, TractableRelease):
-    """Send an image of the row with Gaussian noise."""
+    """Send the mapped row with Gaussian noise."""
 
     epsilon: float
     delta: float

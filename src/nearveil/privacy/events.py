@@ -46,7 +46,7 @@ class PureDp(DpEvent):  # type: ignore[misc]
 
 @attr.frozen
 class Budgeted(DpEvent):  # type: ignore[misc]
-    """Any releases that a budget admits, chosen along the way: no accountant prices it; only a guarantee states it."""
+    """Any releases that a budget admits, chosen adaptively: no accountant prices it; only a guarantee states it."""
 
     epsilon: float
     delta: float

@@ -175,7 +175,7 @@ class Guarantee(_ValidatedOnUnpickling):
     source : {"system", "seeded"}, default="system"
         The source of randomness. Guarantees of seeded releases are never sound; :meth:`with_source` sets it.
     within : FilterTerms, optional
-        The filter that admitted the events, if their parameters were chosen along the way. Its epsilon and delta are
+        The filter that admitted the events, if their parameters were chosen adaptively. Its epsilon and delta are
         the guarantee's. Without a filter, the parameters were fixed in advance.
     whole : Guarantee, optional
         The guarantee that includes these events; its figures hold for the part too. See :meth:`part`.
@@ -233,7 +233,7 @@ class Guarantee(_ValidatedOnUnpickling):
 
     @property
     def adaptivity(self) -> Adaptivity:
-        """Whether parameters were fixed in advance, or chosen along the way within a filter."""
+        """Whether parameters were fixed in advance, or chosen adaptively within a filter."""
         return "fixed" if self.within is None else "adaptive"
 
     @property
@@ -425,7 +425,7 @@ def compose(
         The delta of the whole, if the parameters of all releases were fixed before the first; composed by privacy loss
         distributions. Parts (:meth:`Guarantee.part`) are refused: compose their wholes.
     within : RenyiFilter, optional
-        The filter that admitted the releases, if parameters were chosen along the way. Its epsilon and delta are the
+        The filter that admitted the releases, if parameters were chosen adaptively. Its epsilon and delta are the
         guarantee; an epsilon computed afterwards would not hold.
 
     Examples
@@ -439,7 +439,7 @@ def compose(
     4.31
     """
     if not guarantees:
-        raise ValueError("guarantees must hold at least one guarantee")
+        raise ValueError("guarantees must contain at least one guarantee")
     for field in ("protects", "unit", "relation"):
         if len({getattr(guarantee, field) for guarantee in guarantees}) > 1:
             raise ValueError(f"guarantees must agree in {field}: they are not about the same record")
@@ -450,7 +450,7 @@ def compose(
             "guarantees must guarantee something: with an infinite epsilon or a delta of 1, events are not checked"
         )
     if (delta is None) == (within is None):
-        raise ValueError("give delta (parameters fixed in advance) or within (chosen along the way), one of the two")
+        raise ValueError("pass exactly one of delta (parameters fixed in advance) and within (chosen adaptively)")
     merged: dict[str, Any] = {
         "events": tuple(event for guarantee in guarantees for event in guarantee.events),
         "extra_delta": sum(guarantee.extra_delta for guarantee in guarantees),
@@ -504,7 +504,7 @@ def compose_events(
 def _compose_fixed(guarantees: Sequence[Guarantee], delta: float | None, **merged: Any) -> dict[str, Any]:
     if any(guarantee.within is not None for guarantee in guarantees):
         raise ValueError(
-            "within must be given: parameters of some guarantees were chosen along the way, and the filter of all "
+            "within must be given: parameters of some guarantees were chosen adaptively, and the filter of all "
             "their events is the only guarantee; an epsilon computed afterwards would not hold"
         )
     if any(guarantee.whole is not None for guarantee in guarantees):
@@ -525,13 +525,13 @@ def _compose_fixed(guarantees: Sequence[Guarantee], delta: float | None, **merge
 def _compose_filtered(within: RenyiFilter, **merged: Any) -> dict[str, Any]:
     extra_delta = merged["extra_delta"]
     if not (extra_delta >= 0 and within.delta + extra_delta < 1):
-        raise ValueError("extra_delta must not be negative, nor lift delta to 1")
+        raise ValueError("extra_delta must not be negative, nor raise delta to 1")
     if Counter(dict(count_events(merged["events"]))) != Counter(dict(within.spent)):
         raise ValueError("within must be the filter that admitted exactly these events")
     return {
         "epsilon": bound_epsilon(within.epsilon, extra_delta),
         "delta": within.delta + extra_delta,
-        "basis": Basis("Renyi filter, parameters chosen along the way", _LINK),
+        "basis": Basis("Renyi filter, parameters chosen adaptively", _LINK),
         "within": FilterTerms(within.epsilon, within.delta, within.orders),
     }
 

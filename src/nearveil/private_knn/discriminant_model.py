@@ -149,7 +149,8 @@ CENTRE_SHARE = 0.2
 COUNT_UNIT = LONGEST // 4
 """A record adds this to the count of its class. Counts get four times the noise of sums; they need less precision."""
 SENSITIVITY = math.hypot(LONGEST, COUNT_UNIT) * (1 + 2.0**-50)
-"""The L2 sensitivity of all sums and counts together to one added or removed record."""
+"""The L2 sensitivity of all sums and counts to one added or removed record: Theorem 2 of
+``docs/theory/private-discriminant.md``, attacked by ``tests/private_knn/test_discriminant.py``."""
 _LEAST_COUNT = 0.3  # of the mean count: the least count of a class, unless the noise is small enough
 _LEAST_SPREAD = 0.05  # of the squared mean count: the least variance of counts
 _SHARES = (0.02, 0.9)  # bounds on the share of a direction's variance that is between classes

@@ -289,7 +289,7 @@ class VotePlan:
     def epsilon(self, delta: float) -> float:
         """Return the cost of all events: screenings by Bellman's equation, votes by PLD; infinity without a guarantee.
 
-        Holds for any order, any number of calls and queries chosen along the way, because the caps are fixed
+        Holds for any order, any number of calls and queries chosen adaptively, because the caps are fixed
         (``docs/theory/accounting.md``, Theorem 5; attacked by ``tests/private_knn/test_plan.py``).
 
         Examples

@@ -125,7 +125,7 @@ def make_hard_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[An
 
 
 def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[Any], Weights, Ballot]:
-    """Return the same for rows of weights that sum to at most 1."""
+    """As `make_hard_votes`, for rows of weights that sum to at most 1."""
     rows = _check_rows(y)
     if np.any(rows < 0) or np.any(rows.sum(axis=1) > 1 + 1e-6):
         raise ValueError("y must hold weights of at least 0 that sum to at most 1 in each row")
@@ -138,7 +138,7 @@ def make_soft_votes(y: ArrayLike, classes: ArrayLike | None) -> tuple[NDArray[An
 def make_label_votes(
     y: ArrayLike, classes: ArrayLike | None, clip: float | None, kind: Kind
 ) -> tuple[NDArray[Any], Weights, Ballot]:
-    """Return the same for votes on many labels, each record's scaled down to L1 norm `clip`."""
+    """As `make_hard_votes`, for votes on many labels, each record's scaled down to L1 norm `clip`."""
     rows = _check_rows(y)
     if clip is None:
         raise ValueError("clip must be given: how many labels one record may vote for (the supplement's tau)")

@@ -167,7 +167,7 @@ def check_rows(X: ArrayLike, name: str) -> NDArray[Any]:
     except ValueError:
         raise ValueError(f"{name} must hold rows of one shape") from None
     if array.ndim not in (2, 3, 4) or not len(array):
-        raise ValueError(f"{name} must hold at least one row, or one image, of one shape")
+        raise ValueError(f"{name} must contain at least one row, or one image, of one shape")
     if array.dtype.kind not in "biuf" or not np.isfinite(array).all():
         raise ValueError(f"{name} must hold finite numbers")
     return array
@@ -307,7 +307,7 @@ def _list_model(classifier: Any) -> tuple[Kind, dict[str, Any], dict[str, NDArra
         return "linear", {}, {"weights": weights, "biases": biases}
     raise ValueError(
         f"student {type(classifier).__name__} has no format without code: take the default, a NetworkStudent or a "
-        "linear classifier of scikit-learn, or publish the model in a format of its own library"
+        "linear classifier of scikit-learn, or publish the model in its library's format"
     )
 
 

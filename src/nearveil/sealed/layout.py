@@ -168,7 +168,7 @@ def check_rows(rows: ArrayLike, n_features: int | None = None) -> Singles:
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
         raise SealedError("rows must be numbers of shape (n_items, n_features), at least one of each")
     if n_features is not None and array.shape[1] != n_features:
-        raise SealedError(f"rows must have {n_features} features, as those of the index; these have {array.shape[1]}")
+        raise SealedError(f"rows must have {n_features} features, like those of the index; these have {array.shape[1]}")
     values = array.astype(np.float32)
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
     if not (np.isfinite(lengths).all() and (lengths > 0).all()):

@@ -153,7 +153,7 @@ class OpenGallery(Gallery):
         the codes of all items (and their names, if offered), for local copies: every client then sees every code.
         "sealed" answers sealed questions, each by one pass over all codes.
     extractor : str, default=""
-        Display name of the feature extractor. Those that come with nearveil have one.
+        Display name of the feature extractor. Built-in extractors need none.
     cache : int, default=256 MiB
         Bytes of cached answers. They depend on the message and the gallery alone. Nothing else of a query is stored.
 

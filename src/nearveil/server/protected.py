@@ -286,7 +286,7 @@ class ProtectedGallery(Gallery):
     account : Account or str
         :meth:`publish` opens it if there is none of that name.
     extractor : str, default=""
-        Display name of the feature extractor. Those that come with nearveil have one.
+        Display name of the feature extractor. Built-in extractors need none.
 
     Examples
     --------

@@ -55,7 +55,7 @@ class GallerySettings(BaseModel):
         What an open gallery sends with all candidates; "codes" hands out all codes, for local copies; "sealed"
         answers sealed questions.
     extractor : str
-        Display name of the feature extractor. Those that come with nearveil have one.
+        Display name of the feature extractor. Built-in extractors need none.
     public : str
         Of a protected gallery: the index of public images, which shape its model.
     classes : tuple of str
@@ -128,7 +128,7 @@ class Settings(BaseSettings):
     max_body : int
         Maximum size of a message, in bytes. Of sealed questions only lengths that the layout fixes are accepted.
     rate, burst
-        Requests a minute of one token, none for no limit; and how many at once after a pause.
+        Requests per minute per token (None: unlimited), and the burst after a pause.
     per_token : int
         Maximum number of requests in flight of one token, including large answers that are not read yet.
     sending : int
@@ -307,7 +307,7 @@ def _normalize(location: str) -> str:
 
 def _check_environment(settings: type[BaseSettings]) -> None:
     """Refuse an unknown variable: a misspelt limit would have no effect."""
-    for name in os.environ:  # in any case
+    for name in os.environ:  # in upper or lower case
         if name.upper().startswith(PREFIX) and name[len(PREFIX) :].lower() not in settings.model_fields:
             raise SettingsError(f"{name}: no such setting")
 

@@ -1,4 +1,4 @@
-"""Tokens: their permissions, and the store of them, a private file or PostgreSQL."""
+"""Tokens: their permissions, and their store, a private file or PostgreSQL."""
 
 import base64
 import hashlib
@@ -68,7 +68,7 @@ def parse_store_url(location: str | Path) -> URL:
 
 
 def create_file(path: Path) -> None:
-    """Create the file for its owner alone, before SQLite would create it for all."""
+    """Create the file readable only by its owner, before SQLite would create it for all."""
     try:
         make_private_folder(path.parent)
         make_private_file(path)
@@ -184,7 +184,7 @@ class TokenStore:
     Parameters
     ----------
     location : str or Path
-        A file, which is created for its owner alone if it is missing; or a URL such as
+        A file, which is created readable only by its owner if it is missing; or a URL such as
         ``postgresql://user@host/database``.
     clock : callable, optional
         Returns seconds since 1970.
@@ -264,14 +264,14 @@ class TokenStore:
         """Return all tokens, including revoked and expired ones, the oldest first."""
         return sorted(self._load(), key=lambda token: (token.created, token.id))
 
-    def revoke(self, number: str) -> Token:
+    def revoke(self, token_id: str) -> Token:
         """Revoke the token with an id, and return it."""
-        if not isinstance(number, str) or not _ID.fullmatch(number):
+        if not isinstance(token_id, str) or not _ID.fullmatch(token_id):
             raise TokenError("id must be 16 hexadecimal digits: the part of a token between nv_ and the second _")
-        change = sa.update(_tokens).where(_tokens.c.id == number, _tokens.c.revoked.is_(None))
+        change = sa.update(_tokens).where(_tokens.c.id == token_id, _tokens.c.revoked.is_(None))
         with self._database.begin_write() as connection:
             connection.execute(change.values(revoked=int(self._clock())))
-        for token in self._load(_tokens.c.id == number):
+        for token in self._load(_tokens.c.id == token_id):
             return token
         raise TokenError("id: no such token")
 

@@ -70,7 +70,7 @@ def _check_open(served: ServedMap, path: Path) -> None:
 
 
 def _load(path: Path, served: ServedMap, *, writable: bool = False) -> SealedIndex | None:
-    """Load a file; None if it is invalid, or if its codes or records are not made as those of a map."""
+    """Load a file; None if it is invalid, or if its codes or records do not match those of a map."""
     try:
         return _check_seed(SealedIndex.load(path, writable=writable), served)
     except SealedError:
@@ -78,7 +78,7 @@ def _load(path: Path, served: ServedMap, *, writable: bool = False) -> SealedInd
 
 
 def _check_seed(index: SealedIndex, served: ServedMap) -> SealedIndex | None:
-    """Return the index if its codes and records are made as those of a map, else None."""
+    """Return the index if its codes and records match those of a map, else None."""
     return index if index.layout.seed == hashlib.sha256(_make_seed(served)).digest() else None
 
 

@@ -174,7 +174,7 @@ class RdpAccountant(Accountant):
 
     def __post_init__(self) -> None:
         if not self.orders:
-            raise ValueError("orders must hold at least one order")
+            raise ValueError("orders must contain at least one order")
         self.orders = tuple(check_order(order, "orders") for order in self.orders)
         check_choice(self.conversion, "conversion", Conversion)
 

@@ -46,9 +46,9 @@ def target_only(
 ) -> float:
     """Bound the effect of replacing one private, unlabelled target; everything else is public.
 
-    Theorems A and A' of ``docs/theory/sensitivity.md``: the smaller of both, separately for the target's row and the
-    anchors' rows. Attacked by ``test_no_target_passes_the_bound``. The bound depends on public data alone, so it may be
-    published.
+    Theorems A, A' and A'' of ``docs/theory/sensitivity.md``: the smallest bounds of the target's row and the anchors'.
+    Attacked by ``test_no_target_passes_the_bound`` of ``tests/privatemail/test_sensitivity.py``. The bound depends on
+    public data alone, so it may be published.
 
     Parameters
     ----------
