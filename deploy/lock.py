@@ -1,4 +1,4 @@
-"""Write deploy/requirements.txt: what the container needs of requirements.lock, with the hashes of its wheels."""
+"""Write deploy/requirements.txt: the part of requirements.lock that the container needs, with hashes of wheels."""
 
 import json
 import subprocess
@@ -13,26 +13,28 @@ MACHINES = ("x86_64", "aarch64")
 LIBC = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28")
 
 
-def wanted() -> list[str]:
-    """Return what the server needs, and what builds it, as pyproject.toml says."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    project = told["project"]
-    extras = [one for extra in EXTRAS for one in project["optional-dependencies"][extra]]
-    return [*project["dependencies"], *extras, *told["build-system"]["requires"]]
+def list_requirements() -> list[str]:
+    """Return the requirements of the server and of its build, from pyproject.toml."""
+    content = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    project = content["project"]
+    extras = [name for extra in EXTRAS for name in project["optional-dependencies"][extra]]
+    return [*project["dependencies"], *extras, *content["build-system"]["requires"]]
 
 
 def resolve(machine: str) -> dict[str, str]:
     """Return the hash of each wheel that pip would install on a machine, by name and version."""
     platforms = [word for libc in LIBC for word in ("--platform", f"{libc}_{machine}")]
-    how = ["--dry-run", "--quiet", "--ignore-installed", "--only-binary=:all:", "--python-version", PYTHON]
-    command = [sys.executable, "-m", "pip", "install", *how, *platforms, "--target", "unused", "--report", "-"]
-    done = subprocess.run(
-        [*command, "-c", str(ROOT / "requirements.lock"), *wanted()], stdout=subprocess.PIPE, check=True
+    options = ["--dry-run", "--quiet", "--ignore-installed", "--only-binary=:all:", "--python-version", PYTHON]
+    command = [sys.executable, "-m", "pip", "install", *options, *platforms, "--target", "unused", "--report", "-"]
+    process = subprocess.run(
+        [*command, "-c", str(ROOT / "requirements.lock"), *list_requirements()], stdout=subprocess.PIPE, check=True
     )
-    found = ((one["metadata"], one["download_info"]["archive_info"]) for one in json.loads(done.stdout)["install"])
+    wheels = (
+        (entry["metadata"], entry["download_info"]["archive_info"]) for entry in json.loads(process.stdout)["install"]
+    )
     return {
-        f"{told['name'].lower().replace('_', '-')}=={told['version']}": archive["hashes"]["sha256"]
-        for told, archive in found
+        f"{metadata['name'].lower().replace('_', '-')}=={metadata['version']}": archive["hashes"]["sha256"]
+        for metadata, archive in wheels
     }
 
 

@@ -171,7 +171,7 @@ def _make_line_reporter() -> StartBar:
 
 
 def show_done(start: StartBar, text: str) -> Callable[[int, int], None]:
-    """Return a function that shows one bar; its arguments are what is done so far, and the total."""
+    """Return a function that shows one bar; its arguments are the number done, and the total."""
     tick, done_before = start(text, None), 0
     total_before: int | None = None
 

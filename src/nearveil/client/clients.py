@@ -92,7 +92,7 @@ class Portal:
         except BaseException as interrupt:
             self._cancel(answer)
             if answer.done() and not answer.cancelled():
-                for note in getattr(answer.exception(), "__notes__", ()):  # how to go on with what is paid
+                for note in getattr(answer.exception(), "__notes__", ()):  # how to resume a paid question
                     interrupt.add_note(note)
             raise
         try:
@@ -494,7 +494,7 @@ class AsyncClient:
         return await self._session.prepare_features(images, gallery)
 
     async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
-        """Fetch the file of one original by its id. NOT PRIVATE: the request tells the server which image you chose.
+        """Fetch the file of one original by its id. NOT PRIVATE: the server sees which image you chose.
 
         No guarantee covers this call, and after it the guarantee of the question that found the id is worth nothing in
         practice: anyone who knows your choice knows what you searched for. To see originals and stay private, use

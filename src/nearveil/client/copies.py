@@ -214,13 +214,13 @@ class LoadedCopy:
     def _pairs(self) -> tuple[dict[tuple[str, str], int], NDArray[np.int32], NDArray[np.int32]]:
         """The numbers of all names and values of metadata; and of each occurrence, its number and its item."""
         numbers: dict[tuple[str, str], int] = {}
-        found: list[tuple[int, int]] = []
+        pairs: list[tuple[int, int]] = []
         for position, details in enumerate(self.details(self.ids)):
             for name, value in details.metadata.items():
                 text = encode_value(value)
                 if text is not None:
-                    found.append((numbers.setdefault((name, text), len(numbers)), position))
-        occurrences = np.array(found, np.int32).reshape(-1, 2).T.copy()
+                    pairs.append((numbers.setdefault((name, text), len(numbers)), position))
+        occurrences = np.array(pairs, np.int32).reshape(-1, 2).T.copy()
         return numbers, occurrences[0], occurrences[1]
 
     def count_pairs(self) -> int:
@@ -334,5 +334,5 @@ def _report_disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise HomeError(
             f"Cannot write the local copy in {folder}: {error.strerror}. Free space on its disk, or choose another "
-            "folder with home= or --home. What was there before is still usable."
+            "folder with home= or --home. The previous copy is still usable."
         ) from error

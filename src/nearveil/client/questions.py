@@ -172,7 +172,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
 
 
 class _Payment(NamedTuple):
-    """A durable debit, its stored message, and what is left in the account if it says so."""
+    """A durable debit, its stored message, and the rest of the account if it states it."""
 
     debit: "Debit"
     message: bytes
@@ -331,7 +331,7 @@ def _classify(features: FeatureMaker, cached: CachedModel, query: Image) -> Clas
     """Extract the feature of an image and classify it. Probabilities are finite for any model."""
     (row,) = features.rows([query], cached.info.fingerprint, cached.info.dimension)
     model = cached.model
-    with np.errstate(all="ignore"):  # were numpy told to raise, an underflow for some features would be an error
+    with np.errstate(all="ignore"):  # numpy may be set to raise: an underflow for some features would be an error
         probabilities = dict(zip(model.classes.tolist(), model.predict_proba(row[None])[0].tolist(), strict=True))
     caution = ""  # depends on the model alone
     if n_noisy := len(model.noisy_classes):

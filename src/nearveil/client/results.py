@@ -55,7 +55,7 @@ class Nearest:
     #: The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
     #: sealed question, which uses no map.
     expected_share: float | None = None
-    #: What is left in the account that paid, after this question; None if nothing was paid, or for a payer without a
+    #: The rest of the account that paid, after this question; None if nothing was paid, or for a payer without a
     #: balance.
     remaining: float | None = None
 

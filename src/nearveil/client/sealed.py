@@ -141,7 +141,7 @@ def _check_offered(info: GalleryInfo, argument: str) -> None:
 async def _fetch_seal(
     session: Session, info: GalleryInfo, cache: dict[str, CachedSeal], traffic: Traffic
 ) -> CachedSeal:
-    """Return what reads answers of a gallery as it is now. What is held already is not sent again."""
+    """Return the client for the current state of a gallery. Cached parts are not sent again."""
     try:
         from nearveil.sealed import SealedClient, SealedError
     except ImportError:

@@ -309,7 +309,7 @@ class LocalTransport:
             source = Index.open(os.fspath(source))
         self.index: Index | None = None  # of a folder, opened by its owner: searching it sends nothing to anybody
         if isinstance(source, Index):
-            if source.sealed_file is not None:  # not in PostgreSQL, whose server would see what is searched
+            if source.sealed_file is not None:  # not in PostgreSQL: its server would see the query
                 self.index = source
             source = OpenGallery(source, "local", offers=OFFERS)  # all of them: its owner asks
         self._gallery = source

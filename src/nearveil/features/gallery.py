@@ -181,7 +181,7 @@ def assert_here(workers: Cluster) -> None:
 
 
 def make_exact_key(fingerprint: str) -> str:
-    """Return the cache key of row-exact rows, with versions and processor: else rows depend on what is cached."""
+    """Return the cache key of row-exact rows, with versions and processor: else rows depend on the cache."""
     return hashlib.sha256(f"row-exact {fingerprint} {_describe_machinery()}".encode()).hexdigest()
 
 

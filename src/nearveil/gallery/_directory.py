@@ -114,7 +114,7 @@ class DirectoryIndex(Index):
         return rows.ids[np.take_along_axis(positions, order, axis=1)], np.take_along_axis(scores, order, axis=1)
 
     def _load_rows(self) -> IndexSnapshot:
-        """Return the rows of the current revision; only what was added since the last call is read."""
+        """Return the rows of the current revision; only rows added since the last call are read."""
         with self._lock, self._database.begin_read() as connection:
             header = store.load_header(connection, self._location)
             if self._rows is None or header.revision < self._rows.revision:  # no rows yet, or a backup was restored

@@ -305,7 +305,7 @@ class Index(MapPublisher):
             Whether to leave out ids that do not exist instead of raising: for a server that answers while items are
             deleted.
         originals : bool, default=True
-            Whether to read originals that the index itself stores. Paths are returned in any case.
+            Whether to read originals that the index itself stores. Paths are always returned.
         """
         id_list = check_ids(ids)
         with self._database.begin_read() as connection:

@@ -34,7 +34,7 @@ def migrate(database: Database, location: str, migrate_features: Callable[[sa.Co
     if database.is_read_only:
         raise IndexStoreError(
             f"index {location} has an older format and is read-only. Upgrade it: run `nearveil index` on it, or call "
-            "Index.open() once, where it can be written"
+            "Index.open() once with write permission"
         )
     with database.begin_write() as connection:
         header = load_header(connection, location, lock=True)

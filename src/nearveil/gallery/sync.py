@@ -126,18 +126,25 @@ def sync_folder(
         if private:
             gallery.protect()
         with _note_changes():
-            gone, new = _compare(gallery, root, images)
-            if private:
-                gallery.delete(gone)  # before the insert: otherwise both rows of a changed image would vote
-            else:
-                terms = _load_terms(gallery).updated(**options)
-                terms.check(len(gallery) - len(gone) + len(new))
-            added, failed = _add_images(gallery, root, images, new, start("adding", len(new)))
-            if not private:
-                gallery.delete(gone)
-            newest = (None, False) if private else publish_map(gallery, terms, start, workers)
+            *changes, failed = _update_images(gallery, root, images, options, start, workers)
         files = (*skipped, *failed)
-        return _report(gallery, location, added, len(gone), *newest, files, extractor.name, private, gallery.row_exact)
+        return _report(gallery, location, *changes, files, extractor.name, private, gallery.row_exact)
+
+
+def _update_images(
+    gallery: Index, root: Path, images: GalleryFeatures, options: dict[str, Any], start: Progress, workers: Cluster
+) -> tuple[int, int, Published | None, bool, list[Skipped]]:
+    """Add, replace and delete images of a folder, and publish the map of an open gallery; return the changes."""
+    gone, new = _compare(gallery, root, images)
+    if gallery.is_private:
+        gallery.delete(gone)  # before the insert: otherwise both rows of a changed image would vote
+        added, failed = _add_images(gallery, root, images, new, start("adding", len(new)))
+        return added, len(gone), None, False, failed
+    terms = _load_terms(gallery).updated(**options)
+    terms.check(len(gallery) - len(gone) + len(new))
+    added, failed = _add_images(gallery, root, images, new, start("adding", len(new)))
+    gallery.delete(gone)
+    return added, len(gone), *publish_map(gallery, terms, start, workers), failed
 
 
 def sync_table(

@@ -329,7 +329,7 @@ class Account:
         """Pay for a release as often as a cap, and the account's plan if it has one, still allow, at most `most` times.
 
         Returns the number of releases that are paid for. Raises as :meth:`spend`: an account without a plan pays for
-        all that the cap allows, or for nothing.
+        all that the cap allows, or for none.
         """
         check_count(most, "most")
         granted = self.count_left(guarantee, most, cap=cap)
@@ -418,7 +418,7 @@ class Account:
         if not isinstance(guarantee, Guarantee):
             raise TypeError(
                 "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one "
-                "(release.guarantee); nearveil.privacy.compose_events makes one of events of your own"
+                "(release.guarantee); nearveil.privacy.compose_events makes one of your own events"
             )
         terms = (self._details[name] for name in ("protects", "unit", "relation"))
         charge = charge_guarantee(guarantee, *terms, delta=self._budget.delta)

@@ -125,7 +125,7 @@ def make_refusal(preview: Preview) -> OverBudgetError:
 
 
 def _round_amounts(epsilon: float, spent: Fraction | None) -> tuple[float, float]:
-    """Return a spent amount rounded up, and what is left of `epsilon` rounded down; None is infinity."""
+    """Return a spent amount rounded up, and the rest of `epsilon` rounded down; None is infinity."""
     if spent is None:
         return math.inf, 0.0
     return round_float_up(spent), max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))

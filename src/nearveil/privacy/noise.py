@@ -155,7 +155,7 @@ class _UnsafeSeeded:
 def secure_source() -> Source:
     """Return the operating system's cryptographic generator; the default everywhere.
 
-    It has no state of its own, so a forked process repeats nothing.
+    It has no state, so a forked process repeats nothing.
 
     Examples
     --------

@@ -90,7 +90,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     screening_noise : float, optional
         Standard deviation of the noise on the largest count; twice the vote noise by default.
     threshold : float, optional
-        A query is answered where the noisy largest count reaches it; 0.6 of the voters by default.
+        A query is answered if the noisy largest count reaches it; 0.6 of the voters by default.
     vote_noise : float, optional
         Standard deviation of the noise on every count.
     max_screened : int, optional
@@ -102,7 +102,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         of either sign.
     clip : float, optional
         For many labels: a record's votes are scaled down to this L1 norm (the supplement's tau). Choose about as many
-        labels as records have: a record with more counts less. A label is given where the noisy sum of its votes is
+        labels as records have: a record with more counts less. A label is given if the noisy sum of its votes is
         more than half of the noisy sum of the voters' weights; with signed votes, more than 0.
     classes : array-like, optional
         The public list of classes. By default the classes are read from the labels, and the guarantee is about a

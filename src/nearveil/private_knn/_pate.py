@@ -114,7 +114,7 @@ class PateClassifier(VotingClassifier):
         but its part of the records: no shared cache, no warm start from elsewhere.
     mechanism : {"confident-gnmax", "gnmax", "lnmax"}, default="confident-gnmax"
         "lnmax" adds Laplace noise to the votes, "gnmax" Gaussian noise; "confident-gnmax" screens every query first and
-        declines where the teachers disagree.
+        declines if the teachers disagree.
     screening_noise, threshold, max_screened
         Of "confident-gnmax": the noise on the largest count, the threshold for it, by default 0.6 of the teachers, and
         the maximum number of screened queries.

@@ -101,7 +101,7 @@ def _round_up(noise: float) -> float:
 
 @dataclass(frozen=True)
 class Forecast:
-    """Expected accuracy. Computed from private records without noise of its own: never publish it."""
+    """Expected accuracy. Computed from private records without noise: never publish it."""
 
     #: Expected share of right answers, each class counting the same: cross-validated, the mean over 20 draws of
     #: simulated noise.

@@ -287,7 +287,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.non_deterministic = True  # votes have noise of their own
+        tags.non_deterministic = True  # every fit draws new noise
         return tags
 
     def _make_student(self, seed: int) -> Any:

@@ -1,7 +1,7 @@
 """Named sets of parameters of the learning-with-errors problem (LWE), with the cost of the best attacks.
 
-The figures are the lattice estimator's: ``bench/security.py`` is the run, ``docs/results/sealed-security.txt`` what it
-printed. This module imports nothing, so that the run needs nothing else.
+The figures are the lattice estimator's: ``bench/security.py`` is the run, ``docs/results/sealed-security.txt`` its
+output. This module imports nothing, so that the run needs nothing else.
 """
 
 from dataclasses import dataclass

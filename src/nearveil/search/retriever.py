@@ -95,7 +95,7 @@ class Retriever:
         default: float | None = getattr(mechanism, "candidates", None)
         fraction = default if candidates is None else candidates
         if fraction is None:
-            raise ValueError("candidates must be given: the mechanism has no fraction of its own")
+            raise ValueError("candidates must be given: the mechanism does not define a fraction")
         if default is not None and fraction != default:
             raise ValueError(f"candidates must agree with the mechanism's own, {default}; omit it to use that")
         # Copy it: the caller may change its parameters later.

@@ -73,7 +73,7 @@ class ByteCache:
 
 @dataclass(eq=False)
 class GalleryState:
-    """A gallery in one state of its index: its maps, newest first, and what was made from them."""
+    """A gallery in one state of its index: its maps, newest first, and data computed from them."""
 
     index_state: IndexState
     maps: tuple[ServedMap, ...]
@@ -149,7 +149,7 @@ class OpenGallery(Gallery):
     name : str
         Lowercase letters, digits, and ``. _ -`` between them.
     offers : sequence of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
-        By default names and thumbnails. Sent with all candidates, to clients that request it; "codes" hands out
+        By default names and thumbnails. Sent with all candidates, to clients that request it; "codes" offers
         the codes of all items (and their names, if offered), for local copies: every client then sees every code.
         "sealed" answers sealed questions, each by one pass over all codes.
     extractor : str, default=""

@@ -31,7 +31,7 @@ def send_heartbeat() -> None:
 
 
 class Metrics:
-    """The metrics of one server, in a registry of their own."""
+    """The metrics of one server, in a separate registry."""
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()

@@ -201,7 +201,7 @@ class AppState:
 
     def is_ready(self) -> bool:
         """Return whether tokens and open galleries could be read, all are published, and the log can be written."""
-        # The last poll counts, which has threads of its own: those of requests may all be busy.
+        # The last poll counts: it has separate threads, while those of requests may all be busy.
         if self.is_stopping:
             return False
         galleries = self.galleries.values()

@@ -78,7 +78,7 @@ class SealedBuilder:
         return 0 if answers is None else answers.index.nbytes
 
     def get(self) -> SealedAnswers:
-        """Return an index that may answer, without waiting; ServiceError where there is none."""
+        """Return an index that may answer, without waiting; ServiceError if there is none."""
         answers = self._current
         if answers is None:
             raise ServiceError(
@@ -121,7 +121,7 @@ class SealedBuilder:
                 self._choose_current()
 
     def _next(self) -> ServedMap | None:
-        """Return the map to build for; None, and end, where the newest is built or cannot be."""
+        """Return the map to build for; None, and end, if the newest is built or cannot be."""
         with self._changed:
             if self._error is None and (self._built is None or self._built.served is not self._newest):
                 return self._newest

@@ -52,7 +52,7 @@ class GallerySettings(BaseModel):
     index : str
         A folder or a PostgreSQL URL, as `nearveil index` made it. Of a protected gallery: the private records.
     offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
-        What an open gallery sends with all candidates; "codes" hands out all codes, for local copies; "sealed"
+        What an open gallery sends with all candidates; "codes" offers all codes, for local copies; "sealed"
         answers sealed questions.
     extractor : str
         Display name of the feature extractor. Built-in extractors need none.

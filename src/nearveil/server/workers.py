@@ -92,7 +92,7 @@ class OutageLog:
 
 
 class Poller:
-    """Run `refresh` in a thread of its own; the log gets a line when `name` goes down or up."""
+    """Run `refresh` in another thread; the log gets a line when `name` goes down or up."""
 
     def __init__(self, name: str, refresh: Callable[[], object], timeout: float) -> None:
         self.workers, self.outages = Workers(1, 1, timeout), OutageLog(name)

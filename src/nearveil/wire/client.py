@@ -148,7 +148,7 @@ class ClientProtocol:
         if not is_in_range(row):
             raise ValueError(f"feature {OUT_OF_RANGE}")
         source = secure_source() if rng is None else rng
-        # Were numpy told to raise, a number that underflows for some features would be silence after the debit.
+        # numpy may be set to raise: an underflow for some features would mean silence after the debit.
         with np.errstate(all="ignore"):
             row = avoid_zero_vector(row, self.public.mean)
             debit = account.spend(self.guarantee.with_source(source), key)
@@ -237,7 +237,7 @@ def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
         raise ValueError(f"rows must be of shape (q, {len(public.mean)})")
     if not is_in_range(features):
         raise ValueError(f"rows {OUT_OF_RANGE}")
-    with np.errstate(all="ignore"):  # were numpy told to raise, a number that underflows would be an error
+    with np.errstate(all="ignore"):  # numpy may be set to raise on underflow
         features = np.stack([avoid_zero_vector(row, public.mean) for row in features])
         return np.asarray(scale_to_unit(features - public.mean), np.float64)
 

@@ -150,7 +150,7 @@ def update_members(
     set_size: int,
     reach: float,
 ) -> csr_array:
-    """Update the membership table: place new items (-1 in `before`, the old positions) and `replaced` others anew."""
+    """Update the membership table: place new items (-1 in `before`, the old positions) and `replaced` others again."""
     n, remaining = len(before), np.flatnonzero(before >= 0)
     ones = np.ones(len(remaining), np.float32)
     moves = csr_array((ones, (before[remaining], remaining)), shape=(members.shape[1], n))
