@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -90,14 +91,15 @@ LOOKS: dict[str, Look] = {
     "published parameters": Look(COLOURS["red"], "^", (0, (2, 2))),
     "PATE, published parameters": Look(COLOURS["purple"], "D", (0, (2, 2))),
 }
-_OTHERS = tuple(
-    Look(colour, marker, dashes)
-    for colour, marker, dashes in zip(
-        (COLOURS[name] for name in ("blue", "red", "green", "orange", "purple", "sky", "grey", "black")),
-        "os^Dvp<>",
-        ("-", (0, (6, 2)), (0, (3, 2)), (0, (6, 2, 1, 2)), (0, (2, 1)), (0, (4, 1)), (0, (1, 1)), "-."),
-        strict=True,
-    )
+_OTHERS = (
+    Look(COLOURS["blue"], "o"),
+    Look(COLOURS["red"], "s", (0, (6, 2))),
+    Look(COLOURS["green"], "^", (0, (3, 2))),
+    Look(COLOURS["orange"], "D", (0, (6, 2, 1, 2))),
+    Look(COLOURS["purple"], "v", (0, (2, 1))),
+    Look(COLOURS["sky"], "p", (0, (4, 1))),
+    Look(COLOURS["grey"], "<", (0, (1, 1))),
+    Look(COLOURS["black"], ">", "-."),
 )
 
 
@@ -130,9 +132,8 @@ def curve(
     axes: Axes, name: str, results: pd.DataFrame, *, sound: bool = True, index: int = 0, label: str | None = None
 ) -> None:
     """Draw means over the index of a summary, with their intervals where they are known."""
-    style = look(name, index)
+    style, shown = look(name, index), label if label is not None else name
     spread = [results["value"] - results["low"], results["high"] - results["value"]]
-    shown = label if label is not None else name
     axes.errorbar(
         results.index.to_numpy(),
         results["value"].to_numpy(),
@@ -161,11 +162,11 @@ def curves(
 ) -> None:
     """Draw the means of a column over another: a curve for each value of a third that was measured."""
     groups = dict(iter(frame.groupby(by, sort=False)))
-    for number, name in enumerate(groups if only is None else only):
+    for number, name in enumerate(groups if only is None else only, index):
         if name in groups:
             results = summarise(groups[name], column, over).sort_index()
             label = (labels or {}).get(name, str(name))
-            curve(axes, str(name), results, sound=name not in unsound, index=index + number, label=label)
+            curve(axes, str(name), results, sound=name not in unsound, index=number, label=label)
 
 
 def without_interval(values: pd.Series) -> pd.DataFrame:
@@ -178,16 +179,12 @@ def level(results: Mean, ends: Sequence[float]) -> pd.DataFrame:
     return pd.DataFrame([results, results], index=[ends[0], ends[-1]])
 
 
-def dots(axes: Axes, results: pd.DataFrame, *, colour: str, marker: str, label: str, shift: float = 0.0) -> None:
+def dots(axes: Axes, results: pd.DataFrame, *, shift: float = 0.0, **style: Any) -> None:
     """Draw means from left to right, a line for each of their names."""
-    spread = [
-        (results["value"] - results["low"]).clip(upper=0.99 * results["value"]),
-        results["high"] - results["value"],
-    ]
-    heights = [at + shift for at in range(len(results))]
-    axes.errorbar(
-        results["value"], heights, xerr=spread, color=colour, marker=marker, linestyle="", capsize=2, label=label
-    )
+    value, low, high = (results[name] for name in ("value", "low", "high"))
+    spread = [(value - low).clip(upper=0.99 * value), high - value]
+    heights = [row + shift for row in range(len(results))]
+    axes.errorbar(value, heights, xerr=spread, linestyle="", capsize=2, **style)
     axes.set_ylim(len(results) - 0.5, -0.5)
     axes.set_yticks(range(len(results)), list(results.index))
 
@@ -198,9 +195,9 @@ def ceiling(axes: Axes, x: Sequence[float], y: Sequence[float], *, top: float = 
     axes.plot(x, y, color="0.45", linewidth=1.0, zorder=0.6)
 
 
-def floor(axes: Axes, y: float, label: str = FLOOR) -> None:
+def floor(axes: Axes, y: float, label: str = FLOOR, **style: Any) -> None:
     """Draw what is found without a message: what a release must beat."""
-    axes.axhline(y, color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=label)
+    axes.axhline(y, color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=label, **style)
 
 
 def epsilon_axis(axes: Axes, epsilons: Iterable[float], *, label: str = "epsilon of one query") -> None:
@@ -217,10 +214,13 @@ def set_ticks(axes: Axes, ticks: Sequence[float], names: Sequence[str]) -> None:
     axes.minorticks_off()
 
 
-def legend_below(figure: Figure, axes: Iterable[Axes], ncols: int = 3) -> None:
-    """Put one legend for all axes below them: each label once, the first time that it comes."""
-    results: dict[str, Any] = {}
-    for entry in axes:
-        for handle, label in zip(*entry.get_legend_handles_labels(), strict=True):
-            results.setdefault(label, handle)
-    figure.legend(list(results.values()), list(results), loc="outside lower center", ncols=ncols)
+def finish(figure: Figure, panels: Any, ylabel: str = "", *, ncols: int = 3) -> None:
+    """Name y beside the first column of panels, and put one legend for all of them below: each label once."""
+    grid = np.atleast_2d(np.asarray(panels, dtype=object))
+    for axes in grid[:, 0] if ylabel else ():
+        axes.set_ylabel(ylabel)
+    handles: dict[str, Any] = {}
+    for axes in grid.flat:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=ncols)

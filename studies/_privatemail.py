@@ -5,10 +5,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits
@@ -27,10 +26,10 @@ from nearveil.mechanisms import (
 )
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
-from nearveil.privatemail.published import EXPERIMENTS, CentredDistances, Experiment, step_epsilon
+from nearveil.privatemail.graph import label_graph
+from nearveil.privatemail.published import EXPERIMENTS, CentredDistances, step_epsilon
 from nearveil.search.ceiling import class_ceiling
-from studies._report import interval
-from studies._study import summarise
+from studies import _report
 from studies.data import FeatureSet, data_folder, load_features
 
 Floats = NDArray[np.float64]
@@ -119,16 +118,8 @@ def sample_images(data: str, seed: int, *, gallery: int) -> Images:
     gallery_rows = np.setdiff1d(rest, query_rows, assume_unique=True)
     gallery_rows = np.sort(generator.permutation(gallery_rows)[:gallery])
     anchor_rows, other_rows = np.split(public, [ANCHORS])
-    return Images(
-        anchors=X[anchor_rows],
-        anchor_labels=y[anchor_rows],
-        others=X[other_rows],
-        gallery=X[gallery_rows],
-        gallery_labels=y[gallery_rows] - source.first,
-        queries=X[query_rows],
-        query_labels=y[query_rows] - source.first,
-        n_classes=len(classes),
-    )
+    gallery, queries = ((X[rows], y[rows] - source.first) for rows in (gallery_rows, query_rows))
+    return Images(X[anchor_rows], y[anchor_rows], X[other_rows], *gallery, *queries, n_classes=len(classes))
 
 
 def normalise_rows(drawn: Images) -> tuple[Floats, Floats]:
@@ -140,14 +131,6 @@ def normalise_rows(drawn: Images) -> tuple[Floats, Floats]:
 def find_nearest(queries: Floats, gallery: Floats) -> NDArray[np.intp]:
     """Return the eight nearest rows of each query, in any order."""
     return np.argpartition(cdist(queries, gallery), K, axis=1)[:, :K]
-
-
-class Repel(Protocol):
-    """A Laplacian of labels."""
-
-    def laplacian_matmul(self, Z: Floats) -> Floats:
-        """Multiply with `Z` of shape (n, k)."""
-        ...
 
 
 class PartlyLabelled:
@@ -164,10 +147,24 @@ class PartlyLabelled:
         return results
 
 
+def follow_program(labels: Labels, *, bandwidth: float, label_weight: float) -> dict[str, Any]:
+    """Return how the authors' program walks: it divides by sigma^2, not by 2 sigma^2."""
+    return {"repel": PartlyLabelled(labels), "bandwidth": bandwidth / np.sqrt(2), "label_weight": label_weight}
+
+
+def follow_paper(labels: Labels, *, bandwidth: float, label_weight: float) -> dict[str, Any]:
+    """Return how the paper of 2022 walks."""
+    repel = label_graph(labels, bandwidth, "integer")
+    return {"repel": repel, "bandwidth": bandwidth, "label_weight": label_weight}
+
+
 def walk(
-    cosines: Floats, repel: Repel | None, start: Floats, *, bandwidth: float, label_weight: float, steps: int
+    cosines: Floats, start: Floats, *, steps: int, bandwidth: float, label_weight: float = 0.0, repel: Any = None
 ) -> Iterator[Floats]:
-    """Take steps of the query without noise, rescaled to Frobenius norm sqrt(n), and tell where each led."""
+    """Yield the start and the steps of the query without noise, rescaled to Frobenius norm sqrt(n).
+
+    Labels repel by `repel`, a Laplacian.
+    """
     weights = np.exp((cosines - 1) / bandwidth**2)
     np.fill_diagonal(weights, 0)
     degree = weights.sum(axis=1)[:, None]
@@ -192,17 +189,9 @@ def compute_floor(n_classes: int) -> float:
     return K / n_classes
 
 
-def show(frame: pd.DataFrame, column: str, *by: str) -> pd.Series:
-    """Return means of shares over seeds with their intervals, in print."""
-    return summarise(frame, column, *by).apply(interval, axis=1, args=(".2f", 0, 1))
-
-
-def get_published_parameters(data: Experiment) -> dict[str, float]:
-    """Return bandwidth and label weight of the paper's Table 2."""
-    return EXPERIMENTS[data]
-
-
-Found = Iterator[dict[str, Any]]
+show = partial(_report.show, spec=".2f", least=0, most=1)
+"""Return means of shares over seeds with their intervals, in print."""
+Recalls = Iterator[dict[str, Any]]
 
 PAPER = "PrivateMail 2022, as published"
 PROGRAM = "PrivateMail 2022, the authors' program"
@@ -225,13 +214,17 @@ PUBLISHED = {  # deltas and epsilons
 }
 
 
-def ask_published(version: Any, data: Any, drawn: Images, seed: int) -> Found:
+def make_published(version: Any, data: Any, drawn: Images, seed: int, **changes: Any) -> PrivateMail:
+    """Return a published version, fitted on the anchors."""
+    mail = PrivateMail.published(version, data, public_seed=seed, allow_unsound=True, **changes)
+    return mail.fit(drawn.anchors, drawn.anchor_labels)
+
+
+def ask_published(version: Any, data: Any, drawn: Images, seed: int) -> Recalls:
     """Ask a published version, which is told the target's label; of 2021 two iterations at the epsilons of figure 4."""
     server = None
     for delta, epsilon in product(*PUBLISHED[version]):
-        mail = PrivateMail.published(
-            version, data, epsilon=epsilon, delta=delta, public_seed=seed, allow_unsound=True
-        ).fit(drawn.anchors, drawn.anchor_labels)
+        mail = make_published(version, data, drawn, seed, epsilon=epsilon, delta=delta)
         if server is None:  # epsilon is the client's alone
             server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
         step = {"step": step_epsilon(epsilon, 2, delta)} if version == "2021" else {}
@@ -245,17 +238,15 @@ def ask_with_label(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> 
     return drawn.score([np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages])
 
 
-def ask_noisy(data: Any, drawn: Images, seed: int) -> Found:
+def ask_noisy(data: Any, drawn: Images, seed: int) -> Recalls:
     """Ask what adds noise to an embedding: PrivateMail made sound, DP-dSNE, random projections."""
-    setting: dict[str, Any] = {**get_published_parameters(data), "public_seed": seed}
+    published: Any = {**EXPERIMENTS[data], "public_seed": seed}
     makers: dict[str, Callable[[float], Release]] = {
-        "PrivateMail, Gaussian": lambda epsilon: PrivateMail(epsilon, **setting),
-        "PrivateMail, Laplace": lambda epsilon: PrivateMail(epsilon, noise="laplace", **setting),
-        "DP-dSNE": lambda epsilon: DPdSNE(epsilon, n_anchors=DSNE_ANCHORS, public_seed=seed),
-        "random projection": lambda epsilon: RandomProjection(epsilon, projection_seed=seed),
-        PROJECTION_2012: lambda epsilon: RandomProjection(
-            epsilon, projection_seed=seed, as_published=True, allow_unsound=True
-        ),
+        "PrivateMail, Gaussian": partial(PrivateMail, **published),
+        "PrivateMail, Laplace": partial(PrivateMail, noise="laplace", **published),
+        "DP-dSNE": partial(DPdSNE, n_anchors=DSNE_ANCHORS, public_seed=seed),
+        "random projection": partial(RandomProjection, projection_seed=seed),
+        PROJECTION_2012: partial(RandomProjection, projection_seed=seed, as_published=True, allow_unsound=True),
     }
     for name, make in makers.items():
         prepared = None
@@ -267,7 +258,7 @@ def ask_noisy(data: Any, drawn: Images, seed: int) -> Found:
             yield {"method": name, "epsilon": epsilon, "delta": delta, "recall": _ask(release, prepared, drawn, seed)}
 
 
-def ask_pca(_: Any, drawn: Images, seed: int) -> Found:
+def ask_pca(_: Any, drawn: Images, seed: int) -> Recalls:
     """Ask private PCA: epsilon is for a record of the set that directions are learned from, not for the query."""
     for epsilon in EPSILONS:
         projector = PrivatePCA(epsilon, n_components=PCA_COLUMNS, mean=drawn.anchors.mean(axis=0))
@@ -276,7 +267,7 @@ def ask_pca(_: Any, drawn: Images, seed: int) -> Found:
         yield {"method": "private PCA", "epsilon": epsilon, "delta": DELTA, "recall": share}
 
 
-def ask_plain(_: Any, drawn: Images, seed: int) -> Found:
+def ask_plain(_: Any, drawn: Images, seed: int) -> Recalls:
     """Ask without any noise."""
     makers: tuple[Release, ...] = (RawFeatures(), PlainManifold(public_seed=seed), PlainTSNE(public_seed=seed))
     for name, unfitted in zip(PLAIN, makers, strict=True):
@@ -290,7 +281,7 @@ def _ask(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
     return drawn.score([np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages])
 
 
-def ask_covers(_: Any, drawn: Images, seed: int) -> Found:
+def ask_covers(_: Any, drawn: Images, seed: int) -> Recalls:
     """Ask for one of the server's sets; the server answers with an item of each of its eight commonest classes."""
     servers: dict[float, Covers] = {}
     for epsilon in EPSILONS:
@@ -316,7 +307,7 @@ def choose_by_class(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
     return rest
 
 
-GROUPS: dict[str, Callable[[Any, Images, int], Found]] = {
+GROUPS: dict[str, Callable[[Any, Images, int], Recalls]] = {
     "program": partial(ask_published, "2022-code"),
     "paper": partial(ask_published, "2022"),
     "first": partial(ask_published, "2021"),

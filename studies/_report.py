@@ -18,7 +18,7 @@ from jinja2 import Environment, StrictUndefined
 
 from studies._figures import STYLE
 from studies._search import NAMES
-from studies._study import TEMPLATES, Measured, Row, Study, as_frame, select
+from studies._study import TEMPLATES, Measured, Row, Study, as_frame, select, summarise
 from studies.data import find
 
 PACKAGES = ("nearveil", "numpy", "scipy", "scikit-learn", "faiss-cpu", "dp-accounting", "openTSNE", "torch")
@@ -71,6 +71,13 @@ def interval(results: Any, spec: str = ".2f", least: float = -math.inf, most: fl
     if math.isnan(results.low):
         return format(results.value, spec)
     return f"{results.value:{spec}} ({max(results.low, least):{spec}} to {min(results.high, most):{spec}})"
+
+
+def show(
+    frame: pd.DataFrame, column: str, *by: str, spec: str = ".3f", least: float = -math.inf, most: float = math.inf
+) -> pd.Series:
+    """Return means over seeds with their intervals in print, for all values of other columns."""
+    return summarise(frame, column, *by).apply(interval, axis=1, args=(spec, least, most))
 
 
 def round_up(value: float) -> str:

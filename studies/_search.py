@@ -16,7 +16,8 @@ from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import Guarantee
-from nearveil.privacy.noise import Source
+from nearveil.privacy.noise import Source, unsafe_seeded
+from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
 from nearveil.search.retriever import select_first
 from studies.data import load_features
@@ -30,7 +31,7 @@ NAMES = {"cub200_cropped_lite0": "CUB", "cars196_cropped_lite0": "Cars"}
 FILES = tuple(f"{name}/{name}.npz" for name in SETS)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trial:
     """Public rows, a gallery, and queries that are in neither."""
 
@@ -75,9 +76,6 @@ def split_classes(name: str, seed: int, half: int, *, whole_gallery: bool) -> Ha
     return Halves(trial, group[queries], X[others])
 
 
-Matrix = NDArray[np.float64]
-
-
 @dataclass(frozen=True)
 class Rival:
     """A mechanism that protects a query, with the settings that the studies compare."""
@@ -113,37 +111,6 @@ MAPPED = tuple(  # their sets are made for one size of an answer
 )
 
 
-class Public:
-    """Public rows, whose principal directions are computed once for all mechanisms that use them."""
-
-    def __init__(self, rows: NDArray[np.float32], labels: NDArray[np.int64]) -> None:
-        self.rows = rows
-        self.labels = labels
-
-    def directions(self, n_components: int) -> Matrix:
-        """Return the principal directions of the centred rows, shape (d, n_components)."""
-        return self._directions[:, :n_components]
-
-    @cached_property
-    def _directions(self) -> Matrix:
-        features = Cells(1.0).fit(self.rows).features(self.rows, lenient=True)
-        matrix = fit_projection("pca", features, None).matrix
-        assert matrix is not None
-        return matrix
-
-
-def make_rival(name: str, epsilon: float, fraction: float, public: Public) -> Release:
-    """Return a mechanism of `RIVALS`, fitted on public rows, without a gallery."""
-    rival = RIVALS[name]
-    changes = dict(rival.parameters)
-    if rival.directions is not None:
-        changes["projection"] = public.directions(rival.directions)
-    if name in MAPPED:
-        changes["candidates"] = fraction
-    release: Release = find_mechanism(rival.mechanism).make(epsilon, **changes).fit(public.rows, public.labels)
-    return release
-
-
 K = 8
 _REPEATS = 4  # of messages that name one set: there are few answers, so that asking again costs nothing
 
@@ -163,6 +130,13 @@ class Search:
     copies: Copies  # which items are equal
     counts: NDArray[np.int64]  # how often an item is among the eight nearest of another item
 
+    @cached_property
+    def directions(self) -> Floats:
+        """All principal directions of the centred public rows, the first in the first column."""
+        matrix = fit_projection("pca", centre(self.trial, self.trial.public), None).matrix
+        assert matrix is not None
+        return matrix
+
 
 @dataclass(frozen=True)
 class Found:
@@ -172,13 +146,28 @@ class Found:
     same_class: Floats  # whether an item of the query's class is among the eight that were chosen
 
 
+def centre(trial: Trial, rows: Rows) -> Floats:
+    """Return rows less the mean of the public ones, of norm one: as every release has them."""
+    return Cells(1.0).fit(trial.public).features(rows, lenient=True)
+
+
 def build_search(trial: Trial) -> Search:
     """Compare all queries with all items."""
-    centred = Cells(1.0).fit(trial.public)  # any release: all centre alike
-    gallery = centred.features(trial.gallery, lenient=True).astype(np.float32)
-    queries = centred.features(trial.queries).astype(np.float32)
+    gallery, queries = (centre(trial, rows).astype(np.float32) for rows in (trial.gallery, trial.queries))
     truth, counts = true_neighbors(queries, gallery, K), count_popularity(gallery, K)
     return Search(trial, queries, gallery, queries @ gallery.T, truth, Copies(gallery), counts)
+
+
+def make_rival(name: str, epsilon: float, fraction: float, search: Search) -> Release:
+    """Return a mechanism of `RIVALS`, fitted on the public rows, without a gallery."""
+    rival, public = RIVALS[name], search.trial
+    changes = dict(rival.parameters)
+    if rival.directions is not None:
+        changes["projection"] = search.directions[:, : rival.directions]
+    if name in MAPPED:
+        changes["candidates"] = fraction
+    release: Release = find_mechanism(rival.mechanism).make(epsilon, **changes).fit(public.public, public.public_y)
+    return release
 
 
 def find(
@@ -208,11 +197,42 @@ def choose(search: Search, rows: Items, answers: Items) -> Found:
     return Found(search.copies.recall(search.truth[rows], answers), same.astype(np.float64))
 
 
-def send_popular(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64] | None = None) -> Found:
+def send_popular(search: Search, rows: Items, fraction: float, counts: NDArray[np.int64]) -> Found:
     """Return what the most popular items find, sent to everybody without a message."""
-    popular = search.counts if counts is None else counts
-    items = np.argsort(-popular, kind="stable")[: candidate_count(fraction, len(search.gallery))]
+    items = np.argsort(-counts, kind="stable")[: candidate_count(fraction, len(search.gallery))]
     return choose(search, rows, np.broadcast_to(items, (len(rows), len(items))))
+
+
+def ask(
+    common: dict[str, Any],
+    mechanism: Release,
+    search: Search,
+    rows: Items,
+    fractions: Sequence[float],
+    popular: NDArray[np.int64] | None = None,
+) -> list[dict[str, Any]]:
+    """Return what some queries find, beside the ceiling and the floor, at each fraction.
+
+    `common` has the nominal epsilon and the seed of the noise; `popular` says what is popular with such queries, by
+    default what is with the items.
+    """
+    counts = search.counts if popular is None else popular
+    delta, results = mechanism.guarantee.delta, []
+    for fraction, answer in find(mechanism, search, rows, fractions, unsafe_seeded(common["seed"])).items():
+        free = send_popular(search, rows, fraction, counts)
+        results.append(
+            {
+                **common,
+                "f": fraction,
+                "delta": delta,
+                "nn_recall": float(answer.neighbours.mean()),
+                "recall": float(answer.same_class.mean()),
+                "ceiling": neighbor_ceiling(common["epsilon"], fraction, counts, delta),
+                "floor": float(free.neighbours.mean()),
+                "recall_floor": float(free.same_class.mean()),
+            }
+        )
+    return results
 
 
 def _score(mechanism: Release, messages: Sequence[Message], prepared: Any) -> Floats:
@@ -224,14 +244,11 @@ def _score(mechanism: Release, messages: Sequence[Message], prepared: Any) -> Fl
 
 
 def _answer_by_map(mechanism: MappedRelease, messages: Sequence[Message], count: int) -> Items:
-    cached: dict[bytes, Items] = {}
-    results = []
-    for message in messages:
-        key = message["sets"].tobytes()
-        if key not in cached:
-            cached[key] = select_first(mechanism._rank(message, np.empty(0)), count)
-        results.append(cached[key])
-    return np.stack(results)
+    """Return the items of each message's sets, computed once for messages that are equal."""
+    keys = [message["sets"].tobytes() for message in messages]
+    different = dict(zip(keys, messages, strict=True))
+    answers = {key: select_first(mechanism._rank(message, np.empty(0)), count) for key, message in different.items()}
+    return np.stack([answers[key] for key in keys])
 
 
 BUDGET = 16.0
@@ -247,6 +264,7 @@ def count_payable(kind: str, epsilon: float) -> dict[str, Any]:
 
 
 def _count_added(guarantee: Guarantee) -> int:
+    """Return how many pure messages the ledger's sum of epsilons allows."""
     budget = PureBudget.open(BUDGET)
     (price,) = budget.price(charge_guarantee(guarantee, "query", guarantee.unit, "replace", 0.0))
     assert price is not None

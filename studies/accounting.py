@@ -213,7 +213,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         )
         axes.set_yticks(range(len(names)), names)
         axes.grid(visible=False, axis="y")
-    draw.legend_below(figure, panels[0], ncols=2)
+    draw.finish(figure, panels[0], ncols=2)
     return {"claims": figure}
 
 

@@ -136,7 +136,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
             axes, results, colour=draw.COLOURS[colour], marker=marker, label=MEASURES[name], shift=0.18 * (position - 1)
         )
     axes.set(xlabel=f"share, of {rows['queries'].iloc[0]} queries", xlim=(0, 1.03))
-    draw.legend_below(figure, [axes])
+    draw.finish(figure, [axes])
     return {"ways": figure}
 
 

@@ -91,7 +91,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         axes.set_title(f"{size} of {items} items")
         axes.set_ylim(0.7, 1.03)
     panels[0, 0].set_ylabel("expected recall of the\nnearest 3, share of D")
-    draw.legend_below(figure, panels[0], ncols=3)
+    draw.finish(figure, panels[0], ncols=3)
     return {"shares": figure}
 
 

@@ -136,7 +136,7 @@ def _draw_embeddings(rows: pd.DataFrame) -> Figure:
     panels[1].set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
     panels[1].minorticks_off()
     panels[1].set_ylabel("peak memory of the process, GiB")
-    draw.legend_below(figure, panels)
+    draw.finish(figure, panels)
     return figure
 
 
@@ -151,7 +151,7 @@ def _draw_releases(rows: pd.DataFrame) -> Figure:
     draw.dots(
         axes, summarise(rest, "batched", "way"), colour=draw.COLOURS["orange"], marker="s", label="1,000 at a time"
     )
-    draw.legend_below(figure, [axes])
+    draw.finish(figure, [axes])
     return figure
 
 
@@ -174,7 +174,7 @@ def _draw_votes(rows: pd.DataFrame) -> Figure:
     axes.set(yscale="log", ylabel="queries a second", xlabel="private rows")
     axes.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes])
     axes.grid(visible=False, axis="x")
-    draw.legend_below(figure, [axes], ncols=2)
+    draw.finish(figure, [axes], ncols=2)
     return figure
 
 

@@ -124,7 +124,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         axes.set_title(f"{NAMES.get(data, data)}, answers of {fraction:.0%}")
         axes.set_ylim(0.5, 1.03)
     panels[0, 0].set_ylabel("expected NN-recall@8,\nshare of the ceiling")
-    draw.legend_below(figure, panels[0], ncols=6)
+    draw.finish(figure, panels[0], ncols=6)
     return {"shares": figure}
 
 

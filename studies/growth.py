@@ -155,7 +155,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     axes.set_ylim(0, 1.03)
     axes.set_xlabel(f"items of the gallery; answers of {ANSWER}, epsilon ln(items / {ANSWER})")
     axes.set_ylabel("share of the ceiling")
-    draw.legend_below(figure, [axes], ncols=2)
+    draw.finish(figure, [axes], ncols=2)
     return {"shares": figure}
 
 

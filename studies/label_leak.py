@@ -8,25 +8,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.privatemail import PrivateMail
 from studies import _figures as draw
-from studies._privatemail import (
-    ANCHORS,
-    DELTA,
-    SETS,
-    K,
-    compute_ceiling,
-    compute_floor,
-    has_files,
-    list_files,
-    sample_images,
-    show,
-)
+from studies import _privatemail as shared
+from studies._privatemail import SETS, K
 from studies._report import round_up
-from studies._study import Case, Row, Study, summarise
+from studies._study import Case, Row, Study, list_cases, summarise
 
 PAPERS: tuple[Any, ...] = ("cars196", "cub200")
-DATA = PAPERS if has_files(*PAPERS) else ("digits",)
+DATA = PAPERS if shared.has_files(*PAPERS) else ("digits",)
 NOTE = (
     ""
     if DATA == PAPERS
@@ -45,16 +34,15 @@ APART = "true, numbered apart"  # classes of gallery and queries numbered after 
 
 def cases() -> list[Case]:
     """Return one case a set and seed: the four bars share the server's embedding."""
-    return [{"data": data, "seed": seed} for data in DATA for seed in SEEDS]
+    return list_cases(data=DATA, seed=SEEDS)
 
 
 def measure(case: Case) -> list[Row]:
     """Ask the authors' program with true and random features, and true and random labels."""
     data, seed = case["data"], case["seed"]
-    drawn = sample_images(data, seed, gallery=GALLERY)
-    table: Any = "cars196" if data == "digits" else data
-    mail = PrivateMail.published("2022-code", table, epsilon=EPSILON, public_seed=seed, allow_unsound=True)
-    mail = mail.fit(drawn.anchors, drawn.anchor_labels)
+    drawn = shared.sample_images(data, seed, gallery=GALLERY)
+    table = "cars196" if data == "digits" else data
+    mail = shared.make_published("2022-code", table, drawn, seed, epsilon=EPSILON)
     server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
     generator = np.random.default_rng([seed, 7])
     features = {"true": drawn.queries, "random": generator.normal(size=drawn.queries.shape)}
@@ -83,8 +71,8 @@ def measure(case: Case) -> list[Row]:
                 "recall_of_told_label": drawn.score(chosen, labels[label_kind] - (first if label_kind == APART else 0)),
                 "queries": len(chosen),
                 "classes": drawn.n_classes,
-                "ceiling": compute_ceiling(EPSILON, drawn.n_classes),
-                "floor": compute_floor(drawn.n_classes),
+                "ceiling": shared.compute_ceiling(EPSILON, drawn.n_classes),
+                "floor": shared.compute_floor(drawn.n_classes),
             }
         )
     return rows
@@ -96,8 +84,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     for axes, data, group in cells:
         _draw_bars(axes, group)
         axes.set_title(f"{SETS[data].title}: {group['classes'].iloc[0]} classes, nominal epsilon {EPSILON:g}")
-    panels[0, 0].set_ylabel("Recall@8")
-    draw.legend_below(figure, panels[0, :1])
+    draw.finish(figure, panels, "Recall@8")
     return {"bars": figure}
 
 
@@ -118,9 +105,7 @@ def _draw_bars(axes: Axes, rows: pd.DataFrame) -> None:
         if leaks:
             frame = {"facecolor": "white", "edgecolor": draw.COLOURS["red"], "boxstyle": "round"}
             axes.text(position, results.value / 2 + top / 2, "the label\nleaked", va="center", bbox=frame, **words)
-    axes.axhline(
-        rows["floor"].iloc[0], color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label=draw.FLOOR, zorder=2.5
-    )
+    draw.floor(axes, rows["floor"].iloc[0], zorder=2.5)
     axes.text(2.5, 0.6, "impossible for\na private message", ha="center", va="center", fontsize=12, color="0.2")
     arrow = {"arrowstyle": "->"}
     axes.annotate(f"ceiling {round_up(top)}", (2.5, top), (2.5, 0.3), ha="center", color="0.2", arrowprops=arrow)
@@ -134,8 +119,8 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     keys = ["data", "features", "label"]
     lines = pd.DataFrame(
         {
-            "Recall@8": show(rows, "recall", *keys),
-            "Recall@8 of the label in the input": show(rows, "recall_of_told_label", *keys),
+            "Recall@8": shared.show(rows, "recall", *keys),
+            "Recall@8 of the label in the input": shared.show(rows, "recall_of_told_label", *keys),
             "ceiling": rows.groupby(keys, sort=False)["ceiling"].first().map(round_up),
             "floor": rows.groupby(keys, sort=False)["floor"].first().map("{:.3f}".format),
         }
@@ -157,10 +142,10 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
 
 PARAMETERS = {
     "nominal epsilon": EPSILON,
-    "delta": DELTA,
-    "anchors": ANCHORS,
+    "delta": shared.DELTA,
+    "anchors": shared.ANCHORS,
     "gallery": GALLERY,
     "queries per class": 1,
     "others": "Table 2 of the 2022 paper",
 }
-STUDY = Study("label-leak", cases, measure, figures, facts, list_files(*DATA), PARAMETERS, SEEDS, note=NOTE)
+STUDY = Study("label-leak", cases, measure, figures, facts, shared.list_files(*DATA), PARAMETERS, SEEDS, note=NOTE)

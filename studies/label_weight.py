@@ -66,7 +66,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         axes.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
         axes.set(title=TITLES[data], xlabel="label weight alpha", ylim=(0, 1.03))
     panels[0, 0].set_ylabel("held-out accuracy, 5 neighbours")
-    draw.legend_below(figure, panels[0])
+    draw.finish(figure, panels[0])
     return {"accuracy": figure}
 
 

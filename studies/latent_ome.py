@@ -8,11 +8,10 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from nearveil.mechanisms import OME, Latent
-from nearveil.privacy.noise import unsafe_seeded
 from studies import _figures as draw
-from studies._search import FILES, QUERIES, SETTINGS, Public, Search, find, send_popular
-from studies._study import Case, Row, Study, select, summarise
-from studies.retrieval import SEEDS, find_limits, load_search, measure_recall, select_queries
+from studies._search import FILES, QUERIES, SETTINGS, ask
+from studies._study import Case, Row, Study, list_cases, select, summarise
+from studies.retrieval import SEEDS, draw_neighbours, find_limits, load_search, measure_recall, select_queries
 
 DEFAULT = "OME, its paper's code"
 NOMINALS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0)
@@ -40,27 +39,25 @@ _LINES = {  # columns: words, and the place of their look
 
 def cases() -> list[Case]:
     """Return all settings of a budget, then what is found at equal exact epsilon, and at OME's claimed one."""
-    prices = [{"part": "budget", "mechanism": name, "alpha": alpha} for name in CODES for alpha in ALPHAS]
-    recalls = [
-        {"part": "recall", "data": DATA, "method": method, "epsilons": [epsilon], "fractions": [FRACTION]}
-        for method in METHODS
-        for epsilon in EPSILONS
+    each = [[epsilon] for epsilon in EPSILONS]
+    return [
+        *list_cases(part=["budget"], mechanism=CODES, alpha=ALPHAS),
+        *list_cases(part=["recall"], data=[DATA], method=METHODS, epsilons=each, fractions=[[FRACTION]]),
+        {"part": "claimed", "data": DATA},
     ]
-    return [*prices, *recalls, {"part": "claimed", "data": DATA}]
 
 
 def measure(case: Case) -> list[Row]:
     """Compute or measure one case."""
     if case["part"] == "budget":
         return [_compute_budget(case["mechanism"], case["alpha"], nominal) for nominal in NOMINALS]
-    search, public = load_search(DATA)
-    return measure_recall(search, public, case) if case["part"] == "recall" else _measure_claimed(search, public)
+    return measure_recall(case) if case["part"] == "recall" else _measure_claimed()
 
 
 def _compute_budget(name: str, alpha: float, nominal: float) -> Row:
-    code = {key: value for key, value in CODES[name].items() if key != "values"}
+    code = dict(CODES[name])
     kind: Any = Latent if name == "LATENT" else OME
-    values = CODES[name]["values"]
+    values = code.pop("values")
     # Budgets depend on the number of values alone, whatever the public rows are.
     public = np.random.default_rng(0).standard_normal((values + 1, values))
     results = kind(nominal_epsilon=nominal, alpha=alpha, **code).fit(public).budgets(DELTA)
@@ -79,29 +76,18 @@ def _compute_budget(name: str, alpha: float, nominal: float) -> Row:
     }
 
 
-def _measure_claimed(search: Search, public: Public) -> list[Row]:
+def _measure_claimed() -> list[Row]:
     """Ask with OME as its paper has it, at epsilons that it claims."""
-    rows: list[Row] = []
-    values = CODES[DEFAULT]["values"]
+    search, rows = load_search(DATA), []
+    directions = search.directions[:, : CODES[DEFAULT]["values"]]
     for epsilon in EPSILONS:
-        mechanism = OME(nominal_epsilon=epsilon, alpha=CLAIMED_ALPHA, projection=public.directions(values))
-        mechanism = mechanism.fit(public.rows, public.labels)
+        mechanism = OME(nominal_epsilon=epsilon, alpha=CLAIMED_ALPHA, projection=directions)
+        mechanism = mechanism.fit(search.trial.public, search.trial.public_y)
+        common = {"part": "claimed", "data": DATA, "method": "OME", "epsilon": epsilon}
+        common["exact"] = mechanism.guarantee.epsilon
         for seed in SEEDS:
-            which = select_queries(seed, len(search.trial.queries))
-            results = find(mechanism, search, which, [FRACTION], unsafe_seeded(seed))[FRACTION]
-            rows.append(
-                {
-                    "part": "claimed",
-                    "data": DATA,
-                    "method": "OME",
-                    "f": FRACTION,
-                    "epsilon": epsilon,
-                    "exact": mechanism.guarantee.epsilon,
-                    "seed": seed,
-                    "nn_recall": float(results.neighbours.mean()),
-                    "floor": float(send_popular(search, which, FRACTION).neighbours.mean()),
-                }
-            )
+            which = select_queries(seed, len(search.queries))
+            rows += ask({**common, "seed": seed}, mechanism, search, which, [FRACTION])
     return rows
 
 
@@ -133,8 +119,7 @@ def _draw_budgets(rows: pd.DataFrame, settings: Sequence[tuple[str, float]], siz
             axes.plot(lost, [least / 2] * len(lost), "v", **marks)
         axes.set(xscale="log", yscale="log", xlabel="claimed epsilon of a vector")
         axes.set_title(f"{name}\n{here['bits'].iloc[0]} bits, alpha {alpha:g}", fontsize=9.5)
-    line[0].set_ylabel("epsilon of a vector")
-    draw.legend_below(figure, line)
+    draw.finish(figure, line, "epsilon of a vector")
     return figure
 
 
@@ -142,15 +127,13 @@ def _draw_recall(rows: pd.DataFrame) -> Figure:
     """Draw NN-recall at equal exact epsilon, and what OME finds at the epsilon that it claims."""
     figure, ((axes,),) = draw.make_panels(1, 1, (7.2, 5.2))
     results = select(rows, part="recall")
-    ceilings, bottom = find_limits(results)
-    draw.ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
-    draw.floor(axes, bottom)
-    draw.curves(axes, results, "nn_recall", "epsilon")
+    draw_neighbours(axes, results)
     claimed = summarise(select(rows, part="claimed"), "nn_recall", "epsilon").sort_index()
     draw.curve(axes, "OME", claimed, sound=False, label="OME at its claimed epsilon")
-    draw.epsilon_axis(axes, ceilings.index, label="epsilon of one query (exact, except for the dotted curve)")
-    axes.set(ylim=(0, 1.005), ylabel="NN-recall@8")
-    draw.legend_below(figure, [axes])
+    epsilons = results["epsilon"].unique()
+    draw.epsilon_axis(axes, epsilons, label="epsilon of one query (exact, except for the dotted curve)")
+    axes.set(ylim=(0, 1.005))
+    draw.finish(figure, axes, "NN-recall@8")
     return figure
 
 

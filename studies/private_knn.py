@@ -213,7 +213,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         axes.set(title=title, ylim=limits)
     for figure, line in ((accuracy, panels), (trade_off, pair)):
         line[0].set_ylabel("accuracy of the student on held-out images")
-        draw.legend_below(figure, line)
+        draw.finish(figure, line)
     return {"accuracy": accuracy, "trade-off": trade_off}
 
 

@@ -6,23 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from nearveil.privatemail.graph import label_graph
+from nearveil.privatemail.published import EXPERIMENTS
 from studies import _figures as draw
-from studies._privatemail import (
-    SETS,
-    K,
-    Labels,
-    PartlyLabelled,
-    Repel,
-    find_nearest,
-    get_published_parameters,
-    list_files,
-    normalise_rows,
-    sample_images,
-    show,
-    walk,
-)
-from studies._study import Case, Row, Study, select
+from studies import _privatemail as shared
+from studies._privatemail import SETS, K, Labels, follow_paper, follow_program, show
+from studies._study import Case, Row, Study, list_cases, select
 
 DATA: tuple[Any, ...] = ("cub200", "cars196", "cifar100")
 SEEDS = (0, 1, 2, 3, 4)
@@ -39,40 +27,37 @@ METHODS = (PROGRAM, PROGRAM_HONEST, PAPER, PAPER_HONEST, UNLABELLED)
 
 def cases() -> list[Case]:
     """Return one case a set, seed and number of columns: its curves share the cosines."""
-    return [{"data": data, "seed": seed, "k": k} for data in DATA for seed in SEEDS for k in COLUMNS]
+    return list_cases(data=DATA, seed=SEEDS, k=COLUMNS)
 
 
 def measure(case: Case) -> list[Row]:
     """Follow gallery and queries, embedded together, for ten steps."""
     data, seed, k = case["data"], case["seed"], case["k"]
-    drawn = sample_images(data, seed, gallery=GALLERY)
-    gallery, queries = normalise_rows(drawn)
+    drawn = shared.sample_images(data, seed, gallery=GALLERY)
+    gallery, queries = shared.normalise_rows(drawn)
     rows = np.vstack([gallery, queries])
     start = np.random.default_rng([seed, k]).normal(size=(len(rows), k))
     seen = np.concatenate([drawn.gallery_labels, drawn.query_labels])
     hidden = np.concatenate([drawn.gallery_labels, np.full(len(queries), -1)])
+    published: Any = EXPERIMENTS[data]
+    ways = {
+        PROGRAM: follow_program(seen, **published),
+        PROGRAM_HONEST: follow_program(hidden, **published),
+        PAPER: follow_paper(seen, **published),
+        PAPER_HONEST: follow_paper(hidden, **published),
+        UNLABELLED: {"bandwidth": NARROW},
+    }
     common = {"data": data, "k": k, "seed": seed, "chance": _compute_chance(drawn.gallery_labels, drawn.query_labels)}
 
-    def found(Z: Any) -> float:
-        return drawn.score(find_nearest(Z[len(gallery) :], Z[: len(gallery)]))
+    def score(Z: Any) -> float:
+        return drawn.score(shared.find_nearest(Z[len(gallery) :], Z[: len(gallery)]))
 
-    measured: list[Row] = [{**common, "method": RAW, "step": None, "recall": found(rows)}]
+    measured: list[Row] = [{**common, "method": RAW, "step": None, "recall": score(rows)}]
     cosines = rows @ rows.T
-    for method in METHODS:
-        repel, setting = _choose_query(method, data, hidden if method in (PROGRAM_HONEST, PAPER_HONEST) else seen)
-        for step, Z in enumerate(walk(cosines, repel, start, steps=STEPS, **setting)):
-            measured.append({**common, "method": method, "step": step, "recall": found(Z)})
+    for method, way in ways.items():
+        for step, Z in enumerate(shared.walk(cosines, start, steps=STEPS, **way)):
+            measured.append({**common, "method": method, "step": step, "recall": score(Z)})
     return measured
-
-
-def _choose_query(method: str, data: Any, labels: Labels) -> tuple[Repel | None, dict[str, float]]:
-    """Return what repels, and bandwidth and label weight."""
-    setting = get_published_parameters(data)
-    if method == UNLABELLED:
-        return None, {"bandwidth": NARROW, "label_weight": 0.0}
-    if method in (PROGRAM, PROGRAM_HONEST):  # the program divides by sigma^2, not by 2 sigma^2
-        return PartlyLabelled(labels), {**setting, "bandwidth": setting["bandwidth"] / np.sqrt(2)}
-    return label_graph(labels, setting["bandwidth"], "integer"), setting
 
 
 def _compute_chance(gallery_labels: Labels, query_labels: Labels) -> float:
@@ -92,11 +77,9 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         draw.floor(axes, group["chance"].iloc[0], label="chance: eight random items")
         axes.set_title(f"{SETS[name].title}, {k} columns")
         axes.set(ylim=(0, 1.03), xticks=range(0, STEPS + 1, 2))
-    for axes in panels[:, 0]:
-        axes.set_ylabel("Recall@8")
     for axes in panels[-1]:
         axes.set_xlabel("iterations of the query")
-    draw.legend_below(figure, panels[0, :1])
+    draw.finish(figure, panels, "Recall@8")
     return {"recall": figure}
 
 
@@ -122,13 +105,4 @@ PARAMETERS = {
     "iterations": STEPS,
     "bandwidth and label weight": "Table 2 of the 2022 paper",
 }
-STUDY = Study(
-    "privatemail-convergence",
-    cases,
-    measure,
-    figures,
-    facts,
-    list_files("cub200", "cars196", "cifar100"),
-    PARAMETERS,
-    SEEDS,
-)
+STUDY = Study("privatemail-convergence", cases, measure, figures, facts, shared.list_files(*DATA), PARAMETERS, SEEDS)

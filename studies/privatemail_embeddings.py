@@ -9,30 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.privatemail import PrivateMail
-from nearveil.privatemail.graph import label_graph
 from nearveil.privatemail.manifold import umeyama
+from nearveil.privatemail.published import EXPERIMENTS
 from studies import _figures as draw
-from studies._privatemail import (
-    ANCHORS,
-    EPSILONS,
-    FIRST,
-    FIRST_DELTAS,
-    FIRST_EPSILONS,
-    PAPER,
-    PROGRAM,
-    Floats,
-    Labels,
-    PartlyLabelled,
-    get_published_parameters,
-    list_files,
-    normalise_rows,
-    sample_images,
-    show,
-    walk,
-)
-from studies._report import interval
-from studies._study import Case, Row, Study, select, summarise
+from studies import _privatemail as shared
+from studies._privatemail import FIRST, PAPER, PROGRAM, Floats, Labels
+from studies._report import show
+from studies._study import Case, Row, Study, list_cases, select, summarise
 
 SEEDS = (0, 1, 2)
 GALLERY = 2000
@@ -44,9 +27,9 @@ DOTS = 9  # of a class in colour
 ANCHOR_DOTS = 80
 SHOWN = {PROGRAM: (0.01, 0.1, 1.0), FIRST: (0.023, 1.056, 10.527)}  # epsilons in pictures
 VERSIONS: dict[str, tuple[Any, Any, tuple[float, ...], dict[str, float]]] = {
-    PROGRAM: ("2022-code", "cars196", EPSILONS, {"label_weight": 0.5}),  # as below figure 7
-    PAPER: ("2022", "cars196", EPSILONS, {"label_weight": 0.5}),
-    FIRST: ("2021", "cub200", FIRST_EPSILONS, {"delta": FIRST_DELTAS[0]}),
+    PROGRAM: ("2022-code", "cars196", shared.EPSILONS, {"label_weight": 0.5}),  # as below figure 7
+    PAPER: ("2022", "cars196", shared.EPSILONS, {"label_weight": 0.5}),
+    FIRST: ("2021", "cub200", shared.FIRST_EPSILONS, {"delta": shared.FIRST_DELTAS[0]}),
 }
 PICTURES = {
     "alignment-2022": (PROGRAM, "Cars196, the authors' program of 2022"),
@@ -61,7 +44,7 @@ _ROLES = {  # of the pictures of an alignment: colour, marker, size, what it is
 
 def cases() -> list[Case]:
     """Return a case a seed for the iterations, and one a version and seed for the alignment."""
-    return [{"method": method, "seed": seed} for method in ("iterations", *VERSIONS) for seed in SEEDS]
+    return list_cases(method=("iterations", *VERSIONS), seed=SEEDS)
 
 
 def measure(case: Case) -> list[Row]:
@@ -72,18 +55,13 @@ def measure(case: Case) -> list[Row]:
 
 
 def _measure_iterations(seed: int) -> list[Row]:
-    drawn = sample_images("cub200", seed, gallery=GALLERY)
-    X, labels, setting = normalise_rows(drawn)[0], drawn.gallery_labels, get_published_parameters("cub200")
-    start = np.random.default_rng([seed, 2]).normal(size=(len(X), 2))
-    cosines = X @ X.T
-    program = {**setting, "bandwidth": setting["bandwidth"] / np.sqrt(2)}  # it divides by sigma^2
-    walks = {
-        PROGRAM: walk(cosines, PartlyLabelled(labels), start, steps=max(STEPS), **program),
-        PAPER: walk(cosines, label_graph(labels, setting["bandwidth"], "integer"), start, steps=max(STEPS), **setting),
-    }
+    drawn = shared.sample_images("cub200", seed, gallery=GALLERY)
+    X, labels = shared.normalise_rows(drawn)[0], drawn.gallery_labels
+    start, cosines = np.random.default_rng([seed, 2]).normal(size=(len(X), 2)), X @ X.T
+    published: Any = EXPERIMENTS["cub200"]
     rows: list[Row] = []
-    for method, places in walks.items():
-        for step, Z in enumerate(places):
+    for method, follow in ((PROGRAM, shared.follow_program), (PAPER, shared.follow_paper)):
+        for step, Z in enumerate(shared.walk(cosines, start, steps=max(STEPS), **follow(labels, **published))):
             if step not in STEPS:
                 continue
             common = {"figure": "iterations", "data": "cub200", "method": method, "seed": seed, "step": step}
@@ -110,21 +88,15 @@ def _sample_dots(Z: Floats, labels: Labels) -> Iterator[Row]:
     grey = grey[:: max(1, len(grey) // GREY)]
     for position in np.concatenate([grey, *(np.flatnonzero(labels == label)[:DOTS] for label in coloured)]):
         seen = labels[position] in coloured
-        yield {
-            "x": _shorten(Z[position, 0]),
-            "y": _shorten(Z[position, 1]),
-            "class": int(labels[position]) if seen else None,
-        }
+        yield {**_shorten(Z[position]), "class": int(labels[position]) if seen else None}
 
 
 def _measure_alignment(method: str, seed: int) -> Iterator[Row]:
     version, data, epsilons, changes = VERSIONS[method]
-    drawn = sample_images(data, seed, gallery=GALLERY)
+    drawn = shared.sample_images(data, seed, gallery=GALLERY)
     server: Any = None
     for epsilon in epsilons:
-        mail = PrivateMail.published(
-            version, data, epsilon=epsilon, public_seed=seed, allow_unsound=True, **changes
-        ).fit(drawn.anchors, drawn.anchor_labels)
+        mail = shared.make_published(version, data, drawn, seed, epsilon=epsilon, **changes)
         if server is None:  # without noise, so the same at every epsilon
             server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels).anchors
         targets = drawn.queries[:TARGETS]
@@ -147,12 +119,14 @@ def compute_error(client: Floats, server: Floats) -> float:
 
 def _sample_clouds(client: Floats, server: Floats) -> Iterator[Row]:
     for role, Z in (("client", client[1 : ANCHOR_DOTS + 1]), ("server", server[:ANCHOR_DOTS]), ("target", client[:1])):
-        for x, y in Z:
-            yield {"role": role, "x": _shorten(x), "y": _shorten(y)}
+        for point in Z:
+            yield {"role": role, **_shorten(point)}
 
 
-def _shorten(value: Any) -> float:
-    return float(f"{value:.4g}")
+def _shorten(point: Floats) -> Row:
+    """Return a point with four digits, which are enough for a picture."""
+    x, y = (float(f"{value:.4g}") for value in point)
+    return {"x": x, "y": y}
 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
@@ -178,7 +152,7 @@ def _draw_iterations(points: pd.DataFrame, spread: pd.DataFrame) -> Figure:
         axes.set_xlabel(f"within classes: {within[method, step]:.0%}", fontsize=8.5)
         if axes in panels[:, 0]:
             axes.set_ylabel("the authors' program" if method == PROGRAM else "as published, eq. 4")
-    draw.legend_below(figure, panels[0, :1], ncols=9)
+    draw.finish(figure, panels, ncols=9)
     return figure
 
 
@@ -210,7 +184,7 @@ def _draw_alignment(points: pd.DataFrame, title: str) -> Figure:
             axes.set_title(f"epsilon {epsilon:g}, {when} alignment", pad=15)  # room for the axis's factor
             axes.locator_params(nbins=4)
             axes.ticklabel_format(style="sci", scilimits=(-2, 3))
-    draw.legend_below(figure, panels[0, :1])
+    draw.finish(figure, panels)
     return figure
 
 
@@ -219,11 +193,11 @@ def _draw_errors(rows: pd.DataFrame) -> Figure:
     figure, ((axes,),) = draw.make_panels(1, 1, (7.4, 4.2))
     labels = {name: f"{name}, {'CUB-200-2011' if name == FIRST else 'Cars196'}" for name in VERSIONS}
     draw.curves(axes, rows, "after", "epsilon", labels=labels, unsound=list(VERSIONS))
-    axes.axhline(1, color="black", linewidth=1.3, linestyle=(0, (1, 2.5)), label="noise alone")
+    draw.floor(axes, 1, label="noise alone")
     axes.axhline(0, color=draw.COLOURS["blue"], linewidth=1.6, label="PrivateMail made sound: anchors are public")
     draw.epsilon_axis(axes, (0.01, 0.1, 1, 4, 16), label="nominal epsilon of one query")
-    axes.set(ylabel="anchors' error after alignment,\nin units of the server's spread", ylim=(-0.05, 1.1))
-    draw.legend_below(figure, [axes], ncols=1)
+    axes.set(ylim=(-0.05, 1.1))
+    draw.finish(figure, axes, "anchors' error after alignment,\nin units of the server's spread", ncols=1)
     return figure
 
 
@@ -231,10 +205,10 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return the numbers that belong to the pictures."""
     error, keys = select(rows, kind="error"), ["data", "method", "epsilon"]
     drawn = set(select(rows, kind="point", figure="alignment")["method"])
-    within = show(select(rows, kind="spread"), "within", "method", "step").unstack(sort=False)
+    within = shared.show(select(rows, kind="spread"), "within", "method", "step").unstack(sort=False)
     errors = {
         "before": summarise(error, "before", *keys)["value"].map("{:.3g}".format),
-        "after": summarise(error, "after", *keys).apply(interval, axis=1, args=(".3f", 0)),
+        "after": show(error, "after", *keys, least=0),
     }
     lines = pd.DataFrame(errors).reset_index()
     return {
@@ -244,7 +218,6 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-PARAMETERS = {"gallery": GALLERY, "anchors": ANCHORS, "targets": TARGETS, "others": "Table 2 of the 2022 paper"}
-STUDY = Study(
-    "privatemail-embeddings", cases, measure, figures, facts, list_files("cub200", "cars196"), PARAMETERS, SEEDS
-)
+PARAMETERS = {"gallery": GALLERY, "anchors": shared.ANCHORS, "targets": TARGETS, "others": "Table 2 of the 2022 paper"}
+DATA = shared.list_files("cub200", "cars196")
+STUDY = Study("privatemail-embeddings", cases, measure, figures, facts, DATA, PARAMETERS, SEEDS)

@@ -10,25 +10,12 @@ from matplotlib.figure import Figure
 
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
+from nearveil.privatemail.published import EXPERIMENTS
 from studies import _figures as draw
-from studies._privatemail import (
-    ANCHORS,
-    DELTA,
-    SETS,
-    Images,
-    PartlyLabelled,
-    ask_with_label,
-    compute_ceiling,
-    compute_floor,
-    find_nearest,
-    get_published_parameters,
-    list_files,
-    normalise_rows,
-    sample_images,
-    walk,
-)
+from studies import _privatemail as shared
+from studies._privatemail import DELTA, SETS, Images, find_nearest
 from studies._report import interval, round_up
-from studies._study import Case, Row, Study, select, summarise
+from studies._study import Case, Row, Study, list_cases, select, summarise
 
 DATA: tuple[Any, ...] = ("cub200", "cars196")
 SEEDS = (0, 1, 2)
@@ -56,49 +43,37 @@ _LABELS = {
 
 def cases() -> list[Case]:
     """Return one case a set, seed and parameter: its values share the images."""
-    return [{"data": data, "seed": seed, "parameter": name} for data in DATA for seed in SEEDS for name in VALUES]
+    return list_cases(data=DATA, seed=SEEDS, parameter=VALUES)
 
 
 def measure(case: Case) -> list[Row]:
     """Vary one parameter, the others being those of Table 2."""
     data, seed, name = case["data"], case["seed"], case["parameter"]
-    drawn = sample_images(data, seed, gallery=GALLERY)
-    gallery, queries = normalise_rows(drawn)
-    together = np.vstack([gallery, queries])
+    drawn = shared.sample_images(data, seed, gallery=GALLERY)
+    together = np.vstack(shared.normalise_rows(drawn))
     cosines = together @ together.T
+    top, bottom = shared.compute_ceiling(EPSILON, drawn.n_classes), shared.compute_floor(drawn.n_classes)
     rows = []
     for value in VALUES[name]:
-        setting: dict[str, Any] = {"n_components": 2, **get_published_parameters(data), name: value}
-        setting["n_components"] = int(setting["n_components"])
+        setting: dict[str, Any] = {"n_components": 2, **EXPERIMENTS[data], name: value}
+        program = shared.make_published("2022-code", data, drawn, seed, epsilon=EPSILON, **setting)
+        server = program.embed_gallery(drawn.gallery, drawn.gallery_labels)
         results = {
-            PROGRAM: _ask_program(drawn, data, seed, setting),
+            PROGRAM: shared.ask_with_label(program, server, drawn, seed),
             PROGRAM_PLAIN: _ask_without_noise(drawn, cosines, seed, **setting),
             **_ask_sound(drawn, seed, setting),
         }
         common = {"data": data, "parameter": name, "value": float(value), "seed": seed, "epsilon": EPSILON}
-        limits = {"ceiling": compute_ceiling(EPSILON, drawn.n_classes), "floor": compute_floor(drawn.n_classes)}
+        limits = {"ceiling": top, "floor": bottom}
         rows += [{**common, "method": method, "recall": share, **limits} for method, share in results.items()]
     return rows
 
 
-def _ask_program(drawn: Images, data: Any, seed: int, setting: dict[str, Any]) -> float:
-    """Return the recall of the authors' program, with its noise and the target's label."""
-    mail = PrivateMail.published(
-        "2022-code", data, epsilon=EPSILON, public_seed=seed, allow_unsound=True, **setting
-    ).fit(drawn.anchors, drawn.anchor_labels)
-    server = mail.embed_gallery(drawn.gallery, drawn.gallery_labels)
-    return ask_with_label(mail, server, drawn, seed)
-
-
-def _ask_without_noise(
-    drawn: Images, cosines: Any, seed: int, *, n_components: int, bandwidth: float, label_weight: float
-) -> float:
+def _ask_without_noise(drawn: Images, cosines: Any, seed: int, *, n_components: int, **setting: float) -> float:
     """Return the recall of the program's query, all labels known, the targets' among them, without noise."""
-    labels = np.concatenate([drawn.gallery_labels, drawn.query_labels])
+    labels, n = np.concatenate([drawn.gallery_labels, drawn.query_labels]), len(drawn.gallery_labels)
     start = np.random.default_rng([seed, n_components]).normal(size=(len(labels), n_components))
-    repel, narrow = PartlyLabelled(labels), bandwidth / np.sqrt(2)  # the program divides by sigma^2
-    *_, Z = walk(cosines, repel, start, bandwidth=narrow, label_weight=label_weight, steps=STEPS)
-    n = len(drawn.gallery_labels)
+    *_, Z = shared.walk(cosines, start, steps=STEPS, **shared.follow_program(labels, **setting))
     return drawn.score(find_nearest(Z[n:], Z[:n]))
 
 
@@ -124,9 +99,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
             for axes, methods, kind in zip(column, _PAIRS, ("as published", "sound"), strict=True):
                 _draw_panel(axes, group, methods)
                 axes.set(title=f"{SETS[data].title}, {kind}", xlabel=NAMES[name])
-        for axes in panels[:, 0]:
-            axes.set_ylabel("Recall@8")
-        draw.legend_below(figure, panels[:, 0], ncols=2)
+        draw.finish(figure, panels, "Recall@8", ncols=2)
         results[data] = figure
     return results
 
@@ -164,11 +137,9 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
 PARAMETERS = {
     "epsilon": EPSILON,
     "delta": DELTA,
-    "anchors": ANCHORS,
+    "anchors": shared.ANCHORS,
     "gallery": GALLERY,
     "public steps": STEPS,
     "others": "Table 2 of the 2022 paper",
 }
-STUDY = Study(
-    "privatemail-parameters", cases, measure, figures, facts, list_files("cub200", "cars196"), PARAMETERS, SEEDS
-)
+STUDY = Study("privatemail-parameters", cases, measure, figures, facts, shared.list_files(*DATA), PARAMETERS, SEEDS)

@@ -10,30 +10,9 @@ from matplotlib.figure import Figure
 
 from nearveil.privatemail.published import step_epsilon
 from studies import _figures as draw
-from studies._privatemail import (
-    ANCHORS,
-    DELTA,
-    DSNE_ANCHORS,
-    EPSILONS,
-    FIRST,
-    FIRST_DELTAS,
-    FIRST_EPSILONS,
-    GROUPS,
-    PAPER,
-    PCA_COLUMNS,
-    PLAIN,
-    PROGRAM,
-    PROJECTION_2012,
-    SETS,
-    SETS_OF,
-    UNSOUND,
-    compute_ceiling,
-    compute_floor,
-    list_files,
-    sample_images,
-    show,
-)
-from studies._study import Case, Row, Study, mean, select, summarise
+from studies import _privatemail as shared
+from studies._privatemail import DELTA, EPSILONS, FIRST, FIRST_EPSILONS, PAPER, PLAIN, PROGRAM, PROJECTION_2012, SETS
+from studies._study import Case, Row, Study, list_cases, mean, select, summarise
 
 DATA: tuple[Any, ...] = ("cub200", "cars196", "cifar100")
 FIRST_DATA = ("cub200", "cars196")  # figure 4 of 2021 has these two
@@ -53,25 +32,25 @@ LABELS = {
 
 def cases() -> list[Case]:
     """Return one case a set, seed and group of methods."""
-    return [
-        {"data": data, "seed": seed, "group": group}
-        for data in DATA
-        for seed in SEEDS
-        for group in GROUPS
-        if group != "first" or data in FIRST_DATA
-    ]
+    everything = list_cases(data=DATA, seed=SEEDS, group=shared.GROUPS)
+    return [case for case in everything if case["group"] != "first" or case["data"] in FIRST_DATA]
 
 
 def measure(case: Case) -> list[Row]:
     """Ask all methods of a group at all epsilons."""
     data, seed = case["data"], case["seed"]
-    drawn = sample_images(data, seed, gallery=GALLERY)
+    drawn = shared.sample_images(data, seed, gallery=GALLERY)
     rows = []
-    for results in GROUPS[case["group"]](data, drawn, seed):
+    for results in shared.GROUPS[case["group"]](data, drawn, seed):
         epsilon, delta = results["epsilon"], results["delta"]
-        top = None if epsilon is None else compute_ceiling(epsilon, drawn.n_classes, delta)
-        sound = results["method"] not in (*UNSOUND, *PLAIN)
-        limits = {"ceiling": top, "floor": compute_floor(drawn.n_classes), "classes": drawn.n_classes, "sound": sound}
+        top = None if epsilon is None else shared.compute_ceiling(epsilon, drawn.n_classes, delta)
+        sound = results["method"] not in (*shared.UNSOUND, *PLAIN)
+        limits = {
+            "ceiling": top,
+            "floor": shared.compute_floor(drawn.n_classes),
+            "classes": drawn.n_classes,
+            "sound": sound,
+        }
         rows.append({"data": data, "seed": seed, **results, **limits, "queries": len(drawn.queries)})
     return rows
 
@@ -88,22 +67,20 @@ def _draw_second(rows: pd.DataFrame) -> Figure:
     for column, (data, group) in zip(panels.T, rows.groupby("data", sort=False), strict=True):
         for axes, (methods, kind) in zip(column, kinds, strict=True):
             _draw_limits(axes, group["classes"].iloc[0], EPSILONS)
-            draw.curves(axes, group, "recall", "epsilon", only=methods, labels=LABELS, unsound=UNSOUND)
+            draw.curves(axes, group, "recall", "epsilon", only=methods, labels=LABELS, unsound=shared.UNSOUND)
             for method in PLAIN:
                 results = draw.level(mean(select(group, method=method)["recall"]), EPSILONS)
                 draw.curve(axes, method, results, label=LABELS.get(method, method))
             axes.set_title(f"{SETS[data].title}: {kind}")
             draw.epsilon_axis(axes, (0.01, 0.1, 1, 4, 16))
-    for axes in panels[:, 0]:
-        axes.set_ylabel("Recall@8 of the server's ranking")
-    draw.legend_below(figure, panels[:, 0])
+    draw.finish(figure, panels, "Recall@8 of the server's ranking")
     return figure
 
 
 def _draw_limits(axes: Axes, n_classes: int, epsilons: Sequence[float]) -> None:
     x = np.geomspace(epsilons[0], epsilons[-1], 60).tolist()
-    draw.ceiling(axes, x, [compute_ceiling(epsilon, n_classes) for epsilon in x], top=1.03)
-    draw.floor(axes, compute_floor(n_classes))
+    draw.ceiling(axes, x, [shared.compute_ceiling(epsilon, n_classes) for epsilon in x], top=1.03)
+    draw.floor(axes, shared.compute_floor(n_classes))
     axes.set_ylim(0, 1.03)
 
 
@@ -120,8 +97,7 @@ def _draw_first(rows: pd.DataFrame) -> Figure:
         axes.set_title(f"{SETS[data].title}: two noisy iterations, strong composition")
         draw.epsilon_axis(axes, FIRST_EPSILONS, label="epsilon of one query, as the paper composes it")
         axes.set_xticks(FIRST_EPSILONS, [f"{epsilon:.2g}" for epsilon in FIRST_EPSILONS])  # the last two are close
-    panels[0].set_ylabel("Recall@8 of the server's ranking")
-    draw.legend_below(figure, panels, ncols=2)
+    draw.finish(figure, panels, "Recall@8 of the server's ranking", ncols=2)
     return figure
 
 
@@ -141,8 +117,8 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "middle": _MIDDLE,
         "sets": [_rank_sound(data, group) for data, group in second.groupby("data", sort=False)],
         "recalls": pd.concat([_list_recalls(data, group) for data, group in second.groupby("data", sort=False)]),
-        "first_ceiling": compute_ceiling(FIRST_EPSILONS[0], 98, FIRST_DELTAS[0]),
-        "first_step": step_epsilon(FIRST_EPSILONS[0], 2, FIRST_DELTAS[0]),
+        "first_ceiling": shared.compute_ceiling(FIRST_EPSILONS[0], 98, shared.FIRST_DELTAS[0]),
+        "first_step": step_epsilon(FIRST_EPSILONS[0], 2, shared.FIRST_DELTAS[0]),
         "first_best": first.max(),
         "first_recalls": _list_first(ours),
     }
@@ -155,7 +131,7 @@ def _rank_sound(data: Any, rows: pd.DataFrame) -> dict[str, Any]:
     return {
         "title": SETS[data].title,
         "best": ", ".join(f"{LABELS.get(name, name)} {value:.2f}" for name, value in means.items()),
-        "ceiling": compute_ceiling(_MIDDLE, rows["classes"].iloc[0]),
+        "ceiling": shared.compute_ceiling(_MIDDLE, rows["classes"].iloc[0]),
         "floor": rows["floor"].iloc[0],
     }
 
@@ -169,7 +145,7 @@ def _list_recalls(data: Any, rows: pd.DataFrame) -> pd.DataFrame:
         cells.loc[method, EPSILONS[-1]] = f"{means.loc[method].max():.2f} without"
     cells.insert(0, "protects the query", ["yes" if name in BELOW else "no" for name in order])
     n_classes = rows["classes"].iloc[0]
-    cells.loc["*ceiling*"] = ["", *(f"{compute_ceiling(epsilon, n_classes):.2f}" for epsilon in EPSILONS)]
+    cells.loc["*ceiling*"] = ["", *(f"{shared.compute_ceiling(epsilon, n_classes):.2f}" for epsilon in EPSILONS)]
     cells = cells.rename(index=LABELS, columns={epsilon: f"eps {epsilon:g}" for epsilon in EPSILONS})
     cells = cells.rename_axis("method").reset_index()
     cells.insert(0, "data", SETS[data].title)
@@ -182,7 +158,7 @@ def _list_first(ours: pd.DataFrame) -> pd.DataFrame:
     lines = pd.DataFrame(
         {
             "epsilon of an iteration": groups["step"].first().map("{:.4f}".format),
-            "Recall@8": show(ours, "recall", *keys),
+            "Recall@8": shared.show(ours, "recall", *keys),
             "ceiling": groups["ceiling"].first().map("{:.2f}".format),
         }
     ).reset_index()
@@ -193,14 +169,12 @@ def _list_first(ours: pd.DataFrame) -> pd.DataFrame:
 
 PARAMETERS = {
     "delta": DELTA,
-    "anchors": ANCHORS,
+    "anchors": shared.ANCHORS,
     "gallery at most": GALLERY,
-    "DP-dSNE anchors": DSNE_ANCHORS,
-    "private PCA columns": PCA_COLUMNS,
+    "DP-dSNE anchors": shared.DSNE_ANCHORS,
+    "private PCA columns": shared.PCA_COLUMNS,
     "random projection columns": 64,
-    "covers, sets by epsilon": {f"{epsilon:g}:": count for epsilon, count in SETS_OF.items()},
+    "covers, sets by epsilon": {f"{epsilon:g}:": count for epsilon, count in shared.SETS_OF.items()},
     "covers, maps learned for": "epsilon 1, 2, 4 and 8, the nearest",
 }
-STUDY = Study(
-    "privatemail-recall", cases, measure, figures, facts, list_files("cub200", "cars196", "cifar100"), PARAMETERS, SEEDS
-)
+STUDY = Study("privatemail-recall", cases, measure, figures, facts, shared.list_files(*DATA), PARAMETERS, SEEDS)

@@ -1,8 +1,7 @@
 """What every release finds between floor and ceiling, for which classes, and what a budget buys."""
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, lru_cache
-from itertools import product
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -12,34 +11,12 @@ from matplotlib.figure import Figure
 
 from nearveil.mechanisms import Cells, Release
 from nearveil.mechanisms.covers.covers import MappedRelease
-from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
-from studies._report import interval
-from studies._search import (
-    BUDGET,
-    DELTA,
-    FILES,
-    MAPPED,
-    NAMES,
-    PRICED,
-    QUERIES,
-    SETS,
-    SETTINGS,
-    Halves,
-    Items,
-    K,
-    Public,
-    Search,
-    build_search,
-    count_payable,
-    find,
-    make_rival,
-    send_popular,
-    split,
-    split_classes,
-)
+from studies import _search as trials
+from studies._report import show
+from studies._search import BUDGET, DELTA, NAMES, QUERIES, SETS, SETTINGS, Items, K, Search, count_payable
 from studies._study import Case, Row, Study, list_cases, select, summarise
 
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
@@ -50,25 +27,10 @@ CLASS_EPSILONS = (1.0, 2.0, 4.0, 8.0)
 CLASS_FRACTION = 0.1
 CLASS_METHODS = ("covers", "k-means cells", "unary, symmetric", "PrivUnit", "LATENT")
 LACKS = ("the public rows", "the public rows and the gallery")
-BEST = (
-    "covers",
-    "k-means cells",
-    "balanced cells, subset",
-    "PrivUnit",
-    "PrivUnit, all dimensions",
-    "unary, symmetric",
-    "LATENT",
-)
-OTHERS = (
-    "unary, optimised",
-    "analytic Gaussian",
-    "von Mises-Fisher",
-    "PrivateMail, Gaussian",
-    "PrivateMail, Laplace",
-    "DP-dSNE",
-    "random projection",
-    "OME",
-)
+BEST = ("covers", "k-means cells", "balanced cells, subset", "PrivUnit", "PrivUnit, all dimensions", "unary, symmetric",
+        "LATENT")  # fmt: skip
+OTHERS = ("unary, optimised", "analytic Gaussian", "von Mises-Fisher", "PrivateMail, Gaussian", "PrivateMail, Laplace",
+          "DP-dSNE", "random projection", "OME")  # fmt: skip
 BY_CLASS = ("covers", "k-means cells", "PrivUnit", "LATENT", "PrivateMail, Gaussian", "OME")
 BUDGET_FRACTION = 0.1
 LEAST_GAINING = 0.5  # epsilon below which what one query gains is lost in chance
@@ -87,10 +49,9 @@ _SLOW = "covers"  # seconds for each map: a case for each
 
 
 @cache
-def load_search(data: str) -> tuple[Search, Public]:
+def load_search(data: str) -> Search:
     """Return the one split of a set that all seeds search."""
-    results = split(data, SPLIT)
-    return build_search(results), Public(results.public, results.public_y)
+    return trials.build_search(trials.split(data, SPLIT))
 
 
 def select_queries(seed: int, queries: int) -> Items:
@@ -102,63 +63,45 @@ def select_queries(seed: int, queries: int) -> Items:
 
 def cases() -> list[Case]:
     """Return every method on every set; of covers, every map; then classes and budgets."""
-    slow = [
-        {"part": "recall", "data": data, "method": _SLOW, "epsilons": [epsilon], "fractions": [fraction]}
-        for data, fraction, epsilon in product(SETS, FRACTIONS, EPSILONS)
-    ]
+    one_by_one = {"fractions": [[fraction] for fraction in FRACTIONS], "epsilons": [[epsilon] for epsilon in EPSILONS]}
+    together = {"fractions": [list(FRACTIONS)], "epsilons": [list(EPSILONS)]}
     others = [method for method in SETTINGS if method != _SLOW]
-    whole = {"epsilons": list(EPSILONS), "fractions": list(FRACTIONS)}
-    main = [*slow, *({**case, **whole} for case in list_cases(part=["recall"], data=SETS, method=others))]
-    classes = list_cases(part=["classes"], data=SETS, lacks=LACKS, half=(0, 1), method=CLASS_METHODS)
-    return [*main, *classes, *list_cases(part=["budget"], method=PRICED, epsilon=EPSILONS)]
+    return [
+        *list_cases(part=["recall"], data=SETS, method=[_SLOW], **one_by_one),
+        *list_cases(part=["recall"], data=SETS, method=others, **together),
+        *list_cases(part=["classes"], data=SETS, lacks=LACKS, half=(0, 1), method=CLASS_METHODS),
+        *list_cases(part=["budget"], method=trials.PRICED, epsilon=EPSILONS),
+    ]
 
 
 def measure(case: Case) -> list[Row]:
     """Measure one case."""
     if case["part"] == "recall":
-        search, public = load_search(case["data"])
-        return measure_recall(search, public, case)
+        return measure_recall(case)
     if case["part"] == "classes":
         return _measure_classes(case)
     return [{**case, "budget": BUDGET, **count_payable(case["method"], case["epsilon"])}]
 
 
-def measure_recall(search: Search, public: Public, case: Case) -> list[Row]:
+def measure_recall(case: Case) -> list[Row]:
     """Ask all seeds' queries with one mechanism."""
-    method, fractions = case["method"], case["fractions"]
-    groups = [[fraction] for fraction in fractions] if method in MAPPED else [fractions]
-    queries = {seed: select_queries(seed, len(search.trial.queries)) for seed in SEEDS}
-    free = {(seed, f): send_popular(search, which, f) for seed, which in queries.items() for f in fractions}
+    search, method, fractions = load_search(case["data"]), case["method"], case["fractions"]
+    common = {name: case[name] for name in ("part", "data", "method")}
     rows: list[Row] = []
-    for group in groups:
-        for epsilon, mechanism in _make_mechanisms(method, case["epsilons"], group[0], search, public):
-            delta = mechanism.guarantee.delta
-            for seed, which in queries.items():
-                results = find(mechanism, search, which, group, unsafe_seeded(seed))
-                rows += [
-                    {
-                        "part": case["part"],
-                        "data": case["data"],
-                        "method": method,
-                        "f": fraction,
-                        "epsilon": epsilon,
-                        "delta": delta,
-                        "seed": seed,
-                        "nn_recall": float(entry.neighbours.mean()),
-                        "recall": float(entry.same_class.mean()),
-                        "ceiling": neighbor_ceiling(epsilon, fraction, search.counts, delta),
-                        "pure_ceiling": neighbor_ceiling(epsilon, fraction, search.counts),
-                        "floor": float(free[seed, fraction].neighbours.mean()),
-                        "recall_floor": float(free[seed, fraction].same_class.mean()),
-                        "recall_unprotected": _find_unprotected(search, which),
-                    }
-                    for fraction, entry in results.items()
-                ]
+    for group in [[fraction] for fraction in fractions] if method in trials.MAPPED else [fractions]:
+        for epsilon, mechanism in _make_mechanisms(method, case["epsilons"], group[0], search):
+            for seed in SEEDS:
+                which = select_queries(seed, len(search.queries))
+                same = search.trial.gallery_y[search.truth[which]] == search.trial.query_y[which, None]
+                for row in trials.ask({**common, "epsilon": epsilon, "seed": seed}, mechanism, search, which, group):
+                    pure_ceiling = neighbor_ceiling(epsilon, row["f"], search.counts)
+                    unprotected = float(same.any(axis=1).mean())
+                    rows.append({**row, "pure_ceiling": pure_ceiling, "recall_unprotected": unprotected})
     return rows
 
 
 def _make_mechanisms(
-    method: str, epsilons: Sequence[float], fraction: float, search: Search, public: Public
+    method: str, epsilons: Sequence[float], fraction: float, search: Search
 ) -> Iterator[tuple[float, Release]]:
     """Build a mechanism for every epsilon; cells, which are the same at all of them, once."""
     seen: Release | None = None
@@ -166,56 +109,33 @@ def _make_mechanisms(
         if isinstance(seen, Cells):
             seen = seen.with_epsilon(epsilon)
         else:
-            seen = make_rival(method, epsilon, fraction, public)
+            seen = trials.make_rival(method, epsilon, fraction, search)
             if isinstance(seen, MappedRelease):
                 seen = seen.index(search.trial.gallery)
         yield epsilon, seen
 
 
-def _find_unprotected(search: Search, which: Items) -> float:
-    same = search.trial.gallery_y[search.truth[which]] == search.trial.query_y[which, None]
-    return float(same.any(axis=1).mean())
-
-
 @lru_cache(maxsize=2)
-def _load_halves(data: str, half: int, whole: bool) -> tuple[Halves, Search, Public]:
-    results = split_classes(data, SPLIT, half, whole_gallery=whole)
-    return results, build_search(results.trial), Public(results.trial.public, results.trial.public_y)
+def _load_halves(data: str, half: int, whole: bool) -> tuple[trials.Halves, Search]:
+    halves = trials.split_classes(data, SPLIT, half, whole_gallery=whole)
+    return halves, trials.build_search(halves.trial)
 
 
 def _measure_classes(case: Case) -> list[Row]:
     whole = case["lacks"] == LACKS[0]
-    halves, search, public = _load_halves(case["data"], case["half"], whole)
-    centred = make_rival("k-means cells", 1.0, CLASS_FRACTION, public)
-    strange = true_neighbors(centred.features(halves.others).astype(np.float32), search.gallery, K)
-    # Where the gallery has their classes all queries are of one kind; else strangers have favourites of their own.
-    favourites = {
-        True: search.counts,
-        False: search.counts if whole else np.bincount(strange.ravel(), minlength=len(search.gallery)),
-    }
+    halves, search = _load_halves(case["data"], case["half"], whole)
+    favourites = {True: search.counts, False: search.counts}
+    if not whole:  # where the gallery lacks their classes, strangers have favourites of their own
+        strange = true_neighbors(trials.centre(halves.trial, halves.others).astype(np.float32), search.gallery, K)
+        favourites[False] = np.bincount(strange.ravel(), minlength=len(search.gallery))
     rows: list[Row] = []
-    for epsilon, mechanism in _make_mechanisms(case["method"], CLASS_EPSILONS, CLASS_FRACTION, search, public):
+    for epsilon, mechanism in _make_mechanisms(case["method"], CLASS_EPSILONS, CLASS_FRACTION, search):
         for seed in SEEDS:
             which = select_queries(seed, len(halves.known))
             for seen in (True, False):
                 part = which[halves.known[which] == seen]
-                results = find(mechanism, search, part, [CLASS_FRACTION], unsafe_seeded(seed))[CLASS_FRACTION]
-                popular = favourites[seen]
-                rows.append(
-                    {
-                        **case,
-                        "known": seen,
-                        "f": CLASS_FRACTION,
-                        "epsilon": epsilon,
-                        "delta": mechanism.guarantee.delta,
-                        "seed": seed,
-                        "queries": len(part),
-                        "nn_recall": float(results.neighbours.mean()),
-                        "recall": float(results.same_class.mean()),
-                        "ceiling": neighbor_ceiling(epsilon, CLASS_FRACTION, popular),
-                        "floor": float(send_popular(search, part, CLASS_FRACTION, popular).neighbours.mean()),
-                    }
-                )
+                common = {**case, "known": seen, "epsilon": epsilon, "seed": seed, "queries": len(part)}
+                rows += trials.ask(common, mechanism, search, part, [CLASS_FRACTION], favourites[seen])
     return rows
 
 
@@ -229,8 +149,8 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw what is found over epsilon, for which classes, and what a budget buys."""
     results = select(rows, part="recall")
     return {
-        "nn-recall": _draw_grid(results, lambda axes, here: _draw_neighbours(axes, here, BEST), "NN-recall@8"),
-        "others": _draw_grid(results, lambda axes, here: _draw_neighbours(axes, here, OTHERS), "NN-recall@8"),
+        "nn-recall": _draw_grid(results, partial(draw_neighbours, only=BEST), "NN-recall@8"),
+        "others": _draw_grid(results, partial(draw_neighbours, only=OTHERS), "NN-recall@8"),
         "recall": _draw_grid(results, _draw_same_class, "Recall@8 (same class)"),
         "classes": _draw_classes(rows),
         "budget": _draw_budget(rows),
@@ -245,23 +165,17 @@ def _draw_grid(results: pd.DataFrame, draw_panel: Callable[[Axes, pd.DataFrame],
     for axes, (data, fraction), here in cells:
         draw_panel(axes, here)
         axes.set(title=f"{NAMES.get(data, data)}, answers of {fraction:.0%}", ylim=(0, 1.005))
-        _label_axes(axes, here, panels, label)
-    draw.legend_below(figure, panels.ravel(), ncols=5)
+        draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if axes in panels[-1] else "")
+    draw.finish(figure, panels, label, ncols=5)
     return figure
 
 
-def _label_axes(axes: Axes, here: pd.DataFrame, panels: Any, label: str) -> None:
-    """Name x below the last line of panels, and y beside the first column."""
-    draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if axes in panels[-1] else "")
-    if axes in panels[:, 0]:
-        axes.set_ylabel(label)
-
-
-def _draw_neighbours(axes: Axes, here: pd.DataFrame, methods: Sequence[str]) -> None:
+def draw_neighbours(axes: Axes, here: pd.DataFrame, only: Sequence[str] | None = None) -> None:
+    """Draw NN-recall over epsilon, between floor and ceiling."""
     ceilings, bottom = find_limits(here)
     draw.ceiling(axes, ceilings.index.to_list(), ceilings.to_list())
     draw.floor(axes, bottom)
-    draw.curves(axes, here, "nn_recall", "epsilon", only=methods)
+    draw.curves(axes, here, "nn_recall", "epsilon", only=only)
 
 
 def _draw_same_class(axes: Axes, here: pd.DataFrame) -> None:
@@ -280,8 +194,8 @@ def _draw_classes(rows: pd.DataFrame) -> Figure:
         axes.axhline(0, color="black", linewidth=1.0)
         draw.curves(axes, here, "difference", "epsilon")
         axes.set_title(f"{NAMES.get(data, data)}: {lacks} lack the class")
-        _label_axes(axes, here, panels, "NN-recall@8, missing minus known")
-    draw.legend_below(figure, panels.ravel(), ncols=5)
+        draw.epsilon_axis(axes, here["epsilon"].unique(), label="epsilon of one query" if axes in panels[-1] else "")
+    draw.finish(figure, panels, "NN-recall@8, missing minus known", ncols=5)
     return figure
 
 
@@ -308,7 +222,7 @@ def _draw_budget(rows: pd.DataFrame) -> Figure:
         axes.set_title(f"Found beyond the floor, {title}")
         axes.set(ylabel="true neighbours in total", ylim=(-0.6 * top, top))
         draw.epsilon_axis(axes, bound.index)
-    draw.legend_below(figure, rest, ncols=5)
+    draw.finish(figure, rest, ncols=5)
     return figure
 
 
@@ -444,8 +358,8 @@ def _compare_classes(results: pd.DataFrame) -> dict[str, Any]:
     here = select(results, epsilon=epsilon)
     groups = here.groupby(["data", "lacks", "method"], sort=False)
     sides = [f"{side}_{name}" for side in ("known", "lacking") for name in ("nn_recall", "ceiling", "floor")]
-    gap = summarise(here, "difference", "data", "lacks", "method")
-    lines = groups[sides].mean().map("{:.3f}".format).assign(difference=gap.apply(interval, axis=1, args=("+.3f",)))
+    gap = show(here, "difference", "data", "lacks", "method", spec="+.3f")
+    lines = groups[sides].mean().map("{:.3f}".format).assign(difference=gap)
     lines = lines.rename(index=NAMES, level="data").reset_index()
     head = ["data", "missing from", "method", "known", "ceiling", "floor", "missing", "ceiling", "floor", "difference"]
     worst = summarise(results, "difference", "lacks", "method", "data", "epsilon")["value"]
@@ -461,9 +375,9 @@ def _compare_budgets(rows: pd.DataFrame) -> dict[str, Any]:
     """Return how many queries a budget pays for, and what covers find with them."""
     results, paid = compute_gains(rows), select(rows, part="budget").set_index(["method", "epsilon"]).sort_index()
     covers, data = select(results, method="covers"), results["data"].max()
-    total = summarise(select(covers, data=data), "gain", "way", "epsilon").apply(interval, axis=1, args=(",.1f",))
+    total = show(select(covers, data=data), "gain", "way", "epsilon", spec=",.1f")
     epsilons = sorted(results["epsilon"].unique())
-    pure, gaussian = (paid.loc[kind].loc[epsilons, list(WAYS)].map("{:,}".format) for kind in PRICED)
+    pure, gaussian = (paid.loc[kind].loc[epsilons, list(WAYS)].map("{:,}".format) for kind in trials.PRICED)
     lines = pd.DataFrame(
         {
             "epsilon of a query": [f"{epsilon:g}" for epsilon in epsilons],
@@ -495,4 +409,4 @@ PARAMETERS = {
     "delta of the budget": DELTA,
     "methods": SETTINGS,
 }
-STUDY = Study("retrieval", cases, measure, figures, facts, FILES, PARAMETERS, SEEDS)
+STUDY = Study("retrieval", cases, measure, figures, facts, trials.FILES, PARAMETERS, SEEDS)

@@ -182,7 +182,7 @@ def draw_worst(rows: pd.DataFrame) -> Figure:
         axes.set(xlabel="order of the Rényi divergence", ylim=(0, 1.14 * top.max()))
     panels[0].set_ylabel("divergence of one screening")
     panels[1].set_ylabel("as a share of the Gaussian mechanism's")
-    draw.legend_below(figure, panels)
+    draw.finish(figure, panels)
     return figure
 
 
@@ -211,7 +211,7 @@ def draw_costs(rows: pd.DataFrame) -> Figure:
         draw.set_ticks(axes, [1, 10, 100, 1000, 8192], ["1", "10", "100", "1,000", "8,192"])
     left.set(yscale="log", ylabel="epsilon at delta 1e-5")
     right.set(ylabel="epsilon divided by the exact one (below 1: too low)", ylim=(0, None))
-    draw.legend_below(figure, [left, right])
+    draw.finish(figure, [left, right])
     return figure
 
 

@@ -396,7 +396,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     for figure, drawn in ((over_n, panels), (over_bandwidth, line)):
         for axes in drawn[:, 0]:
             axes.set_ylabel("L2 sensitivity of the first step")
-        draw.legend_below(figure, drawn.ravel(), ncols=4)
+        draw.finish(figure, drawn.ravel(), ncols=4)
     return {"over-n": over_n, "over-bandwidth": over_bandwidth}
 
 
