@@ -87,11 +87,7 @@ def use_attention(X: Any) -> Product:
 
     on_host = isinstance(X, np.ndarray)
     rows = torch.from_numpy(X) if on_host else X
-    kernel = (
-        torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        if on_host
-        else torch.ops.aten._scaled_dot_product_flash_attention
-    )
+    kernel = getattr(torch.ops.aten, f"_scaled_dot_product_flash_attention{'_for_cpu' if on_host else ''}")
 
     def product(Z: Any) -> tuple[Any, Any]:
         values = torch.from_numpy(Z) if on_host else Z
@@ -137,7 +133,7 @@ CPU = (
 
 
 def draw_rows_and_values(n: int) -> tuple[Any, Any]:
-    """Draw unit rows and values, the same for every contender."""
+    """Draw rows of norm one and values, the same for every contender."""
     rng = np.random.default_rng(0)
     X = rng.standard_normal(size=(n, FEATURES), dtype=np.float32)
     X /= np.sqrt(np.vecdot(X, X))[:, None]
@@ -163,10 +159,10 @@ def embed(prepare: Callable[[Any], Product], X: Any, Z: Any, labels: Any) -> Any
     return Z
 
 
-def measure_embedding(index: int, n: int) -> dict[str, Any]:
+def measure_embedding(name: str, dtype: str, n: int) -> dict[str, Any]:
     """Time the embedding of n rows in this process, and take its peak memory."""
-    contender = CPU[index]
-    X, Z = draw_in_dtype(n, contender.dtype)
+    contender = next(entry for entry in CPU if (entry.name, entry.dtype) == (name, dtype))
+    X, Z = draw_in_dtype(n, dtype)
     labels = np.random.default_rng(1).integers(0, CLASSES, n)
     times = time_repeatedly(lambda: embed(contender.prepare, X, Z, labels), least=REPEATS + 1, most=REPEATS + 1)
     return {"seconds": times[1:], "peak_gib": measure_peak_gib()}

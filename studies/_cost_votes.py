@@ -65,15 +65,11 @@ def use_sampled(engine: Any) -> Callable[[Floats], Work]:
 
         search, coins, source = NeighborSearch(rows, engine=engine), PoissonSample(RATE), secure_source()
         length = coins.list_length(K)
-
-        def work(queries: Floats) -> list[NDArray[np.int32]]:
-            voters = []
-            for _, ids in search.batches(queries, length):
-                ranks = coins.ranks(len(ids), K, source)
-                voters.append(np.take_along_axis(ids, ranks, axis=1))  # a rank beyond the list would raise
-            return voters
-
-        return work
+        # A rank beyond the list would raise.
+        return lambda queries: [
+            np.take_along_axis(ids, coins.ranks(len(ids), K, source), axis=1)
+            for _, ids in search.batches(queries, length)
+        ]
 
     return prepare
 
@@ -107,9 +103,8 @@ def load_rows() -> tuple[Floats, str]:
         with np.load(find("mnist/mnist.npz")) as arrays:
             images = np.concatenate([arrays["x_train"], arrays["x_test"]])
     except DataMissingError:
-        return np.random.default_rng(0).random((PRIVATE + 10_000, FEATURES), dtype=np.float32), (
-            "random rows (MNIST is not here)"
-        )
+        rows = np.random.default_rng(0).random((PRIVATE + 10_000, FEATURES), dtype=np.float32)
+        return rows, "random rows (MNIST is not here)"
     from joblib import Parallel, delayed
 
     from nearveil.features.extractor import hog
@@ -118,8 +113,8 @@ def load_rows() -> tuple[Floats, str]:
     return np.concatenate(Parallel(n_jobs=-1)(delayed(hog)(part) for part in parts)), "MNIST, HOG"
 
 
-def split(results: Any, n: int, count: int) -> tuple[Floats, Floats]:
+def split(rows: Any, n: int, count: int) -> tuple[Floats, Floats]:
     """Return n private rows, and queries from behind all private ones."""
-    private = min(PRIVATE, len(results) - 1)
-    queries = np.resize(results[private:], (count, results.shape[1]))
-    return np.array(results[: min(n, private)], dtype=np.float32), np.ascontiguousarray(queries, dtype=np.float32)
+    private = min(PRIVATE, len(rows) - 1)
+    queries = np.resize(rows[private:], (count, rows.shape[1]))
+    return np.array(rows[: min(n, private)], dtype=np.float32), np.ascontiguousarray(queries, dtype=np.float32)

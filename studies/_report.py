@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -142,10 +142,9 @@ def _draw(study: Study, frame: pd.DataFrame, folder: Path) -> list[str]:
     names = []
     with mpl.rc_context(STYLE):
         for name, figure in study.figures(frame).items():
-            full = f"{study.name}-{name}"
-            figure.savefig(folder / f"{full}.svg", metadata={"Date": None})
-            figure.savefig(folder / f"{full}.png", metadata={"Software": None})
-            names.append(full)
+            names.append(f"{study.name}-{name}")
+            figure.savefig(folder / f"{names[-1]}.svg", metadata={"Date": None})
+            figure.savefig(folder / f"{names[-1]}.png", metadata={"Software": None})
     return names
 
 
@@ -175,30 +174,13 @@ def _compute_checksum(name: str) -> str | None:
 def _list_versions() -> dict[str, str]:
     results = {}
     for name in PACKAGES:
-        try:
+        with suppress(PackageNotFoundError):
             results[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return results
 
 
 BEGIN, END = "<!-- findings: written by nearveil study -->", "<!-- end of findings -->"
 NEAR = 0.9  # of the ceiling
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a reader should take away, and where to look."""
-
-    study: str  # whose rows it is made of, and whose command checks it
-    figure: str
-    shows: str  # what the figure shows, for those who do not see it
-    facts: Callable[[pd.DataFrame], Mapping[str, Any]]
-
-    def sentence(self, rows: list[dict[str, Any]]) -> str:
-        """Return the finding in Markdown."""
-        text = (TEMPLATES / "findings" / f"{self.study}.md").read_text(encoding="utf-8")
-        return fill_template(text, self.facts(as_frame(rows)))
 
 
 def _find_leak(rows: pd.DataFrame) -> dict[str, Any]:
@@ -233,17 +215,11 @@ def _compare_sensitivity(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _compare_claims(rows: pd.DataFrame) -> dict[str, Any]:
     costs = select(rows, part="all").groupby(["plan", "kind"])["epsilon"].agg(["min", "max"])
-    return {
-        "plans": [
-            {
-                "name": plan,
-                "claimed": claimed,
-                "upper": costs["min"][plan, "upper"],
-                "lower": costs["max"].get((plan, "lower")),
-            }
-            for plan, claimed in (("MNIST", 0.47), ("SVHN", 0.49))
-        ]
-    }
+    plans = []
+    for plan, claimed in (("MNIST", 0.47), ("SVHN", 0.49)):
+        upper, lower = costs["min"][plan, "upper"], costs["max"].get((plan, "lower"))
+        plans.append({"name": plan, "claimed": claimed, "upper": upper, "lower": lower})
+    return {"plans": plans}
 
 
 def _compare_bits(rows: pd.DataFrame) -> dict[str, Any]:
@@ -254,36 +230,28 @@ def _compare_bits(rows: pd.DataFrame) -> dict[str, Any]:
     return {"exact": default["exact"], "claimed": default["claimed"], "below": below, "total": len(ome)}
 
 
-FINDINGS = (
-    Finding(
-        "label-leak",
-        "bars",
-        "Recall with true and random features and labels, under the ceiling: it follows the label",
-        _find_leak,
-    ),
-    Finding("retrieval", "nn-recall", "NN-recall over epsilon, between floor and ceiling", _compare_covers),
-    Finding(
-        "sensitivity", "over-n", "Published, proved and found sensitivity over the number of rows", _compare_sensitivity
-    ),
-    Finding("accounting", "claims", "Claimed and honest epsilon of the published parameters", _compare_claims),
-    Finding("latent-ome", "ome", "Claimed, corrected and exact epsilon of OME", _compare_bits),
-)
+FINDINGS: dict[str, Callable[[pd.DataFrame], Mapping[str, Any]]] = {
+    "label-leak": _find_leak,
+    "retrieval": _compare_covers,
+    "sensitivity": _compare_sensitivity,
+    "accounting": _compare_claims,
+    "latent-ome": _compare_bits,
+}
+"""What a reader should take away, by study: the facts of its template, a sentence and a figure."""
+
+
+def describe_finding(study: str, rows: list[Row]) -> str:
+    """Return the finding of a study in Markdown."""
+    text = (TEMPLATES / "findings" / f"{study}.md").read_text(encoding="utf-8")
+    check = f"\n\n   Check it: `nearveil study {study}` ([page](study/{study}.md))"
+    return fill_template(text, FINDINGS[study](as_frame(rows))) + check
 
 
 def list_findings(folder: Path) -> str:
     """Return the findings of all studies that were made, in Markdown."""
-    parts: list[str] = []
-    for finding in FINDINGS:
-        path = folder / f"{finding.study}.json"
-        if not path.exists():
-            continue
-        rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-        parts.append(
-            f"{len(parts) + 1}. {finding.sentence(rows)}\n\n"
-            f"   ![{finding.shows}](study/{finding.study}-{finding.figure}.svg)\n\n"
-            f"   Check it: `nearveil study {finding.study}` ([page](study/{finding.study}.md))"
-        )
-    return "\n\n".join(parts)
+    files = {study: folder / f"{study}.json" for study in FINDINGS}
+    made = [(study, json.loads(path.read_text(encoding="utf-8"))) for study, path in files.items() if path.exists()]
+    return "\n\n".join(f"{i}. {describe_finding(study, data['rows'])}" for i, (study, data) in enumerate(made, 1))
 
 
 def write_findings(docs: Path) -> None:

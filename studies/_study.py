@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,45 +30,23 @@ Case = dict[str, Any]
 class Study:
     """One question, what is measured to answer it, and how the answer is shown.
 
-    Attributes
-    ----------
-    name : str
-        On the command line, and of all its files.
-    cases : callable
-        Returns what is measured: dictionaries of plain values, each with all that tells it from the others.
-    measure : callable
-        From a case to its rows, plain values again. A function of a module: it runs in other processes.
-    figures : callable
-        From the data frame of all rows to figures, by name.
-    facts : callable
-        From the data frame of all rows to what the template says: numbers, and data frames for its tables. The
-        template also sees the constants of the module that holds this function.
-    data : tuple of str
-        Files of real data, relative to the data folder, or words for what is made.
-    parameters : mapping
-        What holds for all cases.
-    seeds : tuple of int
-    alone : bool
-        Whether cases run one after another in this process, because they measure time.
-    template : str
-        The page, as a Jinja template in Markdown; by default the file ``templates/NAME.md``. Its first line is the
-        title. It shows every figure as ``![what it shows](STUDY-FIGURE.svg)``, and the command that makes the study as
-        ``{{ command }}``.
-    note : str
-        What differs on this machine, where the data is not what the page was written for; the command says it.
+    `measure` is a function of a module, because it runs in other processes. The page is a Jinja template in Markdown,
+    by default the file ``templates/NAME.md``. Its first line is the title. It shows every figure as
+    ``![what it shows](STUDY-FIGURE.svg)``, and the command that makes the study as ``{{ command }}``; it sees the
+    facts, and the constants of the module that holds the function `facts`.
     """
 
-    name: str
-    cases: Callable[[], Sequence[Case]]
-    measure: Callable[[Case], list[Row]]
-    figures: Callable[[pd.DataFrame], "dict[str, Figure]"]
-    facts: Callable[[pd.DataFrame], Mapping[str, Any]]
-    data: tuple[str, ...] = ()
-    parameters: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # on the command line, and of all its files
+    cases: Callable[[], Sequence[Case]]  # plain values, with all that tells a case from the others
+    measure: Callable[[Case], list[Row]]  # from a case to its rows, plain values again
+    figures: Callable[[pd.DataFrame], "dict[str, Figure]"]  # from all rows
+    facts: Callable[[pd.DataFrame], Mapping[str, Any]]  # from all rows: numbers, and data frames for tables
+    data: tuple[str, ...] = ()  # files of real data, relative to the data folder, or words for what is made
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of all cases
     seeds: tuple[int, ...] = (0,)
-    alone: bool = False
+    alone: bool = False  # whether cases run one after another in this process, because they measure time
     template: str = ""
-    note: str = ""
+    note: str = ""  # what differs where the data is not what the page was written for; the command says it
 
     @property
     def page(self) -> str:
@@ -83,15 +61,10 @@ class Study:
 
 @dataclass(frozen=True)
 class Measured:
-    """All rows of a study.
+    """All rows of a study, in the order of its cases.
 
-    Attributes
-    ----------
-    rows : list of dict
-        In the order of the cases.
-    seconds : float
-        What the study takes at once on as many processes, whatever else runs: of the processor, also in earlier runs,
-        divided by their number; by the clock for studies that run alone.
+    `seconds` is what the study takes at once on as many processes, whatever else runs: of the processor, also in
+    earlier runs, divided by their number; by the clock for studies that run alone.
     """
 
     rows: list[Row]
@@ -179,9 +152,8 @@ def run(
 
     Parameters
     ----------
-    study : Study
     folder : Path
-        Where its cases are kept.
+        Where the cases of the study are kept.
     jobs : int, default=2
         Processes; one for studies that measure time.
     fresh : bool, default=False
@@ -191,10 +163,6 @@ def run(
     cluster : str or dask.distributed.Client, optional
         Whose workers measure cases, each as a task; they must reach `folder` under the same path. Studies that measure
         time run here.
-
-    Returns
-    -------
-    Measured
     """
     memory = Memory(folder / "cases", verbose=0)
     if fresh:
@@ -205,14 +173,12 @@ def run(
     processes, clock = (1, time.perf_counter) if study.alone else (jobs, time.process_time)
     calls = [(common, dict(case), study.measure, clock) for case in study.cases()]
     missing = [call for call in calls if not measure.check_call_in_cache(*call)]
-    done = len(calls) - len(missing)
-    tell = advance or (lambda _done, _all: None)
-    tell(done, len(calls))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Persisting input arguments")  # a busy disk is no error
-        for _ in _measure_each(measure, missing, processes, study.name, None if study.alone else cluster):
-            done += 1
-            tell(done, len(calls))
+        each = _measure_each(measure, missing, processes, study.name, None if study.alone else cluster)
+        for done, _ in enumerate(chain([None], each), len(calls) - len(missing)):
+            if advance is not None:
+                advance(done, len(calls))
         results = [measure(*call) for call in calls]  # one that cannot be read is measured again
     return Measured([row for rows, _ in results for row in rows], sum(seconds for _, seconds in results) / processes)
 
@@ -244,13 +210,8 @@ def _call(call: tuple[Any, ...], measure: Callable[..., Any]) -> Any:
     return measure(*call)
 
 
-def _measure_case(
-    common: str,  # noqa: ARG001 - a part of the key
-    case: Case,
-    measure: Callable[[Case], list[Row]],
-    clock: Callable[[], float],
-) -> tuple[list[Row], float]:
-    """Measure a case, and take the time."""
+def _measure_case(common: str, case: Case, measure: Any, clock: Callable[[], float]) -> tuple[list[Row], float]:  # noqa: ARG001
+    """Measure a case, and take the time; `common` is a part of the key."""
     start = clock()
     rows = measure(case)
     return rows, clock() - start

@@ -132,11 +132,10 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     looks = {"recall": ("o", "blue"), "precision": ("s", "orange"), "agreement": ("^", "black")}
     for position, (name, (marker, colour)) in enumerate(looks.items()):
         results = summarise(rows, name, "way")
-        draw.dots(
-            axes, results, colour=draw.COLOURS[colour], marker=marker, label=MEASURES[name], shift=0.18 * (position - 1)
-        )
+        style = {"color": draw.COLOURS[colour], "marker": marker, "label": MEASURES[name]}
+        draw.dots(axes, results, shift=0.18 * (position - 1), **style)
     axes.set(xlabel=f"share, of {rows['queries'].iloc[0]} queries", xlim=(0, 1.03))
-    draw.finish(figure, [axes])
+    draw.finish(figure, axes)
     return {"ways": figure}
 
 

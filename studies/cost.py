@@ -13,7 +13,7 @@ from studies import _cost_release as release
 from studies import _cost_votes as votes
 from studies import _figures as draw
 from studies._report import plain
-from studies._study import Case, Row, Study, select, summarise
+from studies._study import Case, Row, Study, list_cases, select, summarise
 from studies._timing import run_in_new_process, time_repeatedly
 
 DENSE = "dense NumPy (the authors' way)"
@@ -38,54 +38,51 @@ VOTERS = {  # contenders, and how many queries are asked at once
     "rate 1, k 2000 (ours, numpy)": 1024,
 }
 REPEATS = graph.REPEATS
-_BARS = ((draw.COLOURS["blue"], "black", ""), (draw.COLOURS["sky"], "black", ""))  # of ours
+_BARS = {  # of the contenders: face, edge and hatch
+    votes.RIVAL: ("white", draw.COLOURS["red"], "///"),
+    "floor: one product, NumPy": ("0.85", "0.4", ""),
+    "rate 0.15, k 300 (ours, numpy)": (draw.COLOURS["blue"], "black", ""),
+    "rate 1, k 2000 (ours, numpy)": (draw.COLOURS["sky"], "black", ""),
+}
 
 
 def cases() -> list[Case]:
     """Return every measurement; rivals stand beside ours, in the same run."""
-    places = {(entry.name, entry.dtype): position for position, entry in enumerate(graph.CPU)}
-    embeddings = [
-        {"part": "embedding", "way": name, "dtype": dtype, "rows": n, "place": places[name, dtype]}
-        for n in SIZES
-        for (name, dtype), largest in LARGEST.items()
-        if n <= largest
+    return [
+        *(
+            {"part": "embedding", "way": name, "dtype": dtype, "rows": n}
+            for n in SIZES
+            for (name, dtype), largest in LARGEST.items()
+            if n <= largest
+        ),
+        *list_cases(part=["release"], way=(release.AUTHORS, *release.list_releases())),
+        *({"part": "votes", "way": way, "queries": count} for way, count in VOTERS.items()),
     ]
-    releases = [{"part": "release", "way": way} for way in (release.AUTHORS, *release.list_releases())]
-    voting = [{"part": "votes", "way": way, "queries": count} for way, count in VOTERS.items()]
-    return [*embeddings, *releases, *voting]
 
 
 def measure(case: Case) -> list[Row]:
     """Measure one thing, several times."""
-    load = os.getloadavg()[0]
-    return [{**row, "load": round(load, 2)} for row in _measure(case)]
-
-
-def _measure(case: Case) -> list[Row]:
-    if case["part"] == "embedding":
-        return _measure_embedding(case)
-    if case["part"] == "release":
-        results = release.measure_speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
-        both = zip(results["single"], results["batched"], strict=True)
-        return [
-            {**case, "repeat": i, "single": entry, "batched": many, "bytes": results["bytes"]}
-            for i, (entry, many) in enumerate(both)
-        ]
-    return _measure_votes(case)
+    load = round(os.getloadavg()[0], 2)
+    parts = {"embedding": _measure_embedding, "release": _measure_release, "votes": _measure_votes}
+    return [{**case, **row, "load": load} for row in parts[case["part"]](case)]
 
 
 def _measure_embedding(case: Case) -> list[Row]:
-    shown = {name: value for name, value in case.items() if name != "place"}
+    arguments = {"name": case["way"], "dtype": case["dtype"], "n": case["rows"]}
     try:
-        results = run_in_new_process("studies._cost_graph:measure_embedding", index=case["place"], n=case["rows"])
+        results = run_in_new_process("studies._cost_graph:measure_embedding", **arguments)
     except RuntimeError as reason:
         if "ModuleNotFoundError" in str(reason):  # a rival that is not installed
-            return [{**shown, "left_out": str(reason)}]
+            return [{"left_out": str(reason)}]
         raise
-    return [
-        {**shown, "repeat": i, "seconds": seconds, "peak_gib": results["peak_gib"]}
-        for i, seconds in enumerate(results["seconds"])
-    ]
+    peak = results["peak_gib"]
+    return [{"repeat": i, "seconds": seconds, "peak_gib": peak} for i, seconds in enumerate(results["seconds"])]
+
+
+def _measure_release(case: Case) -> list[Row]:
+    results = release.measure_speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
+    rates = pd.DataFrame({name: results[name] for name in ("single", "batched")})
+    return rates.assign(bytes=results["bytes"]).rename_axis("repeat").reset_index().to_dict("records")
 
 
 @functools.cache
@@ -95,17 +92,15 @@ def _load_rows() -> tuple[Any, str]:
 
 def _measure_votes(case: Case) -> list[Row]:
     contender = next(entry for entry in votes.CPU if entry.name == case["way"])
-    results, data = _load_rows()
+    images, data = _load_rows()
     rows: list[Row] = []
     for n in PRIVATE:
-        private, queries = votes.split(results, n, case["queries"])
+        private, queries = votes.split(images, n, case["queries"])
         work = contender.prepare(private)
         work(queries[:2])
         times = time_repeatedly(functools.partial(work, queries), least=REPEATS, most=REPEATS)
-        rows += [
-            {**case, "rows": len(private), "data": data, "repeat": i, "per_second": case["queries"] / seconds}
-            for i, seconds in enumerate(times)
-        ]
+        common = {"rows": len(private), "data": data}
+        rows += [{**common, "repeat": i, "per_second": len(queries) / seconds} for i, seconds in enumerate(times)]
     return rows
 
 
@@ -132,11 +127,10 @@ def _draw_embeddings(rows: pd.DataFrame) -> Figure:
             draw.curve(axes, way, summarise(group, column, "rows"), index=position, label=f"{way}, {dtype}")
         axes.set(xscale="log", yscale="log", xlabel="rows")
         draw.set_ticks(axes, [1_000, 10_000, 100_000], ["1,000", "10,000", "100,000"])
-    panels[0].set_ylabel("seconds for one embedding")
     panels[1].set_yticks([0.2, 0.5, 1, 2, 5], ["0.2", "0.5", "1", "2", "5"])
     panels[1].minorticks_off()
     panels[1].set_ylabel("peak memory of the process, GiB")
-    draw.finish(figure, panels)
+    draw.finish(figure, panels, "seconds for one embedding")
     return figure
 
 
@@ -147,11 +141,10 @@ def _draw_releases(rows: pd.DataFrame) -> Figure:
     base = select(rows, way=release.AUTHORS)["single"].mean()
     axes.axvline(base, color=draw.COLOURS["red"], linestyle=(0, (4, 2)), label=release.AUTHORS)
     axes.set(xscale="log", xlabel="messages a second")
-    draw.dots(axes, summarise(rest, "single", "way"), colour=draw.COLOURS["blue"], marker="o", label="one by one")
-    draw.dots(
-        axes, summarise(rest, "batched", "way"), colour=draw.COLOURS["orange"], marker="s", label="1,000 at a time"
-    )
-    draw.finish(figure, [axes])
+    draw.dots(axes, summarise(rest, "single", "way"), color=draw.COLOURS["blue"], marker="o", label="one by one")
+    batched: Any = {"color": draw.COLOURS["orange"], "marker": "s", "label": "1,000 at a time"}
+    draw.dots(axes, summarise(rest, "batched", "way"), **batched)
+    draw.finish(figure, axes)
     return figure
 
 
@@ -159,11 +152,10 @@ def _draw_votes(rows: pd.DataFrame) -> Figure:
     """Draw queries a second as bars, a group for each number of private rows; ratios to the rival are written."""
     figure, ((axes,),) = draw.make_panels(1, 1, (8.5, 3.8))
     results = summarise(rows, "per_second", "way", "rows")
-    ways, sizes = list(rows["way"].unique()), sorted(rows["rows"].unique())
-    looks = dict(zip(ways, [("white", draw.COLOURS["red"], "///"), ("0.85", "0.4", ""), *_BARS], strict=True))
-    for position, (way, (face, edge, hatch)) in enumerate(looks.items()):
+    sizes = sorted(rows["rows"].unique())
+    for position, (way, (face, edge, hatch)) in enumerate(_BARS.items()):
         here = results.loc[way].loc[sizes]
-        x = np.arange(len(sizes)) + (position - (len(ways) - 1) / 2) * 0.2
+        x = np.arange(len(sizes)) + (position - (len(_BARS) - 1) / 2) * 0.2
         below = (here["value"] - here["low"].clip(lower=0)).clip(upper=0.99 * here["value"])
         spread = [below, here["high"] - here["value"]]
         bar: Any = {"color": face, "edgecolor": edge, "hatch": hatch, "capsize": 2, "label": way}
@@ -171,10 +163,10 @@ def _draw_votes(rows: pd.DataFrame) -> Figure:
         times = here["value"] / results.loc[votes.RIVAL].loc[sizes, "value"]
         for *top, ratio in zip(x, here["value"], times, strict=True):
             axes.annotate(f"x{ratio:.3g}", top, (3, 4), textcoords="offset points", fontsize=8.5)
-    axes.set(yscale="log", ylabel="queries a second", xlabel="private rows")
+    axes.set(yscale="log", xlabel="private rows")
     axes.set_xticks(range(len(sizes)), [f"{n:,}" for n in sizes])
     axes.grid(visible=False, axis="x")
-    draw.finish(figure, [axes], ncols=2)
+    draw.finish(figure, axes, "queries a second", ncols=2)
     return figure
 
 
@@ -198,10 +190,8 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
 
 def _compare_embeddings(rows: pd.DataFrame) -> dict[str, Any]:
     keys = ["rows", "way", "dtype"]
-    rows = rows.assign(
-        ratio=rows["rows"].map(select(rows, way=DENSE).groupby("rows")["seconds"].mean()) / rows["seconds"]
-    )
-    ratio = summarise(rows, "ratio", *keys)
+    dense = select(rows, way=DENSE).groupby("rows")["seconds"].mean()
+    ratio = summarise(rows.assign(ratio=rows["rows"].map(dense) / rows["seconds"]), "ratio", *keys)
     ratios = ratio["value"].dropna()
     ratios = ratios[ratios.index.isin(SAME, level="way")]
     largest = ratios.index.get_level_values("rows").max()
@@ -271,13 +261,5 @@ PARAMETERS = {
     "items of the releases' gallery": GALLERY,
     "private rows": list(PRIVATE),
 }
-STUDY = Study(
-    "cost",
-    cases,
-    measure,
-    figures,
-    facts,
-    ("drawn at random; for the votes HOG of MNIST, if it is available",),
-    PARAMETERS,
-    alone=True,
-)
+DATA = ("drawn at random; for the votes HOG of MNIST, if it is available",)
+STUDY = Study("cost", cases, measure, figures, facts, DATA, PARAMETERS, alone=True)

@@ -68,16 +68,15 @@ FOLDERS: dict[DigitSet, str] = {"mnist": "mnist", "svhn": "svhn_digits"}
 BORDER: dict[DigitSet, int] = {"mnist": 4, "svhn": 6}  # pixels that the second look leaves out
 
 
-class Remembered:
+class CachedFeatures:
     """Features that are computed once."""
 
     def __init__(self, images: NDArray[np.uint8], rows: NDArray[np.float32]) -> None:
-        self._rows = rows
-        self._places = {image.tobytes(): position for position, image in enumerate(images)}
+        self._rows = {image.tobytes(): row for image, row in zip(images, rows, strict=True)}
 
     def __call__(self, images: NDArray[Any]) -> NDArray[np.float32]:
         """Return the rows of images seen before."""
-        return self._rows[[self._places[image.tobytes()] for image in images]]
+        return np.stack([self._rows[image.tobytes()] for image in images])
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class Digits:
     private_y: NDArray[np.int64]
     test: NDArray[np.uint8]
     test_y: NDArray[np.int64]
-    features: Remembered
+    features: CachedFeatures
 
 
 def straighten(image: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -123,4 +122,4 @@ def load_digit_images(name: DigitSet) -> Digits:
         private, test = arrays["x_train"], arrays["x_test"]
         private_y, test_y = arrays["y_train"].astype(np.int64), arrays["y_test"].astype(np.int64)
     images = np.concatenate([private, test])
-    return Digits(name, private, private_y, test, test_y, Remembered(images, extract_digit_features(name, images)))
+    return Digits(name, private, private_y, test, test_y, CachedFeatures(images, extract_digit_features(name, images)))

@@ -8,14 +8,13 @@ digit) and the ceiling (the same neighbours in the raw features).
 import argparse
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 from sklearn.datasets import load_digits
 from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import train_test_split
@@ -33,8 +32,7 @@ SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class Split:
+class Split(NamedTuple):
     """Fitted rows and held-out rows, with their labels."""
 
     X: Any
@@ -43,8 +41,7 @@ class Split:
     y_new: Any
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """What one way to embed came to."""
 
     name: str
@@ -84,21 +81,12 @@ def compute_limits(split: Split) -> tuple[float, float]:
 
 def make_table(outcomes: Sequence[Outcome], floor: float, ceiling: float) -> Table:
     """Lay the outcomes out for a terminal."""
-    grid = Table(title="Supervised manifold on 1,797 digits: 1,257 fitted, 540 held out")
-    grid.add_column("embedding")
-    for heading in ("columns", "bandwidth", "steps", "graph", "seconds", "accuracy"):
-        grid.add_column(heading, justify="right")
-    for outcome in outcomes:
-        manifold = outcome.manifold
-        grid.add_row(
-            outcome.name,
-            str(manifold.n_components),
-            f"{manifold.bandwidth:g}",
-            str(manifold.n_iter_),
-            manifold.graph_.method,
-            f"{outcome.seconds:.2f}",
-            f"{outcome.accuracy:.3f}",
-        )
+    headings = ("columns", "bandwidth", "steps", "graph", "seconds", "accuracy")
+    title = "Supervised manifold on 1,797 digits: 1,257 fitted, 540 held out"
+    grid = Table("embedding", *(Column(heading, justify="right") for heading in headings), title=title)
+    for name, manifold, seconds, accuracy in outcomes:
+        parameters = (f"{manifold.n_components}", f"{manifold.bandwidth:g}", f"{manifold.n_iter_}")
+        grid.add_row(name, *parameters, manifold.graph_.method, f"{seconds:.2f}", f"{accuracy:.3f}")
     grid.add_section()
     grid.add_row("floor: guess", *[""] * 5, f"{floor:.3f}")
     grid.add_row("ceiling: raw", "64", *[""] * 4, f"{ceiling:.3f}")

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import Progress, track
-from rich.table import Table
+from rich.table import Column, Table
 from sklearn.datasets import load_digits
 
 from nearveil import Client
@@ -119,7 +119,6 @@ class Figures:
     fraction: float  # of the gallery in an answer
     floor: float
     ceiling: float
-    n_sets: int
     public_bytes: int
     message_bytes: int
     answer_bytes: int
@@ -146,14 +145,14 @@ def load_birds(folder: Path, extractor: Extractor, cache: FeatureCache) -> Photo
         task = progress.add_task("features", total=len(files))
         made = gallery_features(files, extractor, cache=cache, tick=lambda count: progress.advance(task, count))
     pictures = [load_image(path) for path in private]
-    places = {path.name: number for number, path in enumerate(species)}
+    labels = {path: number for number, path in enumerate(species)}
     return Photos(
         what=f"photographs of {len(species)} species of birds",
         extractor=extractor.name,
         gallery=made.features,
-        gallery_y=np.array([places[path.parent.name] for path in made.paths], dtype=np.intp),
+        gallery_y=np.array([labels[path.parent] for path in made.paths], dtype=np.intp),
         queries=extractor.extract(pictures),
-        query_y=np.array([places[path.parent.name] for path in private], dtype=np.intp),
+        query_y=np.array([labels[path.parent] for path in private], dtype=np.intp),
         thumbnails=[thumbnail(load_image(path)) for path in made.paths],
         pictures=pictures,
         names=[f"{path.parent.name}/{path.name}" for path in made.paths],
@@ -189,9 +188,9 @@ def _make_thumbnails(pixels: NDArray[np.uint8]) -> list[bytes]:
         return [b""] * len(pixels)
 
 
-def build(data: Photos, position: Path) -> Index:
+def build(data: Photos, path: Path) -> Index:
     """Put the gallery into a new index."""
-    index = Index.create(position, dimension=data.gallery.shape[1], extractor=data.extractor)
+    index = Index.create(path, dimension=data.gallery.shape[1], extractor=data.extractor)
     index.add(Item(row, thumbnail=image) for row, image in zip(data.gallery, data.thumbnails, strict=True))
     return index
 
@@ -202,12 +201,20 @@ def ask(server: Loopback, feature: NDArray[np.float32], epsilon: float, account:
         return client.nearest(feature, K, epsilon, thumbnails=True)
 
 
+def _compare_all(data: Photos, release: Covers) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+    """Return the features of the gallery, and the true neighbours of each query."""
+    gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
+    return gallery, true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
+
+
+def _list_ids(answers: Sequence[Nearest]) -> NDArray[np.int64]:
+    return np.array([[match.id for match in answer.matches] for answer in answers])
+
+
 def measure(data: Photos, published: Published, answers: Sequence[Nearest], public_bytes: int) -> Figures:
     """Compare what was found with labels, true neighbours and ceilings, as :func:`nearveil.search.evaluate` does."""
-    release = published.release
-    gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
-    truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
-    chosen = np.array([[match.id for match in entry.matches] for entry in answers])
+    gallery, truth = _compare_all(data, published.release)
+    chosen = _list_ids(answers)
     hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
     fraction = published.map.set_size / len(gallery)
     counts = count_popularity(gallery, K)
@@ -216,81 +223,48 @@ def measure(data: Photos, published: Published, answers: Sequence[Nearest], publ
         nn_recall=estimate_mean(Copies(gallery).recall(truth, chosen), 0.95),
         fraction=fraction,
         floor=popular_floor(fraction, counts),
-        ceiling=neighbor_ceiling(release.epsilon, fraction, counts),
-        n_sets=published.map.n_sets,
+        ceiling=neighbor_ceiling(published.release.epsilon, fraction, counts),
         public_bytes=public_bytes,
         message_bytes=max(entry.bytes_sent for entry in answers),
         answer_bytes=max(entry.bytes_received for entry in answers) - public_bytes,
     )
 
 
-@dataclass(frozen=True)
-class WayFigures:
-    """What one way to ask showed the server, found and cost; bytes and seconds are of one question."""
-
-    saw: str
-    nn_recall: float
-    epsilon: float
-    fetched: int  # bytes that the client fetched once
-    sent: float
-    received: float
-    seconds: float
-
-
-def ask_in_three_ways(
-    data: Photos, published: Published, server: Loopback, account: Account, home: Path
-) -> dict[str, WayFigures]:
-    """Ask the same pictures by a message, at home, and by sealed questions."""
-    release = published.release
-    gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
-    truth = true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
-    results = {}
-    for way, epsilon in (("message", SHOWN), ("home", 0.0), ("sealed", 0.0)):
+def ask_in_three_ways(data: Photos, published: Published, server: Loopback, account: Account, home: Path) -> Table:
+    """Ask the same pictures by a message, at home, and by sealed questions; return the ways side by side."""
+    gallery, truth = _compare_all(data, published.release)
+    sizes = (Column(heading, justify="right") for heading in ("found", "epsilon", "kept", "up", "down", "s"))
+    title = f"The same pictures in three ways: NN-recall@{K}; bytes and seconds of one question"
+    shown = Table("way", "the server saw", *sizes, title=title)
+    ways: Any = (("message", SHOWN), ("home", 0.0), ("sealed", 0.0))
+    for way, epsilon in ways:
         with Client(server.url, server.token, account=account, home=home) as client:
             if way == "home":
                 client.sync()
             try:
-                first = client.nearest(data.queries[0], K, epsilon, by=way)  # type: ignore[arg-type]
+                first = client.nearest(data.queries[0], K, epsilon, by=way)
             except QuestionError as error:  # cryptography is not installed
-                results[way] = WayFigures(str(error), 0.0, 0.0, 0, 0.0, 0.0, 0.0)
+                shown.add_row(way, str(error))
                 continue
             started = time.perf_counter()
-            answers = [client.nearest(row, K, epsilon, by=way) for row in data.queries[1:]]  # type: ignore[arg-type]
+            answers = [client.nearest(row, K, epsilon, by=way) for row in data.queries[1:]]
             seconds = (time.perf_counter() - started) / len(answers)
-        chosen = np.array([[match.id for match in entry.matches] for entry in answers])
-        received = float(np.mean([entry.bytes_received for entry in answers]))
-        copy = client.home()
-        fetched = copy.fetched if way == "home" and copy is not None else int(first.bytes_received - received)
-        results[way] = WayFigures(
-            saw=_describe_seen(first),
-            nn_recall=float(Copies(gallery).recall(truth[1:], chosen).mean()),
-            epsilon=epsilon,
-            fetched=fetched,
-            sent=float(np.mean([entry.bytes_sent for entry in answers])),
-            received=received,
-            seconds=seconds,
+        sent, received = (
+            np.mean([getattr(answer, name) for answer in answers]) for name in ("bytes_sent", "bytes_received")
         )
-    return results
-
-
-def make_way_table(results: dict[str, WayFigures]) -> Table:
-    """Return the three ways side by side."""
-    shown = Table(title=f"The same pictures in three ways: NN-recall@{K}; bytes and seconds of one question")
-    for heading in ("way", "the server saw", "found", "epsilon", "kept", "up", "down", "s"):
-        shown.add_column(heading, justify="left" if heading in ("way", "the server saw") else "right")
-    for way, entry in results.items():
-        sizes = (f"{size / 1000:,.0f} kB" for size in (entry.fetched, entry.sent, entry.received))
-        shown.add_row(way, entry.saw, f"{entry.nn_recall:.2f}", f"{entry.epsilon:g}", *sizes, f"{entry.seconds:.2f}")
+        copy = client.home()
+        fetched = copy.fetched if way == "home" and copy is not None else first.bytes_received - received
+        recall = Copies(gallery).recall(truth[1:], _list_ids(answers)).mean()
+        kilobytes = (f"{size / 1000:,.0f} kB" for size in (fetched, sent, received))
+        shown.add_row(way, _describe_seen(first), f"{recall:.2f}", f"{epsilon:g}", *kilobytes, f"{seconds:.2f}")
     return shown
 
 
 def make_table(data: Photos, results: dict[float, Figures]) -> Table:
     """Return what was found at each epsilon."""
-    shown = Table(
-        title=f"{QUERIES} private {data.what} ask a gallery of {len(data.gallery):,}; in brackets 95% intervals"
-    )
-    for heading in ("epsilon", f"Recall@{K}", f"NN-recall@{K}", "floor", "ceiling", "f"):
-        shown.add_column(heading, justify="right")
+    headings = ("epsilon", f"Recall@{K}", f"NN-recall@{K}", "floor", "ceiling", "f")
+    title = f"{QUERIES} private {data.what} ask a gallery of {len(data.gallery):,}; in brackets 95% intervals"
+    shown = Table(*(Column(heading, justify="right") for heading in headings), title=title)
     for epsilon, entry in results.items():
         shown.add_row(
             f"{epsilon:g}",
@@ -302,10 +276,8 @@ def make_table(data: Photos, results: dict[float, Figures]) -> Table:
 
 def score_without_privacy(data: Photos) -> float:
     """Return Recall@K of a search that sees the queries."""
-    release = Covers(1.0).fit_mean(data.gallery.mean(axis=0))
-    rows = [release.features(part).astype(np.float32) for part in (data.queries, data.gallery)]
-    labels = data.gallery_y[true_neighbors(rows[0], rows[1], K)]
-    return float((labels == data.query_y[:, None]).any(axis=1).mean())
+    _, truth = _compare_all(data, Covers(1.0).fit_mean(data.gallery.mean(axis=0)))
+    return float((data.gallery_y[truth] == data.query_y[:, None]).any(axis=1).mean())
 
 
 def _describe_seen(answer: Nearest) -> str:
@@ -335,26 +307,26 @@ def run(data: Photos, folder: Path, console: Console) -> tuple[dict[float, Figur
     """Index, publish, ask, measure."""
     results: dict[float, Figures] = {}
     drawn = b""
-    position = folder / "index"
-    with build(data, position) as index, Ledger(folder / "ledger.db") as ledger:
+    path = folder / "index"
+    with build(data, path) as index, Ledger(folder / "ledger.db") as ledger:
         published = index.publish(EPSILONS[0], CANDIDATES, reach=0.0)
         terms: dict[str, Any] = {"owner": "me", "protects": "query", "unit": "image", "relation": "replace"}
         accounts = [
             ledger.open_account(f"image {number + 1}", **terms, epsilon=sum(EPSILONS), delta=0.0)
             for number in range(len(data.queries))
         ]
-        with serve_on_loopback(position, "--offer", "codes", "--offer", "sealed") as server:
+        with serve_on_loopback(path, "--offer", "codes", "--offer", "sealed") as server:
             console.print(f"A server at {server.url}; {len(accounts)} clients ask it.")
             for epsilon in track(EPSILONS, "asking", transient=True):
                 if published.release.epsilon != epsilon:  # while the index is served: the next question is about it
                     published = index.publish(epsilon, CANDIDATES, reach=0.0)
                 answers = [ask(server, row, epsilon, who) for row, who in zip(data.queries, accounts, strict=True)]
-                public = serve_maps(index, position.name)[0].make_public_part().to_bytes()
+                public = serve_maps(index, path.name)[0].make_public_part().to_bytes()
                 results[epsilon] = measure(data, published, answers, len(public))
                 if epsilon == SHOWN or not drawn:
                     drawn = draw_sheet(data, answers[0], 0)
             payer = ledger.open_account("three ways", **terms, epsilon=SHOWN * len(data.queries), delta=0.0)
-            console.print(make_way_table(ask_in_three_ways(data, published, server, payer, folder / "home")))
+            console.print(ask_in_three_ways(data, published, server, payer, folder / "home"))
         console.print("The server has stopped.")
         console.print(f"Every image has an account of its own, which paid first; {accounts[0].balance()}.")
         console.print(f"The ledger: {ledger.verify()}")
@@ -365,17 +337,10 @@ def add_extractor(data: Photos) -> Photos:
     """Return a gallery whose features can be made of a file that is dropped: digits become pictures."""
     if data.fingerprint:
         return data
-    extractor = HogColor()
-    pictures = [load_image(image) for image in data.thumbnails[:MOST_PAGE_ITEMS]]
-    return replace(
-        data,
-        extractor=extractor.name,
-        fingerprint=extractor.fingerprint,
-        gallery=extractor.extract(pictures),
-        gallery_y=data.gallery_y[:MOST_PAGE_ITEMS],
-        thumbnails=data.thumbnails[:MOST_PAGE_ITEMS],
-        names=data.names[:MOST_PAGE_ITEMS],
-    )
+    extractor, first = HogColor(), slice(MOST_PAGE_ITEMS)
+    features = extractor.extract([load_image(image) for image in data.thumbnails[first]])
+    parts = {name: getattr(data, name)[first] for name in ("gallery_y", "thumbnails", "names")}
+    return replace(data, extractor=extractor.name, fingerprint=extractor.fingerprint, gallery=features, **parts)
 
 
 def keep_gallery(data: Photos, out: Path) -> tuple[Path, Path]:

@@ -3,6 +3,7 @@
 import importlib.util
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -60,12 +61,9 @@ TITLES: dict[DigitSet, str] = {"mnist": "MNIST", "svhn": "SVHN, 8,000 private di
 
 def cases() -> list[Case]:
     """Return every way of teaching on every split, a split after the other."""
-    return [
-        {"data": name, "way": way, "seed": seed}
-        for seed in SEEDS
-        for name in NAMES
-        for way in (*((NETWORK,) if name == "mnist" else ()), *list_ways(name), REFERENCES)
-    ]
+    ways = {name: (*list_ways(name), REFERENCES) for name in NAMES}
+    ways["mnist"] = (NETWORK, *ways["mnist"])
+    return [{"data": name, "way": way, "seed": seed} for seed in SEEDS for name in NAMES for way in ways[name]]
 
 
 def measure(case: Case) -> list[Row]:
@@ -110,16 +108,19 @@ def make_ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
 def make_private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:
     """Return a voter with parameters as published."""
     screening = plan.screening
+    votes: Any = {
+        "n_neighbors": screening.n_neighbors,
+        "sampling_rate": plan.sampling_rate,
+        "vote_noise": plan.vote_noise,
+    }
     return PrivateKNeighborsClassifier(
         max_answered=plan.answered,
-        n_neighbors=screening.n_neighbors,
-        sampling_rate=plan.sampling_rate,
+        max_screened=plan.screened,
         screening_noise=screening.noise,
         threshold=screening.threshold,
-        vote_noise=plan.vote_noise,
-        max_screened=plan.screened,
-        **_COMMON,
         source=source,
+        **votes,
+        **_COMMON,
     )
 
 
@@ -130,51 +131,37 @@ def make_pate(teachers: int, source: Source, **options: Any) -> PateClassifier:
 
 def list_ways(name: DigitSet) -> dict[str, list[Make]]:
     """Return who teaches, a voter for each point of a curve."""
+    pate = partial(make_pate, TEACHERS[name], mechanism="gnmax", max_answered=PATE_ANSWERS)
     results: dict[str, list[Make]] = {
         OURS: [partial(make_ours, epsilon) for epsilon in EPSILONS[name]],
-        PATE: [
-            partial(make_pate, TEACHERS[name], mechanism="gnmax", epsilon=epsilon, max_answered=PATE_ANSWERS)
-            for epsilon in EPSILONS[name]
-        ],
+        PATE: [partial(pate, epsilon=epsilon) for epsilon in EPSILONS[name]],
         GIVEN: [partial(make_private_knn, PLANS[PLAN_OF[name]])],
         PATE_GIVEN: [partial(make_pate, 250, **PATE_PUBLISHED[name])],
     }
-    return results | _list_figure_4() if name == "mnist" else results
-
-
-def _list_figure_4() -> dict[str, list[Make]]:
-    """Return the curves of figure 4: all but sampling rate and number of queries as published for MNIST."""
-    base = PLANS["MNIST"]
-    curves: dict[str, list[Make]] = {}
-    for label, rate in zip(FIGURE_4, RATES, strict=True):
-        plans = [
-            Plan(rate, base.screening, count, base.vote_noise, round(count * base.answered / base.screened), None)
-            for count in SCREENED
-        ]
-        curves[label] = [partial(make_private_knn, plan) for plan in plans]
-    return curves
+    if name == "mnist":  # figure 4: all but sampling rate and number of queries as published
+        base = PLANS["MNIST"]
+        for way, rate in zip(FIGURE_4, RATES, strict=True):
+            answered = {count: round(count * base.answered / base.screened) for count in SCREENED}
+            plans = [replace(base, sampling_rate=rate, screened=m, answered=answered[m]) for m in SCREENED]
+            results[way] = [partial(make_private_knn, plan) for plan in plans]
+    return results
 
 
 def score_references(digits: Digits, public: NDArray[np.int64], testing: NDArray[np.int64]) -> dict[str, float]:
     """Return the accuracy without votes, and without privacy."""
     components = min(max(len(public) // 40, 8), 64)  # as many as a student takes by default
-    space = HalfWhitening.learn(digits.features(digits.test[public]).astype(np.float64), components)
-    rows = {
-        part: normalize(space.transform(digits.features(images).astype(np.float64)))
-        for part, images in (
-            ("private", digits.private),
-            ("public", digits.test[public]),
-            ("held", digits.test[testing]),
-        )
-    }
+    images = (digits.test[public], digits.private, digits.test[testing])
+    features = [digits.features(part).astype(np.float64) for part in images]
+    space = HalfWhitening.learn(features[0], components)
+    known, private, new = (normalize(space.transform(rows)) for rows in features)
     truth = digits.test_y[testing]
-    student = SVC().fit(rows["public"], digits.test_y[public])
-    nearest = KNeighborsClassifier(NEIGHBOURS, algorithm="brute").fit(rows["private"], digits.private_y)
+    student = SVC().fit(known, digits.test_y[public])
+    nearest = KNeighborsClassifier(NEIGHBOURS, algorithm="brute").fit(private, digits.private_y)
     commonest = np.bincount(digits.private_y).argmax()
     return {
         COMMONEST: float(np.mean(truth == commonest)),
-        TRUE: float(student.score(rows["held"], truth)),
-        NEAREST: float(nearest.score(rows["held"], truth)),
+        TRUE: float(student.score(new, truth)),
+        NEAREST: float(nearest.score(new, truth)),
     }
 
 
@@ -212,8 +199,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         _draw_references(axes, rows, "mnist")
         axes.set(title=title, ylim=limits)
     for figure, line in ((accuracy, panels), (trade_off, pair)):
-        line[0].set_ylabel("accuracy of the student on held-out images")
-        draw.finish(figure, line)
+        draw.finish(figure, line, "accuracy of the student on held-out images")
     return {"accuracy": accuracy, "trade-off": trade_off}
 
 
@@ -315,15 +301,12 @@ def _list_claims(rows: pd.DataFrame, name: DigitSet) -> list[dict[str, str]]:
             text = "none: the most common class is as good"
         else:
             text = f"{least:.2g}"
-        lines.append(
-            {
-                "": f"{PLAN_OF[name]}, {label}",
-                "accuracy": f"{target:.4f}",
-                "claimed epsilon": f"{PLANS[PLAN_OF[name]].claimed:g}",
-                "honest epsilon": f"{published.index[0]:.4f}",
-                "least epsilon of ours": text,
-            }
-        )
+        epsilons = {
+            "claimed epsilon": f"{PLANS[PLAN_OF[name]].claimed:g}",
+            "honest epsilon": f"{published.index[0]:.4f}",
+        }
+        accuracy = {"": f"{PLAN_OF[name]}, {label}", "accuracy": f"{target:.4f}"}
+        lines.append({**accuracy, **epsilons, "least epsilon of ours": text})
     return lines
 
 
@@ -333,13 +316,5 @@ PARAMETERS = {
     "held": HELD,
     "network": f"epsilon {NETWORK_EPSILON:g}, {EPOCHS} epochs",
 }
-STUDY = Study(
-    "private-knn",
-    cases,
-    measure,
-    figures,
-    facts,
-    tuple(f"{folder}/{folder}.npz" for folder in FOLDERS.values()),
-    PARAMETERS,
-    SEEDS,
-)
+DATA = tuple(f"{folder}/{folder}.npz" for folder in FOLDERS.values())
+STUDY = Study("private-knn", cases, measure, figures, facts, DATA, PARAMETERS, SEEDS)

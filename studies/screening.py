@@ -3,8 +3,10 @@
 Every max-vote from 0 to k is tried, at every order.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+import math
+from collections.abc import Iterable
+from functools import partial
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -12,15 +14,20 @@ from dp_accounting import rdp as dp_rdp
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtr
+from scipy.stats import binom
 
 from nearveil.privacy.accounting import screening_curve
 from nearveil.privacy.accounting.screening import compute_binary_rdp, log_pairs
+from nearveil.privacy.checks import MAX_EPSILON, check_choice, check_count, check_delta, check_rate
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw
-from studies._screening_bounds import compute_fixed_pair_epsilon
 from studies._study import Case, Row, Study, select
 
 Floats = NDArray[np.float64]
+Direction = Literal["add", "remove"]
+DIRECTIONS: tuple[Direction, ...] = get_args(Direction)
 
 SCREENING = NoisyScreening(noise=85.0, threshold=210.0, n_neighbors=300)
 THRESHOLD, MOST = int(SCREENING.threshold), SCREENING.n_neighbors
@@ -109,23 +116,49 @@ def compute_costs(count: int) -> list[Row]:
     ]
 
 
+def compute_fixed_pair_epsilon(
+    n: int,
+    screening: NoisyScreening,
+    pair: tuple[int, int],
+    *,
+    sampling_rate: float,
+    delta: float,
+    direction: Direction,
+) -> float:
+    """Return the exact epsilon of `n` screenings of one pair of max-votes, a lower bound on any accountant.
+
+    The first max-vote is that without the record, the second that with it, where it is sampled.
+    """
+    n, rate, delta = check_count(n, "n"), check_rate(sampling_rate), check_delta(delta)
+    check_choice(direction, "direction", Direction)
+    without, sampled = (float(ndtr((t - screening.threshold) / screening.noise)) for t in pair)
+    with_record = without + rate * (sampled - without)
+    p, q = (without, with_record) if direction == "add" else (with_record, without)
+    passes = np.arange(n + 1)
+    log_p, log_q = binom.logpmf(passes, n, p), binom.logpmf(passes, n, q)
+    log_p, log_q = log_p[log_p > -np.inf], log_q[log_p > -np.inf]
+
+    def surplus(epsilon: float) -> float:
+        return float(np.sum(np.exp(log_p) * np.maximum(-np.expm1(np.minimum(epsilon + log_q - log_p, 0)), 0))) - delta
+
+    if surplus(0.0) <= 0:
+        return 0.0
+    highest = min(float(np.max(log_p - log_q)) + 1e-9, MAX_EPSILON)
+    return float(brentq(surplus, 0.0, highest, xtol=1e-13)) if surplus(highest) < 0 else math.inf
+
+
 def find_worst_pair(
     count: int, screening: NoisyScreening, *, sampling_rate: float, delta: float
 ) -> tuple[float, tuple[int, int]]:
     """Search for the costliest fixed pair; one that is missed only makes the lower bound weaker."""
-    directions: tuple[Literal["add", "remove"], ...] = ("add", "remove")
+    compute = partial(compute_fixed_pair_epsilon, count, screening, sampling_rate=sampling_rate, delta=delta)
 
-    def best(lower_votes: Sequence[int]) -> tuple[float, tuple[int, int]]:
+    def best(lower_votes: Iterable[int]) -> tuple[float, tuple[int, int]]:
         return max(
-            (
-                compute_fixed_pair_epsilon(
-                    count, screening, pair, sampling_rate=sampling_rate, delta=delta, direction=direction
-                ),
-                pair,
-            )
+            (compute(pair, direction=direction), pair)
             for t in lower_votes
             for pair in ((t, t + 1), (t + 1, t))
-            for direction in directions
+            for direction in DIRECTIONS
         )
 
     last = screening.n_neighbors - 1
@@ -180,9 +213,8 @@ def draw_worst(rows: pd.DataFrame) -> Figure:
             axes.plot(*at, marker="o", color="black", markersize=4, linestyle="")
             axes.annotate(f"{worst.loc[order, 'votes']}", at, (-2, 8), textcoords="offset points", ha="right")
         axes.set(xlabel="order of the Rényi divergence", ylim=(0, 1.14 * top.max()))
-    panels[0].set_ylabel("divergence of one screening")
     panels[1].set_ylabel("as a share of the Gaussian mechanism's")
-    draw.finish(figure, panels)
+    draw.finish(figure, panels, "divergence of one screening")
     return figure
 
 
@@ -199,19 +231,17 @@ def draw_costs(rows: pd.DataFrame) -> Figure:
         if votes in (THRESHOLD, MOST):
             _draw_line(right, points / exact, position, f"{_name_votes(votes)} (unsound)", dotted=True)
     for kind, marker in (("classic", "D"), ("tight", "X")):
-        label = f"Rényi maximum, {kind} conversion"
-        right.plot(
-            exact.index, results[kind] / exact, color=draw.COLOURS["grey"], marker=marker, linestyle="-.", label=label
-        )
+        style: Any = {"color": draw.COLOURS["grey"], "marker": marker, "linestyle": "-."}
+        right.plot(exact.index, results[kind] / exact, label=f"Rényi maximum, {kind} conversion", **style)
     lowest = results["fixed pair"] / exact
     right.plot(lowest.index, lowest, color="black", linewidth=1.2, label="fixed pair: a lower bound")
     right.fill_between(lowest.index, 0, lowest, color="0.9", linewidth=0, zorder=0)
     for axes in (left, right):
         axes.set(xscale="log", xlabel="screenings")
         draw.set_ticks(axes, [1, 10, 100, 1000, 8192], ["1", "10", "100", "1,000", "8,192"])
-    left.set(yscale="log", ylabel="epsilon at delta 1e-5")
+    left.set(yscale="log")
     right.set(ylabel="epsilon divided by the exact one (below 1: too low)", ylim=(0, None))
-    draw.finish(figure, [left, right])
+    draw.finish(figure, [left, right], "epsilon at delta 1e-5")
     return figure
 
 

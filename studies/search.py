@@ -9,13 +9,13 @@ import argparse
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 from sklearn.datasets import load_digits
 
 from nearveil.ledger import Ledger, OverBudgetError, new_key
@@ -40,13 +40,12 @@ class Digits:
     query_y: NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One private query: what was asked, what came back, and what a search without privacy finds."""
+class Answer(NamedTuple):
+    """A private query, the items that it found, and those that a search without privacy finds."""
 
     query: NDArray[np.float64]
-    found: NDArray[np.int64]
-    true: NDArray[np.int64]
+    items: NDArray[np.int64]
+    truth: NDArray[np.int64]
 
 
 def split_digits() -> Digits:
@@ -58,9 +57,9 @@ def split_digits() -> Digits:
     return Digits(X[:PUBLIC], X[PUBLIC:end], y[PUBLIC:end], X[end:], y[end:])
 
 
-def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
+def ask(data: Digits, retriever: Retriever, console: Console) -> list[Answer]:
     """Ask until the budget is spent; every debit stands before its message exists."""
-    answers: list[Asked] = []
+    answers: list[Answer] = []
     rows = retriever.mechanism.features(data.queries).astype(np.float32)
     truth = true_neighbors(rows, retriever.features, 8)
     copies = Copies(retriever.features)
@@ -76,7 +75,7 @@ def ask(data: Digits, retriever: Retriever, console: Console) -> list[Asked]:
             except OverBudgetError as refused:
                 console.print(f"query {number + 1} refused: {refused}")
                 break
-            answers.append(Asked(query, results, truth[number]))
+            answers.append(Answer(query, results, truth[number]))
             hits = round(8 * copies.recall(truth[[number]], results)[0])
             console.print(f"query {number + 1}: {hits} of the true 8 found; {account.balance()}")
         console.print(str(ledger.verify()))
@@ -94,9 +93,9 @@ def evaluate_epsilons(data: Digits) -> dict[float, Evaluation]:
 
 def make_table(results: dict[float, Evaluation]) -> Table:
     """Return what was found at each epsilon."""
-    shown = Table(title=f"NN-recall@8 of {QUERIES} private digits; each answer holds {CANDIDATES:.0%} of the gallery")
-    for heading in ("epsilon", "found", "ceiling", "floor", "share of the ceiling", "bytes out", "bytes back"):
-        shown.add_column(heading, justify="right")
+    headings = ("epsilon", "found", "ceiling", "floor", "share of the ceiling", "bytes out", "bytes back")
+    title = f"NN-recall@8 of {QUERIES} private digits; each answer holds {CANDIDATES:.0%} of the gallery"
+    shown = Table(*(Column(heading, justify="right") for heading in headings), title=title)
     for epsilon, entry in results.items():
         shares = (entry.nn_recall.value, entry.ceiling.value, entry.floor.value, entry.share.value)
         sizes = (f"{entry.message_bytes:,}", f"{entry.answer_bytes:,}")
@@ -104,24 +103,20 @@ def make_table(results: dict[float, Evaluation]) -> Table:
     return shown
 
 
-def draw_picture(data: Digits, answers: list[Asked], results: dict[float, Evaluation], path: Path) -> None:
+def draw_picture(data: Digits, answers: list[Answer], results: dict[float, Evaluation], path: Path) -> None:
     """Draw the first queries with what they found, and the curve under the ceiling."""
-    import matplotlib as mpl
+    from matplotlib.figure import Figure
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure = plt.figure(figsize=(10, 3.6), layout="constrained")
+    figure = Figure(figsize=(10, 3.6), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=(1.5, 1), squeeze=False)[0]
     grid = left.subplots(min(SHOWN, len(answers)), 9, squeeze=False)
     for panels, entry in zip(grid, answers, strict=False):
         _draw_digit(panels[0], entry.query, "black")
-        for panel, item in zip(panels[1:], entry.found, strict=True):
-            _draw_digit(panel, data.gallery[item], "tab:blue" if item in entry.true else "0.8")
+        for panel, item in zip(panels[1:], entry.items, strict=True):
+            _draw_digit(panel, data.gallery[item], "tab:blue" if item in entry.truth else "0.8")
     left.suptitle("private image, then the eight found at epsilon 4 (blue frame: one of the true eight)", fontsize=9)
     _draw_curve(right.subplots(), results)
     figure.savefig(path, dpi=130)
-    plt.close(figure)
 
 
 def _draw_digit(panel: Any, row: NDArray[np.float64], frame: str) -> None:
@@ -137,7 +132,7 @@ def _draw_curve(panel: Any, results: dict[float, Evaluation]) -> None:
     panel.fill_between(list(results), ceiling, 1, color="0.85", label="impossible: above the ceiling")
     spread = [[r.value - r.low for r in recall], [r.high - r.value for r in recall]]
     panel.errorbar(list(results), [r.value for r in recall], yerr=spread, fmt="o-", capsize=2, label="found")
-    floor = next(iter(results.values())).floor.value
+    floor = results[EPSILONS[0]].floor.value
     panel.axhline(floor, color="black", linewidth=1, linestyle=(0, (1, 3)), label="floor: no query")
     panel.set(xlabel="epsilon of one query", ylabel="NN-recall@8", ylim=(0, 1), xticks=list(results))
     panel.legend(loc="lower right", bbox_to_anchor=(1, 0.22), fontsize=8)

@@ -1,8 +1,8 @@
 """How far one record can move the first step: as published, as proved, and as a search finds."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from studies.data import load_features
 Floats = NDArray[np.float64]
 
 STARTS = 4
+POLE, JITTER = np.array([1.0, 0.0, 0.0]), 0.3  # of the two clusters that a search begins with
 
 
 def normalise(rows: Floats) -> Floats:
@@ -100,12 +101,9 @@ def climb(
     def objective(flat: Floats) -> tuple[float, Floats]:
         Z = flat.reshape(-1, d)
         size = np.linalg.norm(Z, axis=1, keepdims=True)
-        X = pair.X.copy()
-        X_other = pair.X.copy()
-        if free:
-            X[:] = X_other[:] = (Z / size)[:n]
-        X[pair.record] = Z[-2] / size[-2]
-        X_other[pair.record] = Z[-1] / size[-1]
+        here = Z / size
+        X, X_other = ((here[:n] if free else pair.X).copy() for _ in range(2))
+        X[pair.record], X_other[pair.record] = here[-2:]
         before = step(X, pair.V, start, bandwidth, label_weight)
         after = step(X_other, pair.V_other, start, bandwidth, label_weight)
         gap = released * (before[0] - after[0])
@@ -114,13 +112,11 @@ def climb(
         slope = np.sign(gap) if norm == "l1" else gap / max(value, 1e-300)
         gradient = _compute_gradient(slope, X, before, start, bandwidth)
         gradient_other = _compute_gradient(-slope, X_other, after, start, bandwidth)
-        group, own_other = gradient[pair.record].copy(), gradient_other[pair.record].copy()
         rise = np.zeros_like(Z)
         if free:
             rise[:n] = gradient + gradient_other
             rise[pair.record] = 0
-        rise[-2], rise[-1] = group, own_other
-        here = Z / size
+        rise[-2], rise[-1] = gradient[pair.record], gradient_other[pair.record]
         rise = (rise - here * (rise * here).sum(axis=1, keepdims=True)) / size
         return -value, -rise.ravel()
 
@@ -179,35 +175,27 @@ def search_target(
     return best
 
 
-def make_opposed(
-    start: Floats,
+def _make_opposed(
+    side: NDArray[np.int64],
     record: int,
-    direction: Floats,
+    last: int,
+    private_label: bool,
     rng: np.random.Generator,
-    *,
-    n_classes: int,
-    label_bandwidth: float,
-    encoding: Encoding = "integer",
-    private_labels: bool = True,
-    jitter: float = 0.3,
-    shift: float = 0.0,
+    weigh: Callable[[NDArray[np.int64]], Floats],
 ) -> Neighbours:
     """Return the data set that Theorem B' fears, shaken: two opposite clusters, two extreme labels.
 
-    Rows on each side of `record` along `direction` share a pole and a label; the record jumps between them.
+    Rows on each side share a pole and a label; the record jumps between them.
+    Labels are 0 and `last`.
     """
-    side = np.where(direction @ (start[record] - start).T + shift > 0, 1, -1)
-    pole = np.array([1.0, 0.0, 0.0])
-    X = normalise(-side[:, None] * pole + jitter * rng.normal(size=(len(start), 3)))
-    X[record] = normalise(pole + jitter * rng.normal(size=3))
-    other = normalise(-pole + jitter * rng.normal(size=3))
-    y = np.where(side > 0, 0, n_classes - 1)
+    X = normalise(-side[:, None] * POLE + JITTER * rng.normal(size=(len(side), 3)))
+    X[record] = normalise(POLE + JITTER * rng.normal(size=3))
+    other = normalise(-POLE + JITTER * rng.normal(size=3))
+    y = np.where(side > 0, 0, last)
     y[record] = 0
     y_other = y.copy()
-    if private_labels:
-        y_other[record] = n_classes - 1
-    V = label_weights(y, label_bandwidth, encoding)
-    return Neighbours(X, other, V, label_weights(y_other, label_bandwidth, encoding), record)
+    y_other[record] = last if private_label else 0
+    return Neighbours(X, other, weigh(y), weigh(y_other), record)
 
 
 def search_replace(
@@ -224,45 +212,22 @@ def search_replace(
     iterations: int = 60,
 ) -> float:
     """Search for the two data sets whose steps are farthest apart: the outermost records, both ways."""
+    weigh = partial(label_weights, bandwidth=bandwidth, encoding=encoding)
+    ascent: Any = {"bandwidth": bandwidth, "label_weight": label_weight, "norm": norm, "iterations": iterations}
     outward = start - start.mean(axis=0)
     outermost = np.argsort(-np.linalg.norm(outward, axis=1))
     best = 0.0
     for number in range(starts):
         record = int(outermost[(number // 2) % len(start)])
         direction = outward[record] / max(float(np.linalg.norm(outward[record])), 1e-12)
-        turned = direction + 0.2 * (number % 2) * rng.normal(size=direction.shape)
-        pair = make_opposed(
-            start,
-            record,
-            turned,
-            rng,
-            n_classes=n_classes,
-            label_bandwidth=bandwidth,
-            encoding=encoding,
-            private_labels=private_labels,
-            shift=0.0 if number % 2 else float(rng.normal()) * 0.1,
-        )
-        for sharp in (pair, _move_to_poles(pair)):
-            best = max(
-                best,
-                climb(
-                    sharp,
-                    start,
-                    bandwidth=bandwidth,
-                    label_weight=label_weight,
-                    free=True,
-                    norm=norm,
-                    iterations=iterations,
-                ),
-            )
+        direction = direction + 0.2 * (number % 2) * rng.normal(size=direction.shape)
+        shift = 0.0 if number % 2 else float(rng.normal()) * 0.1
+        side = np.where(direction @ (start[record] - start).T + shift > 0, 1, -1)
+        pair = _make_opposed(side, record, n_classes - 1, private_labels, rng, weigh)
+        poles = np.where(pair.X[:, :1] > 0, 1.0, -1.0) * POLE
+        at_poles = replace(pair, X=poles, other=-poles[record])
+        best = max(best, *(climb(sharp, start, free=True, **ascent) for sharp in (pair, at_poles)))
     return best
-
-
-def _move_to_poles(pair: Neighbours) -> Neighbours:
-    """Return the same data set with every row at its nearest pole."""
-    pole = np.array([1.0, 0.0, 0.0])
-    X = np.where(pair.X[:, :1] > 0, 1.0, -1.0) * pole
-    return Neighbours(X, -X[pair.record], pair.V, pair.V_other, pair.record)
 
 
 SIZES = (50, 100, 200, 500, 1000, 2000, 5000)
@@ -297,9 +262,7 @@ def cases() -> list[Case]:
     """Return every number of rows at two bandwidths, and every bandwidth at one number of rows."""
     pairs = [(n, bandwidth) for bandwidth in SIZE_BANDWIDTHS for n in SIZES]
     pairs += [(BANDWIDTH_SIZE, bandwidth) for bandwidth in BANDWIDTHS]
-    return [
-        {"rows": n, "bandwidth": bandwidth, "seed": seed} for n, bandwidth in dict.fromkeys(pairs) for seed in SEEDS
-    ]
+    return [{"rows": n, "bandwidth": s, "seed": seed} for n, s in dict.fromkeys(pairs) for seed in SEEDS]
 
 
 def measure(case: Case) -> list[Row]:
@@ -307,30 +270,20 @@ def measure(case: Case) -> list[Row]:
     n, bandwidth = case["rows"], case["bandwidth"]
     rng = np.random.default_rng(case["seed"])
     start = rng.normal(size=(n + 1, COLUMNS))
-    rows = [
-        {**case, "released": name, **_bound_target(X, start, bandwidth, rng)}
-        for name, X in _make_anchors(n, rng).items()
-    ]
-    rows += [
-        {**case, "released": name, **_bound_all(start[1:], bandwidth, encoding, private, rng)}
-        for name, (encoding, private) in ALL.items()
-    ]
-    return rows
+    try:
+        published = published_2022(start[1:], bandwidth=bandwidth, label_weight=LABEL_WEIGHT, n_classes=CLASSES)
+    except ValueError:  # its theorem asks for n exp(-2 / s^2) > 1
+        published = None
+    bounded = {name: _bound_target(X, start, bandwidth, rng) for name, X in _make_anchors(n, rng).items()}
+    for name, (encoding, private) in ALL.items():
+        bounded[name] = _bound_all(start[1:], bandwidth, encoding, private, rng)
+    return [{**case, "released": name, "published": published, **values} for name, values in bounded.items()]
 
 
 def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.random.Generator) -> dict[str, Any]:
-    public = bounds.collect_figures(
-        anchors,
-        None,
-        check_start(start),
-        bandwidth=bandwidth,
-        label_weight=LABEL_WEIGHT,
-        label_encoding="integer",
-        label_bandwidth=bandwidth,
-        norm="l2",
-    )
+    labels: Any = {"label_weight": LABEL_WEIGHT, "label_encoding": "integer", "label_bandwidth": bandwidth}
+    public = bounds.collect_figures(anchors, None, check_start(start), bandwidth=bandwidth, norm="l2", **labels)
     return {
-        "published": _bound_as_published(start[1:], bandwidth),
         "plain": bounds.bound_target_a(public),
         "sharp": bounds.bound_target_a_prime(public),
         "found": search_target(anchors, start[1:], bandwidth=bandwidth, rng=rng),
@@ -348,18 +301,10 @@ def _bound_all(
     if len(start) <= MOST_SEARCHED:
         results = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
     return {
-        "published": _bound_as_published(start, bandwidth),
         "plain": bounds.bound_by_theorem_b(centred, box, bandwidth, "l2"),
         "sharp": bounds.bound_by_theorem_b_prime(centred, box, bandwidth, "l2"),
         "found": results,
     }
-
-
-def _bound_as_published(start: Floats, bandwidth: float) -> float | None:
-    try:
-        return published_2022(start, bandwidth=bandwidth, label_weight=LABEL_WEIGHT, n_classes=CLASSES)
-    except ValueError:  # its theorem asks for n exp(-2 / s^2) > 1
-        return None
 
 
 @cache
@@ -394,9 +339,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         axes.set_title(f"{released}\n{BANDWIDTH_SIZE:,} rows", fontsize=9.5)
         draw.epsilon_axis(axes, here["bandwidth"].unique(), label="bandwidth s")
     for figure, drawn in ((over_n, panels), (over_bandwidth, line)):
-        for axes in drawn[:, 0]:
-            axes.set_ylabel("L2 sensitivity of the first step")
-        draw.finish(figure, drawn.ravel(), ncols=4)
+        draw.finish(figure, drawn, "L2 sensitivity of the first step", ncols=4)
     return {"over-n": over_n, "over-bandwidth": over_bandwidth}
 
 

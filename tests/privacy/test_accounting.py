@@ -48,7 +48,7 @@ from nearveil.privacy.events import (
     VoteHistogram,
     split_event,
 )
-from studies._screening_bounds import compute_private_knn_asymptotic
+from studies.accounting import compute_private_knn_asymptotic
 
 SCREENING = NoisyScreening(noise=20.0, threshold=30.0, n_neighbors=50)
 EVENTS: list[DpEvent] = [

@@ -19,7 +19,7 @@ from nearveil.privacy.accounting import PldAccountant, screening_curve
 from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _find_hull, _Kernel, _thin, compose_binary
 from nearveil.privacy.accounting.screening import _make_moves, compute_binary_rdp, compute_screening_rdp, log_pairs
 from nearveil.privacy.events import NoisyScreening, PureDp
-from studies._screening_bounds import compute_fixed_pair_epsilon
+from studies.screening import compute_fixed_pair_epsilon
 
 MNIST = NoisyScreening(noise=75, threshold=180, n_neighbors=300)
 STREET = NoisyScreening(noise=85, threshold=210, n_neighbors=300)

@@ -80,11 +80,11 @@ def test_the_study_in_miniature(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(votes, "load_rows", lambda: (rng.random((520, 324), dtype=np.float32), "random rows"))
     cost._load_rows.cache_clear()
 
-    def without_keops(function: str, index: int, n: int) -> Any:  # in this process, which is quicker
-        if graph.CPU[index].name == "pyKeOps":
+    def without_keops(function: str, **arguments: Any) -> Any:  # in this process, which is quicker
+        if arguments["name"] == "pyKeOps":
             raise RuntimeError("ModuleNotFoundError: No module named 'pykeops'")
         assert function == "studies._cost_graph:measure_embedding"
-        return graph.measure_embedding(index, n)
+        return graph.measure_embedding(**arguments)
 
     monkeypatch.setattr(cost, "run_in_new_process", without_keops)
     # A few private rows are too few for the list that 300 voters out of a sample of 15% need: coins pass its end.

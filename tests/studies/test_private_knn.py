@@ -16,7 +16,7 @@ from nearveil.privacy.events import NoisyScreening
 from studies import accounting, private_knn
 from studies._report import write
 from studies._study import mean, run
-from studies.data import DataMissingError, Remembered, extract_digit_features, load_digit_images, straighten
+from studies.data import CachedFeatures, DataMissingError, extract_digit_features, load_digit_images, straighten
 
 pytestmark = pytest.mark.usefixtures("quick_figures")
 
@@ -134,7 +134,7 @@ def test_features_are_those_of_each_image() -> None:
     rows = extract_digit_features("mnist", images)
     assert rows.shape == (5, 648)
     assert np.array_equal(extract_digit_features("mnist", images[3:4]), rows[3:4])
-    assert np.array_equal(Remembered(images, rows)(images[[4, 0]]), rows[[4, 0]])
+    assert np.array_equal(CachedFeatures(images, rows)(images[[4, 0]]), rows[[4, 0]])
     assert not straighten(np.zeros((28, 28), dtype=np.uint8)).any()
     slanted = np.zeros((28, 28), dtype=np.uint8)
     for row in range(6, 22):

@@ -97,11 +97,9 @@ def test_figure_3_lies_between_its_bounds_and_the_published_rule_is_too_low_for_
 
 
 def test_the_search_for_a_fixed_pair_finds_the_best() -> None:
-    from studies._screening_bounds import compute_fixed_pair_epsilon
-
     found, pair = screening.find_worst_pair(40, SMALL, sampling_rate=0.4, delta=1e-5)
     everywhere = [
-        compute_fixed_pair_epsilon(40, SMALL, both, sampling_rate=0.4, delta=1e-5, direction=direction)
+        screening.compute_fixed_pair_epsilon(40, SMALL, both, sampling_rate=0.4, delta=1e-5, direction=direction)
         for t in range(12)
         for both in ((t, t + 1), (t + 1, t))
         for direction in ("add", "remove")
