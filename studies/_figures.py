@@ -208,6 +208,15 @@ def epsilon_axis(axes: Axes, epsilons: Iterable[float], *, label: str = "epsilon
     axes.set_xlabel(label)
 
 
+def shares(axes: Axes, frame: pd.DataFrame, names: Mapping[str, str]) -> None:
+    """Draw columns that are shares of the ceiling over epsilon, each under its name."""
+    epsilons = sorted(frame["epsilon"].unique())
+    ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
+    for position, (column, name) in enumerate(names.items()):
+        curve(axes, name, summarise(frame, column, "epsilon").sort_index(), index=position + 3)
+    epsilon_axis(axes, epsilons)
+
+
 def set_ticks(axes: Axes, ticks: Sequence[float], names: Sequence[str]) -> None:
     """Write names at some values of a logarithmic axis, and nothing between them."""
     axes.set_xticks(ticks, names)

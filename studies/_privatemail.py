@@ -118,8 +118,16 @@ def sample_images(data: str, seed: int, *, gallery: int) -> Images:
     gallery_rows = np.setdiff1d(rest, query_rows, assume_unique=True)
     gallery_rows = np.sort(generator.permutation(gallery_rows)[:gallery])
     anchor_rows, other_rows = np.split(public, [ANCHORS])
-    gallery, queries = ((X[rows], y[rows] - source.first) for rows in (gallery_rows, query_rows))
-    return Images(X[anchor_rows], y[anchor_rows], X[other_rows], *gallery, *queries, n_classes=len(classes))
+    return Images(
+        anchors=X[anchor_rows],
+        anchor_labels=y[anchor_rows],
+        others=X[other_rows],
+        gallery=X[gallery_rows],
+        gallery_labels=y[gallery_rows] - source.first,
+        queries=X[query_rows],
+        query_labels=y[query_rows] - source.first,
+        n_classes=len(classes),
+    )
 
 
 def normalise_rows(drawn: Images) -> tuple[Floats, Floats]:
@@ -238,6 +246,11 @@ def ask_with_label(mail: PrivateMail, server: Any, drawn: Images, seed: int) -> 
     return drawn.score([np.argpartition(-mail.rank_each(message, server)[0], K)[:K] for message in messages])
 
 
+def _ask(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
+    messages = release.release(drawn.queries, rng=unsafe_seeded(seed))
+    return drawn.score([np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages])
+
+
 def ask_noisy(data: Any, drawn: Images, seed: int) -> Recalls:
     """Ask what adds noise to an embedding: PrivateMail made sound, DP-dSNE, random projections."""
     published: Any = {**EXPERIMENTS[data], "public_seed": seed}
@@ -274,11 +287,6 @@ def ask_plain(_: Any, drawn: Images, seed: int) -> Recalls:
         release = unfitted.fit(drawn.anchors, drawn.anchor_labels)
         prepared = release._prepare(release.features(drawn.gallery))
         yield {"method": name, "epsilon": None, "delta": None, "recall": _ask(release, prepared, drawn, seed)}
-
-
-def _ask(release: Release, prepared: Any, drawn: Images, seed: int) -> float:
-    messages = release.release(drawn.queries, rng=unsafe_seeded(seed))
-    return drawn.score([np.argpartition(-release._rank(message, prepared), K)[:K] for message in messages])
 
 
 def ask_covers(_: Any, drawn: Images, seed: int) -> Recalls:

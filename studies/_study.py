@@ -122,21 +122,16 @@ def list_cases(**values: Iterable[Any]) -> list[Case]:
 
 
 def as_frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """Return rows as a data frame."""
-    return _infer_types(pd.DataFrame(rows, dtype=object))
+    """Return rows as a data frame. Columns with gaps stay objects: counts would become floats."""
+    frame = pd.DataFrame(rows, dtype=object)
+    return frame.assign(**{name: frame[name].infer_objects() for name in frame.columns[frame.notna().all()]})
 
 
 def select(frame: pd.DataFrame, /, **values: Any) -> pd.DataFrame:
     """Return the rows that have these values, without the columns that none of them has."""
     for name, value in values.items():
         frame = frame[frame[name] == value]
-    return _infer_types(frame.dropna(axis=1, how="all"))
-
-
-def _infer_types(frame: pd.DataFrame) -> pd.DataFrame:
-    """Give columns that have no gap the type of their values; counts with gaps would become floats."""
-    whole = frame.columns[frame.notna().all()]
-    return frame.assign(**{name: frame[name].infer_objects() for name in whole})
+    return as_frame(frame.dropna(axis=1, how="all"))
 
 
 def run(

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import resource
 import runpy
 import subprocess
@@ -27,10 +28,9 @@ def time_repeatedly(work: Callable[[], object], *, least: int = 2, most: int = 9
 def measure_peak_gib() -> float:
     """Return the peak memory of this process. What the one that started it held does not count, where that is known."""
     status = Path("/proc/self/status")
-    if status.exists():
-        lines = dict(line.split(":", 1) for line in status.read_text().splitlines() if ":" in line)
-        if "VmHWM" in lines:
-            return int(lines["VmHWM"].split()[0]) / 2**20
+    peak = re.search(r"^VmHWM:\s*(\d+)", status.read_text(), re.MULTILINE) if status.exists() else None
+    if peak is not None:
+        return int(peak[1]) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

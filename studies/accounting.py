@@ -212,27 +212,19 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         axes.axvspan(0, results[BELOW], color="0.86", linewidth=0, label="below the lower bound: no accountant can be")
         axes.axvline(results[BELOW], color="0.45", linewidth=1.0)
         for position, name in enumerate(names):
-            best = name == BEST
-            axes.plot(
-                results[name],
-                position,
-                color=draw.COLOURS["blue"],
-                marker="o",
-                markersize=8 if best else 6,
-                markerfacecolor=draw.COLOURS["blue"] if best else "0.95",
-                linestyle="",
-                label="the tightest accountant: the honest epsilon" if best else "other accountants",
-            )
+            blue = draw.COLOURS["blue"]
+            dot: Any = {"markersize": 6, "markerfacecolor": "0.95", "label": "other accountants"}
+            if name == BEST:
+                label = "the tightest accountant: the honest epsilon"
+                dot = {"markersize": 8, "markerfacecolor": blue, "label": label}
+            axes.plot(results[name], position, color=blue, marker="o", linestyle="", **dot)
             axes.annotate(f"{results[name]:.3f}", (results[name], position), (8, -3), textcoords="offset points")
         if about.claimed is not None:
-            axes.axvline(
-                about.claimed, color=draw.COLOURS["red"], linestyle=":", linewidth=2, label="claimed (unsound)"
-            )
-            axes.annotate(f" {about.claimed:g}", (about.claimed, 0), color=draw.COLOURS["red"], va="center")
-        widest = results[names].max()
-        axes.set(
-            title=plan, xlabel=f"epsilon at delta {DELTA:g}", xlim=(0, 1.3 * widest), ylim=(len(names) - 0.5, -0.7)
-        )
+            red = draw.COLOURS["red"]
+            axes.axvline(about.claimed, color=red, linestyle=":", linewidth=2, label="claimed (unsound)")
+            axes.annotate(f" {about.claimed:g}", (about.claimed, 0), color=red, va="center")
+        axes.set(title=plan, xlabel=f"epsilon at delta {DELTA:g}")
+        axes.set(xlim=(0, 1.3 * results[names].max()), ylim=(len(names) - 0.5, -0.7))
         axes.set_yticks(range(len(names)), names)
         axes.grid(visible=False, axis="y")
     draw.finish(figure, panels[0], ncols=2)
@@ -242,13 +234,8 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what the page says; every number is one of the rows."""
     results = rows[rows["part"].notna()].set_index(["plan", "part", "accounting"])["epsilon"].astype(float).sort_index()
-    columns = {
-        "MNIST, screenings": ("MNIST", "screenings"),
-        "MNIST": ("MNIST", "all"),
-        "SVHN": ("SVHN", "all"),
-        "8,192 screenings": ("8,192 screenings", "all"),
-    }
-    whole = pd.DataFrame({name: results[key] for name, key in columns.items()}).loc[[*ACCOUNTANTS, BELOW]]
+    columns = {"MNIST, screenings": results["MNIST", "screenings"], **{plan: results[plan, "all"] for plan in PLANS}}
+    whole = pd.DataFrame(columns).loc[[*ACCOUNTANTS, BELOW]]
     costs = whole.map("{:.6f}".format).rename_axis("accounting").reset_index()
     costs[costs["accounting"] == BEST] = costs[costs["accounting"] == BEST].map("**{}**".format)
     claims = {plan: f"{PLANS[plan].claimed:g}" for plan in ("MNIST", "SVHN")}

@@ -1,7 +1,6 @@
 """Querying a gallery with features of another network: what a bridge learnt from public images saves."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from sklearn.linear_model import RidgeCV
 from nearveil.features import EfficientNetLite0, Extractor, fit_bridge, gallery_features
 from nearveil.features.backbones import MobileNetV2
 from studies import _figures as draw
-from studies._report import interval
+from studies._report import show
 from studies._study import Case, Row, Study, summarise
 from studies.data import find
 
@@ -22,15 +21,6 @@ PHOTOS = "birds_photos"
 SEEDS = (0, 1, 2, 3, 4)
 MOST: int | None = None  # photographs of a species; all
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a search finds, as shares."""
-
-    recall: float  # queries with an item of their class among the K found
-    precision: float  # items found that are of the query's class
-    agreement: float  # of the K that the gallery's own network finds, how many were found
 
 
 MEASURES = {"recall": f"recall@{K} by class", "precision": "precision", "agreement": "agreement"}
@@ -52,11 +42,12 @@ def _choose_best(scores: Floats) -> NDArray[np.intp]:
     return np.argsort(-scores, axis=1)[:, :K]
 
 
-def judge(results: NDArray[np.intp], truth: NDArray[np.intp], labels: NDArray[np.intp]) -> Found:
-    """Compare what was found with labels and with the gallery's own search."""
+def judge(results: NDArray[np.intp], truth: NDArray[np.intp], labels: NDArray[np.intp]) -> dict[str, float]:
+    """Return which shares of queries find their class, of items are of it, and agree with the gallery's own search."""
     same = labels[results] == labels[:, None]
     agree = (results[:, :, None] == truth[:, None, :]).any(axis=2)
-    return Found(float(same.any(axis=1).mean()), float(same.mean()), float(agree.mean()))
+    shares = {"recall": same.any(axis=1), "precision": same, "agreement": agree}
+    return {name: float(hits.mean()) for name, hits in shares.items()}
 
 
 def carry_by_regression(source: Floats, target: Floats, queries: Floats) -> Floats:
@@ -66,20 +57,19 @@ def carry_by_regression(source: Floats, target: Floats, queries: Floats) -> Floa
     return np.asarray(there + model.predict(queries - here), dtype=np.float32)
 
 
-def compare(asking: Floats, holding: Floats, labels: NDArray[np.intp], seed: int = 0) -> dict[str, Found]:
-    """Search the gallery of one network with the queries of another, in every way."""
+def compare(asking: Floats, holding: Floats, labels: NDArray[np.intp], seed: int = 0) -> dict[str, dict[str, float]]:
+    """Search the gallery of one network with the queries of another; return the shares of every way."""
     order = np.random.default_rng(seed).permutation(int(labels.max()) + 1)
     anchors = np.isin(labels, order[: len(order) // 2])
-    halves = [_compare_half(asking, holding, labels, part, seed) for part in (anchors, ~anchors)]
+    first, second = (_compare_half(asking, holding, labels, part, seed) for part in (anchors, ~anchors))
     return {
-        way: Found(*(float(np.mean([getattr(half[way], name) for half in halves])) for name in Found.__annotations__))
-        for way in halves[0]
+        way: {name: (share + second[way][name]) / 2 for name, share in shares.items()} for way, shares in first.items()
     }
 
 
 def _compare_half(
     asking: Floats, holding: Floats, labels: NDArray[np.intp], anchors: NDArray[np.bool_], seed: int
-) -> dict[str, Found]:
+) -> dict[str, dict[str, float]]:
     source, target, queries, gallery = asking[anchors], holding[anchors], asking[~anchors], holding[~anchors]
     here, there = source.mean(axis=0), target.mean(axis=0)
     centred_gallery = centre(gallery, there)
@@ -120,9 +110,9 @@ def measure(case: Case) -> list[Row]:
     find(case["photographs"])  # says what is missing before weights are loaded
     (asking, holding), labels = extract_features([MobileNetV2(), EfficientNetLite0()], MOST)
     return [
-        {"seed": seed, "way": way, "queries": len(labels), **asdict(results)}
+        {"seed": seed, "way": way, "queries": len(labels), **shares}
         for seed in case["seeds"]
-        for way, results in compare(asking, holding, labels, seed).items()
+        for way, shares in compare(asking, holding, labels, seed).items()
     ]
 
 
@@ -141,14 +131,13 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what was found; every number is one of the rows."""
-    results = {name: summarise(rows, name, "way") for name in MEASURES}
-    cells = {MEASURES[name]: entry.apply(interval, axis=1, args=(".3f",)) for name, entry in results.items()}
-    recall = results["recall"]["value"]
+    means = rows.groupby("way", sort=False)[list(MEASURES)].mean()
+    cells = {words: show(rows, name, "way") for name, words in MEASURES.items()}
     return {
         "ways": pd.DataFrame(cells).rename_axis("").reset_index(),
-        "agreement": results["agreement"]["value"],
-        "recall": recall,
-        "worse": recall["no alignment"] < recall["items at random"],
+        "agreement": means["agreement"],
+        "recall": means["recall"],
+        "worse": means.loc["no alignment", "recall"] < means.loc["items at random", "recall"],
     }
 
 

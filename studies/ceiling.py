@@ -13,7 +13,7 @@ from nearveil.mechanisms.covers import learning
 from nearveil.search.ceiling import answer_ceiling, neighbor_ceiling
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from studies import _figures as draw
-from studies._study import Case, Row, Study, list_cases, summarise
+from studies._study import Case, Row, Study, list_cases
 
 SHAPES = ((24, 3), (30, 3))  # items, and items of an answer
 EPSILONS = (1.0, 2.0, 3.0)
@@ -42,13 +42,9 @@ def find_optimum(lists: NDArray[np.intp], items: int, size: int, epsilon: float)
 def find_covers(lists: NDArray[np.intp], items: int, size: int, epsilon: float) -> float:
     """Return the most that randomised response over learned sets finds, over their number and many starts."""
     n, count = lists.shape
-    parts = (
-        np.full(lists.size, 1 / count, np.float32),
-        lists.ravel().astype(np.int32),
-        np.arange(0, lists.size + 1, count),
-    )
-    weights, best = csr_array(parts, shape=(n, items)), 0.0
-    rng = np.random.default_rng(0)
+    values, columns = np.full(lists.size, 1 / count, np.float32), lists.ravel().astype(np.int32)
+    weights = csr_array((values, columns, np.arange(0, lists.size + 1, count)), shape=(n, items))
+    rng, best = np.random.default_rng(0), 0.0
     for n_sets in range(2, MOST_SETS + 1):
         plan = learning.Plan(n_sets, size, epsilon)
         for _ in range(STARTS):
@@ -61,11 +57,8 @@ def find_covers(lists: NDArray[np.intp], items: int, size: int, epsilon: float) 
 
 def cases() -> list[Case]:
     """Return every shape, epsilon and seed."""
-    return [
-        {"items": items, "size": size, **case}
-        for items, size in SHAPES
-        for case in list_cases(epsilon=EPSILONS, seed=SEEDS)
-    ]
+    shapes = [{"items": items, "size": size} for items, size in SHAPES]
+    return [{**shape, **case} for shape in shapes for case in list_cases(epsilon=EPSILONS, seed=SEEDS)]
 
 
 def measure(case: Case) -> list[Row]:
@@ -81,17 +74,11 @@ def measure(case: Case) -> list[Row]:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw both as shares of Theorem D."""
     groups = rows.groupby(["items", "size"], sort=False)
-    figure, panels = draw.make_panels(1, len(groups), (7.5, 3.4), sharey=True)
-    for axes, ((items, size), part) in zip(panels[0], groups, strict=True):
-        epsilons = sorted(part["epsilon"].unique())
-        draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
-        for position, (column, name) in enumerate(COLUMNS.items()):
-            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), index=position + 3)
-        draw.epsilon_axis(axes, epsilons)
-        axes.set_title(f"{size} of {items} items")
-        axes.set_ylim(0.7, 1.03)
-    panels[0, 0].set_ylabel("expected recall of the\nnearest 3, share of D")
-    draw.finish(figure, panels[0], ncols=3)
+    figure, (panels,) = draw.make_panels(1, len(groups), (7.5, 3.4), sharey=True)
+    for axes, ((items, size), part) in zip(panels, groups, strict=True):
+        draw.shares(axes, part, COLUMNS)
+        axes.set(title=f"{size} of {items} items", ylim=(0.7, 1.03))
+    draw.finish(figure, panels, "expected recall of the\nnearest 3, share of D")
     return {"shares": figure}
 
 
@@ -100,18 +87,11 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     part = rows["covers"] / rows["optimum"]
     means = rows.assign(part=part).groupby(["items", "size", "epsilon"], sort=False)
     lines = means[["ceiling", "optimum", "covers", "part"]].mean().map("{:.3f}".format).reset_index()
-    names = {
-        "items": "items",
-        "size": "in an answer",
-        "ceiling": "D",
-        "optimum": "optimum / D",
-        "covers": "covers / D",
-        "part": "covers / optimum",
-    }
+    names = ["items", "in an answer", "epsilon", "D", "optimum / D", "covers / D", "covers / optimum"]
     return {
         "optimum": (rows["optimum"].min(), rows["optimum"].max()),
         "part": (part.min(), part.max()),
-        "lines": lines.rename(columns=names),
+        "lines": lines.set_axis(names, axis=1),
     }
 
 

@@ -9,14 +9,13 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from nearveil.gallery.answers import Codes, Singles, make_codes
-from nearveil.mechanisms import Covers
 from nearveil.mechanisms.base import candidate_count
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
 from studies import _figures as draw
-from studies._report import interval
-from studies._search import FILES, NAMES, QUERIES, SETS, Trial, split
-from studies._study import Case, Row, Study, select, summarise
+from studies._report import show
+from studies._search import FILES, NAMES, QUERIES, SETS, centre, split
+from studies._study import Case, Row, Study, list_cases, select
 
 K = 8
 SIZES = (0, 128, 256, 512)  # bytes of a candidate; 0 for whole features
@@ -25,12 +24,6 @@ SEEDS = (0, 1, 2)
 MOST = 0.01  # the loss that "auto" allows
 POPULAR = 0.2
 _BLOCK = 200
-
-
-def load_rows(trial: Trial) -> tuple[Singles, Singles]:
-    """Return gallery and queries: centred by the mean of the public rows, of norm one."""
-    mechanism = Covers(1.0).fit(trial.public)
-    return mechanism.features(trial.gallery).astype(np.float32), mechanism.features(trial.queries).astype(np.float32)
 
 
 def measure_loss(gallery: Singles, queries: Singles, codes: Codes) -> float:
@@ -58,10 +51,10 @@ def estimate_needs(gallery: Singles, queries: Singles, seed: int = 0) -> tuple[f
         return 1 - float(copies.recall(truth, chosen).mean()) - MOST
 
     noise = float(np.exp(brentq(excess, np.log(1e-5), np.log(1e-2), xtol=0.02)))
-    centre = gallery.mean(axis=0)
-    variances, directions = np.linalg.eigh(np.cov((gallery - centre).T))
+    mean = gallery.mean(axis=0)
+    variances, directions = np.linalg.eigh(np.cov((gallery - mean).T))
     variances = np.maximum(variances, 1e-12)
-    weights = np.mean(((queries - centre) @ directions) ** 2, axis=0, dtype=np.float64)
+    weights = np.mean(((queries - mean) @ directions) ** 2, axis=0, dtype=np.float64)
 
     def distortions(log_level: float) -> NDArray[np.float64]:
         return np.asarray(np.minimum(variances, np.exp(log_level) / weights))
@@ -72,21 +65,15 @@ def estimate_needs(gallery: Singles, queries: Singles, seed: int = 0) -> tuple[f
 
 def cases() -> list[Case]:
     """Return every set and split: sizes one by one, then popularity and what a loss of 0.01 takes."""
-    return [
-        *(
-            {"part": "loss", "data": data, "bytes": size, "seed": seed}
-            for data in SETS
-            for size in SIZES
-            for seed in SEEDS
-            if size not in ONE_SEED or seed == SEEDS[0]
-        ),
-        *({"part": "gallery", "data": data, "seed": seed} for data in SETS for seed in SEEDS),
-    ]
+    losses = list_cases(part=["loss"], data=SETS, bytes=SIZES, seed=SEEDS)
+    measured = [case for case in losses if case["bytes"] not in ONE_SEED or case["seed"] == SEEDS[0]]
+    return [*measured, *list_cases(part=["gallery"], data=SETS, seed=SEEDS)]
 
 
 def measure(case: Case) -> list[Row]:
     """Measure one case."""
-    gallery, queries = load_rows(split(case["data"], case["seed"]))
+    trial = split(case["data"], case["seed"])
+    gallery, queries = (centre(trial, rows).astype(np.float32) for rows in (trial.gallery, trial.queries))
     if case["part"] == "loss":
         codes = make_codes(gallery, case["bytes"] or None)
         size = case["bytes"] or 4 + codes.width
@@ -124,22 +111,17 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what codes lose, what a small loss takes, and whose popularity counts."""
     lost, galleries = select(rows, part="loss"), select(rows, part="gallery")
     popular = {
-        words: summarise(galleries, column, "data").apply(interval, axis=1, args=(".3f",))
-        for column, words in (
-            ("by_gallery", "the gallery's items, each without itself"),
-            ("by_queries", f"the {QUERIES:,} test queries"),
-            ("by_gallery_on_queries", "items chosen by the first, measured on the second"),
-        )
+        "the gallery's items, each without itself": show(galleries, "by_gallery", "data"),
+        f"the {QUERIES:,} test queries": show(galleries, "by_queries", "data"),
+        "items chosen by the first, measured on the second": show(galleries, "by_gallery_on_queries", "data"),
     }
-    losses = summarise(lost, "loss", "bytes", "data").apply(interval, axis=1, args=(".4f",)).unstack("data", sort=False)
+    losses = show(lost, "loss", "bytes", "data", spec=".4f").unstack("data", sort=False)
     tables = lost.groupby("bytes")["table_bytes"].first().map(lambda n: f"{n / 1e6:.1f} MB" if n > 1000 else "none")
     losses.insert(0, "public table", tables)
+    losses = losses.sort_index().rename(columns=NAMES, index="{:,}".format).rename_axis("bytes per candidate")
     return {
         "one_seed": " and ".join(map(str, ONE_SEED)),
-        "losses": losses.sort_index()
-        .rename(columns=NAMES, index="{:,}".format)
-        .rename_axis("bytes per candidate")
-        .reset_index(),
+        "losses": losses.reset_index(),
         "needs": [
             {"name": NAMES.get(data, data), "noise": group["noise"].mean(), "bytes": group["rate_bytes"].mean()}
             for data, group in galleries.groupby("data", sort=False)

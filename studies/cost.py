@@ -81,8 +81,8 @@ def _measure_embedding(case: Case) -> list[Row]:
 
 def _measure_release(case: Case) -> list[Row]:
     results = release.measure_speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
-    rates = pd.DataFrame({name: results[name] for name in ("single", "batched")})
-    return rates.assign(bytes=results["bytes"]).rename_axis("repeat").reset_index().to_dict("records")
+    pairs = enumerate(zip(results["single"], results["batched"], strict=True))
+    return [{"repeat": i, "single": one, "batched": many, "bytes": results["bytes"]} for i, (one, many) in pairs]
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from nearveil.mechanisms import Cells, Covers
 from nearveil.mechanisms.covers.covers import MappedRelease
@@ -18,9 +19,9 @@ from nearveil.mechanisms.covers.learning import projection
 from nearveil.search.ceiling import best_channel
 from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
-from studies._report import interval
+from studies._report import show
 from studies._search import FILES, NAMES, QUERIES, SETS, K, Search, build_search, split
-from studies._study import Case, Row, Study, summarise
+from studies._study import Case, Row, Study, list_cases
 
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
 FRACTIONS = (0.1, 0.2)
@@ -40,19 +41,27 @@ def compute_expected(release: MappedRelease, search: Search, *, knowing: bool = 
     members = release.members_
     sets = np.split(members.indices, members.indptr[1:-1])
     coverage = np.stack([search.copies.recall(search.truth, items) for items in sets], axis=1)
-    good = coverage.argmax(axis=1) if knowing else release.map_.choose(search.queries.astype(np.float64))
-    group = coverage[np.arange(len(coverage)), good]
-    channel = release._channel
-    other = (coverage.sum(axis=1) - group) / (channel.n_sets - 1)
-    return float(np.mean(channel.hit * group + (1 - channel.hit) * other))
+    queries = None if knowing else search.queries.astype(np.float64)
+    return expect_over_channel(release, coverage, queries)
+
+
+def expect_over_channel(release: MappedRelease, coverage: NDArray[Any], queries: NDArray[Any] | None) -> float:
+    """Return the expected recall of queries, or of a client that knows its best set, if all sets are named by chance.
+
+    `coverage` is the part of its neighbours that each query finds in each set.
+    """
+    good = coverage.argmax(axis=1) if queries is None else release.map_.choose(queries)
+    named, hit = coverage[np.arange(len(coverage)), good], release._channel.hit
+    other = (coverage.sum(axis=1) - named) / (coverage.shape[1] - 1)
+    return float(np.mean(hit * named + (1 - hit) * other))
 
 
 def search_by_codes(search: Search) -> float:
     """Return the NN-recall@8 of a search among 64 dimensions of every item, in 8 bits: no message, epsilon 0."""
     components = projection(search.gallery, CODE_BYTES)
-    placed = search.gallery @ components
-    scale = np.abs(placed).max(axis=1, keepdims=True) / 127
-    results = true_neighbors(search.queries @ components, np.rint(placed / scale) * scale, K)
+    projected = search.gallery @ components
+    scale = np.abs(projected).max(axis=1, keepdims=True) / 127
+    results = true_neighbors(search.queries @ components, np.rint(projected / scale) * scale, K)
     return float(search.copies.recall(search.truth, results).mean())
 
 
@@ -65,37 +74,25 @@ def compare(search: Search, candidates: float, epsilons: Sequence[float]) -> lis
     for epsilon in epsilons:
         covers = Covers(epsilon, candidates).fit(public).index(gallery)
         usual = Covers(epsilon, candidates, n_sets=round(1 / candidates)).fit(public).index(gallery)
-        cells = cells.with_epsilon(epsilon)  # cells are the same at every epsilon
         everything = Covers(epsilon, candidates, reach=1.0).fit(public).index(gallery)
         best = best_channel(epsilon, candidates, search.counts)
-        ceiling = best.ceiling
-        results.append(
-            {
-                "epsilon": epsilon,
-                "items": len(gallery),
-                "n_sets": covers.map_.n_sets,
-                "ceiling": ceiling,
-                "share": compute_expected(covers, search) / ceiling,
-                "knowing": compute_expected(covers, search, knowing=True) / ceiling,
-                "usual_number": compute_expected(usual, search) / ceiling,
-                "kmeans": compute_expected(cells, search) / ceiling,
-                "reach": covers.reach_,
-                "reached": compute_expected(everything, search) / ceiling,
-                "lower": float(best.chances[search.truth].mean()) / ceiling,
-                "codes": codes,
-            }
-        )
+        recalls = {
+            "share": compute_expected(covers, search),
+            "knowing": compute_expected(covers, search, knowing=True),
+            "usual_number": compute_expected(usual, search),
+            "kmeans": compute_expected(cells.with_epsilon(epsilon), search),  # the same cells at every epsilon
+            "reached": compute_expected(everything, search),
+            "lower": float(best.chances[search.truth].mean()),
+        }
+        shares = {name: recall / best.ceiling for name, recall in recalls.items()}
+        about = {"items": len(gallery), "n_sets": covers.map_.n_sets, "reach": covers.reach_, "codes": codes}
+        results.append({"epsilon": epsilon, "ceiling": best.ceiling, **shares, **about})
     return results
 
 
 def cases() -> list[Case]:
     """Return every set, split and fraction."""
-    return [
-        {"data": data, "seed": seed, "f": fraction, "epsilons": list(EPSILONS)}
-        for data in SETS
-        for seed in SEEDS
-        for fraction in FRACTIONS
-    ]
+    return list_cases(data=SETS, seed=SEEDS, f=FRACTIONS, epsilons=[list(EPSILONS)])
 
 
 @lru_cache(maxsize=1)
@@ -113,18 +110,13 @@ def measure(case: Case) -> list[Row]:
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw shares of the ceiling over epsilon."""
     groups = rows.groupby(["data", "f"], sort=False)
-    figure, panels = draw.make_panels(1, len(groups), (10.5, 3.7), sharey=True)
-    for axes, ((data, fraction), part) in zip(panels[0], groups, strict=True):
-        epsilons = sorted(part["epsilon"].unique())
-        draw.ceiling(axes, epsilons, [1.0] * len(epsilons), top=1.05)
-        axes.axhline(NEAR, color="0.45", linewidth=1.0, linestyle="--", label="within 10% of the ceiling")
-        for position, (column, name) in enumerate(COLUMNS.items()):
-            draw.curve(axes, name, summarise(part, column, "epsilon").sort_index(), index=position + 3)
-        draw.epsilon_axis(axes, epsilons)
-        axes.set_title(f"{NAMES.get(data, data)}, answers of {fraction:.0%}")
-        axes.set_ylim(0.5, 1.03)
-    panels[0, 0].set_ylabel("expected NN-recall@8,\nshare of the ceiling")
-    draw.finish(figure, panels[0], ncols=6)
+    figure, (panels,) = draw.make_panels(1, len(groups), (10.5, 3.7), sharey=True)
+    for axes, ((data, fraction), part) in zip(panels, groups, strict=True):
+        draw.shares(axes, part, COLUMNS)
+        near: Any = {"color": "0.45", "linewidth": 1.0, "linestyle": "--", "zorder": 1.9}
+        axes.axhline(NEAR, label="within 10% of the ceiling", **near)
+        axes.set(title=f"{NAMES.get(data, data)}, answers of {fraction:.0%}", ylim=(0.5, 1.03))
+    draw.finish(figure, panels, "expected NN-recall@8,\nshare of the ceiling", ncols=6)
     return {"shares": figure}
 
 
@@ -132,25 +124,26 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return what each part of covers is worth."""
     rows = rows.assign(data=rows["data"].replace(NAMES))
     groups = rows.groupby(["data", "f", "epsilon"], sort=False)
-    shares, group = groups[list(COLUMNS)].mean(), summarise(rows, "share", "data", "f", "epsilon")
+    shares = groups[[*COLUMNS, "reach", "reached", "lower"]].mean()
+    printed = shares.map("{:.3f}".format)
     gains = shares["share"] / shares["usual_number"] - 1
     cells = {
         "sets": groups["n_sets"].agg(lambda counts: " ".join(map(str, counts.unique()))),
-        "covers (95% over seeds)": group.apply(interval, axis=1, args=(".3f",)),
-        "true good set": shares["knowing"].map("{:.3f}".format),
-        "1/f sets": shares["usual_number"].map("{:.3f}".format),
-        "k-means cells": shares["kmeans"].map("{:.3f}".format),
-        "items in any set": groups["reach"].mean().map("{:.0%}".format),
-        "covers, reach 1": groups["reached"].mean().map("{:.3f}".format),
-        "lower estimate of D": groups["lower"].mean().map("{:.3f}".format),
+        "covers (95% over seeds)": show(rows, "share", "data", "f", "epsilon"),
+        "true good set": printed["knowing"],
+        "1/f sets": printed["usual_number"],
+        "k-means cells": printed["kmeans"],
+        "items in any set": shares["reach"].map("{:.0%}".format),
+        "covers, reach 1": printed["reached"],
+        "lower estimate of D": printed["lower"],
     }
     lines = pd.DataFrame(cells).reset_index()
-    costs = (1 - groups["reached"].mean() / shares["share"]).round(2) + 0.0  # no -0%
+    costs = (1 - shares["reached"] / shares["share"]).round(2) + 0.0  # no -0%
     sets = rows.groupby("data", sort=False).agg(codes=("codes", "mean"), items=("items", "first"))
     return {
-        "least_reach": groups["reach"].mean().min(),
+        "least_reach": shares["reach"].min(),
         "costs": [(epsilon, part.min(), part.max()) for epsilon, part in costs.groupby("epsilon")],
-        "lower": (groups["lower"].mean().min(), groups["lower"].mean().max()),
+        "lower": (shares["lower"].min(), shares["lower"].max()),
         "near": int((shares["share"] >= NEAR).sum()),
         "total": len(shares),
         "rule": (rows["knowing"] - rows["share"]).max(),

@@ -1,7 +1,7 @@
 """What covers find as a gallery grows, with answers of one size in items; and in one of 60,000 digits."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -17,6 +17,7 @@ from nearveil.mechanisms.covers import learning
 from nearveil.search.ceiling import best_channel
 from studies import _figures as draw
 from studies._study import Case, Row, Study, select
+from studies.covers import expect_over_channel
 from studies.data import find
 
 WHOLE = 60_000  # digits; larger galleries are made of them
@@ -63,28 +64,27 @@ def _read_digits(seed: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     return train[rng.permutation(len(train))], test[rng.permutation(len(test))]
 
 
+def _learn_projection(rows: Singles) -> Callable[[Iterable[Singles]], Singles]:
+    """Return a function that projects blocks of rows to 64 principal directions."""
+    mean = rows.mean(axis=0)
+    directions = learning.projection(rows - mean, DIMENSION)
+    return lambda blocks: np.concatenate([(block - mean) @ directions for block in blocks])
+
+
 @lru_cache(maxsize=1)
 def load_digits(seed: int, n: int = WHOLE, queries: int = DIGIT_QUERIES) -> tuple[Singles, Singles]:
     """Return training digits as a gallery, and some of the test digits, in 64 principal directions."""
     gallery, test = (images.reshape(len(images), -1).astype(np.float32) for images in _read_digits(seed))
-    gallery, test = gallery[:n], test[:queries]
-    mean = gallery.mean(axis=0)
-    directions = learning.projection(gallery - mean, DIMENSION)
-    return (gallery - mean) @ directions, (test - mean) @ directions
+    project = _learn_projection(gallery[:n])
+    return project([gallery[:n]]), project([test[:queries]])
 
 
 @lru_cache(maxsize=1)
 def load_deformed(n: int) -> tuple[Singles, Singles]:
     """Return a gallery of deformed training digits and deformed test digits, in 64 principal directions."""
     train, test = _read_digits(0)
-    part = next(_deform(train, _SOME, 1))
-    mean = part.mean(axis=0)
-    directions = learning.projection(part - mean, DIMENSION)
-    gallery, queries = (
-        np.concatenate([(block - mean) @ directions for block in _deform(images, count, seed)])
-        for images, count, seed in ((train, n, 1), (test, QUERIES, 2))
-    )
-    return gallery, queries
+    project = _learn_projection(next(_deform(train, _SOME, 1)))
+    return project(_deform(train, n, 1)), project(_deform(test, QUERIES, 2))
 
 
 def cases() -> list[Case]:
@@ -117,22 +117,17 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
     best = best_channel(epsilon, fraction, np.bincount(near.ravel(), minlength=n))
     memberships = covers.members_.T.tocsr()
     coverage = sum(memberships[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K
-    number, hit = covers.map_.n_sets, covers._channel.hit
-
-    def expect(rows: Singles) -> float:
-        return float(np.mean(hit * rows + (1 - hit) * (coverage.sum(axis=1) - rows) / (number - 1)))
-
-    recall = expect(coverage[np.arange(len(rows)), covers.map_.choose(rows)])
+    recall = expect_over_channel(covers, coverage, rows)
     return {
         "items": n,
         "f": fraction,
         "epsilon": epsilon,
-        "n_sets": number,
+        "n_sets": covers.map_.n_sets,
         "recall": recall,
         "ceiling": best.ceiling,
         "lower": float(best.chances[truth].mean()),
         "share": recall / best.ceiling,
-        "known": expect(coverage.max(axis=1)) / best.ceiling,
+        "known": expect_over_channel(covers, coverage, None) / best.ceiling,
         "bytes": covers.map_.nbytes,
         "reach": covers.reach_,
     }
@@ -140,22 +135,19 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
 
 def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     """Draw the share of the ceiling over the size of the gallery."""
-    figure, panels = draw.make_panels(1, 1, (6.4, 3.8))
-    axes, growth = panels[0, 0], select(rows, part="growth")
+    figure, ((axes,),) = draw.make_panels(1, 1, (6.4, 3.8))
+    growth = select(rows, part="growth")
     for position, (data, part) in enumerate(growth.groupby("data", sort=False)):
         sizes = part.set_index("items")
-        label = "the ceiling lies between its two estimates" if position == 0 else None
-        axes.fill_between(sizes.index, sizes["share"], sizes["recall"] / sizes["lower"], alpha=0.2, color="0.4",
-                          label=label)  # fmt: skip
+        band = {"alpha": 0.2, "color": "0.4", "label": "the ceiling lies between its two estimates"}
+        axes.fill_between(sizes.index, sizes["share"], sizes["recall"] / sizes["lower"], **band)
         draw.curve(axes, str(data), draw.without_interval(sizes["share"]), index=position, label=f"covers, {data}")
-        axes.plot(sizes.index, sizes["reach"], color="0.5", linestyle="--", marker="s",
-                  label="items in any set" if position == 0 else None)  # fmt: skip
-    axes.set_xscale("log")
+        reach: Any = {"color": "0.5", "linestyle": "--", "marker": "s", "label": "items in any set"}
+        axes.plot(sizes.index, sizes["reach"], **reach)
+    x = f"items of the gallery; answers of {ANSWER}, epsilon ln(items / {ANSWER})"
+    axes.set(xscale="log", ylim=(0, 1.03), xlabel=x)
     draw.set_ticks(axes, sorted(set(growth["items"])), [f"{n:,}" for n in sorted(set(growth["items"]))])
-    axes.set_ylim(0, 1.03)
-    axes.set_xlabel(f"items of the gallery; answers of {ANSWER}, epsilon ln(items / {ANSWER})")
-    axes.set_ylabel("share of the ceiling")
-    draw.finish(figure, [axes], ncols=2)
+    draw.finish(figure, axes, "share of the ceiling", ncols=2)
     return {"shares": figure}
 
 
@@ -163,14 +155,9 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     """Return the tables."""
     growth = select(rows, part="growth")
     at_whole = select(growth, items=WHOLE)
-    return {
-        "whole": at_whole.iloc[0],
-        "deformed": at_whole.iloc[-1],
-        "lines": _show(growth),
-        "digits": _show(select(rows, part="digits")),
-        "first": growth.iloc[0],
-        "last": growth.iloc[-1],
-    }
+    lines, digits = _show(growth), _show(select(rows, part="digits"))
+    ends = {"first": growth.iloc[0], "last": growth.iloc[-1]}
+    return {**ends, "whole": at_whole.iloc[0], "deformed": at_whole.iloc[-1], "lines": lines, "digits": digits}
 
 
 def _show(rows: pd.DataFrame) -> pd.DataFrame:
@@ -182,22 +169,11 @@ def _show(rows: pd.DataFrame) -> pd.DataFrame:
         bytes=(rows["bytes"] / 1e6).map("{:.1f}".format),
         reach=rows["reach"].map("{:.0%}".format),
     )
-    first = "data" if "data" in rows else "seed"
-    names = {
-        first: first,
-        "items": "items",
-        "f": "answer",
-        "epsilon": "epsilon",
-        "n_sets": "sets",
-        "recall": "NN-recall@8",
-        "ceiling": "ceiling, plug-in",
-        "share": "share",
-        "known": "true good set",
-        "upper": "share of the lower estimate",
-        "reach": "items in any set",
-        "bytes": "map, MB",
-    }
-    return shown[list(names)].rename(columns=names)
+    names = {"f": "answer", "n_sets": "sets", "recall": "NN-recall@8", "ceiling": "ceiling, plug-in",
+             "known": "true good set", "upper": "share of the lower estimate", "reach": "items in any set",
+             "bytes": "map, MB"}  # fmt: skip
+    columns = ["data" if "data" in rows else "seed", "items", "f", "epsilon", "n_sets", "recall", "ceiling", "share"]
+    return shown[[*columns, "known", "upper", "reach", "bytes"]].rename(columns=names)
 
 
 PARAMETERS = {

@@ -9,7 +9,7 @@ from sklearn.model_selection import train_test_split
 
 from nearveil import SupervisedManifold
 from studies import _figures as draw
-from studies._study import Case, Row, Study, summarise
+from studies._study import Case, Row, Study, list_cases, summarise
 from studies.data import load_features
 from studies.demo import Split, compute_limits, score_neighbours, split_digits
 
@@ -35,7 +35,7 @@ def split(data: str) -> Split:
 
 def cases() -> list[Case]:
     """Return one case a set and bandwidth."""
-    return [{"data": data, "bandwidth": bandwidth} for data in TITLES for bandwidth in BANDWIDTHS]
+    return list_cases(data=TITLES, bandwidth=BANDWIDTHS)
 
 
 def measure(case: Case) -> list[Row]:
@@ -65,8 +65,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         draw.floor(axes, group["floor"].iloc[0], label="floor: the most common class")
         axes.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
         axes.set(title=TITLES[data], xlabel="label weight alpha", ylim=(0, 1.03))
-    panels[0, 0].set_ylabel("held-out accuracy, 5 neighbours")
-    draw.finish(figure, panels[0])
+    draw.finish(figure, panels, "held-out accuracy, 5 neighbours")
     return {"accuracy": figure}
 
 
@@ -79,25 +78,16 @@ def _describe_set(title: str, rows: pd.DataFrame) -> dict[str, Any]:
     results = summarise(rows, "accuracy", "bandwidth", "label_weight")
     best = results["value"].unstack("label_weight", sort=False).idxmax(axis=1)
     cells = results.apply(lambda row: f"{row.value:.3f} ({row.low:.2f} to {row.high:.2f})", axis=1)
+    lines = cells.unstack("label_weight", sort=False).rename(index="{:g}".format, columns="weight {:g}".format)
     return {
         "title": title,
         "floor": rows["floor"].iloc[0],
         "raw": rows["raw"].iloc[0],
         "best": ", ".join(f"{weight:g} at bandwidth {bandwidth:g}" for bandwidth, weight in best.items()),
-        "accuracies": cells.unstack("label_weight", sort=False)
-        .rename(index="{:g}".format, columns="weight {:g}".format)
-        .reset_index(),
+        "accuracies": lines.reset_index(),
     }
 
 
 PARAMETERS = {"columns": 2, "steps": 20, "held out": 0.3}
-STUDY = Study(
-    "label-weight",
-    cases,
-    measure,
-    figures,
-    facts,
-    ("digits of scikit-learn", "cub200_cropped_lite0/cub200_cropped_lite0.npz"),
-    PARAMETERS,
-    SEEDS,
-)
+DATA = ("digits of scikit-learn", "cub200_cropped_lite0/cub200_cropped_lite0.npz")
+STUDY = Study("label-weight", cases, measure, figures, facts, DATA, PARAMETERS, SEEDS)

@@ -45,13 +45,8 @@ def measure(case: Case) -> list[Row]:
         epsilon, delta = results["epsilon"], results["delta"]
         top = None if epsilon is None else shared.compute_ceiling(epsilon, drawn.n_classes, delta)
         sound = results["method"] not in (*shared.UNSOUND, *PLAIN)
-        limits = {
-            "ceiling": top,
-            "floor": shared.compute_floor(drawn.n_classes),
-            "classes": drawn.n_classes,
-            "sound": sound,
-        }
-        rows.append({"data": data, "seed": seed, **results, **limits, "queries": len(drawn.queries)})
+        limits = {"ceiling": top, "floor": shared.compute_floor(drawn.n_classes), "classes": drawn.n_classes}
+        rows.append({"data": data, "seed": seed, **results, **limits, "sound": sound, "queries": len(drawn.queries)})
     return rows
 
 

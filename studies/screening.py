@@ -252,16 +252,9 @@ def _name_votes(votes: int) -> str:
 
 def _draw_line(axes: Axes, points: pd.Series, index: int, label: str, *, dotted: bool = False) -> None:
     style = draw.look("", index)
-    axes.plot(
-        points.index,
-        points,
-        color=style.colour,
-        marker=style.marker,
-        markerfacecolor="white" if dotted else style.colour,
-        markevery=max(1, len(points) // 8),
-        linestyle=":" if dotted else style.dashes,
-        label=label,
-    )
+    line = {"color": style.colour, "linestyle": ":" if dotted else style.dashes, "label": label}
+    marks = {"markerfacecolor": "white" if dotted else style.colour, "markevery": max(1, len(points) // 8)}
+    axes.plot(points.index, points, marker=style.marker, **line, **marks)
 
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:

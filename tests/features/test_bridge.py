@@ -116,11 +116,11 @@ def test_two_real_networks_meet(mobilenet: Extractor, lite0: Extractor) -> None:
     assert len(labels) == 80
     found = compare(asking, holding, labels)
     # 40 anchors of other species are few, and yet enough to tell; no alignment is as good as chance.
-    assert found["the gallery's network alone"].agreement == 1
-    assert found["no alignment"].recall < found["items at random"].recall + 0.1
-    assert found["bridge"].recall > found["items at random"].recall + 0.25
-    assert found["bridge"].agreement > 3 * found["items at random"].agreement
-    assert found["bridge"].precision > 0.7 * found["the client's network alone"].precision
+    assert found["the gallery's network alone"]["agreement"] == 1
+    assert found["no alignment"]["recall"] < found["items at random"]["recall"] + 0.1
+    assert found["bridge"]["recall"] > found["items at random"]["recall"] + 0.25
+    assert found["bridge"]["agreement"] > 3 * found["items at random"]["agreement"]
+    assert found["bridge"]["precision"] > 0.7 * found["the client's network alone"]["precision"]
 
 
 def test_anchors_of_nothing_teach_nothing() -> None:
@@ -131,7 +131,7 @@ def test_anchors_of_nothing_teach_nothing() -> None:
     views = [hidden @ np.linalg.qr(rng.normal(size=(40, 40)))[0] for _ in range(2)]
     asking, holding = ((view / np.linalg.norm(view, axis=1, keepdims=True)).astype(np.float32) for view in views)
     found = compare(asking, holding, labels)
-    assert found["bridge"].agreement > 0.99
+    assert found["bridge"]["agreement"] > 0.99
     mixed = compare(asking[rng.permutation(240)], holding, labels)
-    assert mixed["bridge"].agreement < 0.1
-    assert abs(found["items at random"].recall - (1 - (1 - 11 / 119) ** 8)) < 0.15
+    assert mixed["bridge"]["agreement"] < 0.1
+    assert abs(found["items at random"]["recall"] - (1 - (1 - 11 / 119) ** 8)) < 0.15

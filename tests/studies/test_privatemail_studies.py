@@ -90,7 +90,7 @@ def test_a_step_of_the_walk_is_that_of_the_query() -> None:
     X = generator.normal(size=(40, 6))
     X /= np.linalg.norm(X, axis=1, keepdims=True)
     start, labels = generator.normal(size=(40, 2)), label_graph(np.arange(40) % 4, 1.5)
-    first, second = _privatemail.walk(X @ X.T, labels, start, bandwidth=1.5, label_weight=0.6, steps=1)
+    first, second = _privatemail.walk(X @ X.T, start, steps=1, bandwidth=1.5, label_weight=0.6, repel=labels)
     assert np.linalg.norm(first) == pytest.approx(math.sqrt(40))
     expected = smlq_step(first, gaussian_graph(X, 1.5, method="exact"), labels, 0.6)[0]
     assert np.allclose(second, expected * math.sqrt(40) / np.linalg.norm(expected), rtol=1e-9)
