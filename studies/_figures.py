@@ -12,32 +12,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rc_params_from_file
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from studies._study import Mean, select, summarise
+from studies._study import TEMPLATES, Mean, select, summarise
 
-STYLE: Any = {
-    "font.size": 9.5,
-    "font.family": "DejaVu Sans",
-    "axes.titlesize": 10.5,
-    "axes.labelsize": 9.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "0.9",
-    "grid.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 5.0,
-    "figure.dpi": 110,
-    "savefig.dpi": 150,
-    "savefig.facecolor": "white",
-    "svg.hashsalt": "nearveil",
-    "svg.fonttype": "path",
-}
+STYLE = rc_params_from_file(TEMPLATES / "figures.mplstyle", use_default_template=False)
 # Okabe and Ito's colours, without yellow, which is lost on white.
 COLOURS = {
     "blue": "#0072B2",

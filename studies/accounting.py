@@ -92,13 +92,10 @@ def compute_votes_lower_bound(plan: Plan) -> float:
 
 def _compose_votes(plan: Plan) -> pld.PrivacyLossDistribution:
     """Return the loss of all votes in which one record moves two counts by one, rounded down."""
-    return pld.from_gaussian_mechanism(
-        plan.vote_noise / math.sqrt(2),
-        pessimistic_estimate=False,
-        value_discretization_interval=_INTERVAL,
-        sampling_prob=plan.sampling_rate,
-        use_connect_dots=False,
-    ).self_compose(plan.answered)
+    down: Any = {"pessimistic_estimate": False, "value_discretization_interval": _INTERVAL, "use_connect_dots": False}
+    deviation = plan.vote_noise / math.sqrt(2)
+    one = pld.from_gaussian_mechanism(deviation, sampling_prob=plan.sampling_rate, **down)
+    return one.self_compose(plan.answered)
 
 
 def _compose_screenings(plan: Plan, votes: int) -> pld.PrivacyLossDistribution:
@@ -106,13 +103,9 @@ def _compose_screenings(plan: Plan, votes: int) -> pld.PrivacyLossDistribution:
     at = norm.sf((plan.screening.threshold - np.array([votes, votes + 1])) / plan.screening.noise)
     without, sampled = float(at[0]), float(at[0] + plan.sampling_rate * (at[1] - at[0]))
     passed = np.arange(plan.screened + 1)
-    return pld.from_two_probability_mass_functions(
-        dict(enumerate(binom.logpmf(passed, plan.screened, without))),
-        dict(enumerate(binom.logpmf(passed, plan.screened, sampled))),
-        pessimistic_estimate=False,
-        value_discretization_interval=_INTERVAL,
-        symmetric=False,
-    )
+    log_p, log_q = (dict(enumerate(binom.logpmf(passed, plan.screened, rate))) for rate in (without, sampled))
+    down: Any = {"pessimistic_estimate": False, "value_discretization_interval": _INTERVAL, "symmetric": False}
+    return pld.from_two_probability_mass_functions(log_p, log_q, **down)
 
 
 def find_noise(plan: Plan, accounting: str) -> float:

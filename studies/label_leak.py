@@ -54,7 +54,7 @@ def measure(case: Case) -> list[Row]:
     }
     servers = {APART: mail.embed_gallery(drawn.gallery, drawn.gallery_labels + first)}
     top, bottom = shared.compute_ceiling(EPSILON, drawn.n_classes), shared.compute_floor(drawn.n_classes)
-    limits = {"queries": len(drawn.queries), "classes": drawn.n_classes, "ceiling": top, "floor": bottom}
+    limits: Row = {"queries": len(drawn.queries), "classes": drawn.n_classes, "ceiling": top, "floor": bottom}
     rows = []
     for number, (feature_kind, label_kind) in enumerate((*BARS, ("true", APART))):
         messages = mail.release(
@@ -63,7 +63,7 @@ def measure(case: Case) -> list[Row]:
         embedded = servers.get(label_kind, server)
         chosen = np.stack([np.argsort(-mail.rank_each(message, embedded)[0])[:K] for message in messages])
         told = drawn.score(chosen, labels[label_kind] - (first if label_kind == APART else 0))
-        kind = {"features": feature_kind, "label": label_kind, "epsilon": EPSILON}
+        kind: Row = {"features": feature_kind, "label": label_kind, "epsilon": EPSILON}
         rows.append({**case, **kind, "recall": drawn.score(chosen), "recall_of_told_label": told, **limits})
     return rows
 

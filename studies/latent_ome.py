@@ -143,14 +143,10 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     latent = select(budgets, mechanism="LATENT")
     ratios = latent["correction"] / latent["exact"]
     default = select(budgets, mechanism=DEFAULT, alpha=100.0, claimed=10.0)
+    holds = int(latent["claim_holds"].sum())
     return {
         "queries": QUERIES // len(SEEDS),
-        "latent": {
-            "holds": int(latent["claim_holds"].sum()),
-            "total": len(latent),
-            "least": ratios.min(),
-            "most": ratios.max(),
-        },
+        "latent": {"holds": holds, "total": len(latent), "least": ratios.min(), "most": ratios.max()},
         "ome": [_count_failures(name, select(budgets, mechanism=name)) for name in ("OME", DEFAULT)],
         "default": default.to_dict("records"),
         "budgets": _list_budgets(budgets),

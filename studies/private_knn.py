@@ -108,20 +108,14 @@ def make_ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
 def make_private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:
     """Return a voter with parameters as published."""
     screening = plan.screening
-    votes: Any = {
-        "n_neighbors": screening.n_neighbors,
-        "sampling_rate": plan.sampling_rate,
-        "vote_noise": plan.vote_noise,
+    votes: Any = {"sampling_rate": plan.sampling_rate, "vote_noise": plan.vote_noise, "max_answered": plan.answered}
+    screened: Any = {
+        "screening_noise": screening.noise,
+        "threshold": screening.threshold,
+        "max_screened": plan.screened,
     }
-    return PrivateKNeighborsClassifier(
-        max_answered=plan.answered,
-        max_screened=plan.screened,
-        screening_noise=screening.noise,
-        threshold=screening.threshold,
-        source=source,
-        **votes,
-        **_COMMON,
-    )
+    k = screening.n_neighbors
+    return PrivateKNeighborsClassifier(n_neighbors=k, **votes, **screened, **_COMMON, source=source)
 
 
 def make_pate(teachers: int, source: Source, **options: Any) -> PateClassifier:
@@ -230,14 +224,10 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     missing = list(rows["left_out"].dropna()) if "left_out" in rows else []
     ways = (NETWORK, OURS, PATE, GIVEN, PATE_GIVEN, COMMONEST, TRUE, NEAREST)
     figure_4 = pd.concat([_list_curve(rows, "mnist", way) for way in FIGURE_4])
+    curves = {name: pd.concat([_list_curve(rows, name, way) for way in ways]) for name in NAMES}
     return {
         "sets": {
-            name: {
-                "title": TITLES[name],
-                "curves": pd.concat([_list_curve(rows, name, way) for way in ways]),
-                **_compare_curves(rows, name),
-            }
-            for name in NAMES
+            name: {"title": TITLES[name], "curves": curves[name], **_compare_curves(rows, name)} for name in NAMES
         },
         "missing": missing[:1],
         "claims": pd.DataFrame([line for name in NAMES for line in _list_claims(rows, name)]),

@@ -252,8 +252,8 @@ def _name_votes(votes: int) -> str:
 
 def _draw_line(axes: Axes, points: pd.Series, index: int, label: str, *, dotted: bool = False) -> None:
     style = draw.look("", index)
-    line = {"color": style.colour, "linestyle": ":" if dotted else style.dashes, "label": label}
-    marks = {"markerfacecolor": "white" if dotted else style.colour, "markevery": max(1, len(points) // 8)}
+    line: Any = {"color": style.colour, "linestyle": ":" if dotted else style.dashes, "label": label}
+    marks: Any = {"markerfacecolor": "white" if dotted else style.colour, "markevery": max(1, len(points) // 8)}
     axes.plot(points.index, points, marker=style.marker, **line, **marks)
 
 
@@ -271,7 +271,7 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
         "last": last,
         "branches": (branches.min(), branches.max()),
         "share": at.loc[50, THRESHOLD] / worst.loc[50, "rdp"],
-        "divergences": pd.DataFrame([_list_divergences(at, worst.loc[order], order) for order in SHOWN]),
+        "divergences": _list_divergences(at.loc[list(SHOWN)], worst.loc[list(SHOWN)]),
         "beats": at.index[at[MOST] > at[THRESHOLD]].min(),
         "lower": worst.index[worst["votes"] < THRESHOLD].min(),
         "end": end,
@@ -280,14 +280,11 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _list_divergences(at: pd.DataFrame, worst: pd.Series, order: int) -> dict[str, str]:
-    return {
-        "order": f"{order}",
-        "worst pair $t, t'$": f"{worst['votes']:.0f}, {worst['neighbour']:.0f}",
-        "maximum": f"{worst['rdp']:.6e}",
-        "at $T$": f"{at.loc[order, THRESHOLD]:.6e}",
-        "at $k$": f"{at.loc[order, MOST]:.6e}",
-    }
+def _list_divergences(at: pd.DataFrame, worst: pd.DataFrame) -> pd.DataFrame:
+    pairs = worst["votes"].map("{:.0f}, ".format) + worst["neighbour"].map("{:.0f}".format)
+    divergences = {"maximum": worst["rdp"], "at $T$": at[THRESHOLD], "at $k$": at[MOST]}
+    lines = {"worst pair $t, t'$": pairs, **{name: rdp.map("{:.6e}".format) for name, rdp in divergences.items()}}
+    return pd.DataFrame(lines).rename("{:.0f}".format).rename_axis("order").reset_index()
 
 
 def _compare_costs(rows: pd.DataFrame) -> dict[str, Any]:
