@@ -285,8 +285,8 @@ def ask_plain(_: Any, drawn: Images, seed: int) -> Recalls:
     makers: tuple[Release, ...] = (RawFeatures(), PlainManifold(public_seed=seed), PlainTSNE(public_seed=seed))
     for name, unfitted in zip(PLAIN, makers, strict=True):
         release = unfitted.fit(drawn.anchors, drawn.anchor_labels)
-        prepared = release._prepare(release.features(drawn.gallery))
-        yield {"method": name, "epsilon": None, "delta": None, "recall": _ask(release, prepared, drawn, seed)}
+        share = _ask(release, release._prepare(release.features(drawn.gallery)), drawn, seed)
+        yield {"method": name, "epsilon": None, "delta": None, "recall": share}
 
 
 def ask_covers(_: Any, drawn: Images, seed: int) -> Recalls:
@@ -308,11 +308,10 @@ def ask_covers(_: Any, drawn: Images, seed: int) -> Recalls:
 
 def choose_by_class(items: NDArray[Any], labels: Labels) -> NDArray[np.intp]:
     """Return eight of a set's items, of as many of its commonest classes; all from the server's own knowledge."""
-    _, places, counts = np.unique(labels[items], return_index=True, return_counts=True)
-    best = items[places[np.argsort(-counts, kind="stable")[:K]]]
-    # A set of fewer classes is filled up with whatever else it holds.
-    rest: NDArray[np.intp] = np.concatenate([best, np.setdiff1d(items, best)])[:K]
-    return rest
+    _, first, counts = np.unique(labels[items], return_index=True, return_counts=True)
+    best = items[first[np.argsort(-counts, kind="stable")[:K]]]
+    # A set of fewer classes is filled up with its other items.
+    return np.asarray(np.concatenate([best, np.setdiff1d(items, best)])[:K])
 
 
 GROUPS: dict[str, Callable[[Any, Images, int], Recalls]] = {

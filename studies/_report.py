@@ -194,11 +194,12 @@ def _compare_covers(rows: pd.DataFrame) -> dict[str, Any]:
     covers = select(results, method="covers")
     shares = (covers["nn_recall"] / covers["ceiling"]).groupby([covers[key] for key in ("data", "f", "epsilon")]).mean()
     first = select(results, data=results["data"].iloc[0], f=0.1)
+    data = first["data"].iloc[0]
     return {
         "near": int((shares >= NEAR).sum()),
         "total": len(shares),
         "least": shares.min(),
-        "data": NAMES.get(first["data"].iloc[0], first["data"].iloc[0]),
+        "data": NAMES.get(data, data),
         "found": select(first, epsilon=4.0).groupby("method")["nn_recall"].mean(),
         "floor": select(first, method="covers")["floor"].mean(),
     }

@@ -94,8 +94,8 @@ def _compose_votes(plan: Plan) -> pld.PrivacyLossDistribution:
     """Return the loss of all votes in which one record moves two counts by one, rounded down."""
     down: Any = {"pessimistic_estimate": False, "value_discretization_interval": _INTERVAL, "use_connect_dots": False}
     deviation = plan.vote_noise / math.sqrt(2)
-    one = pld.from_gaussian_mechanism(deviation, sampling_prob=plan.sampling_rate, **down)
-    return one.self_compose(plan.answered)
+    vote = pld.from_gaussian_mechanism(deviation, sampling_prob=plan.sampling_rate, **down)
+    return vote.self_compose(plan.answered)
 
 
 def _compose_screenings(plan: Plan, votes: int) -> pld.PrivacyLossDistribution:

@@ -81,8 +81,9 @@ def _measure_embedding(case: Case) -> list[Row]:
 
 def _measure_release(case: Case) -> list[Row]:
     results = release.measure_speed(case["way"], GALLERY, repeats=REPEATS, seconds=0.25)
-    pairs = enumerate(zip(results["single"], results["batched"], strict=True))
-    return [{"repeat": i, "single": one, "batched": many, "bytes": results["bytes"]} for i, (one, many) in pairs]
+    rates = enumerate(zip(results["single"], results["batched"], strict=True))
+    size = results["bytes"]
+    return [{"repeat": i, "single": single, "batched": batched, "bytes": size} for i, (single, batched) in rates]
 
 
 @functools.cache

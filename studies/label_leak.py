@@ -62,9 +62,9 @@ def measure(case: Case) -> list[Row]:
         )
         embedded = servers.get(label_kind, server)
         chosen = np.stack([np.argsort(-mail.rank_each(message, embedded)[0])[:K] for message in messages])
-        told = drawn.score(chosen, labels[label_kind] - (first if label_kind == APART else 0))
+        input_recall = drawn.score(chosen, labels[label_kind] - (first if label_kind == APART else 0))
         kind: Row = {"features": feature_kind, "label": label_kind, "epsilon": EPSILON}
-        rows.append({**case, **kind, "recall": drawn.score(chosen), "recall_of_told_label": told, **limits})
+        rows.append({**case, **kind, "recall": drawn.score(chosen), "recall_of_told_label": input_recall, **limits})
     return rows
 
 

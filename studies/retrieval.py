@@ -104,15 +104,15 @@ def _make_mechanisms(
     method: str, epsilons: Sequence[float], fraction: float, search: Search
 ) -> Iterator[tuple[float, Release]]:
     """Build a mechanism for every epsilon; cells, which are the same at all of them, once."""
-    seen: Release | None = None
+    mechanism: Release | None = None
     for epsilon in epsilons:
-        if isinstance(seen, Cells):
-            seen = seen.with_epsilon(epsilon)
+        if isinstance(mechanism, Cells):
+            mechanism = mechanism.with_epsilon(epsilon)
         else:
-            seen = trials.make_rival(method, epsilon, fraction, search)
-            if isinstance(seen, MappedRelease):
-                seen = seen.index(search.trial.gallery)
-        yield epsilon, seen
+            mechanism = trials.make_rival(method, epsilon, fraction, search)
+            if isinstance(mechanism, MappedRelease):
+                mechanism = mechanism.index(search.trial.gallery)
+        yield epsilon, mechanism
 
 
 @lru_cache(maxsize=2)

@@ -31,7 +31,7 @@ SHOWN = 4
 
 @dataclass(frozen=True)
 class Digits:
-    """Scikit-learn's 1,797 handwritten digits: public rows, a gallery, and private queries."""
+    """The handwritten digits of scikit-learn: public rows, a gallery, and private queries."""
 
     public: NDArray[np.float64]
     gallery: NDArray[np.float64]
