@@ -28,48 +28,27 @@ _FILE = os.O_RDONLY | _FLAGS["O_NOFOLLOW"] | _FLAGS["O_NONBLOCK"] | _FLAGS["O_CL
 
 @dataclass(frozen=True, eq=False)
 class Item:
-    """One image, or any other record that has a vector, to be added to an index.
+    """One image, or any other record that has a vector, to be added to an index."""
 
-    Parameters
-    ----------
-    feature : array-like of shape (d,) or (1, d)
-        Divided by its norm unless that is one.
-    name : str, default=""
-        For people; need not be unique.
-    thumbnail : bytes, default=b""
-        WebP, as answers contain it, or empty.
-    original : bytes, Path or None, default=None
-        The file content, or its path. A file is served only while it is unchanged since the item was added.
-    external_id : str or None, default=None
-        Your own id, unique in an index. Use it to replace and delete items.
-    metadata : mapping or None, default=None
-        JSON values with text as keys. Every match carries it if the gallery offers it.
-    """
-
-    feature: ArrayLike
-    name: str = ""
-    thumbnail: bytes = field(default=b"", repr=False)
+    feature: ArrayLike  #: shape (d,) or (1, d); divided by its norm unless that is one
+    name: str = ""  #: for people; need not be unique
+    thumbnail: bytes = field(default=b"", repr=False)  #: WebP, as answers contain it, or empty
+    #: The file content, or its path. A file is served only while it is unchanged since the item was added.
     original: bytes | Path | None = field(default=None, repr=False)
-    external_id: str | None = None
+    external_id: str | None = None  #: your own id, unique in an index: use it to replace and delete items
+    #: JSON values with text as keys. Every match carries it if the gallery offers it.
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
 class StoredItem:
-    """An item as the index returns it, without its feature (see ``features``); its fields are those of :class:`Item`.
+    """An item as the index returns it, without its feature (see ``features``), with the fields of :class:`Item`."""
 
-    Parameters
-    ----------
-    id : int
-        Never reused, not even after the item is deleted.
-    digest : bytes or None, default=None
-        SHA-256 of the file at the path `original` when the item was added.
-    """
-
-    id: int
+    id: int  #: never reused, not even after the item is deleted
     name: str
     thumbnail: bytes = field(repr=False)
     original: bytes | Path | None = field(repr=False)
+    #: SHA-256 of the file at the path `original` when the item was added.
     digest: bytes | None = field(default=None, repr=False)
     external_id: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)

@@ -40,28 +40,15 @@ _HEADER = "told"  # the stored name of the header in the archive
 
 @dataclass(frozen=True)
 class MapTerms:
-    """The parameters of a map.
+    """The parameters of a map."""
 
-    Parameters
-    ----------
-    epsilon : float, default=4.0
-        The privacy cost of one message.
-    candidates : float, default=0.1
-        The fraction of the gallery in an answer.
-    n_sets : int, optional
-        By default, chosen on held-out items.
-    reach : float, default=1.0
-        The fraction of the items that must be in some set, as in :class:`nearveil.mechanisms.Covers`. Messages never
-        return the others. 0 gives the highest average recall at a small epsilon.
-    code_bytes : int, "auto" or None, default="auto"
-        The size of a code, as in :class:`nearveil.search.Retriever`.
-    """
-
-    epsilon: float = 4.0
-    candidates: float = 0.1
-    n_sets: int | None = None
+    epsilon: float = 4.0  #: the privacy cost of one message
+    candidates: float = 0.1  #: the fraction of the gallery in an answer
+    n_sets: int | None = None  #: by default chosen on held-out items
+    #: The fraction of the items that must be in some set, as in :class:`nearveil.mechanisms.Covers`. Messages never
+    #: return the others. 0 gives the highest average recall at a small epsilon.
     reach: float = 1.0
-    code_bytes: int | Literal["auto"] | None = "auto"
+    code_bytes: int | Literal["auto"] | None = "auto"  #: the size of a code, as in :class:`nearveil.search.Retriever`
 
     def updated(self, **options: Any) -> "MapTerms":
         """Return the terms with the options that are not None."""

@@ -176,16 +176,9 @@ def make_plan(model: PrivateDiscriminant) -> tuple[VotePlan, Guarantee]:
 
 @dataclass(frozen=True)
 class Publication:
-    """A published model: paid for, stored, and public.
+    """A published model: paid for, stored, and public."""
 
-    Attributes
-    ----------
-    number : int
-        From 1.
-    model : bytes
-    """
-
-    number: int
+    number: int  #: from 1
     model: bytes = field(repr=False)
 
     @cached_property

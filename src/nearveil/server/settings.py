@@ -42,52 +42,31 @@ class SettingsError(NearveilError, ValueError):
 
 
 class GallerySettings(BaseModel):
-    """The settings of a gallery.
-
-    Attributes
-    ----------
-    name : str
-        The name that clients use.
-    kind : {"open", "protected"}
-    index : str
-        A folder or a PostgreSQL URL, as `nearveil index` made it. Of a protected gallery: the private records.
-    offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
-        What an open gallery sends with all candidates; "codes" offers all codes, for local copies; "sealed"
-        answers sealed questions.
-    extractor : str
-        Display name of the feature extractor. Built-in extractors need none.
-    public : str
-        Of a protected gallery: the index of public images, which shape its model.
-    classes : tuple of str
-        Of a protected gallery: the classes of its model.
-    epsilon, delta : float
-        Of a protected gallery: the privacy cost of all its models together.
-    publications : int
-        Of a protected gallery: how many models it may ever publish, 1 by default.
-    unit : str
-        Of a protected gallery: what one record is, "record" by default. "person with all images" means that each
-        person has one record.
-    ledger, account : str
-        Of a protected gallery: the account that pays.
-    allow_noise : bool
-        Of a protected gallery: whether ``nearveil protect`` publishes a model that is expected to be noise alone.
-    """
+    """The settings of a gallery."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: Annotated[str, Field(pattern=GALLERY_NAME)]
+    name: Annotated[str, Field(pattern=GALLERY_NAME)]  #: by which clients use it
     kind: GalleryKind = "open"
+    #: A folder or a PostgreSQL URL, as `nearveil index` made it; of a protected gallery the private records.
     index: Annotated[str, Field(min_length=1)]
+    #: What an open gallery sends with all candidates; "codes" offers all codes, for local copies; "sealed" answers
+    #: sealed questions.
     offers: tuple[Offer, ...] = ("names", "thumbnails")
+    #: Display name of the feature extractor. Built-in extractors need none.
     extractor: Annotated[str, Field(max_length=1000)] = ""
+    #: The other fields are of a protected gallery. The index of public images, which shape its model.
     public: Annotated[str, Field(min_length=1)] | None = None
-    classes: tuple[str, ...] | None = None
+    classes: tuple[str, ...] | None = None  #: of its model
+    #: With `delta`, the privacy cost of all its models together.
     epsilon: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     delta: Annotated[float, Field(gt=0, lt=1)] | None = None
-    publications: Annotated[int, Field(ge=1)] | None = None
+    publications: Annotated[int, Field(ge=1)] | None = None  #: how many models it may ever publish, 1 by default
+    #: What one record is, "record" by default. "person with all images" means that each person has one record.
     unit: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    ledger: Annotated[str, Field(min_length=1)] | None = None
+    ledger: Annotated[str, Field(min_length=1)] | None = None  #: with `account`, what pays
     account: Annotated[str, Field(min_length=1)] | None = None
+    #: Whether ``nearveil protect`` publishes a model that is expected to be noise alone.
     allow_noise: bool | None = None
 
     @model_validator(mode="after")
@@ -109,92 +88,54 @@ class Settings(BaseSettings):
     """All settings of a server. ``Settings.load`` also reads a file.
 
     Every field is also an environment variable: ``NEARVEIL_SERVER_PORT``, ``NEARVEIL_SERVER_GALLERIES`` (JSON).
-
-    Attributes
-    ----------
-    host, port
-        The address to listen at; port 0 takes a free port.
-    tls_cert, tls_key : Path
-        In PEM. Required beyond loopback, unless `insecure` is set.
-    tls_client_ca : Path
-        Clients must present a certificate that this authority signed.
-    insecure : bool
-        Listen beyond loopback without TLS: for a reverse proxy that terminates TLS.
-    management_host, management_port
-        The only address of /health, /ready and /metrics: without TLS, rate limit or check of the Host header. Without
-        a management port, the default, they are at `port`.
-    tokens : str
-        A file, or a PostgreSQL URL.
-    max_body : int
-        Maximum size of a message, in bytes. Of sealed questions only lengths that the layout fixes are accepted.
-    rate, burst
-        Requests per minute per token (None: unlimited), and the burst after a pause.
-    per_token : int
-        Maximum number of requests in flight of one token, including large answers that are not read yet.
-    sending : int
-        Maximum bytes of large answers that clients have not read yet; of one token at most half.
-    receiving : int
-        Maximum bytes of bodies of requests in flight: of messages, and as many of sealed questions; of one token at
-        most half.
-    concurrency, queue : int
-        Number of threads for requests, and of requests that may wait for one.
-    connections : int
-        Maximum number of open connections.
-    workers : int
-        Number of processes. Rate, burst, connections, threads and memory are divided among them.
-    header_timeout, body_timeout, send_timeout, idle_timeout, work_timeout : float
-        Seconds for a client to send its headers, to send its body, to read its answer, and to send its next request;
-        and for the server to answer a request.
-    shutdown_delay : float
-        Seconds after SIGTERM in which all requests are still answered: /ready returns 503, and every answer closes its
-        connection, so that proxies and clients go elsewhere.
-    shutdown_grace : float
-        Seconds for requests in flight after that.
-    log_level, log_file
-        Lines of JSON, to a file or to standard error.
-    trusted_hosts : tuple of str
-        Allowed Host headers, `*` for any. By default the names of loopback, and `host`; any if `host` is the
-        unspecified address.
-    cache : int
-        Bytes of cached answers of each open gallery.
-    database_timeout : float
-        Seconds to wait for a database.
-    galleries : tuple of GallerySettings
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True, validate_default=False)
 
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
-    port: Annotated[int, Field(ge=0, le=65535)] = 8321
-    tls_cert: FilePath | None = None
+    port: Annotated[int, Field(ge=0, le=65535)] = 8321  #: 0 takes a free port
+    tls_cert: FilePath | None = None  #: in PEM, with `tls_key`; required beyond loopback, unless `insecure` is set
     tls_key: FilePath | None = None
-    tls_client_ca: FilePath | None = None
-    insecure: bool = False
+    tls_client_ca: FilePath | None = None  #: clients must present a certificate that this authority signed
+    insecure: bool = False  #: listen beyond loopback without TLS: for a reverse proxy that terminates TLS
     management_host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    #: The only port of /health, /ready and /metrics: without TLS, rate limit or check of the Host header. By default,
+    #: without a management port, they are at `port`.
     management_port: Annotated[int, Field(ge=0, le=65535)] | None = None
+    #: A file, or a PostgreSQL URL.
     tokens: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda: str(default_location()))
+    #: Maximum size of a message, in bytes. Of sealed questions only lengths that the layout fixes are accepted.
     max_body: Annotated[int, Field(ge=HEADER_BYTES, le=1 << 30)] = Kind.QUERY.frame_limit
+    #: Requests per minute per token; None is unlimited.
     rate: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = 1200.0
-    burst: Annotated[int, Field(ge=1)] = 120
+    burst: Annotated[int, Field(ge=1)] = 120  #: after a pause
+    #: Maximum of requests in flight of one token, with large answers that are not read yet.
     per_token: Annotated[int, Field(ge=1)] = 16
+    #: Maximum bytes of large answers that clients have not read yet; of one token at most half.
     sending: Annotated[int, Field(ge=1)] = 256 << 20
+    #: Maximum bytes of bodies of requests in flight, of messages and as many of sealed questions; of one token half.
     receiving: Annotated[int, Field(ge=1)] = 64 << 20
-    concurrency: Annotated[int, Field(ge=1, le=1000)] = 16
-    queue: Annotated[int, Field(ge=0, le=100_000)] = 128
-    connections: Annotated[int, Field(ge=1, le=100_000)] = 1000
+    concurrency: Annotated[int, Field(ge=1, le=1000)] = 16  #: threads for requests
+    queue: Annotated[int, Field(ge=0, le=100_000)] = 128  #: requests that may wait for a thread
+    connections: Annotated[int, Field(ge=1, le=100_000)] = 1000  #: maximum of open connections
+    #: Processes; rate, burst, connections, threads and memory are divided among them.
     workers: Annotated[int, Field(ge=1, le=64)] = 1
-    header_timeout: Seconds = 10.0
-    body_timeout: Seconds = 10.0
-    send_timeout: Seconds = 60.0
-    idle_timeout: Seconds = 30.0
-    work_timeout: Seconds = 30.0
+    header_timeout: Seconds = 10.0  #: seconds for a client to send its headers
+    body_timeout: Seconds = 10.0  #: to send its body
+    send_timeout: Seconds = 60.0  #: to read its answer
+    idle_timeout: Seconds = 30.0  #: to send its next request
+    work_timeout: Seconds = 30.0  #: seconds for the server to answer a request
+    #: Seconds after SIGTERM in which all requests are still answered: /ready returns 503, and every answer closes its
+    #: connection, so that proxies and clients go elsewhere.
     shutdown_delay: Annotated[float, Field(ge=0, le=3600)] = 3.0
-    shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0
+    shutdown_grace: Annotated[float, Field(ge=0, le=3600)] = 10.0  #: seconds for requests in flight after that
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    log_file: Path | None = None
+    log_file: Path | None = None  #: for lines of JSON; by default standard error
+    #: Allowed Host headers, `*` for any. By default the names of loopback, and `host`; any if `host` is the unspecified
+    #: address.
     trusted_hosts: tuple[Annotated[str, StringConstraints(to_lower=True)], ...] = ()
-    cache: Annotated[int, Field(ge=0)] = 256 << 20
-    database_timeout: Seconds = 5.0
+    cache: Annotated[int, Field(ge=0)] = 256 << 20  #: bytes of cached answers of each open gallery
+    database_timeout: Seconds = 5.0  #: seconds to wait for a database
     galleries: tuple[GallerySettings, ...] = ()
 
     @model_validator(mode="after")

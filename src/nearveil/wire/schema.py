@@ -38,40 +38,23 @@ class GuaranteeInfo(Model):
 
 
 class GalleryInfo(Model):
-    """A gallery in the list of a server.
-
-    Attributes
-    ----------
-    name : str
-    kind : {"open", "protected"}
-    candidates : tuple of float
-        The fractions of its maps, the newest first.
-    offers : tuple of {"names", "thumbnails", "originals", "codes", "metadata", "sealed"}
-        The extras of an open gallery for all candidates; and whether it offers a copy of its codes, and sealed
-        questions.
-    extractor, fingerprint : str
-        Of the features.
-    dimension : int
-    revision : int
-        Of the newest map; of a protected gallery: how many models it has published.
-    version : str
-        Of the published model of a protected gallery: the SHA-256 of its bytes. Empty if there is none.
-    promise : GuaranteeInfo or None
-        The guarantee of a protected gallery to its records.
-    metadata_keys : tuple of str or None
-        The keys of all metadata of an open gallery, if it offers metadata and they are few; else None.
-    """
+    """A gallery in the list of a server."""
 
     name: Annotated[str, Field(pattern=GALLERY_NAME)]
     kind: GalleryKind
+    #: The fractions of its maps, the newest first.
     candidates: Annotated[tuple[Fraction, ...], Field(max_length=MOST_MAPS)]
+    #: The extras of an open gallery for all candidates; whether it offers a copy of its codes, and sealed questions.
     offers: Annotated[tuple[Offer, ...], Field(max_length=8)]
-    extractor: Annotated[str, Field(max_length=1000)]
+    extractor: Annotated[str, Field(max_length=1000)]  #: of the features, as `fingerprint`
     fingerprint: Annotated[str, Field(max_length=1000)]
     dimension: Annotated[int, Field(ge=1, le=MOST_FEATURES)]
+    #: Of the newest map; of a protected gallery the number of its published models.
     revision: Annotated[int, Field(ge=0, lt=1 << 64)]
+    #: The SHA-256 of the published model of a protected gallery; empty without one.
     version: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64})?$")] = ""
-    promise: GuaranteeInfo | None = None
+    promise: GuaranteeInfo | None = None  #: the guarantee of a protected gallery to its records
+    #: The keys of all metadata of an open gallery, if it offers metadata and they are few.
     metadata_keys: Annotated[tuple[MetadataKey, ...], Field(max_length=MOST_KEYS)] | None = None
 
     @property
