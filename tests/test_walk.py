@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.walk import Cost, walks
 
 MAX_COSTS = {
-    "served": Cost(functions=218, file_changes=182, depth=10),
+    "served": Cost(functions=218, file_changes=183, depth=10),
     "local": Cost(functions=187, file_changes=139, depth=12),
 }
 

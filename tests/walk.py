@@ -9,9 +9,11 @@ import asyncio
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context, ContextVar
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from types import CodeType, FrameType
@@ -24,6 +26,7 @@ from numpy.typing import NDArray
 
 import nearveil
 from nearveil import Client
+from nearveil.client import Nearest
 from nearveil.gallery import Index
 from nearveil.ledger import Ledger
 from nearveil.server import OpenGallery, Settings, TokenStore, create_app
@@ -34,6 +37,7 @@ from tests.service.serving import index_of
 T = TypeVar("T")
 _ROOT = str(Path(nearveil.__file__).parent)
 _LAST_START = 8  # bytes: a frame whose last instruction is further on is a coroutine that resumes, and no call
+_FILE: ContextVar[str] = ContextVar("file")  # of the last call; a task or job begins with that of its caller
 _ANONYMOUS = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>"}
 
 
@@ -42,7 +46,7 @@ class Cost:
     """What a reader of one question pays."""
 
     functions: int  # distinct functions of the library
-    file_changes: int  # consecutive calls in one thread whose functions are in different files
+    file_changes: int  # consecutive calls of one task or job whose functions are in different files
     depth: int  # frames of the library on one stack
 
     @staticmethod
@@ -58,7 +62,6 @@ class Walk:
         self.calls: Counter[CodeType] = Counter()
         self.file_changes: Counter[tuple[str, str]] = Counter()
         self._depth, self._is_recording = 0, False
-        self._last_file: dict[int, str] = {}
 
     def __enter__(self) -> "Walk":
         threading.setprofile(self._record)
@@ -76,11 +79,10 @@ class Walk:
         if code.co_name in _ANONYMOUS or frame.f_lasti > _LAST_START:
             return
         self.calls[code] += 1
-        thread = threading.get_ident()
-        last = self._last_file.get(thread, code.co_filename)
+        last = _FILE.get(code.co_filename)
         if last != code.co_filename:
             self.file_changes[last, code.co_filename] += 1
-        self._last_file[thread] = code.co_filename
+        _FILE.set(code.co_filename)
         depth, caller = 0, frame.f_back
         while caller is not None:
             depth += caller.f_code.co_filename.startswith(_ROOT) and caller.f_code.co_name not in _ANONYMOUS
@@ -91,9 +93,8 @@ class Walk:
         """Return the cost and the result of one piece of work."""
         self.calls.clear()
         self.file_changes.clear()
-        self._last_file.clear()
         self._depth, self._is_recording = 0, True
-        result = work()
+        result = Context().run(work)
         self._is_recording = False
         return Cost(len(self.calls), self.file_changes.total(), self._depth), result
 
@@ -104,8 +105,8 @@ class Walk:
 
 
 @contextmanager
-def _server(index: Index, folder: Path) -> Iterator[tuple[str, str]]:
-    """Serve an index from a thread that is profiled from its first moment."""
+def _server(index: Index, folder: Path) -> Iterator[tuple[str, str, Callable[[], bool]]]:
+    """Serve an index from a thread that is profiled from its first moment; yield URL, token, and whether it works."""
     settings = Settings.load(tokens=str(folder / "tokens.db"), log_file=folder / "log.jsonl")
     with (
         patch.multiple(app_module, _POLL_INTERVAL=3600.0, HEARTBEAT_INTERVAL=3600.0),  # no part of a question
@@ -113,24 +114,34 @@ def _server(index: Index, folder: Path) -> Iterator[tuple[str, str]]:
     ):
         secret = store.create("ann")[1]
         app = create_app([OpenGallery(index, "birds")], store, settings)
+        state = app.state.nearveil
         server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None))
         thread = threading.Thread(target=lambda: asyncio.run(server.serve()))
         thread.start()
         while not server.started:
             pass
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}", secret
+        yield f"http://127.0.0.1:{port}", secret, lambda: any(state.in_flight.values()) or state.log.drain()
         server.should_exit = True
         thread.join()
 
 
-def _walk(walk: Walk, client: Client, row: NDArray[np.float32]) -> tuple[Cost, list[str]]:
-    """Ask until an answer was cached and another was not; return the worst cost, and the functions of the last."""
-    cached = {client.nearest(row, epsilon=0.1).set}
+def _walk(
+    walk: Walk, client: Client, row: NDArray[np.float32], is_busy: Callable[[], bool] = lambda: False
+) -> tuple[Cost, list[str]]:
+    """Ask until an answer was cached and another was not; return the worst cost, and the functions of both."""
+
+    def ask() -> Nearest:
+        result = client.nearest(row, epsilon=0.1)
+        while client._portal._asked or is_busy():  # the ends of a question and of its requests are parts of it
+            time.sleep(0.001)
+        return result
+
+    cached = {ask().set}
     costs: dict[bool, Cost] = {}
     functions: set[str] = set()
     while len(costs) < 2:
-        cost, result = walk.measure(lambda: client.nearest(row, epsilon=0.1))
+        cost, result = walk.measure(ask)
         costs[result.set in cached] = cost
         cached.add(result.set)
         functions.update(walk.list_functions())
@@ -149,10 +160,10 @@ def walks(folder: Path) -> dict[str, tuple[Cost, list[str]]]:
             with Client(index, account=account, extractor=None) as client:
                 costs["local"] = _walk(walk, client, row)
             with (
-                _server(index, folder) as (url, secret),
+                _server(index, folder) as (url, secret, is_busy),
                 Client(url, secret, account=account, extractor=None) as client,
             ):
-                costs["served"] = _walk(walk, client, row)
+                costs["served"] = _walk(walk, client, row, is_busy)
     return costs
 
 
