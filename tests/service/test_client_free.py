@@ -11,6 +11,7 @@ from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError
 from nearveil.gallery import Index
 from nearveil.gallery._directory import DirectoryIndex
+from nearveil.ledger import Debit
 from tests.service.asking import COUNT, DIMENSION, QUERIES, make_index, new_account, scene
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
@@ -80,10 +81,10 @@ def test_a_message_says_what_it_cost_and_what_is_left(made: Path, tmp_path: Path
         class Mute:
             """Pays, and fails to say what is left."""
 
-            spend = here.account.spend
-
-            def balance(self) -> object:
-                raise OSError("disk error")
+            def spend(self, *args: Any) -> Debit:
+                debit = here.account.spend(*args)
+                debit.balance = lambda: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+                return debit
 
         paid = here.client(account=Mute())[0].nearest(QUERIES[0], 3, epsilon=4.0)
         assert (paid.paid, paid.remaining, len(paid.matches)) == (4.0, None, 3)

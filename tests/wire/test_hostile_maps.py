@@ -21,7 +21,7 @@ from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.wire.client import ProtocolError, avoid_zero_vector
+from nearveil.wire.client import ProtocolError, center_rows
 from nearveil.wire.frames import Kind, WireError, frame, unframe
 from nearveil.wire.messages import MapChanged, PublicPart, Query, decode_frame
 from nearveil.wire.server import ServerProtocol
@@ -93,7 +93,7 @@ def client_chances(public: PublicPart, rows: Floats, epsilon: float = EPSILON) -
     """Return how likely every message is for every row, exactly, shape (n_sets, n_rows)."""
     client = ready(epsilon, public)
     release: Any = client.release
-    asked = np.stack([avoid_zero_vector(row, public.mean) for row in rows])
+    asked = center_rows(public, rows) + public.mean
     messages = [
         Message("covers", release.public_id, {"sets": np.array([one], np.int32)}) for one in range(public.map.n_sets)
     ]

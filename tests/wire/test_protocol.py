@@ -136,7 +136,7 @@ def test_fresh_questions_differ() -> None:
 
 def test_the_debit_comes_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    release = Covers.release
+    release = Covers._release
 
     def released(self: Any, *arguments: Any, **options: Any) -> Any:
         events.append("message")
@@ -155,7 +155,7 @@ def test_the_debit_comes_before_the_message(monkeypatch: pytest.MonkeyPatch) -> 
             events.append(f"paid {guarantee.epsilon} for {key}")
             return Debit()
 
-    monkeypatch.setattr(Covers, "release", released)
+    monkeypatch.setattr(Covers, "_release", released)
     ready().pay(QUERIES[0], Account(), "one")
     assert events == ["paid 2.0 for one", "message", "stored covers", "closed"]
 

@@ -13,8 +13,7 @@ from nearveil.client.timing import needs_extraction
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS
-from nearveil.privacy.checks import as_rows, normalize_rows
-from nearveil.wire.messages import OUT_OF_RANGE, is_in_range
+from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, is_in_range, normalize_rows
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
 """A path, the bytes of a file, a Pillow image, pixels (height, width, 3) in uint8; or a feature of any library."""

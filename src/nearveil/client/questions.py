@@ -34,11 +34,11 @@ from nearveil.gallery.answers import (
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.privacy import Basis, Guarantee
-from nearveil.privacy.checks import as_rows, check_text, is_integer, normalize_rows
+from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, check_text, is_in_range, is_integer, normalize_rows
 from nearveil.privacy.noise import Source
 from nearveil.wire.client import ClientProtocol, OutdatedMapError, ProtocolError, center_rows, find_share, rank_answer
 from nearveil.wire.frames import Kind
-from nearveil.wire.messages import OUT_OF_RANGE, PublicPart, is_in_range, write_query
+from nearveil.wire.messages import PublicPart, write_query
 from nearveil.wire.schema import FRAME, GalleryInfo
 
 if TYPE_CHECKING:
@@ -148,9 +148,10 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     try:
         async with private_step(session, traffic.last_reply_at, question_period(public)):
             payment = await run_to_end(lambda: _pay(protocol, row, account, key, question.rng))
+        assert payment.debit.message is not None
         replies: list[tuple[Extras, bytes]] = []
         for extras, most in plan:
-            frame = write_query(payment.message, extras)
+            frame = write_query(payment.debit.message, extras)
             response = await session.send_query(info, frame, payment.debit.nonce, most, traffic)
             if response.status >= 400 and response.media_type == FRAME:
                 protocol.read_answer(response.body, extras)  # raises the reason
@@ -160,7 +161,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
         filtered = question.where is not None
         period = choice_period(public, len(replies), size, text_bytes=text_bytes, filtered=filtered)
         async with private_step(session, traffic.last_reply_at, period):
-            return await asyncio.to_thread(_rank, protocol, row, replies, k, payment, traffic, question.where)
+            return await asyncio.to_thread(_rank, protocol, replies, k, payment, traffic, question.where)
     except Exception as error:
         if payment is None:
             raise
@@ -172,27 +173,28 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
 
 
 class _Payment(NamedTuple):
-    """A durable debit, its stored message, and the rest of the account if it states it."""
+    """A durable debit, its stored message, the centred features, and what is left in the account if it says so."""
 
     debit: "Debit"
-    message: bytes
+    message: Message
+    features: NDArray[np.float64]
     remaining: float | None
 
 
 def _pay(protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, rng: Source | None) -> _Payment:
     """Debit the account and store the message; translate errors of a key that was spent."""
+    features = center_rows(protocol.public, row)
     try:
-        debit = protocol.pay(row, account, key, rng)
+        debit, message = protocol.pay_centered(features, account, key, rng)
     except OutdatedMapError:
         words = "the gallery has another map than when this key was paid for"
         raise UnansweredError(words, key, again=False) from None
     except ProtocolError as error:
         raise QuestionError("key", str(error)) from None
-    assert debit.message is not None
-    balance = None
+    remaining = None
     with suppress(Exception):  # the message is paid for: it must be sent
-        balance = read_balance(account)
-    return _Payment(debit, debit.message, None if balance is None else balance.left)
+        remaining = debit.balance().left
+    return _Payment(debit, message, features, remaining)
 
 
 def check_filter(where: Filter | None, info: GalleryInfo) -> None:
@@ -232,7 +234,6 @@ def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[
 
 def _rank(
     protocol: ClientProtocol,
-    row: NDArray[Any],
     replies: Sequence[tuple[Extras, bytes]],
     k: int,
     payment: _Payment,
@@ -240,9 +241,9 @@ def _rank(
     where: Filter | None,
 ) -> Nearest:
     """Rank the candidates of an answer that came in several replies, and filter them."""
-    public, features = protocol.public, center_rows(protocol.public, row)
+    public, features, message = protocol.public, payment.features, payment.message
     answers = [protocol.read_answer(data, extras) for extras, data in replies]
-    answer, released = answers[0], Message.from_bytes(payment.message)
+    answer, named_set = answers[0], int(message.arrays["sets"][0])
     details: dict[int, ItemDetails] = {}
     for part in answers:
         if part.extras in _TEXTS:
@@ -252,11 +253,10 @@ def _rank(
     (ids,), (scores,) = rank_answer(public.table, features, answer, k if where is None else len(answer.ids))
     texts = [details.get(number, ItemDetails()) for number in ids.tolist()]
     images = [answer.images[row] for row in np.searchsorted(answer.ids, ids)] if has_images else None
-    named_set = int(released["sets"][0])
     return Nearest(
         matches=make_matches(ids, scores, texts, images, where=where, k=k),
         way="message",
-        guarantee=protocol.guarantee.as_seeded() if released.seeded else protocol.guarantee,
+        guarantee=protocol.guarantee.as_seeded() if message.seeded else protocol.guarantee,
         key=payment.debit.key,
         repeated=payment.debit.repeated,
         n_candidates=len(answer.ids),

@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
 
 import sqlalchemy as sa
@@ -71,7 +71,7 @@ class Debit:
         128 random bits, drawn when the key was first spent and stored in the ledger. Derive public names of the
         release from it: a name derived from the key could be guessed.
     receipt : Receipt
-        The latest entry of the account.
+        The latest entry of the account, as of this debit.
 
     Examples
     --------
@@ -100,18 +100,27 @@ class Debit:
         key: str,
         client: str | None,
         nonce: str,
-        receipt: Receipt,
+        row: BudgetRow,
         repeated: bool,
         message: bytes | None = None,
     ) -> None:
         self.key, self.client, self.nonce = key, client, nonce
-        self.repeated, self.message, self.receipt = repeated, message, receipt
+        self.repeated, self.message, self._row = repeated, message, row
         self._account, self._charge, self._process, self._open = account, charge, os.getpid(), True
+
+    @property
+    def receipt(self) -> Receipt:
+        """The latest entry of the account, as of this debit."""
+        return self._row.receipt
 
     @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
         """The single mechanisms that were paid for."""
         return read_charge(self._charge)
+
+    def balance(self) -> Balance:
+        """Return the balance of the account after this debit."""
+        return make_balance(self._row)
 
     def store(self, message: bytes) -> None:
         """Store the public message, durably, so that the same key returns it. Store first, then send.
@@ -128,7 +137,7 @@ class Debit:
         content = {"message": base64.b64encode(message).decode("ascii")}
         call: Any = {"time": database.now(), "nonce": self.nonce, "key": self.key}
 
-        def append(connection: sa.Connection) -> tuple[Receipt, Receipt]:
+        def append(connection: sa.Connection) -> tuple[BudgetRow, Receipt]:
             row = store.load_account(connection, account.name, database.witness, lock=True)
             debit, stored = store.find_entries_by_key(connection, account.name, self.key)
             if debit is None or debit.nonce != self.nonce:
@@ -137,10 +146,9 @@ class Debit:
                 row = store.append_entry(connection, row, MESSAGE, content, **call)
             elif stored.message != message:  # the same message: an attempt of this call, whose reply was lost
                 raise LedgerError("another message is stored already for this key; a key releases one message, once")
-            receipt = row.receipt
-            return receipt, receipt
+            return row, row.receipt
 
-        self.receipt = database.write(append)
+        self._row = database.write(append)
         self.message = message
 
     def __enter__(self) -> Self:
@@ -296,16 +304,15 @@ class Account:
         charge, database = self._charge(guarantee, times), self._ledger._database
         with suppress(UnpricedError):  # fill the cache of prices before the transaction: other writers wait for it
             self._budget.price(charge)
-        make_debit = partial(Debit, self, charge, key=key, client=client)
         call: Any = {"time": database.now(), "nonce": nonce, "key": key}
 
-        def append_debit(connection: sa.Connection) -> tuple[Debit, Receipt | None]:
+        def append_debit(connection: sa.Connection) -> tuple[dict[str, Any], Receipt | None]:
             row = store.load_account(connection, self.name, database.witness, lock=True)
             shares = [store.load_share(connection, self.name, name) for name in (client, cap) if name is not None]
             earlier, stored = store.find_entries_by_key(connection, self.name, key)
             if earlier is not None and earlier.nonce != nonce:
                 message = _require_message(earlier, stored, client, charge)
-                return make_debit(nonce=earlier.nonce, receipt=row.receipt, repeated=True, message=message), None
+                return {"nonce": earlier.nonce, "row": row, "repeated": True, "message": message}, None
             if earlier is None:  # else an attempt of this call was committed, and its reply was lost
                 paid = {each.client: each.after(charge) for each in (row, *shares)}  # all of them, or none
                 (row, price), quota = paid[None], None
@@ -316,11 +323,11 @@ class Account:
                 if cap is not None:
                     limit, price = paid[cap]
                     row = store.append_entry(connection, row, TAKE, {"price": price}, share=limit, **call)
-            receipt = row.receipt
-            return make_debit(nonce=nonce, receipt=receipt, repeated=False), receipt
+            return {"nonce": nonce, "row": row, "repeated": False}, row.receipt
 
         try:
-            return database.write(append_debit)  # durable, and recorded by the witness
+            facts = database.write(append_debit)  # durable, and recorded by the witness
+            return Debit(self, charge, key=key, client=client, **facts)
         except UnaffordableError as error:
             refused = error.row
         raise make_refusal(make_preview(refused, charge))  # figures take time: computed without the lock

@@ -226,6 +226,13 @@ def round_float_down(number: Fraction) -> float:
     return -round_float_up(-number)
 
 
+def round_amounts(epsilon: float, spent: Fraction | None) -> tuple[float, float]:
+    """Return a spent amount rounded up, and what is left of `epsilon` rounded down; None is infinity."""
+    if spent is None:
+        return math.inf, 0.0
+    return round_float_up(spent), max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))
+
+
 def format_up(number: float, digits: int = 4, rounding: str = ROUND_CEILING) -> str:
     """Format a spent amount, rounded up."""
     if math.isinf(number):

@@ -15,9 +15,8 @@ from nearveil.ledger.budget import (
     format_down,
     format_up,
     read_charge,
-    round_float_down,
+    round_amounts,
     round_float_up,
-    to_exact_decimal,
 )
 from nearveil.ledger.errors import OverBudgetError
 from nearveil.ledger.store import BudgetRow
@@ -76,7 +75,7 @@ class Preview:
 def make_balance(row: BudgetRow) -> Balance:
     """Return the figures of an account, a quota or a cap."""
     budget = row.budget
-    spent, left = _round_amounts(budget.epsilon, budget.spent(row.totals))
+    spent, left = round_amounts(budget.epsilon, budget.spent(row.totals))
     return Balance(
         account=row.account,
         client=row.client,
@@ -103,7 +102,7 @@ def make_preview(row: BudgetRow, charge: Charge) -> Preview:
         spent, after = budget.spent(row.totals), budget.spent(totals)
         if spent is not None and after is not None:
             cost = round_float_up(max(after - spent, Fraction(0)))
-    total, left = _round_amounts(budget.epsilon, after)
+    total, left = round_amounts(budget.epsilon, after)
     reason = f"{before}; this costs {format_up(cost)}; nothing was spent" + (f" ({details})" if details else "")
     return Preview(
         before=before,
@@ -122,10 +121,3 @@ def make_refusal(preview: Preview) -> OverBudgetError:
     return OverBudgetError(
         preview.reason, epsilon=before.epsilon, spent=before.spent, cost=preview.cost, left=before.left
     )
-
-
-def _round_amounts(epsilon: float, spent: Fraction | None) -> tuple[float, float]:
-    """Return a spent amount rounded up, and the rest of `epsilon` rounded down; None is infinity."""
-    if spent is None:
-        return math.inf, 0.0
-    return round_float_up(spent), max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))

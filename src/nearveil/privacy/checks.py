@@ -110,6 +110,16 @@ def check_rows(values: ArrayLike, name: str) -> NDArray[np.float64]:
     return rows
 
 
+LARGEST_FEATURE = 1e6  # of a number in a feature or a mean: differences are then finite, and not lost in rounding
+OUT_OF_RANGE = f"must be finite, with no number beyond {LARGEST_FEATURE:g}"
+
+
+def is_in_range(rows: NDArray[Any]) -> bool:
+    """Return whether features or a mean are finite and small enough to compare."""
+    with np.errstate(all="ignore"):  # in 64 bits: the limit itself is infinite in 16
+        return bool((np.abs(rows.astype(np.float64)) <= LARGEST_FEATURE).all())
+
+
 def as_rows(value: Any, name: str = "rows") -> NDArray[np.float32]:
     """Return vectors (array, tensor, data frame, pyarrow, lists) as float32 of shape (n, d); one vector is one row."""
     try:

@@ -15,10 +15,10 @@ from nearveil.mechanisms.base import scale_to_unit
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.maps import NEIGHBORS
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_numbers, is_integer
+from nearveil.privacy.checks import OUT_OF_RANGE, check_numbers, is_in_range, is_integer
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.wire.frames import HEADER_BYTES, Kind, WireError
-from nearveil.wire.messages import OUT_OF_RANGE, MapChanged, PublicPart, Refusal, RefusalCode, decode_frame, is_in_range
+from nearveil.wire.messages import MapChanged, PublicPart, Refusal, RefusalCode, decode_frame
 
 
 class ProtocolError(NearveilError, ValueError):
@@ -145,18 +145,21 @@ class ClientProtocol:
         row = check_numbers(feature, "feature")
         if row.shape != self.public.mean.shape:
             raise ValueError(f"feature must be one row of {len(self.public.mean)} numbers")
-        if not is_in_range(row):
-            raise ValueError(f"feature {OUT_OF_RANGE}")
+        return self.pay_centered(center_rows(self.public, row), account, key, rng)[0]
+
+    def pay_centered(
+        self, features: NDArray[np.float64], account: Payer[Paid_co], key: str, rng: Source | None = None
+    ) -> tuple[Paid_co, Message]:
+        """Pay for one row of :func:`center_rows`, as :meth:`pay`; return the debit and its message."""
         source = secure_source() if rng is None else rng
         # numpy may be set to raise: an underflow for some features would mean silence after the debit.
         with np.errstate(all="ignore"):
-            row = avoid_zero_vector(row, self.public.mean)
             debit = account.spend(self.guarantee.with_source(source), key)
             with debit:
                 if not debit.repeated:
-                    message: Message = self.release.release(row, rng=source)
+                    (message,) = self.release._release(features, source)  # `release` would centre them again
                     debit.store(message.to_bytes())
-                    return debit
+                    return debit, message
         try:
             stored = Message.from_bytes(debit.message or b"")
         except MessageError:
@@ -165,7 +168,7 @@ class ClientProtocol:
             ) from None
         if stored.public_id != self.release.public_id:
             raise OutdatedMapError(self.public.gallery, self.public.revision)
-        return debit
+        return debit, stored
 
     def read_answer(self, data: bytes, extras: Extras = "none") -> Answer:
         """Read the reply to a query. Whether it is refused depends on the reply alone, never on the feature.
@@ -220,26 +223,21 @@ class ClientProtocol:
 _SMALLEST_DISTANCE = 1e-30  # from the public mean: a row that is nearer has no direction
 
 
-def avoid_zero_vector(row: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the row, moved if it equals the mean and has no direction from it."""
-    # A server may send a suspect's feature as its mean. An error for that row would reveal it.
-    if np.abs(row - mean).max() >= _SMALLEST_DISTANCE:
-        return row
-    moved = row.copy()
-    moved[0] += 1.0
-    return moved
-
-
 def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
-    """Centre features by the public mean and scale them to norm one, as the gallery does with its own."""
+    """Centre features by the public mean and scale them to norm one, as the gallery does with its own.
+
+    A row that equals the mean has no direction, so it gets one. A server may send a suspect's feature as its mean: an
+    error for that row would reveal it.
+    """
     features = np.atleast_2d(np.asarray(rows, np.float64))
     if features.ndim != 2 or features.shape[1] != len(public.mean) or not len(features):
         raise ValueError(f"rows must be of shape (q, {len(public.mean)})")
     if not is_in_range(features):
         raise ValueError(f"rows {OUT_OF_RANGE}")
     with np.errstate(all="ignore"):  # numpy may be set to raise on underflow
-        features = np.stack([avoid_zero_vector(row, public.mean) for row in features])
-        return np.asarray(scale_to_unit(features - public.mean), np.float64)
+        centered = features - public.mean
+        centered[np.abs(centered).max(axis=1) < _SMALLEST_DISTANCE, 0] += 1.0
+        return np.asarray(scale_to_unit(centered), np.float64)
 
 
 _BLOCK = 1 << 13  # candidates that are scored at once: codes are larger in memory than on the wire

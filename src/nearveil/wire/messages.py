@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from nearveil.gallery.answers import EXTRAS, Answer, Codes, Extras, codes_from_bytes, codes_to_bytes
 from nearveil.mechanisms import Message, PublicMap
 from nearveil.mechanisms.base import candidate_count
+from nearveil.privacy.checks import LARGEST_FEATURE, is_in_range
 from nearveil.wire.frames import (
     MOST_FEATURES,
     Kind,
@@ -26,14 +27,6 @@ from nearveil.wire.frames import (
 )
 
 _DIGEST = re.compile(r"[0-9a-f]{32}")
-LARGEST_FEATURE = 1e6  # of a number in a feature or a mean: differences are then finite, and not lost in rounding
-OUT_OF_RANGE = f"must be finite, with no number beyond {LARGEST_FEATURE:g}"
-
-
-def is_in_range(row: NDArray[Any]) -> bool:
-    """Return whether features or a mean are finite and small enough to compare."""
-    with np.errstate(all="ignore"):  # in 64 bits: the limit itself is infinite in 16
-        return bool((np.abs(row.astype(np.float64)) <= LARGEST_FEATURE).all())
 
 
 @dataclass(frozen=True, eq=False)
