@@ -145,7 +145,7 @@ class ClientProtocol:
         row = check_numbers(feature, "feature")
         if row.shape != self.public.mean.shape:
             raise ValueError(f"feature must be one row of {len(self.public.mean)} numbers")
-        return self.pay_centered(center_rows(self.public, row), account, key, rng)[0]
+        return self.pay_centered(center_rows(self.public, row, "feature"), account, key, rng)[0]
 
     def pay_centered(
         self, features: NDArray[np.float64], account: Payer[Paid_co], key: str, rng: Source | None = None
@@ -223,7 +223,7 @@ class ClientProtocol:
 _SMALLEST_DISTANCE = 1e-30  # from the public mean: a row that is nearer has no direction
 
 
-def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
+def center_rows(public: PublicPart, rows: ArrayLike, name: str = "rows") -> NDArray[np.float64]:
     """Centre features by the public mean and scale them to norm one, as the gallery does with its own.
 
     A row that equals the mean has no direction, so it gets one. A server may send a suspect's feature as its mean: an
@@ -231,9 +231,9 @@ def center_rows(public: PublicPart, rows: ArrayLike) -> NDArray[np.float64]:
     """
     features = np.atleast_2d(np.asarray(rows, np.float64))
     if features.ndim != 2 or features.shape[1] != len(public.mean) or not len(features):
-        raise ValueError(f"rows must be of shape (q, {len(public.mean)})")
+        raise ValueError(f"{name} must be of shape (q, {len(public.mean)})")
     if not is_in_range(features):
-        raise ValueError(f"rows {OUT_OF_RANGE}")
+        raise ValueError(f"{name} {OUT_OF_RANGE}")
     with np.errstate(all="ignore"):  # numpy may be set to raise on underflow
         centered = features - public.mean
         centered[np.abs(centered).max(axis=1) < _SMALLEST_DISTANCE, 0] += 1.0
