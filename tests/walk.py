@@ -121,7 +121,8 @@ def _server(index: Index, folder: Path) -> Iterator[tuple[str, str, Callable[[],
         while not server.started:
             pass
         port = server.servers[0].sockets[0].getsockname()[1]
-        yield f"http://127.0.0.1:{port}", secret, lambda: any(state.in_flight.values()) or state.log.drain()
+        lines = state.log._queue
+        yield f"http://127.0.0.1:{port}", secret, lambda: any(state.in_flight.values()) or lines.unfinished_tasks > 0
         server.should_exit = True
         thread.join()
 
