@@ -60,9 +60,9 @@ class Database:
         allow_read_only: bool = False,
     ) -> None:
         self.url, self.timeout, self._ping = url, timeout, ping
-        self.is_sqlite = url.get_backend_name() == "sqlite"
+        self.is_file = find_file(url) is not None
         self.path = Path(str(url.database))  # of a SQLite file
-        self._allow_read_only = allow_read_only and self.is_sqlite
+        self._allow_read_only = allow_read_only and self.is_file
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
         self.open_files: set[tuple[int, int]] = set()  # device and inode of open SQLite files
@@ -90,9 +90,9 @@ class Database:
     def begin_write(self, *, times: float = 1.0) -> Iterator[sa.Connection]:
         """Begin a transaction, on disk when the block ends; wait for other writers at most `times` the timeout."""
         with self.connect() as connection:
-            if self.is_sqlite and times == 1:
+            if self.is_file and times == 1:
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
-            elif self.is_sqlite:
+            elif self.is_file:
                 connection.exec_driver_sql(f"PRAGMA busy_timeout = {round(1000 * times * self._busy)}")
                 try:
                     connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -109,7 +109,7 @@ class Database:
     def begin_read(self) -> Iterator[sa.Connection]:
         """Begin a read-only transaction on a snapshot of the database."""
         with self.connect(reading=True) as connection:
-            if self.is_sqlite:
+            if self.is_file:
                 connection.exec_driver_sql("BEGIN")
             else:
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -132,7 +132,7 @@ class Database:
             engine = sa.create_engine(
                 self.url,
                 max_overflow=-1,
-                pool_pre_ping=self._ping and not self.is_sqlite,
+                pool_pre_ping=self._ping and not self.is_file,
                 hide_parameters=True,
                 connect_args=self._connect_arguments(),
             )
@@ -150,7 +150,7 @@ class Database:
             options["uri"] = True
 
     def _prepare_connection(self, connection: Any, _: object) -> None:
-        if self.is_sqlite:
+        if self.is_file:
             connection.isolation_level = None  # transactions begin explicitly
             with suppress(OSError):  # the file is gone: SQLite reports it
                 status = self.path.stat()
@@ -160,7 +160,7 @@ class Database:
         self._prepare(connection)
 
     def _connect_arguments(self) -> dict[str, Any]:
-        if self.is_sqlite:
+        if self.is_file:
             return {"timeout": self._busy}
         # Detect a dead server within the timeout instead of hours.
         seconds = max(2, round(self.timeout))
@@ -233,10 +233,15 @@ def parse_url(location: str | Path | URL, field: str) -> URL:
     raise ValueError(f"{field} must name a SQLite file or a PostgreSQL database: postgresql://user@host/database")
 
 
+def find_file(url: URL) -> Path | None:
+    """Return the file of a database; None for one on a server."""
+    return Path(str(url.database)) if url.get_backend_name() == "sqlite" else None
+
+
 def describe_url(url: URL) -> str:
     """Return a URL for messages: without passwords, also among its options."""
-    if url.get_backend_name() == "sqlite":
-        return str(url.database)
+    if file := find_file(url):
+        return str(file)
     return url.set(query={}).render_as_string(hide_password=True)
 
 

@@ -149,14 +149,14 @@ def test_commits_are_durable_whatever_the_database_would_do_by_itself(url: str, 
         database = ledger._database
 
         def told(connection: sa.Connection) -> list[Any]:
-            names = ("synchronous", "journal_mode") if database.is_sqlite else ("synchronous_commit",)
-            word = "PRAGMA" if database.is_sqlite else "SHOW"
+            names = ("synchronous", "journal_mode") if database.is_file else ("synchronous_commit",)
+            word = "PRAGMA" if database.is_file else "SHOW"
             return [connection.exec_driver_sql(f"{word} {name}").scalar() for name in names]
 
         assert database.write(lambda connection: (told(connection), None)) == (
-            [2, "wal"] if database.is_sqlite else ["on"]
+            [2, "wal"] if database.is_file else ["on"]
         )
-        assert database.is_sqlite or database.read(told) == ["off"]
+        assert database.is_file or database.read(told) == ["off"]
 
 
 def as_somebody_else(work: Callable[[], str]) -> str:

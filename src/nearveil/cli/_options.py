@@ -133,14 +133,14 @@ class LedgerOptions:
     def open(self, *, create: bool = False, read_only: bool = False) -> "Iterator[Ledger]":
         """Open the ledger. Only `create` makes a new one."""
         from nearveil.ledger import Ledger, LedgerError
-        from nearveil.storage import make_data_folder, parse_url
+        from nearveil.storage import find_file, make_data_folder, parse_url
 
-        url = parse_url(self.location, "ledger")
+        file = find_file(parse_url(self.location, "ledger"))
         if create and self.ledger is None:
             make_data_folder()
-        elif not create and url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists():
+        elif not create and file is not None and not file.exists():
             raise LedgerError(
-                f"No ledger at {url.database}. Create one with `nearveil budget create`, or name another with --ledger "
+                f"No ledger at {file}. Create one with `nearveil budget create`, or name another with --ledger "
                 "or NEARVEIL_LEDGER."
             )
         with Ledger(self.location, witness=self.witness, timeout=DATABASE_TIMEOUT, read_only=read_only) as ledger:

@@ -157,9 +157,10 @@ def suggest_token(location: str) -> str:
 
 def _is_missing(location: str) -> bool:
     from nearveil.server.tokens import parse_store_url
+    from nearveil.storage import find_file
 
-    url = parse_store_url(location)
-    return url.get_backend_name() == "sqlite" and not Path(str(url.database)).exists()
+    file = find_file(parse_store_url(location))
+    return file is not None and not file.exists()
 
 
 def _describe_token(token: "Token") -> dict[str, Any]:

@@ -287,7 +287,7 @@ class Index(MapPublisher):
                 return self._read_snapshot(connection, header)
             ids = store.load_ids(connection, header, self._location)
         url = self._database.url
-        location = self._location if self._database.is_sqlite else url.render_as_string(hide_password=False)
+        location = self._location if self._database.is_file else url.render_as_string(hide_password=False)
         return IndexSnapshot(header.revision, ids, LazyFeatures(read_rows, location, ids, self.dimension))
 
     def ids(self) -> Ids:

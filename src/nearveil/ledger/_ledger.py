@@ -83,7 +83,7 @@ class Ledger:
         self._witness_path = None if witness is None else Path(witness).expanduser().absolute()
         if self._witness_path is not None:
             database.witness = Witness(self._witness_path)
-        elif database.is_sqlite:
+        elif database.is_file:
             database.witness = Witness(Path(f"{database.path}.witness"))
         try:
             self._check_path()
@@ -230,7 +230,7 @@ class Ledger:
 
         A backup protects against a disk failure. It is not a second ledger: a spend in one is not a spend in the other.
         """
-        if not self._database.is_sqlite:
+        if not self._database.is_file:
             raise LedgerError("PostgreSQL is backed up by its own tools: pg_dump; export() gives the entries as text")
         self._database.copy_to(Path(path).expanduser().absolute())
 
@@ -240,7 +240,7 @@ class Ledger:
 
     def _check_path(self) -> None:
         path, problem = self._database.path, ""
-        if not self._database.is_sqlite:
+        if not self._database.is_file:
             return
         if not path.parent.is_dir():
             problem = "its directory does not exist; create it, or use another path"
@@ -255,7 +255,7 @@ class Ledger:
         """Create or migrate the tables, and create the witness of a new ledger."""
         database, witness = self._database, self._database.witness
         if witness is not None and not witness.exists():
-            has_file = not database.is_sqlite or database.path.exists()
+            has_file = not database.is_file or database.path.exists()
             if not (has_file and database.read(lambda link: store.is_current(link) and store.list_accounts(link))):
                 witness.create()
             elif not witness.exists():  # another process may have created it since, and then an account

@@ -39,11 +39,11 @@ class LedgerDatabase(storage.Database):
     def __init__(self, url: URL, timeout: float, clock: Clock = read_utc_clock, *, read_only: bool = False) -> None:
         self.clock, self.read_only = clock, read_only
         prepare = _prepare_postgres
-        if url.get_backend_name() == "sqlite":
+        if file := storage.find_file(url):
             prepare = _forbid_writing if read_only else storage.prepare_durable
             if not read_only:
                 with suppress(OSError):  # SQLite reports the reason
-                    storage.make_private_file(Path(str(url.database)))
+                    storage.make_private_file(file)
         try:
             super().__init__(url, timeout, prepare=prepare, busy=_BUSY, ping=False)
         except ModuleNotFoundError as missing:
@@ -80,7 +80,7 @@ class LedgerDatabase(storage.Database):
                 if not is_transient(error) or time.monotonic() > deadline:
                     raise explain_error(error, self.url) from error
             # All waiting processes poll equally often, so all have the same chance.
-            time.sleep(_JITTER.uniform(0.0005, 0.004) if self.is_sqlite else _JITTER.uniform(0.01, 0.1))
+            time.sleep(_JITTER.uniform(0.0005, 0.004) if self.is_file else _JITTER.uniform(0.01, 0.1))
 
     def copy_to(self, target: Path) -> None:
         """Copy a SQLite file to a new one, consistently, while others write."""

@@ -249,10 +249,8 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         shares = records.cross_validate(noise, _DRAWS)
         draws = shares.mean(axis=1)
         low, high = np.quantile(draws, (0.1, 0.9)).tolist()
-        labels, counts = (
-            records.classes.tolist(),
-            np.bincount(records.class_numbers, minlength=len(records.classes)).tolist(),
-        )
+        counts = np.bincount(records.class_numbers, minlength=len(records.classes)).tolist()
+        labels = records.classes.tolist()
         present = [label for label, count in zip(labels, counts, strict=True) if count]
         return Forecast(
             accuracy=float(draws.mean()),
@@ -411,9 +409,8 @@ class _ProjectedRecords:
         right = np.zeros((draws, len(self.class_numbers)))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # depends on classes with few records
-            folds = list(
-                StratifiedKFold(n_folds, shuffle=True, random_state=0).split(self.class_numbers, self.class_numbers)
-            )
+            split = StratifiedKFold(n_folds, shuffle=True, random_state=0).split
+            folds = list(split(self.class_numbers, self.class_numbers))
         for train, test in folds:
             sums, tested = self.sums(train).astype(np.float64), self.rows[test] / float(LONGEST)
             scale = noise * len(train) / len(self.class_numbers)  # as large against these records as against all

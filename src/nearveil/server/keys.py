@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from nearveil.server.errors import ServiceError
 from nearveil.server.tokens import TokenStoreError, create_file, open_store, parse_store_url
 from nearveil.server.workers import OutageLog
-from nearveil.storage import create_tables, describe_url, is_of_database, name_error
+from nearveil.storage import describe_url, find_file, is_of_database, name_error
 
 _RETENTION = 86_400.0  # seconds
 
@@ -34,17 +34,14 @@ class IdempotencyStore:
 
     def __init__(self, tokens: str, timeout: float) -> None:
         url = parse_store_url(tokens)
-        if url.get_backend_name() == "sqlite":
-            path = Path(f"{url.database}.keys")
+        if file := find_file(url):
+            path = Path(f"{file}.keys")
             create_file(path)
             url = parse_store_url(path)
-        self._database = open_store(url, timeout, prepare_sqlite=_prepare_fast)
         try:
-            with self._database.begin_write() as connection:
-                create_tables(connection, _metadata)
-        except BaseException as error:
-            self._database.close()
-            if not isinstance(error, Exception) or not is_of_database(error):
+            self._database = open_store(url, timeout, _metadata, prepare_sqlite=_prepare_fast)
+        except Exception as error:
+            if not is_of_database(error):
                 raise
             raise TokenStoreError(
                 f"tokens {describe_url(url)}: cannot create the table of idempotency keys ({name_error(error)}): check "

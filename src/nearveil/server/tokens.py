@@ -23,6 +23,7 @@ from nearveil.storage import (
     data_folder,
     describe_url,
     find_error_code,
+    find_file,
     identify_file,
     make_private_file,
     make_private_folder,
@@ -81,20 +82,28 @@ def create_file(path: Path) -> None:
 def open_store(
     url: URL,
     timeout: float,
+    metadata: sa.MetaData,
     *,
     prepare_sqlite: Callable[[sqlite3.Connection], None] = prepare_durable,
     explain: Callable[[BaseException, URL, bool], NearveilError] | None = None,
 ) -> Database:
-    """Return the database of a store."""
+    """Return the database of a store, with its tables."""
 
     def prepare(connection: Any) -> None:
-        if url.get_backend_name() == "sqlite":
+        if find_file(url):
             prepare_sqlite(connection)
         else:
             connection.execute(f"SET statement_timeout = {round(1000 * timeout)}")
             connection.commit()
 
-    return Database(url, timeout, prepare=prepare, explain=explain)
+    database = Database(url, timeout, prepare=prepare, explain=explain)
+    try:
+        with database.begin_write() as connection:
+            create_tables(connection, metadata)
+    except BaseException:
+        database.close()
+        raise
+    return database
 
 
 def _explain(error: BaseException, url: URL, _: bool = True) -> TokenError:
@@ -209,15 +218,9 @@ class TokenStore:
         self._clock, self._url = clock, parse_store_url(location)
         self._latest = 0.0  # the latest time that the clock has shown
         self._file: tuple[int, ...] = ()
-        if self._url.get_backend_name() == "sqlite":
-            create_file(Path(str(self._url.database)))
-        self._database = open_store(self._url, timeout, explain=_explain)
-        try:
-            with self._database.begin_write() as connection:
-                create_tables(connection, _metadata)
-        except BaseException:
-            self._database.close()
-            raise
+        if file := find_file(self._url):
+            create_file(file)
+        self._database = open_store(self._url, timeout, _metadata, explain=_explain)
 
     def create(
         self,
@@ -302,7 +305,7 @@ class TokenStore:
 
     def _load(self, *conditions: sa.ColumnElement[bool]) -> Sequence[Token]:
         """Load tokens, and revoke the expired ones, so that a clock that is set back does not make them valid again."""
-        if self._database.is_sqlite:
+        if self._database.is_file:
             try:
                 file = identify_file(self._database.path)
             except OSError as error:
