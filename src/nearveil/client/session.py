@@ -159,9 +159,9 @@ class Session:
         """Return an open gallery and the features of images, which are decoded before the first request is sent."""
         if isinstance(images, (str, bytes, os.PathLike)) or not hasattr(images, "__iter__"):
             raise QuestionError("images", "it must be a list of images; prepare_sealed(n) prepares sealed questions")
-        traffic, period = Traffic(last_reply_at=self.clock.now()), extraction_period(images)
         # Now: the list of another question may come while images are decoded.
         info = await self.find_gallery(name, "open") if self._is_listed(name) else None
+        traffic, period = Traffic(last_reply_at=self.clock.now()), extraction_period(images)
         rows: list[NDArray[Any]] | None = None
         async with private_step(self, traffic.last_reply_at, period):
             arrays = await asyncio.to_thread(decode_images, images)

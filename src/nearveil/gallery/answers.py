@@ -7,6 +7,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
 
@@ -51,7 +52,7 @@ class Codes(ABC):
     columns: int  # of a decoded row
     width: int  # bytes of an item's code
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """The size of the table in memory."""
         return sum(getattr(self, name).nbytes for name, (_, largest) in self.fields.items() if largest)
