@@ -173,8 +173,8 @@ class MappedRelease(TractableRelease):
 
     def _read_sets(self, messages: list[Message]) -> NDArray[np.int64]:
         """Return the sets that checked messages name, one row for each."""
-        channel, named = self._channel, [message["sets"] for message in messages]
-        if all(sets.dtype == np.int32 and sets.shape == (channel.size,) for sets in named):
+        channel, named = self._channel, [message.arrays.get("sets") for message in messages]
+        if all(sets is not None and sets.dtype == np.int32 and sets.shape == (channel.size,) for sets in named):
             rows: NDArray[np.int64] = np.array(named, dtype=np.int64).reshape(-1, channel.size)
             if ((rows >= 0) & (rows < channel.n_sets)).all():
                 return rows
