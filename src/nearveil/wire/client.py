@@ -224,11 +224,7 @@ _SMALLEST_DISTANCE = 1e-30  # from the public mean: a row that is nearer has no 
 
 
 def center_rows(public: PublicPart, rows: ArrayLike, name: str = "rows") -> NDArray[np.float64]:
-    """Centre features by the public mean and scale them to norm one, as the gallery does with its own.
-
-    A row that equals the mean has no direction, so it gets one. A server may send a suspect's feature as its mean: an
-    error for that row would reveal it.
-    """
+    """Centre features by the public mean and scale them to norm one, as the gallery does with its own."""
     features = np.atleast_2d(np.asarray(rows, np.float64))
     if features.ndim != 2 or features.shape[1] != len(public.mean) or not len(features):
         raise ValueError(f"{name} must be of shape (q, {len(public.mean)})")
@@ -236,6 +232,7 @@ def center_rows(public: PublicPart, rows: ArrayLike, name: str = "rows") -> NDAr
         raise ValueError(f"{name} {OUT_OF_RANGE}")
     with np.errstate(all="ignore"):  # numpy may be set to raise on underflow
         centered = features - public.mean
+        # A server may send a suspect's feature as its mean, where it has no direction: an error would reveal it.
         centered[np.abs(centered).max(axis=1) < _SMALLEST_DISTANCE, 0] += 1.0
         return np.asarray(scale_to_unit(centered), np.float64)
 
