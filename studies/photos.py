@@ -296,7 +296,7 @@ def draw_sheet(data: Photos, answer: Nearest, number: int) -> bytes:
         query=data.pictures[number],
         named=answer.set,
         n_sets=answer.n_sets,
-        candidates=answer.answer.images,
+        candidates=answer.answer.contents,
         matches=tuple(match.image or b"" for match in answer.matches),
         captions=[f"{kind} kind\n{match.similarity:.3f}" for kind, match in zip(kinds, answer.matches, strict=True)],
         epsilon=answer.guarantee.epsilon,

@@ -360,7 +360,7 @@ class IndexConformance:
             (served,) = serve_maps(index, "birds", offers=("thumbnails", "originals", "names"))
             answer = served.answer(Query(_message(served.published), "names"))
             plain = {number: want[0] for number, (_, want) in zip(ids.tolist(), drawn, strict=True)}
-            assert list(answer.images) == [encode_name(plain[number]) for number in answer.ids.tolist()]
+            assert list(answer.contents) == [encode_name(plain[number]) for number in answer.ids.tolist()]
 
     def opened(self, place: str) -> Index:
         """Return the index of this place, made where there is none."""

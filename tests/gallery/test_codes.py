@@ -185,7 +185,7 @@ def test_images_survive_the_wire_and_may_be_missing() -> None:
         data = sent.to_bytes()
         assert len(data) == sent.nbytes
         read = Answer.from_bytes(data)
-        assert (read.extras, read.images) == (extras, images)
+        assert (read.extras, read.contents) == (extras, images)
         assert read.to_bytes() == data
 
 

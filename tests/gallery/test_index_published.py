@@ -256,10 +256,10 @@ def test_the_protocol_serves_an_index(where: str, tmp_path: Path) -> None:
             return Answer.from_bytes(server.answer(make_query(index, rows[0], extras)))
 
         answer = ask("thumbnails")
-        assert answer.images == tuple(WEBP + bytes([n]) for n in answer.ids)
+        assert answer.contents == tuple(WEBP + bytes([n]) for n in answer.ids)
         answer = ask("originals")
         contents = (b"a picture", b"", b"bytes", b"")
-        assert answer.images == tuple(contents[n % 4] for n in answer.ids)
+        assert answer.contents == tuple(contents[n % 4] for n in answer.ids)
         index.delete(answer.ids[:5])
         assert not np.isin(answer.ids[:5], ask("none").ids).any()
         query = make_query(index, rows[0])
@@ -285,7 +285,7 @@ def test_names_come_for_all_candidates(where: str) -> None:
                 ServerProtocol(*gallery).answer(Query(naming(published, one), "names").to_bytes())
             )
             assert answer.extras == "names"
-            for number, name in zip(answer.ids.tolist(), answer.images, strict=True):
+            for number, name in zip(answer.ids.tolist(), answer.contents, strict=True):
                 shown = odd.get(number, f"bird {number}").replace("\n", "\ufffd").replace("\x1b", "\ufffd")
                 assert name.decode() == shown
         index.delete([7])
@@ -393,7 +393,7 @@ def test_images_that_are_too_many_are_not_read(where: str, tmp_path: Path, monke
         assert picture not in read_files
         whole = ask("originals", 40_000)
         assert isinstance(whole, Answer)
-        assert set(map(len, whole.images)) == {3000}
+        assert set(map(len, whole.contents)) == {3000}
         read_files.clear()
         monkeypatch.setattr(_server, "LARGEST_ORIGINAL", 2999)
         assert ask("originals", 40_000) == Refusal(RefusalCode.TOO_LARGE, TOO_LARGE)

@@ -87,11 +87,11 @@ def test_extras_come_for_all_candidates(shared: Server) -> None:
     plain = shared.answer(shared.query(1))
     names = shared.answer(shared.query(1, "names"))
     assert (names.ids == plain.ids).all()
-    assert [name.decode() for name in names.images] == [f"item {number}" for number in plain.ids]
+    assert [name.decode() for name in names.contents] == [f"item {number}" for number in plain.ids]
     thumbnails = shared.answer(shared.query(1, "thumbnails"))
-    assert all(image.endswith(b"%d" % number) for number, image in zip(plain.ids, thumbnails.images, strict=True))
+    assert all(image.endswith(b"%d" % number) for number, image in zip(plain.ids, thumbnails.contents, strict=True))
     originals = shared.answer(shared.query(1, "originals"))
-    assert set(originals.images) == {b"a picture", b"an original", b""}
+    assert set(originals.contents) == {b"a picture", b"an original", b""}
 
 
 def test_originals_by_number_are_for_those_who_may(shared: Server) -> None:

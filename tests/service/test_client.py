@@ -170,7 +170,7 @@ def test_images_come_for_all_candidates_alike(here: Scene) -> None:
         assert [match.image for match in found.matches] == [image(match.id) for match in found.matches]
         assert [match.name for match in found.matches] == [f"bird {match.id}.png" for match in found.matches]
         assert found.answer is not None
-        assert found.answer.images == tuple(image(n) for n in found.answer.ids.tolist())
+        assert found.answer.contents == tuple(image(n) for n in found.answer.ids.tolist())
     # For each question: its images, then its names, with one message.
     queries = [decode_frame(body, Query) for *_, body in wire.posts]
     assert [query.extras for query in queries] == ["thumbnails", "names", "originals", "names"]

@@ -69,24 +69,24 @@ def unpaid(here: Scene) -> Iterator[None]:
     assert here.paid == before
 
 
-def answer(here: Scene, count: int = CANDIDATES, wider: int = 0, extras: Any = "names", images: Any = NAMES) -> bytes:
+def answer(here: Scene, count: int = CANDIDATES, wider: int = 0, extras: Any = "names", contents: Any = NAMES) -> bytes:
     codes = np.zeros((count, public_of(here.gallery).table.width + wider), np.uint8)
-    return Answer(np.arange(count, dtype=np.uint32), codes, extras, images).to_bytes()
+    return Answer(np.arange(count, dtype=np.uint32), codes, extras, contents).to_bytes()
 
 
 def with_names(here: Scene, name: bytes) -> bytes:
     """Return an answer with one bad name, its checksum right."""
-    good = answer(here, images=(b"x" * len(name), *NAMES[1:]))
+    good = answer(here, contents=(b"x" * len(name), *NAMES[1:]))
     return frame(Kind.ANSWER, good[14:].replace(b"x" * len(name), name, 1), flags=3)
 
 
 Reply = Callable[[Scene], httpx.Response]
 QUERY_REPLIES: dict[str, tuple[Reply, str]] = {
-    "too few": (lambda s: framed(answer(s, CANDIDATES - 1, images=NAMES[1:])), "must hold 12 candidates"),
-    "too many": (lambda s: framed(answer(s, CANDIDATES + 1, images=(b"", *NAMES))), "must hold 12 candidates"),
+    "too few": (lambda s: framed(answer(s, CANDIDATES - 1, contents=NAMES[1:])), "must hold 12 candidates"),
+    "too many": (lambda s: framed(answer(s, CANDIDATES + 1, contents=(b"", *NAMES))), "must hold 12 candidates"),
     "wider codes": (lambda s: framed(answer(s, wider=1)), "must have codes of"),
     "other extras": (lambda s: framed(answer(s, extras="originals")), "must have names as extras"),
-    "no extras": (lambda s: framed(answer(s, extras="none", images=())), "must have names as extras"),
+    "no extras": (lambda s: framed(answer(s, extras="none", contents=())), "must have names as extras"),
     "no UTF-8": (lambda s: framed(with_names(s, b"\xff\xfe")), "text in UTF-8"),
     "an escape": (lambda s: framed(with_names(s, b"\x1b[2J")), "without control characters"),
     "a line break": (lambda s: framed(with_names(s, b"a\nb")), "without control characters"),

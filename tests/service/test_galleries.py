@@ -70,9 +70,9 @@ def test_originals_are_not_remembered(tmp_path: Path) -> None:
     picture.write_bytes(b"before")
     gallery = OpenGallery(index_of(tmp_path / "i", picture=picture), "birds", offers=["originals"])
     data = asking(gallery, 0, "originals")
-    assert b"before" in Answer.from_bytes(gallery.query(data)).images
+    assert b"before" in Answer.from_bytes(gallery.query(data)).contents
     picture.write_bytes(b"after")
-    now = Answer.from_bytes(gallery.query(data)).images
+    now = Answer.from_bytes(gallery.query(data)).contents
     assert b"before" not in now
     assert b"after" not in now  # it is not what was added
     with pytest.raises(ServiceError, match="no original"):

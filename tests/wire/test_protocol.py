@@ -65,7 +65,7 @@ def test_a_question_from_end_to_end(code_bytes: int | None, extras: Extras) -> N
         assert np.abs(scores[rows] - np.sort(scores[members])[::-1][:8]).max() < 1e-5  # the best of them, best first
         assert np.abs(similarities - scores[rows]).max() < 1e-6
         shown = [] if extras == "none" else gallery.read_extras(answer.ids, extras, 1 << 20)
-        assert list(answer.images) == shown
+        assert list(answer.contents) == shown
 
 
 def test_both_halves_agree_without_sharing_the_public_rows() -> None:
@@ -357,8 +357,8 @@ def test_one_message_is_asked_with_images_and_with_names() -> None:
         client.read_answer(server.answer(write_query(message, extras)), extras) for extras in ("thumbnails", "names")
     )
     assert (pictures.ids == names.ids).all()
-    assert pictures.images == tuple(THUMBNAIL + int(number).to_bytes(4, "little") for number in pictures.ids)
-    assert names.images == tuple(b"bird %d.png" % number for number in names.ids)
+    assert pictures.contents == tuple(THUMBNAIL + int(number).to_bytes(4, "little") for number in pictures.ids)
+    assert names.contents == tuple(b"bird %d.png" % number for number in names.ids)
 
 
 def test_a_client_keeps_its_epsilon() -> None:

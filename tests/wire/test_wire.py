@@ -314,7 +314,7 @@ def test_many_empty_images_cost_little_memory() -> None:
     body = struct.pack("<II", count, 1) + ids + bytes(count) + bytes(4 * count)
     tracemalloc.start()
     try:
-        assert len(Answer.from_body(2, body).images) == count
+        assert len(Answer.from_body(2, body).contents) == count
         assert tracemalloc.get_traced_memory()[1] < 4 * len(body)
     finally:
         tracemalloc.stop()

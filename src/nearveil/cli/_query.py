@@ -233,7 +233,7 @@ def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", p
         query=pixels,
         named=nearest.set,
         n_sets=nearest.n_sets,
-        candidates=nearest.answer.images,
+        candidates=nearest.answer.contents,
         matches=tuple(match.image or b"" for match in nearest.matches),
         captions=captions,
         epsilon=nearest.guarantee.epsilon,

@@ -248,11 +248,11 @@ def _rank(
     for part in answers:
         if part.extras in _TEXTS:
             decode = read_details if part.extras == "metadata" else lambda data: ItemDetails(data.decode())
-            details |= {number: decode(data) for number, data in zip(part.ids.tolist(), part.images, strict=True)}
+            details |= {number: decode(data) for number, data in zip(part.ids.tolist(), part.contents, strict=True)}
     has_images = answer.extras in ("thumbnails", "originals")
     (ids,), (scores,) = rank_answer(public.table, features, answer, k if where is None else len(answer.ids))
     texts = [details.get(number, ItemDetails()) for number in ids.tolist()]
-    images = [answer.images[row] for row in np.searchsorted(answer.ids, ids)] if has_images else None
+    images = [answer.contents[row] for row in np.searchsorted(answer.ids, ids)] if has_images else None
     return Nearest(
         matches=make_matches(ids, scores, texts, images, where=where, k=k),
         way="message",

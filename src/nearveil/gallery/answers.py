@@ -359,7 +359,7 @@ EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the position of its w
 
 _SIZES = struct.Struct("<II")  # numbers of candidates, and of bytes of a code
 LARGEST_ORIGINAL = 64 << 20  # bytes
-IMAGE_HEADER_BYTES = 4  # of an image: its length
+IMAGE_HEADER_BYTES = 4  # of the content of an item: its length
 LONGEST_NAME = 4096  # characters
 LONGEST_ID = 512  # characters of an external id
 LARGEST_METADATA = 64 << 10  # bytes of JSON, of one item
@@ -370,7 +370,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-
 
 @dataclass(frozen=True)
 class Answer:
-    """The server's answer: ids and codes of all candidates, and their images or names if the query requests them."""
+    """The server's answer: ids and codes of all candidates, and their extras if the query requests any."""
 
     # There is no second request: it would reveal which candidates are near, which the message hides.
 
@@ -379,8 +379,8 @@ class Answer:
 
     ids: NDArray[np.uint32]  # of the candidates, increasing: their order reveals nothing
     codes: Bytes = field(repr=False)
-    extras: Extras = "none"  # the kind of `images`
-    images: tuple[bytes, ...] = field(default=(), repr=False)
+    extras: Extras = "none"  # the kind of `contents`
+    contents: tuple[bytes, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         if self.ids.ndim != 1 or self.ids.dtype != np.uint32 or not len(self.ids):
@@ -389,36 +389,36 @@ class Answer:
         if codes.dtype != np.uint8 or codes.ndim != 2 or len(codes) != len(self.ids) or not codes.size:
             raise WireError("codes must hold a row of bytes for each id")
         _check_increasing(self.ids)
-        self._check_images()
+        self._check_contents()
 
-    def _check_images(self) -> None:
+    def _check_contents(self) -> None:
         if self.extras not in EXTRAS:
             raise WireError(f"extras must be one of {', '.join(EXTRAS)}")
-        if len(self.images) != (0 if self.extras == "none" else len(self.ids)):
-            raise WireError("images must be one for each id, or none at all")
-        # The whole answer is refused, whichever images will be chosen.
+        if len(self.contents) != (0 if self.extras == "none" else len(self.ids)):
+            raise WireError("contents must be one for each id, or none at all")
+        # The whole answer is refused, whichever items will be chosen.
         if self.extras == "metadata":
-            for image in self.images:
-                read_details(image)
-        if self.extras == "thumbnails" and not all(map(is_thumbnail, self.images)):
-            raise WireError("images must be WebP, or empty, as thumbnails")
-        if self.extras == "names" and not _are_names(self.images):
+            for content in self.contents:
+                read_details(content)
+        if self.extras == "thumbnails" and not all(map(is_thumbnail, self.contents)):
+            raise WireError("contents must be WebP, or empty, as thumbnails")
+        if self.extras == "names" and not _are_names(self.contents):
             raise WireError(
-                f"images must be text in UTF-8, of at most {LONGEST_NAME} characters and without control characters, "
+                f"contents must be text in UTF-8, of at most {LONGEST_NAME} characters and without control characters, "
                 "as names"
             )
 
     @property
     def nbytes(self) -> int:
         """The number of bytes on the wire."""
-        images = IMAGE_HEADER_BYTES * len(self.images) + sum(map(len, self.images))
-        return self.header_bytes + 4 * len(self.ids) + self.codes.size + images
+        extras_bytes = IMAGE_HEADER_BYTES * len(self.contents) + sum(map(len, self.contents))
+        return self.header_bytes + 4 * len(self.ids) + self.codes.size + extras_bytes
 
     def to_bytes(self) -> bytes:
         """Serialize the answer, to the same bytes on every machine."""
-        lengths = np.fromiter(map(len, self.images), "<u4", len(self.images))
+        lengths = np.fromiter(map(len, self.contents), "<u4", len(self.contents))
         parts = [_SIZES.pack(*self.codes.shape), self.ids.astype("<u4").tobytes(), self.codes.tobytes()]
-        return frame(Kind.ANSWER, b"".join([*parts, lengths.tobytes(), *self.images]), EXTRAS.index(self.extras))
+        return frame(Kind.ANSWER, b"".join([*parts, lengths.tobytes(), *self.contents]), EXTRAS.index(self.extras))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
@@ -443,21 +443,21 @@ class Answer:
         if len(body) < end + lengths or (extras == "none" and len(body) != end):
             raise WireError("data is truncated, or has bytes after its end")
         ids = np.frombuffer(body, "<u4", count, _SIZES.size).astype(np.uint32)
-        _check_increasing(ids)  # before images are cut
+        _check_increasing(ids)  # before contents are cut
         codes = np.frombuffer(body, np.uint8, count * width, middle).reshape(count, width)
         sizes = np.frombuffer(body, "<u4", lengths // IMAGE_HEADER_BYTES, end)
         return cls(ids, codes, extras, _cut(body, end + lengths, sizes))
 
 
 def _cut(body: bytes, start: int, sizes: NDArray[np.uint32]) -> tuple[bytes, ...]:
-    """Return the images at the end of an answer, which they must fill to its last byte."""
+    """Return the contents at the end of an answer, which they must fill to its last byte."""
     if len(sizes) and start + int(sizes.sum(dtype=np.int64)) != len(body):
         raise WireError("data is truncated, or has bytes after its end")
-    images = []
+    contents = []
     for size in map(int, sizes):  # one by one: a list of numbers would be many times as large as the answer
-        images.append(body[start : start + size])
+        contents.append(body[start : start + size])
         start += size
-    return tuple(images)
+    return tuple(contents)
 
 
 def _check_increasing(ids: NDArray[np.uint32]) -> None:
@@ -499,7 +499,7 @@ def read_details(data: bytes) -> ItemDetails:
         if values or not fits or not isinstance(metadata, dict):
             raise ValueError
     except (ValueError, KeyError, AttributeError, RecursionError, TypeError):
-        raise WireError("images must be JSON of a name, an id and metadata, as metadata") from None
+        raise WireError("contents must be JSON of a name, an id and metadata, as metadata") from None
     return ItemDetails(name, external_id, metadata)
 
 

@@ -138,7 +138,7 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
     """Return the message, the candidates, the matches and the cost; with thumbnails if `images`."""
     answer, epsilon = nearest.answer, nearest.guarantee.epsilon
     assert answer is not None
-    pictures = answer.images if images else [b""] * len(answer.ids)
+    pictures = answer.contents if images else [b""] * len(answer.ids)
     # Ordered by id, the same for every image.
     shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MAX_CANDIDATES]
     return {
