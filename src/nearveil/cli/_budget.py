@@ -395,7 +395,8 @@ class Bar:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         width = options.max_width
-        spent, total = (self._count_cells(width, amount) for amount in (self.spent, self.total))
+        shares = (min(1.0, amount / self.epsilon) for amount in (self.spent, self.total))
+        spent, total = (min(width, math.ceil(width * share)) for share in shares)
         signs = "█▒░" if console.encoding.startswith("utf") else "#+."  # readable without colours
         bar = Text(no_wrap=True)
         for sign, cells, style in zip(
@@ -403,6 +404,3 @@ class Bar:
         ):
             bar.append(sign * cells, style)
         yield bar
-
-    def _count_cells(self, width: int, amount: float) -> int:
-        return min(width, math.ceil(width * min(1.0, amount / self.epsilon)))

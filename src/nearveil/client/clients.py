@@ -131,7 +131,7 @@ class Portal:
                 answer.arrived.get()
 
     def _serve(self) -> None:
-        """Be the thread of the loop."""
+        """Run the loop until it is stopped."""
         try:
             with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
                 runner.run(self._wait_for_end())
@@ -144,7 +144,7 @@ class Portal:
 
     async def _wait_for_end(self) -> None:
         await self._stopped.wait()
-        while tasks := [task for task in list(self._asked.values()) if task]:  # others ask meanwhile
+        while tasks := [task for task in list(self._asked.values()) if task]:  # other threads may add some
             await asyncio.wait(tasks)
         await self._last()
 
@@ -161,7 +161,7 @@ class Portal:
 
 
 async def _run(answer: _Answer[T], ask: Callable[[], Awaitable[T]]) -> None:
-    """Run a coroutine; its error goes to who asked, and never ends the loop."""
+    """Run a coroutine; its error goes to the caller, and never ends the loop."""
     try:
         answer.set_result(await ask())
     except BaseException as error:
@@ -539,7 +539,7 @@ class AsyncClient:
         return (await self._session.fetch_model(gallery)).model
 
     async def close(self) -> None:
-        """Close connections, and what the client itself has opened."""
+        """Close connections, and the ledger and index if the client opened them."""
         for seal in self._sealed.values():
             await seal.finish()
         await self._transport.close()

@@ -113,9 +113,7 @@ def _require(is_valid: bool, argument: str, words: str) -> None:
 async def describe_ways(info: GalleryInfo, account: "Payer | None") -> str:
     """Return how to search a gallery that has no free way now, with the price of each way."""
     balance = await asyncio.to_thread(read_balance, account)  # loads the ledger if there is one
-    payer = OPEN_ACCOUNT
-    if account is not None:
-        payer = "from your account"
+    payer = OPEN_ACCOUNT if account is None else "from your account"
     if balance is not None:
         from nearveil.ledger.budget import format_down
 

@@ -227,7 +227,7 @@ def _rank(
 
 
 def _decode_text(text: bytes) -> ItemDetails:
-    """Decode the name and the owner's id of any record, at most some kilobytes of it."""
+    """Decode the name and the owner's id of any record, at most a few kilobytes of it."""
     # No other thread runs meanwhile, so a long text would delay other questions.
     name, _, external_id = text.partition(b"\0")
     return ItemDetails(

@@ -113,7 +113,7 @@ def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
 
 @asynccontextmanager
 async def private_step(session: "Session", since: float, period: float) -> AsyncIterator[None]:
-    """Leave private work at a public deadline: the first multiple of `period` after `since` that has not passed."""
+    """End private work at a public deadline: the first multiple of `period` after `since` that has not passed."""
     # `since` is the time of a public event; `period`, in seconds, depends on public sizes alone. The body awaits
     # only threads. An error waits for the deadline as a result does; a cancellation does not: the caller times it.
     if not 0 < period < math.inf:

@@ -394,7 +394,7 @@ class Index(MapPublisher):
         return self._make_private(name, require_exact=True)
 
     def _make_private(self, name: str, *, require_exact: bool) -> str:
-        """Mark the rows as private, bind them to `name` unless they are bound, and delete all that shows them."""
+        """Mark the rows as private, bind them to `name` unless bound, and delete everything that reveals them."""
         with self._database.begin_write() as connection:
             load_header(connection, self._location, lock=True)
             if require_exact:
@@ -409,7 +409,7 @@ class Index(MapPublisher):
         return binding
 
     def unprotect(self, *, rows_are_public: bool) -> None:
-        """Allow the rows to be served, published and searched again. This ends the guarantees to the records.
+        """Allow the rows to be served, published and searched again. This ends the guarantees of the records.
 
         `rows_are_public` must be True: your statement that everybody may see every row.
         """

@@ -82,7 +82,7 @@ class Reservation:
     size: int = 0
 
     def resize(self, size: int) -> None:
-        """Hold `size` bytes from now on; ServiceError if that is too much."""
+        """Change the reservation to `size` bytes; ServiceError if that is too much."""
         budget, sizes = self.budget, self.budget.bytes_by_token
         rest = sizes[self.token] - self.size  # of the token's other requests
         if size > self.size:

@@ -250,7 +250,7 @@ class PublicationError(NearveilError, ValueError):
 
 
 class ProtectedGallery(Gallery):
-    """Publish a model of private records, of which nothing else is shown. Clients classify locally.
+    """Publish a model of private records, and show nothing else of them. Clients classify locally.
 
     The model is a linear discriminant with noise. One account pays for it before it is computed; the ledger stores it,
     and all clients get the same bytes. Changed records change nothing until :meth:`publish` is called again. Serving

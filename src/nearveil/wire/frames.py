@@ -56,7 +56,7 @@ class Kind(IntEnum):
     SEALED_ANSWER = 27, 32 << 20
 
     def __new__(cls, number: int, limit: int = 0) -> Self:
-        """Make a member of its number on the wire."""
+        """Return the member with a number on the wire."""
         kind = int.__new__(cls, number)
         kind._value_, kind.limit, kind.frame_limit = number, limit, HEADER_BYTES + limit
         return kind

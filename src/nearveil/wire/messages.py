@@ -118,7 +118,7 @@ def _decode_part(form: Any, data: bytes, name: str) -> Any:
 
 
 def write_query(message: bytes, extras: Extras = "none") -> bytes:
-    """Encode a message as a query frame. Never choose `extras` by a private record: all candidates have them alike.
+    """Encode a message as a query frame. Never choose `extras` by a private record.
 
     `message`: From ``debit.message`` or :meth:`Message.to_bytes`.
     """
@@ -156,7 +156,7 @@ class RefusalCode(IntEnum):
     FAILED = 5, 503
 
     def __new__(cls, number: int, status: int = 0) -> Self:
-        """Make a member of its number on the wire."""
+        """Return the member with a number on the wire."""
         code = int.__new__(cls, number)
         code._value_, code.status = number, status
         return code

@@ -168,14 +168,10 @@ def fill_sets(demand: csr_array, shares: Shares, plan: Plan) -> csr_array:
 def learn(demand: csr_array, start: Positions, plan: Plan) -> csr_array:
     """Alternate between good sets (at first `start`) and demand, first softly, then until the gain is small."""
     sets = fill_sets(demand, Shares.assign(start, plan.n_sets), plan)
-    for softness in np.geomspace(_softest(plan.n_sets), _FIRMEST, _SOFT_PASSES):
+    softest = max(3.0, 1.5 * np.log(plan.n_sets))  # with more sets, more would go to sets without coverage
+    for softness in np.geomspace(softest, _FIRMEST, _SOFT_PASSES):
         sets = fill_sets(demand, Shares.of(measure_coverage(demand, sets), softness), plan)
     return refine(demand, sets, plan)
-
-
-def _softest(n_sets: int) -> float:
-    """Return the initial softness; with more sets, more would go to sets without coverage."""
-    return float(max(3.0, 1.5 * np.log(n_sets)))
 
 
 def refine(demand: csr_array, sets: csr_array, plan: Plan) -> csr_array:
