@@ -182,7 +182,9 @@ class Settings(BaseSettings):
         """
         path = config or os.environ.get(CONFIG) or None
         content = {} if path is None else read_settings(Path(path))
-        _check_environment(cls)
+        for name in os.environ:  # in upper or lower case; a misspelt limit would have no effect
+            if name.upper().startswith(PREFIX) and name[len(PREFIX) :].lower() not in cls.model_fields:
+                raise SettingsError(f"{name}: no such setting")
 
         class Loaded(cls):  # type: ignore[valid-type, misc]
             @classmethod
@@ -244,13 +246,6 @@ def _normalize(location: str) -> str:
         return str(Path(location).expanduser().resolve())
     url = make_url(location)
     return f"{url.host}:{url.port or 5432}/{url.database}?{sorted(url.query.items())}"
-
-
-def _check_environment(settings: type[BaseSettings]) -> None:
-    """Refuse an unknown variable: a misspelt limit would have no effect."""
-    for name in os.environ:  # in upper or lower case
-        if name.upper().startswith(PREFIX) and name[len(PREFIX) :].lower() not in settings.model_fields:
-            raise SettingsError(f"{name}: no such setting")
 
 
 def _describe_invalid_json(text: str) -> str:
