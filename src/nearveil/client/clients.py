@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from functools import wraps
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeAlias, TypeVar
 from urllib.parse import urlsplit
 
@@ -179,7 +178,7 @@ class AsyncClient:
     """The asynchronous client. :class:`nearveil.Client` is derived from it and sends the same requests.
 
     Features, debits and rankings are made in threads. A question that is cancelled during its debit finishes the debit
-    first; the error then has a note with the key for a retry.
+    first; the error then has a note with the key for a retry. The name of a `gallery` is required if there are several.
 
     Parameters
     ----------
@@ -396,13 +395,7 @@ class AsyncClient:
         return balance
 
     def home(self, *, gallery: str | None = None) -> HomeCopy | None:
-        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent.
-
-        Parameters
-        ----------
-        gallery : str, optional
-            The gallery's name; required if there are copies of several.
-        """
+        """Return the copy of a gallery that :meth:`sync` fetched, or None. Nothing is sent."""
         return self._copies.find(gallery)
 
     async def sync(
@@ -416,16 +409,10 @@ class AsyncClient:
         Parameters
         ----------
         gallery : str, optional
-            The gallery's name; required if there are several.
         most : int, default=2 GiB
             Maximum download size in bytes.
         progress : callable, optional
-            Called with the number of groups received, and in total.
-
-        Raises
-        ------
-        QuestionError, ReplyError, UnreachableError
-            The copy, if there was one, is as before.
+            Called with the number of groups received, and in total. After an error the copy is as before.
         """
         from nearveil.client.home import sync_codes
 
@@ -444,11 +431,6 @@ class AsyncClient:
         n_questions : int, default=1
             How many to keep ready. Each takes a few megabytes: 6 for a gallery of a million items.
         gallery : str, optional
-            The gallery's name; required if there are several open ones.
-
-        Raises
-        ------
-        QuestionError, ReplyError, UnreachableError
         """
         from nearveil.client.sealed import prepare_sealed
 
@@ -459,38 +441,15 @@ class AsyncClient:
 
         The result is a :class:`~nearveil.client.results.Classified`. The model is downloaded once and cached; at most
         once an hour the client checks for a newer one. Both happen before the image is read, and nothing is sent
-        afterwards.
-
-        Parameters
-        ----------
-        query : path, bytes, Pillow image, or ndarray
-            Private; as of :meth:`nearest`.
-        gallery : str, optional
-            The gallery's name; required if there are several protected ones.
-
-        Raises
-        ------
-        QuestionError, ReplyError, UnreachableError, ImageError
-            The last is about the image; the others, except a feature of the wrong size, occur before the image is read.
+        afterwards: all errors but those of the image or its feature occur before. `query` is private, and an image or a
+        feature as of :meth:`nearest`.
         """
         from nearveil.client.questions import classify_image
 
         return await classify_image(self._session, query, gallery)
 
     async def prepare(self, images: Images, *, gallery: str | None = None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
-        """Compute features of images, as :meth:`nearest` does first. Nothing private is sent, and nothing is paid.
-
-        Parameters
-        ----------
-        images : sequence of images
-        gallery : str, optional
-            The gallery's name; required if there are several open ones.
-
-        Returns
-        -------
-        info : GalleryInfo
-        features : list of ndarray of shape (d,)
-        """
+        """Compute features of images, as :meth:`nearest` does first. Nothing private is sent, and nothing is paid."""
         return await self._session.prepare_features(images, gallery)
 
     async def original_not_private(self, id: int, *, gallery: str | None = None) -> bytes:  # noqa: A002
@@ -499,11 +458,6 @@ class AsyncClient:
         No guarantee covers this call, and after it the guarantee of the question that found the id is worth nothing in
         practice: anyone who knows your choice knows what you searched for. To see originals and stay private, use
         ``nearest(..., originals=True)``, which downloads those of all candidates.
-
-        Parameters
-        ----------
-        id : int
-        gallery : str, optional
         """
         return await self._session.fetch_original(id, gallery)
 
@@ -512,15 +466,7 @@ class AsyncClient:
         return await self._session.fetch_galleries()
 
     async def map(self, candidates: float | None = None, *, gallery: str | None = None) -> PublicPart:
-        """Return the public map of a gallery (`PublicPart`), current. No private data is used.
-
-        Parameters
-        ----------
-        candidates : float, optional
-            The fraction of the gallery in an answer; by default that of the newest map.
-        gallery : str, optional
-            The gallery's name; required if there are several.
-        """
+        """Return the current map of a gallery for a fraction of `candidates`, by default the newest. It is public."""
         from nearveil.client.session import Traffic
 
         info = await self._session.find_gallery(gallery, "open")
@@ -530,11 +476,6 @@ class AsyncClient:
         """Return the model of a protected gallery, as :meth:`classify` uses it. No private data is used.
 
         It is a :class:`~nearveil.private_knn.PublicDiscriminant`: it classifies many rows at once, and can be saved.
-
-        Parameters
-        ----------
-        gallery : str, optional
-            The gallery's name; required if there are several protected ones.
         """
         return (await self._session.fetch_model(gallery)).model
 
@@ -549,9 +490,7 @@ class AsyncClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     def __repr__(self) -> str:
@@ -586,7 +525,7 @@ class Client:
     """Search galleries privately: at no cost if possible; otherwise pay first, send one message, rank locally.
 
     ``docs/theory/service.md`` proves what a server or an observer of the network learns. Your address and the times of
-    your questions are not hidden.
+    your questions are not hidden. Methods need the name of a `gallery` if there are several.
 
     Parameters
     ----------
@@ -657,7 +596,7 @@ class Client:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

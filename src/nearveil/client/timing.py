@@ -48,13 +48,7 @@ class Clock:
 
 
 def next_deadline(since: float, period: float, now: float) -> float:
-    """Return the first multiple of a period after `since` that has not passed.
-
-    Examples
-    --------
-    >>> next_deadline(10.0, 0.25, 10.1), next_deadline(10.0, 0.25, 10.25), next_deadline(10.0, 0.25, 10.6)
-    (10.25, 10.25, 10.75)
-    """
+    """Return the first multiple of a period after `since` that has not passed."""
     return since + period * max(1, math.ceil((now - since) / period))
 
 

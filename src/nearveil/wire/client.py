@@ -26,20 +26,14 @@ class ProtocolError(NearveilError, ValueError):
 
 
 class OutdatedMapError(ProtocolError):
-    """The server has another map now, so the message cannot be answered. Another question is another debit.
-
-    Attributes
-    ----------
-    revision : int
-        Of the server's map.
-    """
+    """The server has another map now, so the message cannot be answered. Another question is another debit."""
 
     def __init__(self, gallery: str, revision: int) -> None:
         super().__init__(
             f"The map of {gallery!r} has changed to revision {revision}. Fetch the public part and ask again with a "
             "new key; that is another debit"
         )
-        self.revision = revision
+        self.revision = revision  #: of the server's map
 
 
 class RefusedError(ProtocolError):
@@ -118,7 +112,8 @@ class ClientProtocol:
     def pay(self, feature: ArrayLike, account: Payer[Paid_co], key: str, rng: Source | None = None) -> Paid_co:
         """Debit an account, then make the message and store it with the debit. A key that was spent finds its message.
 
-        The order is the guarantee: the debit is durable before the message exists, and one key has one message.
+        The order is the guarantee: the debit is durable before the message exists, and one key has one message. Send
+        the `message` of the debit, as often as the transport must.
 
         Parameters
         ----------
@@ -129,11 +124,6 @@ class ClientProtocol:
         key : str
         rng : Source, optional
             For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. Accounts refuse to pay for a seed.
-
-        Returns
-        -------
-        Debit
-            Send its `message`, as often as the transport must.
 
         Raises
         ------
@@ -171,13 +161,7 @@ class ClientProtocol:
         return debit, stored
 
     def read_answer(self, data: bytes, extras: Extras = "none") -> Answer:
-        """Read the reply to a query. Whether it is refused depends on the reply alone, never on the feature.
-
-        Parameters
-        ----------
-        data : bytes
-        extras : {"none", "thumbnails", "originals", "names", "metadata"}, default="none"
-            Of the query.
+        """Read the reply to a query with these extras. Whether it is refused depends on the reply, never on the feature.
 
         Raises
         ------
@@ -200,21 +184,9 @@ class ClientProtocol:
         return answer
 
     def rank(self, feature: ArrayLike, answer: Answer, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
-        """Rank the candidates of an answer by their codes. Send nothing afterwards that depends on it.
+        """Return ids and scores, shape (k,), of the best candidates of an answer, best first; `k` is at most all.
 
-        Parameters
-        ----------
-        feature : array-like of shape (d,)
-        answer : Answer
-        k : int, default=8
-            At most the number of candidates.
-
-        Returns
-        -------
-        ids : ndarray of shape (k,)
-            Best first.
-        scores : ndarray of shape (k,)
-            Similarities; finite for any table.
+        Scores are similarities by the codes, and finite for any table. Send nothing afterwards that depends on them.
         """
         ids, scores = rank_answer(self.public.table, center_rows(self.public, feature), answer, k)
         return ids[0], scores[0]
