@@ -149,21 +149,10 @@ class PortError(NearveilError, ValueError):
 def serve_page(
     session: PageSession, *, port: int = PORT, ready: Callable[[str], None], stopping: Callable[[], None] = lambda: None
 ) -> None:
-    """Show the page at 127.0.0.1 until SIGINT or SIGTERM.
+    """Show the page at 127.0.0.1 until SIGINT or SIGTERM; port 0 is a free one.
 
-    Parameters
-    ----------
-    session : PageSession
-    port : int, default=8322
-        0 for a free one.
-    ready : callable
-        Called with the address once the page answers. The address has a one-time token.
-    stopping : callable, optional
-        Called at the signal, before the server waits for a query in flight.
-
-    Examples
-    --------
-    >>> serve_page(session, ready=print)  # doctest: +SKIP
+    When the page answers, `ready` is called with its address, which has a one-time token. `stopping` is called at the
+    signal, before the server waits for a query in flight.
     """
     with ExitStack() as stack:
         listening = bind_port(port)

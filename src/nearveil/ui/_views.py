@@ -236,18 +236,9 @@ def _read_size(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-_LARGE_EPSILON = 14  # odds above a million
-
-
 def format_odds(epsilon: float) -> str:
-    """Return the largest factor by which odds can change, rounded up.
-
-    Examples
-    --------
-    >>> format_odds(4.0), format_odds(40.0)
-    ('55', 'more than a million')
-    """
-    return format_factor(epsilon) if epsilon < _LARGE_EPSILON else "more than a million"
+    """Return the largest factor by which odds can change, rounded up."""
+    return format_factor(epsilon) if epsilon < 14 else "more than a million"
 
 
 def describe_balance(account: Account) -> dict[str, Any]:

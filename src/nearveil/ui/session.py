@@ -79,36 +79,17 @@ class UnansweredQuery:
 
 
 class PageSession:
-    """Query a server or a local index for the page, one query at a time.
-
-    Parameters
-    ----------
-    client : Client
-        Client of a server or of a local index; its account is `payer`.
-    payer : RecordingPayer
-    ledger : Ledger
-        Ledger of the account.
-    location : str
-        URL without secrets, or folder of the index; shown on the page.
-    gallery : str, optional
-        The only gallery to offer.
-    rng : Source, optional
-        Source of randomness for messages, for tests; the operating system's by default.
-
-    Examples
-    --------
-    >>> session = PageSession(client, payer, ledger, "https://birds.example:8321")  # doctest: +SKIP
-    """
+    """Query a server or a local index for the page, one query at a time. `payer` is the account of `client`."""
 
     def __init__(
         self,
         client: Client,
         payer: RecordingPayer,
-        ledger: Ledger,
-        location: str,
+        ledger: Ledger,  # of the account
+        location: str,  # shown on the page: the URL without secrets, or the folder of the index
         *,
-        gallery: str | None = None,
-        rng: Source | None = None,
+        gallery: str | None = None,  # the only one to offer
+        rng: Source | None = None,  # for tests; the operating system's by default
     ) -> None:
         self.client, self.payer, self.ledger, self.location = client, payer, ledger, location
         self._gallery, self._rng = gallery, rng
