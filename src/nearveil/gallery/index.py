@@ -150,7 +150,7 @@ class Index(MapPublisher):
             self._require_exact(connection)
 
     def add(self, items: Iterable[Item], *, replace: bool = False, row_exact: bool = False) -> Ids:
-        """Add items: all of them, or none if one is invalid.
+        """Add items: all of them, or none if one is invalid. Return their ids, which are never reused.
 
         Parameters
         ----------
@@ -159,17 +159,8 @@ class Index(MapPublisher):
             Whether items replace those with the same `external_id`; otherwise such an item is an error.
         row_exact : bool, default=False
             Your statement that each row was made from its own image alone, to the last bit: by
-            ``extract(images, row_exact=True)``, or in another way for which you can prove it.
-
-        Returns
-        -------
-        ndarray of shape (n,), uint32
-            Their ids, in the order of the items. Ids are never reused.
-
-        Raises
-        ------
-        InexactRowsError
-            If the rows of this index are private, and these are not row-exact.
+            ``extract(images, row_exact=True)``, or in another way for which you can prove it. Rows of a private index
+            must be row-exact, or InexactRowsError is raised.
         """
         return self._add([check_items(items, self.dimension)], replace, row_exact, lambda _: None)
 
@@ -204,11 +195,6 @@ class Index(MapPublisher):
             As in :meth:`add`.
         progress : callable, optional
             ``progress(text, total)`` starts a stage and returns a function that is called with the number of rows done.
-
-        Returns
-        -------
-        ndarray of shape (n,), uint32
-            As from :meth:`add`.
 
         Examples
         --------
@@ -246,12 +232,8 @@ class Index(MapPublisher):
             As in :meth:`add_table`.
         cluster : str or dask.distributed.Client, optional
             The workers that read, check and normalise the partitions; see :func:`nearveil.cluster.connect`. They need
-            the file at the same path. The ids are the same, as from :meth:`add`.
-
-        Raises
-        ------
-        PartitionError
-            If a row is invalid; it names the partition.
+            the file at the same path. The ids are the same, as from :meth:`add`. PartitionError names the partition of
+            an invalid row.
         """
         parts = file.cut()
         tick = (progress or no_progress)("adding", parts[-1].stop if parts else 0)

@@ -349,12 +349,7 @@ class MapPublisher(ABC):
         """Update the map with the same parameters, if the gallery has changed.
 
         The map is updated while at most a tenth of the gallery has changed since it was learned, and learned again
-        after that. :meth:`publish` always learns it again.
-
-        Parameters
-        ----------
-        keep, progress, cluster
-            As in :meth:`publish`.
+        after that. :meth:`publish`, which has the same parameters, always learns it again.
         """
         check_integer(keep, "keep", 1)
         newest, stale = self.current()

@@ -70,8 +70,6 @@ class Debit:
     nonce : str
         128 random bits, drawn when the key was first spent and stored in the ledger. Derive public names of the
         release from it: a name derived from the key could be guessed.
-    receipt : Receipt
-        The latest entry of the account, as of this debit.
 
     Examples
     --------
@@ -283,11 +281,6 @@ class Account:
             The cap that counts the debit as well, in the same transaction; see :meth:`open_cap`.
         times : int, default=1
             How often the mechanism will run.
-
-        Returns
-        -------
-        Debit
-            A context; see there.
 
         Raises
         ------

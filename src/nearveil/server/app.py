@@ -71,16 +71,9 @@ _ETAG = {"ETag": {"description": "Of this content, for If-None-Match.", "schema"
 
 
 def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Settings) -> FastAPI:
-    """Return the ASGI application of a server.
+    """Return the ASGI application of a server. The caller closes the galleries and the tokens.
 
-    Parameters
-    ----------
-    galleries : sequence of Gallery
-        The caller closes them.
-    tokens : TokenStore
-        The caller closes it.
-    settings : Settings
-        Limits and trusted hosts. Addresses and TLS are up to the ASGI server.
+    Of the settings it uses limits and trusted hosts. Addresses and TLS are up to the ASGI server.
     """
     state = AppState(galleries, tokens, settings)
     app = FastAPI(

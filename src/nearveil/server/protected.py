@@ -398,12 +398,8 @@ class ProtectedGallery(Gallery):
     def publish(self, *, allow_noise: bool = False) -> Publication:
         """Publish a model of the current records. The account pays first; then the ledger stores the model.
 
-        If another process is publishing now, its model is awaited and returned, and nothing is paid.
-
-        Parameters
-        ----------
-        allow_noise : bool, default=False
-            Publish even if the model is expected to be noise alone.
+        If another process is publishing now, its model is awaited and returned, and nothing is paid. With `allow_noise`
+        a model is published even if it is expected to be noise alone.
 
         Raises
         ------

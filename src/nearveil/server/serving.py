@@ -80,11 +80,7 @@ def open_protected(entry: GallerySettings, timeout: float) -> "ProtectedGallery"
 def serve(settings: Settings, *, ready: Callable[[str], None] = lambda _: None) -> None:
     """Serve until SIGTERM or SIGINT; then finish requests in flight, and close everything.
 
-    Parameters
-    ----------
-    settings : Settings
-    ready : callable, optional
-        Called with the URL when the server answers requests.
+    When the server answers requests, `ready` is called with its URL.
     """
     if not settings.galleries:
         raise SettingsError("galleries: none given. Name a folder, or add [[galleries]] to the file")

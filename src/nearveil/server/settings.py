@@ -168,17 +168,8 @@ class Settings(BaseSettings):
     def load(cls, config: str | Path | None = None, **overrides: Any) -> "Settings":
         """Read settings: `overrides` win over the environment, which wins over the file.
 
-        Parameters
-        ----------
-        config : str or Path, optional
-            A TOML file. Default: the environment variable ``NEARVEIL_CONFIG``, or none.
-        **overrides
-            Fields, such as options of a command.
-
-        Raises
-        ------
-        SettingsError
-            With the name of the invalid field.
+        The file is in TOML; by default the environment variable ``NEARVEIL_CONFIG`` names it. SettingsError names an
+        invalid field.
         """
         path = config or os.environ.get(CONFIG) or None
         content = {} if path is None else read_settings(Path(path))

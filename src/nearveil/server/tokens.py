@@ -230,22 +230,10 @@ class TokenStore:
         galleries: Sequence[str] = (EVERY,),
         days: float | None = None,
     ) -> tuple[Token, str]:
-        """Create a token.
+        """Create a token; return it, and the text that the client sends.
 
-        Parameters
-        ----------
-        label : str
-            Who it is for.
-        scopes : sequence of {"query", "originals", "metrics"}, default=("query",)
-        galleries : sequence of str, default=("*",)
-        days : float, optional
-            Days until it expires; never by default.
-
-        Returns
-        -------
-        token : Token
-        secret : str
-            The text that the client sends. It is not stored, so it cannot be shown again.
+        That text is not stored, so it cannot be shown again. The label says who the token is for. It expires after so
+        many `days`, or never; `galleries` are names, or "*" for all.
         """
         now, number = int(self._clock()), secrets.token_hex(8)
         secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
