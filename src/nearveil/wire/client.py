@@ -161,7 +161,7 @@ class ClientProtocol:
         return debit, stored
 
     def read_answer(self, data: bytes, extras: Extras = "none") -> Answer:
-        """Read the reply to a query with these extras. Whether it is refused depends on the reply, never on the feature.
+        """Read the reply to a query with `extras`. Whether it is refused depends on the reply, never on the feature.
 
         Raises
         ------
