@@ -437,6 +437,9 @@ def test_an_item_is_not_deep_in_a_cell_that_another_of_its_colour_coincides_with
 
 def test_shapes_are_chosen_by_size() -> None:
     assert choose_shape(1_000_000, 64) == (3431, 47)
+    assert choose_shape(1_000_000, 256) == (852, 12)
+    assert choose_shape(1_000, 64, n_colours=4) == (108, 4)
+    assert (choose_dimension(1_000_000), choose_dimension(100_000_000)) == (256, 64)
     assert choose_shape(1, 8) == (3, 3)
     assert choose_shape(100, 64, n_cells=10, n_colours=4) == (12, 4)
     assert choose_shape(100, 64, n_cells=2, n_colours=50) == (2, 2)

@@ -252,6 +252,8 @@ def test_sizes_of_sealed_search_are_those_of_an_index() -> None:
     from nearveil.sealed import SealedClient, SealedIndex
     from nearveil.sealed.sizes import estimate_sizes
 
+    million = estimate_sizes(1_000_000, 140)
+    assert (million.hint // 10**6, million.question // 10**5, million.passed // 10**6) == (76, 17, 411)
     rows = np.random.default_rng(0).normal(size=(900, 70))
     index = SealedIndex.build(rows, records=[b"x" * 40] * 900)
     client = SealedClient(index.layout.to_bytes(), index.get_hints())

@@ -11,10 +11,7 @@ BYTE_BITS = 8
 
 
 def find_score_deviation(row_norm: float, reach: float) -> float:
-    """Return the standard deviation of a score's error, the quantisation of codes aside (Theorem 2).
-
-    `row_norm` is the Euclidean norm of a row of a colour's matrix: all items of one slot.
-    """
+    """Return the standard deviation of a score's error, for the norm of a row (all items of a slot) (Theorem 2)."""
     variance = _find_variance(SCORES, row_norm, 8 * HINT_BYTES["scores"]) + reach**2 / 12  # the query is rounded, too
     return math.sqrt(variance) * SPAN / 2.0**SCORES.modulus_bits
 

@@ -111,10 +111,7 @@ def _choose_largest_margins(vectors: Vectors, centroids: Singles, n_colours: int
 
 
 def _balance(near: NDArray[np.int32], margins: Singles, prices: Singles, n_slots: int) -> Whole:
-    """Assign every item to the cell with the largest margin less price; a few cells may stay overfull.
-
-    Overfull cells raise their prices, in place, until items move to other cells.
-    """
+    """Assign items to the cell with the largest margin less price; overfull cells raise their prices, in place."""
     unit = float(np.median(margins[:, 0] - margins[:, -1])) + 1e-12
     step, slower, least = _STEP
     for _ in range(_ROUNDS):

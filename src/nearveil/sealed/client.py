@@ -26,14 +26,11 @@ _FIXED = ("seed", "n_colours", "n_slots", "records")  # fields of a layout that 
 
 @dataclass(frozen=True)
 class SealedMatch:
-    """An item near a query: its position, its score, and its record if one was fetched.
-
-    `score`: The cosine, up to quantisation and noise, between the question and the item in the space of codes.
-    """
+    """An item near a query."""
 
     position: int
-    score: float
-    record: bytes | None = None
+    score: float  #: the cosine with the question in the space of codes, up to quantisation and noise
+    record: bytes | None = None  #: if one was fetched
 
 
 @dataclass(frozen=True, eq=False)
@@ -255,11 +252,9 @@ class SealedClient:
 
 
 def choose_best(numbers: Longs, is_filled: NDArray[np.bool_], count: int) -> Longs:
-    """Return the positions of the largest filled numbers, largest first; then of others, if there are too few.
-
-    The work depends on shapes alone. Sorting is faster if many numbers are equal: a server that leaves the slots of
-    some cells empty would learn from the time which cells were probed.
-    """
+    """Return the positions of the largest filled numbers, largest first; then of others, if there are too few."""
+    # The work depends on shapes alone. Sorting is faster if many numbers are equal: a server that leaves the slots of
+    # some cells empty would learn from the time which cells were probed.
     keys = np.where(is_filled, numbers, _EMPTY).ravel()
     best = np.empty(min(count, keys.size), np.int64)
     for rank in range(len(best)):
@@ -274,11 +269,9 @@ def describe_assumption(parameters: LweParameters) -> Assumption:
 
 
 def make_messages(layout: Layout, row: ArrayLike) -> tuple[Longs, Longs]:
-    """Return the plaintext for a row, and the cell of each colour: the row in the columns of its cell, else zeros.
-
-    Every row has a message for every layout: a refusal would reveal that the projection maps the row to zero or to
-    infinity. In 64 bits only exact zeros do so.
-    """
+    """Return the plaintext for a row, and the cell of each colour: the row in the columns of its cell, else zeros."""
+    # Every row has a message for every layout: a refusal would reveal that the projection maps the row to zero or to
+    # infinity. In 64 bits only exact zeros do so.
     with np.errstate(all="ignore"):
         unit = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0]
         vector = unit.astype(np.float64) @ layout.projection.astype(np.float64)

@@ -530,10 +530,7 @@ def _name_version(seed: bytes, database: Bytes, records: Bytes | None) -> int:
 
 
 def _find_projection(vectors: Singles, dimension: int) -> Singles:
-    """Return the leading directions of vectors, rotated at random, shape (n_features, dimension).
-
-    The rotation makes all coordinates equally important, so that one scale fits all.
-    """
+    """Return the leading directions of vectors, rotated at random: one scale fits all coordinates."""
     n_features = vectors.shape[1]
     rank = min(dimension, n_features)
     _, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))

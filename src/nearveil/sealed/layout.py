@@ -42,20 +42,15 @@ class RecordLayout:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The public parameters of a sealed index, without its hints. `version` changes with the content.
+    """The public parameters of a sealed index, without its hints."""
 
-    `projection`, shape (n_features, dimension), maps a row to a code; `centroids` is (n_cells, dimension).
-    `counts` holds the number of filled slots of each cell; filled slots come first. `reach` bounds the Euclidean norm
-    of a code, in quantisation steps.
-    """
-
-    version: int
+    version: int  # changes with the content
     seed: bytes
     n_colours: int
     n_slots: int
-    reach: int
-    projection: Singles
-    centroids: Singles
+    reach: int  # bounds the Euclidean norm of a code, in quantisation steps
+    projection: Singles  # maps a row to a code, shape (n_features, dimension)
+    centroids: Singles  # shape (n_cells, dimension)
     counts: NDArray[np.uint16]
     records: RecordLayout | None = None
 
@@ -126,10 +121,7 @@ class Layout:
 
 
 def _check_part(parameters: LweParameters, part: str, n_sent: int, n_rows: int, n_answers: int) -> None:
-    """Refuse a layout if a question, an answer or a hint would exceed its limit, before any allocation.
-
-    `n_sent`: Numbers of a question. `n_rows`: Rows of the hint, and numbers of each of `n_answers` parts of an answer.
-    """
+    """Refuse a layout if a question, an answer or a hint would exceed its limit, before any allocation."""
     if (
         count_question_bytes(parameters, n_sent) > Kind.SEALED_QUESTION.limit
         or ANSWER_BYTES * n_rows * n_answers > Kind.SEALED_ANSWER.limit
@@ -194,9 +186,7 @@ def pad_records(records: Sequence[bytes], width: int) -> Bytes:
 
 
 def unpad_record(stored: NDArray[np.int8]) -> bytes:
-    """Return the record that :func:`pad_records` wrote; other input gives arbitrary bytes.
-
-    All bytes are compared, in NumPy: stripping zeros takes longer for short records, and stops other threads.
-    """
+    """Return the record that :func:`pad_records` wrote; other input gives arbitrary bytes."""
+    # All bytes are compared, in NumPy: stripping zeros takes longer for short records, and stops other threads.
     length = int(((stored != 0) * np.arange(1, len(stored) + 1)).max())
     return stored[: max(length - 1, 0)].tobytes()

@@ -36,11 +36,8 @@ Bytes = NDArray[np.int8]
 
 
 def expand_matrix(parameters: LweParameters, seed: bytes, start: int, stop: int) -> NDArray[np.int32]:
-    """Return rows of the public matrix A, modulo Q and centred at 0, shape (stop - start, n).
-
-    They are the key stream of AES-256 in counter mode. The key is a digest of the seed, so nobody can choose a matrix
-    by choosing a seed.
-    """
+    """Return rows of the public matrix A, modulo Q and centred at 0: the key stream of AES-256 in counter mode."""
+    # The key is a digest of the seed, so nobody can choose a matrix by choosing a seed.
     key = hashlib.sha256(b"nearveil sealed matrix\0" + parameters.name.encode() + b"\0" + seed).digest()
     row_bytes = 4 * parameters.dimension
     counter = (start * row_bytes // _AES_BLOCK).to_bytes(_AES_BLOCK, "big")
@@ -57,10 +54,7 @@ def draw_gaussians(parameters: LweParameters, shape: tuple[int, int], source: So
 def encrypt_zeros(
     parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
 ) -> tuple[Words, Longs]:
-    """Return encryptions of zero, ``A s + e`` modulo Q, of a shape (count, C), and their secrets, shape (count, n).
-
-    Each has its own secret and errors, drawn here, and hides one message.
-    """
+    """Return encryptions of zero, ``A s + e`` modulo Q (count, C), and their own secrets (count, n), drawn here."""
     count, samples = shape
     if samples > parameters.most_samples:
         raise ValueError(
@@ -124,10 +118,8 @@ def unpack(data: bytes, width: int) -> Words:
 
 
 def pack_question(values: Words, bits: int) -> bytes:
-    """Return the leading bits, 22 or all 24, of numbers modulo 2^24.
-
-    Of 22, the lower 16 of all numbers come first, then the upper six, those of four numbers in three bytes.
-    """
+    """Return the leading bits, 22 or all 24, of numbers modulo 2^24."""
+    # Of 22, the lower 16 of all numbers come first, then the upper six, those of four numbers in three bytes.
     if bits == WORD_BITS:
         return pack(values, WORD_BITS // 8)
     words = np.resize(values >> np.uint32(WORD_BITS - bits), -(-len(values) // 4) * 4)

@@ -19,22 +19,15 @@ _ROWS = 256  # rows of a hint at a time: as 64-bit numbers they fit in a core's 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pad:
-    """Encryptions of zero, ``A s + e`` modulo Q, and a server's answers to them, ``H s``, for secrets ``s``.
+    """Encryptions of zero, ``A s + e`` modulo Q, and a server's answers to them, ``H s``, for secrets ``s``."""
 
-    A question is its messages plus `zeros`; the decrypted answer is the answer less `masks`. Shapes are, in order,
-    (count, C), (count, rows of the hint that belong to it) and (count, n).
-    """
-
-    zeros: Words
-    masks: Longs
-    secrets: Longs
+    zeros: Words  # a question is its messages plus these, shape (count, C)
+    masks: Longs  # the decrypted answer is the answer less these, shape (count, rows of the hint that belong to it)
+    secrets: Longs  # shape (count, n)
 
 
 class PadStock:
-    """Pads that were made in advance, in the memory of one process. No pad is used twice.
-
-    A pad leaves the stock before it is used. A copy of a stock, also by pickle or in the child of a fork, is empty.
-    """
+    """Pads made in advance, each used once. A copy, also by pickle or in the child of a fork, is empty."""
 
     def __init__(self) -> None:
         self._state: tuple[object, deque[Pad]] = _get_process(), deque()  # one attribute: threads see both or neither

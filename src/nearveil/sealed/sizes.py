@@ -19,26 +19,14 @@ _LEAST = 64  # dimensions of a code in larger galleries
 
 
 def choose_dimension(n_items: int) -> int:
-    """Return the dimensions of a code for a gallery: more distinguish near items better, and allow fewer colours.
-
-    Examples
-    --------
-    >>> choose_dimension(1_000_000), choose_dimension(100_000_000)
-    (256, 64)
-    """
+    """Return the dimensions of a code for a gallery: more distinguish near items better, and allow fewer colours."""
     return next((width for most, width in _DIMENSIONS if n_items <= most), _LEAST)
 
 
 def choose_shape(
     n_items: int, dimension: int, n_cells: int | None = None, n_colours: int | None = None
 ) -> tuple[int, int]:
-    """Return the numbers of cells, a multiple of the colours, and of colours; arguments that are not None are used.
-
-    Examples
-    --------
-    >>> choose_shape(1_000_000, 64), choose_shape(1_000_000, 256), choose_shape(1_000, 64, n_colours=4)
-    ((3431, 47), (852, 12), (108, 4))
-    """
+    """Return the numbers of cells, a multiple of the colours, and of colours; arguments that are not None are used."""
     wide = max(dimension, _LEAST)
     cells = max(1, round(_CELLS * math.sqrt(n_items) / wide)) if n_cells is None else check_count(n_cells, "n_cells", 1)
     if n_colours is None:
@@ -77,14 +65,7 @@ class SealedSizes:
 
 
 def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> SealedSizes:
-    """Return the sizes of sealed search for a gallery of `n_items`, with records of `record_bytes`.
-
-    Examples
-    --------
-    >>> sizes = estimate_sizes(1_000_000, 140)
-    >>> round(sizes.hint / 1e6), round(sizes.question / 1e6, 1), round(sizes.passed / 1e6)
-    (76, 1.8, 411)
-    """
+    """Return the sizes of sealed search for a gallery of `n_items`, with records of `record_bytes`."""
     dimension = -(-min(choose_dimension(n_items), n_features) // TILE) * TILE
     n_cells, n_colours = choose_shape(n_items, dimension)
     slots, width = count_slots(n_items, n_cells), record_bytes + 1
