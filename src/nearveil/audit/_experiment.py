@@ -235,17 +235,9 @@ def _format_chance(chance: float) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two neighbouring inputs, which the guarantee covers.
+    """Two neighbouring inputs, which the guarantee covers: inputs for the `run` of an :class:`Experiment`."""
 
-    Parameters
-    ----------
-    name : str
-        A description, such as "opposite unit vectors".
-    first, second : object
-        Inputs for the experiment's `run`.
-    """
-
-    name: str
+    name: str  #: a description, such as "opposite unit vectors"
     first: Any = field(repr=False)
     second: Any = field(repr=False)
 

@@ -63,10 +63,7 @@ class AuditEntry:
 def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     """Return all mechanisms of the library, by their names in ``nearveil mechanisms``, and their side channels.
 
-    Returns
-    -------
-    list of AuditEntry
-        With a `name`, the public name of its `subject`, and `make()`, which returns the experiment.
+    An entry has a `name`, the public name of its `subject`, and `make()`, which returns the experiment.
 
     Examples
     --------

@@ -64,10 +64,6 @@ def fit_bridge(source: ArrayLike, target: ArrayLike) -> Bridge:
         Row i of both is the same image. Rows of norm one, up to 0.001. More anchors, and anchors that resemble the
         queries, are better.
 
-    Returns
-    -------
-    Bridge
-
     Examples
     --------
     >>> import numpy as np

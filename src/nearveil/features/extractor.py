@@ -85,7 +85,9 @@ class Extractor(ABC):
         raise ValueError(f"row_exact: {self.name!r} has no row-exact way: use another extractor for private records")
 
     def extract(self, images: Sequence[Pixels], *, row_exact: bool = False, tick: Tick | None = None) -> Floats:
-        """Compute the features of images. Nothing is written to disk.
+        """Compute the features of images, rows of norm one (n, dimension). Nothing is written to disk.
+
+        Images without a feature raise a `FeatureError`, which holds their `positions`.
 
         Parameters
         ----------
@@ -96,11 +98,6 @@ class Extractor(ABC):
             (``docs/theory/private-knn.md``). Networks then process one image at a time, on one CPU thread.
         tick : callable, optional
             Called with the number of images finished since the last call.
-
-        Returns
-        -------
-        ndarray of shape (n, dimension), float32
-            Rows of norm one. Images without a feature raise a `FeatureError`, which holds their `positions`.
         """
         for image in images:
             if getattr(image, "dtype", None) != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:

@@ -135,11 +135,6 @@ def gallery_features(
         Workers that read the files, under the same paths; see :func:`nearveil.cluster.connect`. Row-exact rows need
         this process, ``"local"`` or ``"local:N"``.
 
-    Returns
-    -------
-    GalleryFeatures
-        With the attributes `features`, `paths`, `skipped` and `row_exact`.
-
     Examples
     --------
     >>> gallery = gallery_features(["a.jpg", "b.jpg"], HogColor())  # doctest: +SKIP

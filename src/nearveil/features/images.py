@@ -57,34 +57,18 @@ _FILTERS = threading.Lock()
 
 
 class ImageError(NearveilError, ValueError):
-    """A file cannot be used as an image. The message contains nothing of its content.
-
-    Attributes
-    ----------
-    reason : str
-        Without the file name, which may be private.
-    """
+    """A file cannot be used as an image. The message contains nothing of its content."""
 
     def __init__(self, reason: str, text: str = "") -> None:
         super().__init__(f"image: {text or reason}")
-        self.reason = reason
+        self.reason = reason  #: without the file name, which may be private
 
 
 def load_image(source: Source) -> Pixels:
-    """Decode an image file: JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC, identified by its content.
+    """Decode an image file, a path or its bytes, to RGB (height, width, 3), identified by its content.
 
-    EXIF rotation is applied. Palettes, grey and CMYK become RGB; the colour profile of CMYK is ignored; transparent
-    pixels become white. HEIC needs the extra `heic`.
-
-    Parameters
-    ----------
-    source : path or bytes
-        A path, or the content of a file.
-
-    Returns
-    -------
-    ndarray of shape (height, width, 3), uint8
-        RGB.
+    JPEG, PNG, WebP, GIF, BMP, TIFF or HEIC, which needs the extra `heic`. EXIF rotation is applied. Palettes, grey and
+    CMYK become RGB; the colour profile of CMYK is ignored; transparent pixels become white.
 
     Raises
     ------

@@ -182,23 +182,15 @@ class TrainedExtractor(TorchExtractor):
 
 
 def load_extractor(path: str | os.PathLike[str], backbone: TorchExtractor | None = None) -> TrainedExtractor:
-    """Load a trained extractor from its file. No code from the file is run.
+    """Load a trained extractor, with the fingerprint that was saved, from its file. No code from the file is run.
+
+    A file that is not a model, is corrupted, or was made for another backbone raises a ValueError.
 
     Parameters
     ----------
     path : path
     backbone : TorchExtractor, optional
         The backbone of the head; required unless it is EfficientNet-Lite0 or MobileNetV2.
-
-    Returns
-    -------
-    Extractor
-        With the fingerprint that was saved.
-
-    Raises
-    ------
-    ValueError
-        If the file is not a model, is corrupted, or was made for another backbone.
 
     Examples
     --------
@@ -297,7 +289,8 @@ def train_head(
     Adam minimises the batch-hard triplet loss of the rows (margin 0.1) plus a classification loss of the first branch
     (temperature 0.5, label smoothing 0.1). A batch holds 4 images of each of 8 classes.
 
-    The model reveals its training images: nothing protects them.
+    Its method ``save(path)`` writes a file for :func:`load_extractor`. The model reveals its training images: nothing
+    protects them.
 
     Parameters
     ----------
@@ -321,11 +314,6 @@ def train_head(
         Called with 1 after each epoch.
     random_state : int, optional
         The same number trains the same head on the same machine with as many threads.
-
-    Returns
-    -------
-    Extractor
-        Its method ``save(path)`` writes a file for :func:`load_extractor`.
 
     Examples
     --------

@@ -329,14 +329,6 @@ class PrivateKNeighborsRegressor(RegressorMixin, NeighborEstimator[NDArray[np.fl
         """Answer public queries as :meth:`answer` does: within [low, high]; NaN where a query was declined.
 
         A sample of fewer records than may vote draws the mean to the middle of the range.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-
-        Returns
-        -------
-        ndarray of shape (n_queries,)
         """
         return self.answer(X)
 

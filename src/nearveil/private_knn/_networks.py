@@ -157,43 +157,16 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, Parameters):  # type: ig
         return self
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Return the class of each image.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, height, width[, channels])
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
+        """Return the class of each image, shape (n,)."""
         chosen: NDArray[Any] = self.classes_[np.argmax(self.predict_proba(X), axis=1)]
         return chosen
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the probability of each class.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, height, width[, channels])
-
-        Returns
-        -------
-        ndarray of shape (n, n_classes)
-        """
+        """Return the probability of each class for each image, shape (n, n_classes)."""
         return self._run(X, lambda network, batch: network(batch).softmax(dim=1))
 
     def transform(self, X: ArrayLike) -> NDArray[np.float64]:
-        """Return the input of the last layer.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, height, width[, channels])
-
-        Returns
-        -------
-        ndarray of shape (n, 192)
-        """
+        """Return the input of the last layer for each image, shape (n, 192)."""
         return self._run(X, lambda network, batch: network[0](batch))
 
     def _run(self, X: ArrayLike, step: Callable[[Any, Any], Any]) -> NDArray[np.float64]:

@@ -69,18 +69,8 @@ _CENTRE_NORM = 0.5  # of the longest row within bounds: longer ones are scaled d
 def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1) -> VotePlan:
     """Return the plan of publishing a discriminant `publications` times: open an account with its ``events``.
 
-    The plan depends on these three figures alone, not on classes, features or records.
-
-    Parameters
-    ----------
-    epsilon : float
-        Of all publications together.
-    delta : float, default=1e-5
-    publications : int, default=1
-
-    Returns
-    -------
-    VotePlan
+    `epsilon` and `delta` are those of all publications together. The plan depends on these three figures alone, not on
+    classes, features or records.
 
     Examples
     --------
@@ -232,16 +222,8 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
     def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
         """Estimate the accuracy before anything is paid. For the owner of the records alone: never publish it.
 
-        Cross-validation with simulated noise. The result is computed from the private records and is not protected.
-
-        Parameters
-        ----------
-        X, y, public : array-like
-            As for :meth:`fit`.
-
-        Returns
-        -------
-        Forecast
+        Takes what :meth:`fit` takes. Cross-validation with simulated noise. The result is computed from the private
+        records and is not protected.
         """
         estimator, plan = self._prepare(X, y, public)
         records = estimator._project_simulated(plan.vote_noise)
@@ -263,12 +245,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         )
 
     def export(self) -> PublicDiscriminant:
-        """Return the public part: the model and its guarantee, and nothing else.
-
-        Returns
-        -------
-        PublicDiscriminant
-        """
+        """Return the public part: the model and its guarantee, and nothing else."""
         check_is_fitted(self, "_model")
         return self._model
 

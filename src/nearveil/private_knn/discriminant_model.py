@@ -342,19 +342,6 @@ class LinearPredictions(ABC):
 class PublicDiscriminant(LinearPredictions, PublicModel):
     """A private discriminant, to be published: it holds no record and no account. Made by ``export()``.
 
-    Attributes
-    ----------
-    classes : ndarray of shape (n_classes,)
-        Sorted.
-    guarantee : Guarantee
-        The guarantee for the private records.
-    projection : Projection
-        Learned from public rows.
-    weights : ndarray of shape (n_classes, n_directions), float32
-    biases : ndarray of shape (n_classes,), float32
-    counts : ndarray of shape (n_classes,), float32
-        The released noisy numbers of records; large noise may make them negative.
-
     Examples
     --------
     >>> from sklearn.datasets import load_digits
@@ -366,12 +353,12 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
     True
     """
 
-    classes: NDArray[Any]
-    guarantee: Guarantee
-    projection: ClassProjection = field(repr=False)
-    weights: NDArray[np.float32] = field(repr=False)
-    biases: NDArray[np.float32] = field(repr=False)
-    counts: NDArray[np.float32] = field(repr=False)
+    classes: NDArray[Any]  #: sorted
+    guarantee: Guarantee  #: for the private records
+    projection: ClassProjection = field(repr=False)  #: learned from public rows
+    weights: NDArray[np.float32] = field(repr=False)  #: shape (n_classes, n_directions)
+    biases: NDArray[np.float32] = field(repr=False)  #: of each class
+    counts: NDArray[np.float32] = field(repr=False)  #: released numbers of records; large noise may make them negative
 
     def __post_init__(self) -> None:
         for name in ("classes", "weights", "biases", "counts"):
@@ -425,13 +412,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read a model. Nothing in the bytes is trusted, and sizes are checked before anything is read.
-
-        Raises
-        ------
-        MessageError
-            If they are not a model.
-        """
+        """Read a model, or raise a MessageError. Nothing in the bytes is trusted; sizes are checked first."""
         with open_model(data, _NAME, _ARRAYS, {"n_features"}) as (message, about):
             model = cls(
                 classes=read_classes(about["classes"], about["kind"]),

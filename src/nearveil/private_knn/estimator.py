@@ -34,13 +34,6 @@ Tally = tuple[NDArray[np.int64], NDArray[np.float64] | None]
 class AnsweredScore(NamedTuple):
     """The quality of answers, and the share of queries that were answered.
 
-    Attributes
-    ----------
-    score : float
-        Accuracy of a classifier, R^2 of a regressor, on the answered queries only. NaN if none was answered.
-    answered : float
-        Share of the queries that were answered.
-
     Examples
     --------
     >>> result = AnsweredScore(score=0.9, answered=0.5)
@@ -48,8 +41,9 @@ class AnsweredScore(NamedTuple):
     '90% of the answers are right; 50% of the queries were answered'
     """
 
+    #: Accuracy of a classifier, R^2 of a regressor, on the answered queries only; NaN if none was answered.
     score: float
-    answered: float
+    answered: float  #: share of the queries that were answered
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -132,7 +126,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         return self.plan_.votes.release(sums, self._source)
 
     def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> A:
-        """Answer public queries, or decline; return the labels with the noisy votes.
+        """Answer public queries, or decline; return the labels with the noisy votes, or the values of a regressor.
 
         The order is the guarantee: pay, search, vote, screen, pay for the votes, add noise, answer. A payment is
         durable before anything is computed from the records (``docs/theory/private-knn.md``).
@@ -143,10 +137,6 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
             Public. Answered in their order until a cap is reached; the rest is declined.
         progress : callable, optional
             Called with the number of queries that were counted since the last call.
-
-        Returns
-        -------
-        Answers, or ndarray of shape (n_queries,) from a regressor
 
         Raises
         ------
@@ -184,17 +174,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def score_answered(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> AnsweredScore:
         """Score the answered queries, and return their share of all queries. Every query is paid for, as by `predict`.
 
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-            Public queries.
-        y : array-like of shape (n_queries,)
-            Their true labels or values. They are not protected.
-        sample_weight : array-like of shape (n_queries,), optional
-
-        Returns
-        -------
-        AnsweredScore
+        `y` holds the true labels or values of the public queries. They are not protected.
         """
         truth = np.asarray(y)
         weights = None if sample_weight is None else np.asarray(sample_weight)
@@ -247,26 +227,18 @@ def _report(tallies: Iterator[Tally], progress: Progress | None) -> Iterator[Tal
 class Answers:
     """Answers to queries, all public.
 
-    Attributes
-    ----------
-    labels : ndarray of shape (n_queries,) or (n_queries, n_classes)
-        Classes, or zeros and ones for many labels; the abstain label where a query was declined.
-    answered : ndarray of bool, shape (n_queries,)
-    votes : ndarray of shape (n_queries, n_classes)
-        The noisy counts that decided; NaN where a query was declined.
-    weight : ndarray of shape (n_queries,), optional
-        The noisy sum of the voters' weights, for votes "binary" and "nonnegative": a label is given where its votes
-        are more than half of it.
-
     Examples
     --------
     >>> Answers(np.array([1, -1]), np.array([True, False]), np.array([[0.2, 9.1], [np.nan, np.nan]])).labels
     array([ 1, -1])
     """
 
+    #: Classes, shape (n_queries,), or zeros and ones for many labels; the abstain label where a query was declined.
     labels: NDArray[Any]
-    answered: NDArray[np.bool_]
-    votes: NDArray[np.float64]
+    answered: NDArray[np.bool_]  #: shape (n_queries,)
+    votes: NDArray[np.float64]  #: the noisy counts of each class that decided; NaN where a query was declined
+    #: The noisy sum of the voters' weights, for votes "binary" and "nonnegative": a label is given where its votes are
+    #: more than half of it.
     weight: NDArray[np.float64] | None = None
 
 
@@ -303,17 +275,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         return labels.astype(common) if keeps_kind else labels
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Answer public queries as :meth:`answer` does, and return the labels alone.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-
-        Returns
-        -------
-        ndarray of shape (n_queries,) or (n_queries, n_classes)
-            See :class:`Answers`.
-        """
+        """Answer public queries as :meth:`answer` does, and return the labels alone."""
         return self.answer(X).labels
 
     score = VotingEstimator.score  # the mixin's counts declined queries as wrong
@@ -327,16 +289,8 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Answer public queries as `predict` does, for the same price, with each class's share of the noisy votes.
 
-        Negative counts count as none. :meth:`answer` gives these votes and the labels at the price of one.
-
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-
-        Returns
-        -------
-        ndarray of shape (n_queries, n_classes)
-            Rows sum to 1; NaN where a query was declined.
+        Rows sum to 1; NaN where a query was declined. Negative counts count as none. :meth:`answer` gives these votes
+        and the labels at the price of one.
         """
         votes = np.maximum(self.answer(X).votes, 0.0)
         sums = votes.sum(axis=1, keepdims=True)
@@ -358,11 +312,6 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
             Public: it is stored in the clear.
         client : str, optional
             The client that pays from its quota as well. A key belongs to the client that used it first.
-
-        Returns
-        -------
-        Answers
-            Of one query.
 
         Raises
         ------

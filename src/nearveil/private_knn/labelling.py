@@ -112,10 +112,6 @@ def label_file(
     warn : callable
         Called with warnings that only the owner of the private records should read.
 
-    Returns
-    -------
-    LabelReport
-
     Examples
     --------
     >>> label_file("patients.npz", "public.npz", "labels.csv", epsilon=0.5)  # doctest: +SKIP

@@ -229,13 +229,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         self._public = PublicStudent(self.classes_, guarantee, self.student_, self.features, whitening)
 
     def export(self) -> PublicStudent:
-        """Return the public part: the model and its guarantee, and nothing else.
-
-        Returns
-        -------
-        PublicStudent
-            Predicts as this one does. Publish its bytes: readers need nearveil alone.
-        """
+        """Return the public part, which predicts as this one does. Publish its bytes: readers need nearveil alone."""
         check_is_fitted(self, "_public")
         return self._public
 
@@ -250,16 +244,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         return tuple(step.answers for step in self.rounds_)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Classify rows or images. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
+        """Classify rows or images. Costs nothing."""
         return self.export().predict(X)
 
     def _check_parameters(self) -> NDArray[np.float64]:

@@ -179,12 +179,6 @@ class PublicStudent(PublicModel):
 
     It holds no record, no voter and no account. Made by :meth:`Student.export`; publish :meth:`to_bytes`.
 
-    Attributes
-    ----------
-    classes : ndarray of shape (n_classes,)
-    guarantee : Guarantee
-        The guarantee for the private records.
-
     Examples
     --------
     >>> from nearveil.private_knn import PrivateKNeighborsClassifier, Student
@@ -196,23 +190,14 @@ class PublicStudent(PublicModel):
     (True, '2.00')
     """
 
-    classes: NDArray[Any]
-    guarantee: Guarantee
+    classes: NDArray[Any]  #: shape (n_classes,)
+    guarantee: Guarantee  #: for the private records
     _classifier: Any = field(repr=False)
     _features: Features | None = field(repr=False)
     _space: HalfWhitening | None = field(repr=False)  # None if the classifier takes images
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
-        """Classify rows or images. Costs nothing.
-
-        Parameters
-        ----------
-        X : array-like of shape (n, ...)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-        """
+        """Classify rows or images. Costs nothing."""
         rows = check_rows(X, "X")
         if self._space is not None:
             rows = normalize_rows(map_rows(rows, self._features, self._space))
@@ -222,11 +207,7 @@ class PublicStudent(PublicModel):
     def to_bytes(self) -> bytes:
         """Return the student as bytes: numbers and JSON, no code.
 
-        Raises
-        ------
-        ValueError
-            If the classifier is neither the default, a :class:`NetworkStudent` nor linear: others have no format
-            without code here.
+        A classifier must be the default, a :class:`NetworkStudent` or linear: others have no format without code here.
         """
         space = self._space
         has_function = space is not None and self._features not in (None, hog)
@@ -252,18 +233,13 @@ class PublicStudent(PublicModel):
 
     @classmethod
     def from_bytes(cls, data: bytes, *, features: Features | None = None) -> Self:
-        """Read a student. Nothing in the bytes is trusted, and nothing in them is run.
+        """Read a student, or raise a MessageError. Nothing in the bytes is trusted, and nothing in them is run.
 
         Parameters
         ----------
         data : bytes
         features : callable, optional
             The `features` of the :class:`Student`, if it had any.
-
-        Raises
-        ------
-        MessageError
-            If they are not a student.
         """
         with open_model(data, _NAME, _ARRAYS, _FIELDS) as (message, about):
             parts = _read_parts(message, about)
