@@ -110,7 +110,7 @@ def test_where_no_nominal_epsilon_exists_the_error_says_what_is_reachable(rows: 
     floor = 22 * math.log(1.5**3 - 1.5**2 + 1.5)
     with pytest.raises(ValueError, match=f"epsilon must be at least {floor:.6g} for OME") as caught:
         OME(8.0, alpha=1.5).fit(rows[:, :4])
-    assert "alpha nearer to 1" in str(caught.value)
+    assert "alpha closer to 1" in str(caught.value)
     reached = OME(floor + 0.01, alpha=1.5).fit(rows[:, :4])
     assert reached.guarantee.epsilon == pytest.approx(floor + 0.01, rel=1e-6)
     assert reached.nominal_epsilon_ > 2 * math.log(1.5) * 44

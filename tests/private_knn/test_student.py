@@ -195,11 +195,11 @@ def test_a_student_without_features_has_no_second_round() -> None:
         (PRIVATE, PRIVATE_Y[:-1], PUBLIC, "y must have one label for each row of X"),
         (PRIVATE, PRIVATE_Y, PUBLIC[:, 1:], "public must have rows of the same shape as X"),
         (PRIVATE, PRIVATE_Y, PUBLIC[:1], "public must hold at least two rows"),
-        (PRIVATE, PRIVATE_Y, PUBLIC[:0], "public must hold at least one row"),
+        (PRIVATE, PRIVATE_Y, PUBLIC[:0], "public must contain at least one row"),
         (PRIVATE * np.nan, PRIVATE_Y, PUBLIC, "X must hold finite numbers"),
         (PRIVATE, PRIVATE_Y, np.full_like(PUBLIC, np.inf), "public must hold finite numbers"),
         (PRIVATE.astype(str), PRIVATE_Y, PUBLIC, "X must hold finite numbers"),
-        (PRIVATE[:, 0], PRIVATE_Y, PUBLIC, "X must hold at least one row"),
+        (PRIVATE[:, 0], PRIVATE_Y, PUBLIC, "X must contain at least one row"),
         ([[1.0, 2.0], [3.0]], [0, 1], PUBLIC, "X must hold rows of one shape"),
     ],
 )
