@@ -207,7 +207,7 @@ def test_bad_arguments(arguments: dict[str, Any], words: str) -> None:
 def test_bad_experiments() -> None:
     with pytest.raises(ValueError, match="mechanism must be"):
         audit(object())
-    with pytest.raises(ValueError, match="pairs must hold"):
+    with pytest.raises(ValueError, match="pairs must contain"):
         replace(coin(1.0), pairs=())
     with pytest.raises(ValueError, match="exact needs a log_ratio"):
         replace(coin(1.0, known=False), exact=True)
