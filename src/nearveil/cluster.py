@@ -35,9 +35,7 @@ _POLL_INTERVAL = 2.0  # seconds between two polls for workers
 _REPLY_TIMEOUT = 10.0  # seconds to wait for a scheduler's reply
 _TRANSFER_TIMEOUT = 600.0  # seconds to send or fetch a value
 _SMALL_VALUE = 1 << 16  # bytes
-_DASK_CONFIG = {
-    "distributed.admin.large-graph-warning-threshold": 1 << 30
-}  # bytes: a partition may be sent with its call
+_DASK_CONFIG = {"distributed.admin.large-graph-warning-threshold": 1 << 30}  # bytes: calls may carry a partition
 _TASKS_PER_THREAD = 2  # partitions in flight for each thread of a worker
 _RUNS_PER_THREAD = 4  # least number of runs of partitions for each thread; a worker merges the results of a run
 
@@ -47,7 +45,6 @@ _LOG = logging.getLogger(__name__)
 
 Tick: TypeAlias = Callable[[int], object]
 Merge: TypeAlias = Callable[[Any, Any], Any]
-Part = TypeVar("Part")
 Result = TypeVar("Result")
 
 

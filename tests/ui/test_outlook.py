@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from sklearn.preprocessing import normalize
 
 from nearveil import Client
 from nearveil.features.extractor import unit_rows
@@ -13,7 +14,7 @@ from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
-from nearveil.search.outlook import Outlook, make_outlook, unit_prototypes
+from nearveil.search.outlook import Outlook, make_outlook
 from nearveil.wire.client import K, center_rows, find_share, project_rows
 from nearveil.wire.messages import PublicPart
 from tests.search.standins import clustered
@@ -63,7 +64,7 @@ def test_what_is_expected_is_found(public: PublicPart, rows: np.ndarray, epsilon
 def test_no_point_is_a_neighbour_of_its_own(public: PublicPart) -> None:
     found = make_outlook(public)
     assert found.popularity is not None
-    by_hand = count_popularity(unit_prototypes(public.map), K)
+    by_hand = count_popularity(normalize(public.map.prototypes.astype(np.float32)), K)
     assert np.abs(found.popularity - by_hand).sum() <= 0.005 * K * COUNT  # where the rule's whole numbers are equal
 
 

@@ -21,6 +21,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 from threadpoolctl import threadpool_limits
 
+from nearveil.cluster import cut_rows
 from nearveil.mechanisms._gaussian import LINK, bound_computed_norm
 from nearveil.mechanisms.base import (
     Floats,
@@ -319,8 +320,7 @@ class DPdSNE(EmbeddedRelease):
     def _embed(self, features: Floats, source: Source | None) -> Floats:
         """Take all steps for all rows, one block of rows at a time."""
         positions = np.zeros((len(features), int(self.n_components)))
-        size = max(1, _BLOCK // len(self.anchors_))
-        for block in (slice(start, start + size) for start in range(0, len(features), size)):
+        for block in cut_rows(len(features), max(1, _BLOCK // len(self.anchors_))):
             pull = compute_affinities(cdist(features[block], self.anchors_, "sqeuclidean"), self._perplexity)
             for noise in self.noises_:
                 gradients = clip_rows(compute_gradient(positions[block], self.embedding_, pull), float(self.clip))

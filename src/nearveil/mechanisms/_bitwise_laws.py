@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import binom
 
+from nearveil.cluster import cut_table
 from nearveil.mechanisms.base import Floats, Message, MessageError
 from nearveil.privacy.accounting.binary import Moves, compose_binary
 from nearveil.privacy.checks import check_delta
@@ -83,10 +84,9 @@ class BitString:
     def sample(self, bits: Bits, source: Source) -> Bits:
         """Randomise every bit of every row."""
         ones, zeros = (self._each([getattr(law, name) for law in self.laws]) for name in ("if_one", "if_zero"))
-        step = max(1, _CHUNK // self.length)
         drawn = [
             source.words(part.size).reshape(part.shape) < np.where(part, ones, zeros)
-            for part in (bits[start : start + step] for start in range(0, len(bits), step))
+            for part in cut_table(bits, max(1, _CHUNK // self.length))
         ]
         return np.concatenate(drawn).astype(np.uint8)
 

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from nearveil.cluster import cut_rows
 from nearveil.mechanisms.base import Floats, Message, VectorRelease, make_guarantee
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
@@ -161,10 +162,8 @@ _CHUNK = 1 << 17  # coordinates at a time
 
 def draw_cells(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
     """Draw the cells of a message for each row."""
-    step = max(1, _CHUNK // channel.dimension)
-    return np.concatenate(
-        [round_to_cells(channel.draw(rows[start : start + step], source)) for start in range(0, len(rows), step)]
-    )
+    blocks = cut_rows(len(rows), max(1, _CHUNK // channel.dimension))
+    return np.concatenate([round_to_cells(channel.draw(rows[block], source)) for block in blocks])
 
 
 def round_to_cells(vectors: Integers) -> NDArray[np.int8]:

@@ -43,17 +43,6 @@ class MessageError(NearveilError, ValueError):
 class Message:
     """All that a release sends to the server. Messages with equal fields are equal.
 
-    Parameters
-    ----------
-    mechanism : str
-        The name of the mechanism, such as "privunit".
-    public_id : str
-        Fingerprint of the public data that both sides share: anchors, projection, map.
-    arrays : mapping of str to ndarray
-        Finite integers or floats, stored as read-only copies.
-    seeded : bool, default=False
-        Whether the noise came from a seed. Such a message has no guarantee.
-
     Examples
     --------
     >>> message = Message("cells", "0f", {"cell": np.array(3, dtype=np.int32)})
@@ -63,10 +52,10 @@ class Message:
 
     version: ClassVar[int] = 1
 
-    mechanism: str
-    public_id: str
-    arrays: Mapping[str, NDArray[Any]] = field(repr=False)
-    seeded: bool = False
+    mechanism: str  #: the name of the mechanism, such as "privunit"
+    public_id: str  #: fingerprint of the public data that both sides share: anchors, projection, map
+    arrays: Mapping[str, NDArray[Any]] = field(repr=False)  #: finite integers or floats, stored as read-only copies
+    seeded: bool = False  #: whether the noise came from a seed; such a message has no guarantee
 
     def __post_init__(self) -> None:
         if not (isinstance(self.mechanism, str) and isinstance(self.public_id, str) and isinstance(self.seeded, bool)):
@@ -295,10 +284,6 @@ class Release(Parameters, ABC):
             Name of the argument in error messages.
         lenient : bool, default=False
             Whether a row that equals the public mean becomes zeros instead of an error. Only for public rows.
-
-        Returns
-        -------
-        ndarray of shape (n, d)
         """
         self._check_fitted()
         return self._unit_rows(check_rows(X, name), name, lenient=lenient)
@@ -323,10 +308,6 @@ class Release(Parameters, ABC):
             Private.
         rng : Source, optional
             The operating system's by default. :func:`nearveil.privacy.noise.unsafe_seeded` voids the guarantee.
-
-        Returns
-        -------
-        Message or list of Message
         """
         self._check_fitted()
         source = choose_source(rng)
@@ -337,18 +318,13 @@ class Release(Parameters, ABC):
         return messages[0] if single else messages
 
     def rank(self, message: Message, gallery: ArrayLike) -> Floats:
-        """Score the server's items by a message.
+        """Score the server's items by a message, shape (n,); a higher score means nearer.
 
         Parameters
         ----------
         message : Message
             From this mechanism, fitted on the same public rows.
         gallery : array-like of shape (n, d)
-
-        Returns
-        -------
-        ndarray of shape (n,)
-            A higher score means nearer.
         """
         self._check_messages([message])
         return self._rank(message, self._prepare(self.features(gallery, "gallery", lenient=True)))

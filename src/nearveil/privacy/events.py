@@ -111,16 +111,8 @@ class ClippedVotes(NoisyCounts):
     Squared L2 sensitivity, one neighbour entering and one leaving (``docs/theory/accounting.md``, Lemma 7;
     attacked by ``test_accounting.py``): ``2 clip`` for votes of 0 and 1 (if clip is at least 1, else
     ``2 clip^2``), ``2 clip^2`` for other votes that are not negative, ``4 clip^2`` for votes of either sign. The same
-    with the sum of the neighbours' weights (``docs/theory/private-knn.md``, Theorem 11).
-
-    Parameters
-    ----------
-    noise : float
-        Standard deviation on each label.
-    clip : float
-        Largest L1 norm of one neighbour's votes.
-    votes : {"binary", "nonnegative", "signed"}
-        The kind of votes before clipping.
+    with the sum of the neighbours' weights (``docs/theory/private-knn.md``, Theorem 11). The `noise` is the standard
+    deviation on each label.
 
     Examples
     --------
@@ -128,19 +120,16 @@ class ClippedVotes(NoisyCounts):
     2.0
     """
 
-    clip: float = _validate(check_positive)
-    votes: Votes = attr.field(
+    clip: float = _validate(check_positive)  #: largest L1 norm of one neighbour's votes
+    votes: Votes = attr.field(  #: before clipping: "binary", "nonnegative" or "signed"
         default="signed", validator=lambda _, field, value: check_choice(value, field.name, Votes)
     )
 
     @property
     def sensitivity(self) -> float:
         """The L2 sensitivity of the sum."""
-        squares = {
-            "binary": 2 * min(self.clip, self.clip**2),
-            "nonnegative": 2 * self.clip**2,
-            "signed": 4 * self.clip**2,
-        }
+        square = self.clip**2
+        squares = {"binary": 2 * min(self.clip, square), "nonnegative": 2 * square, "signed": 4 * square}
         return math.sqrt(squares[self.votes])
 
 

@@ -20,10 +20,8 @@ from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise,
 Protects = Literal["query", "database"]
 Relation = Literal["replace", "add-remove"]
 Randomness = Literal["system", "seeded"]
-Adaptivity = Literal["fixed", "adaptive"]
 
 _SEEDED = "the noise came from a seed, so anyone who knows the seed can remove it"
-_DOCUMENTATION = "docs/theory/"
 _LINK = "docs/theory/accounting.md"
 _PRECISE = Context(prec=40)
 _FAR = 1e6  # a larger change of the odds amounts to certainty
@@ -91,7 +89,7 @@ class Basis:
     """
 
     name: str
-    link: str = _DOCUMENTATION
+    link: str = "docs/theory/"
 
     def __str__(self) -> str:
         return f"{self.name} ({self.link})"
@@ -149,40 +147,6 @@ class Guarantee(_ValidatedOnUnpickling):
     (:func:`nearveil.privacy.compose`), never by adding their figures. No guarantee covers the fact that a query was
     made, nor its time, frequency and origin.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 0 to infinity; infinity guarantees nothing.
-    delta : float
-        From 0 to 1.
-    protects : {"query", "database"}
-        The owner of the protected record.
-    unit : str
-        One record, in words that follow "which": "image", "person with all images".
-    relation : {"replace", "add-remove"}
-        The difference between two inputs that must look alike.
-    basis : Basis
-        The theorem or accountant, with a link to its documentation.
-    sound : bool, default=True
-        Whether it is proved. An unsound guarantee needs a `reason`, and its figures are not checked.
-    reason : str, default=""
-        Why it is not sound.
-    events : tuple of dp_accounting.DpEvent, default=()
-        The releases, for accountants. A sound guarantee of a finite epsilon needs at least one
-        (``NoOpDpEvent()`` if nothing is released).
-    extra_delta : float, default=0.0
-        The part of `delta` that samplers of finite precision cost; events do not include it. Proved up to epsilon 64.
-    source : {"system", "seeded"}, default="system"
-        The source of randomness. Guarantees of seeded releases are never sound; :meth:`with_source` sets it.
-    within : FilterTerms, optional
-        The filter that admitted the events, if their parameters were chosen adaptively. Its epsilon and delta are
-        the guarantee's. Without a filter, the parameters were fixed in advance.
-    whole : Guarantee, optional
-        The guarantee that includes these events; its figures hold for the part too. See :meth:`part`.
-    assumptions : tuple of Assumption, default=()
-        The assumptions of the encryption, if a part of the message is encrypted. The guarantee is then computational:
-        it holds only against observers who cannot solve these problems.
-
     Examples
     --------
     >>> from nearveil.privacy.events import PureDp
@@ -197,19 +161,28 @@ class Guarantee(_ValidatedOnUnpickling):
     ValueError: epsilon must be at least what the events cost: epsilon 2.0 at delta 0
     """
 
-    epsilon: float
-    delta: float
-    protects: Protects
-    unit: str
-    relation: Relation
-    basis: Basis
-    sound: bool = True
-    reason: str = ""
+    epsilon: float  #: from 0 to infinity; infinity guarantees nothing
+    delta: float  #: from 0 to 1
+    protects: Protects  #: the owner of the protected record: "query" or "database"
+    unit: str  #: one record, in words that follow "which": "image", "person with all images"
+    relation: Relation  #: the difference between two inputs that must look alike: "replace" or "add-remove"
+    basis: Basis  #: the theorem or accountant, with a link to its documentation
+    sound: bool = True  #: whether it is proved; an unsound guarantee needs a `reason`, and its figures are not checked
+    reason: str = ""  #: why it is not sound
+    #: The releases, for accountants. A sound guarantee of a finite epsilon needs at least one (``NoOpDpEvent()`` if
+    #: nothing is released).
     events: tuple[DpEvent, ...] = ()
+    #: The part of `delta` that samplers of finite precision cost; events do not include it. Proved up to epsilon 64.
     extra_delta: float = 0.0
+    #: "system" or "seeded". Guarantees of seeded releases are never sound; :meth:`with_source` sets it.
     source: Randomness = "system"
+    #: The filter that admitted the events, if their parameters were chosen adaptively. Its epsilon and delta are the
+    #: guarantee's. Without a filter, the parameters were fixed in advance.
     within: FilterTerms | None = None
+    #: The guarantee that includes these events; its figures hold for the part too. See :meth:`part`.
     whole: "Guarantee | None" = None
+    #: The assumptions of the encryption, if a part of the message is encrypted. The guarantee is then computational: it
+    #: holds only against observers who cannot solve these problems.
     assumptions: tuple[Assumption, ...] = ()
 
     def __post_init__(self) -> None:
@@ -232,7 +205,7 @@ class Guarantee(_ValidatedOnUnpickling):
             self._check_cost()
 
     @property
-    def adaptivity(self) -> Adaptivity:
+    def adaptivity(self) -> Literal["fixed", "adaptive"]:
         """Whether parameters were fixed in advance, or chosen adaptively within a filter."""
         return "fixed" if self.within is None else "adaptive"
 

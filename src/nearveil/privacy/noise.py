@@ -363,10 +363,10 @@ _SIZES = (1, 2**40)
 class _GridNoise:
     """Base of Gaussian and Laplace noise on a grid."""
 
-    sensitivity: float
-    scale: float
-    size: int
-    grid: float
+    sensitivity: float  #: the largest distance between two neighbours, before rounding
+    scale: float  #: of the noise, in the values' unit
+    size: int  #: the number of values released together
+    grid: float  #: a power of two, at most a quarter of the scale
 
     def __post_init__(self) -> None:
         # Plain floats: in a narrow type the costs of rounding would be rounded away.
@@ -392,16 +392,8 @@ class _GridNoise:
 class GaussianNoise(_GridNoise):
     """Discrete Gaussian noise on a grid, as a specification.
 
-    Attributes
-    ----------
-    sensitivity : float
-        The largest L2 distance between two neighbours, before rounding.
-    scale : float
-        The discrete Gaussian's parameter, in the values' unit; its standard deviation.
-    size : int
-        The number of values released together.
-    grid : float
-        A power of two, at most a quarter of the scale. `choose_gaussian_grid` gives one of negligible cost.
+    The `sensitivity` is in L2 and the `scale` is the standard deviation. `choose_gaussian_grid` gives a grid of
+    negligible cost.
 
     Examples
     --------
@@ -437,14 +429,8 @@ class GaussianNoise(_GridNoise):
 class LaplaceNoise(_GridNoise):
     """Laplace noise rounded to a grid, as a specification.
 
-    Attributes
-    ----------
-    sensitivity : float
-        The largest L1 distance between two neighbours, before rounding.
-    scale : float
-        Of the continuous Laplace distribution, in the values' unit; its standard deviation is sqrt(2) times that.
-    size, grid
-        As for :class:`GaussianNoise`; `choose_laplace_grid` gives a grid of negligible cost.
+    The `sensitivity` is in L1 and the `scale` is that of the continuous Laplace distribution, whose standard deviation
+    is sqrt(2) times as large. `choose_laplace_grid` gives a grid of negligible cost.
 
     Examples
     --------

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 from scipy.special import softmax
 
+from nearveil.cluster import cut_rows
 from nearveil.mechanisms.base import Floats, Message, MessageError, make_noise_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
@@ -166,10 +167,9 @@ def _make_gaussian_noise(change: float, size: int, multiplier: float) -> Gaussia
 def compute_averages(public: PublicState, features: Floats) -> Floats:
     """Return the kernel averages of the anchors for each row and private step, shape (n, S, k)."""
     stacked = np.concatenate(list(public.embeddings[:-1]), axis=1)
-    block = max(1, _BLOCK // len(public.anchors))
     parts = [
-        softmax(features[i : i + block] @ public.anchors.T / public.bandwidth**2, axis=1) @ stacked
-        for i in range(0, len(features), block)
+        softmax(features[block] @ public.anchors.T / public.bandwidth**2, axis=1) @ stacked
+        for block in cut_rows(len(features), max(1, _BLOCK // len(public.anchors)))
     ]
     return np.concatenate(parts).reshape(len(features), len(public.embeddings) - 1, -1)
 
@@ -218,8 +218,8 @@ def take_public_steps(public: PublicState, released: Floats, rows: Floats, path:
         return rows
     size = max(1, _BLOCK // len(public.anchors))
     if len(rows) > size:
-        cuts = [slice(start, start + size) for start in range(0, len(rows), size)]
-        return np.concatenate([take_public_steps(public, released[cut], rows[cut], path, first) for cut in cuts])
+        parts = [(released[cut], rows[cut]) for cut in cut_rows(len(rows), size)]
+        return np.concatenate([take_public_steps(public, *part, path, first) for part in parts])
     weights = compute_kernel(released, public.embeddings[-1], public.bandwidth)
     for anchors, factor in zip(path.anchors[first:], path.factors[first:], strict=False):
         rows = factor * _step_rows(rows, weights @ anchors, weights.sum(axis=1))

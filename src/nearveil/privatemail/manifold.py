@@ -424,7 +424,7 @@ def umeyama(
     """Find the similarity transform that maps `source` closest to `target`.
 
     Least squares over rotation, translation and (optionally) scale and reflection, in closed form by a singular value
-    decomposition (Kabsch 1976, Umeyama 1991).
+    decomposition (Kabsch 1976, Umeyama 1991). Points that do not determine a rotation are refused.
 
     Parameters
     ----------
@@ -433,11 +433,6 @@ def umeyama(
         Whether the transform may scale; False preserves lengths (Kabsch).
     reflection : bool, default=False
         Whether it may mirror.
-
-    Raises
-    ------
-    ValueError
-        If the points do not determine a rotation.
 
     Examples
     --------

@@ -110,8 +110,9 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
     """Return the largest NN-recall of a private message with an answer of floor(f N) candidates (Theorem D).
 
     Exact for pure epsilon: D is a linear programme, and its dual has one variable. A delta above 0 adds
-    (N - 1) delta (Theorem D'), or Theorem C' for the popular floor applies if that is lower. Linear programmes over
-    all channels attack both in ``test_ceiling.py``.
+    (N - 1) delta (Theorem D'), or Theorem C' for the popular floor applies if that is lower. The result is never below
+    the true maximum, except for rounding of sums. Linear programmes over all channels attack both theorems in
+    ``test_ceiling.py``.
 
     Parameters
     ----------
@@ -119,11 +120,6 @@ def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, d
         The largest fraction f of the gallery in an answer.
     popularity : array-like of shape (N,)
         How often each item is a true neighbour: counts or shares.
-
-    Returns
-    -------
-    float
-        Never below the true maximum, except for rounding of sums.
 
     Examples
     --------

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
-from nearveil.cluster import LOCAL, Cluster, connect
+from nearveil.cluster import LOCAL, Cluster, connect, cut_rows
 from nearveil.gallery.answers import Answer, Singles
 from nearveil.mechanisms.base import candidate_count, check_labels
 from nearveil.privacy.checks import check_integer
@@ -45,7 +45,7 @@ class Copies:
         answers, recalls = self.canonical(items), np.empty(len(truth))
         if answers.ndim == 1:
             return np.asarray(np.isin(np.arange(len(self.point)), answers)[truth].mean(axis=1))
-        for block in _cut_blocks(len(truth), len(self.point)):
+        for block in cut_rows(len(truth), max(1, _CELLS // len(self.point))):
             inside = np.zeros((len(truth[block]), len(self.point)), dtype=bool)
             np.put_along_axis(inside, answers[block], values=True, axis=1)
             recalls[block] = np.take_along_axis(inside, truth[block], axis=1).mean(axis=1)
@@ -66,7 +66,7 @@ def true_neighbors(
     # With `leave_out`, query i is item i and not its own neighbour, but its copies are.
     copies = Copies(gallery)
     points = gallery[copies.first]
-    blocks = _cut_blocks(len(queries), len(points))
+    blocks = cut_rows(len(queries), max(1, _CELLS // len(points)))
     neighbors = workers.map(
         _find_nearest, blocks, queries, points, copies, k, leave_out, stage="looking for true neighbours"
     )
@@ -97,11 +97,6 @@ def _find_highest(scores: Singles, count: int) -> Items:
     near = np.nonzero(selected)[1].reshape(len(scores), count)
     order = np.argsort(-np.take_along_axis(scores, near, axis=1), axis=1, kind="stable")
     return np.take_along_axis(near, order, axis=1)
-
-
-def _cut_blocks(rows: int, width: int) -> list[slice]:
-    step = max(1, _CELLS // width)
-    return [slice(start, start + step) for start in range(0, rows, step)]
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import Singles
-from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.maps import DECAY
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, reference_line
@@ -54,7 +52,7 @@ def make_outlook(public: PublicPart) -> Outlook:
     # If prototypes are centroids of many items, use the coverage around them and exclude nothing.
     table = public.map
     whole = table.n_items == len(table.prototypes) and not table.has_bits  # comparing many would be slow
-    rows = unit_prototypes(table)
+    rows = table.prototypes.astype(np.float32)
     queries = np.arange(len(rows)) if whole else np.linspace(0, len(rows) - 1, min(_MOST_ROWS, len(rows))).astype(int)
     near = find_prototypes(table, rows[queries], queries if whole else None)
     weights, counted = np.exp(-np.arange(near.shape[1]) / DECAY), K if whole else 1
@@ -69,11 +67,3 @@ def make_outlook(public: PublicPart) -> Outlook:
     # At least the items of the best set around a centroid are in a set.
     reach = float(table.coverage.max(axis=1).mean() / FULL)
     return Outlook(table.n_sets, float(right), float(other), whole, public.candidates, reach, popularity)
-
-
-def unit_prototypes(public_map: PublicMap) -> Singles:
-    """Return the prototypes with norm one, or zero."""
-    rows = public_map.prototypes.astype(np.float32)
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    np.divide(rows, norms, out=rows, where=norms > 0)
-    return rows

@@ -150,7 +150,9 @@ class Retriever:
         return self._indexed().codes
 
     def nearest(self, x: ArrayLike, k: int = 8, *, rng: Source | None = None) -> NDArray[np.int64]:
-        """Search privately. Uses the guarantee once for each row.
+        """Search privately; return gallery positions, best first, shape (k,) or (n, k).
+
+        Uses the guarantee once for each row.
 
         Parameters
         ----------
@@ -160,11 +162,6 @@ class Retriever:
             At most the number of candidates in an answer, floor(f N).
         rng : Source, optional
             Only for tests and studies.
-
-        Returns
-        -------
-        ndarray of shape (k,) or (n, k), int64
-            Gallery positions, best first.
         """
         rows = check_numbers(x, "x")
         chosen, _, _ = self.search(rows[None] if rows.ndim == 1 else rows, k, rng=rng)
@@ -173,14 +170,7 @@ class Retriever:
     def search(
         self, X: ArrayLike, k: int = 8, *, rng: Source | None = None
     ) -> tuple[NDArray[np.int64], list[int], list[Answer]]:
-        """Search privately, and return the sizes of the n messages and the answers as well.
-
-        Returns
-        -------
-        chosen : ndarray of shape (n, k), int64
-        message_bytes : list of int
-        answers : list of Answer
-        """
+        """Search privately; return gallery positions, shape (n, k), sizes of the n messages in bytes, and answers."""
         ranker = self._indexed()
         # Check before the release: a message without an answer costs as much as one with an answer.
         if not is_integer(k, 1, ranker.count):

@@ -55,15 +55,7 @@ class MappedRelease(TractableRelease):
     _gallery_digest: str
 
     def fit_mean(self, mean: ArrayLike, public_digest: str | None = None) -> Self:
-        """Return a copy fitted to the public mean instead of public rows; a mapped release needs nothing else.
-
-        Parameters
-        ----------
-        mean : array-like of shape (d,)
-            Published by the server.
-        public_digest : str, optional
-            `public_digest` of the server's release, for messages that fit both sides; by default that of the mean.
-        """
+        """Return a copy fitted to the server's public mean; `public_digest` is its release's, by default the mean's."""
         row = check_numbers(mean, "mean")
         if row.ndim != 1:
             raise ValueError(f"mean must be one row; it has {row.ndim} dimensions")

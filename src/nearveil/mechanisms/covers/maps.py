@@ -1,13 +1,13 @@
 """The public map, and the choice of a set in whole numbers, in a time that does not depend on the row."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.cluster import cut_rows
 from nearveil.mechanisms.base import Floats, Message, MessageError, check_shape, fingerprint
 from nearveil.mechanisms.covers.learning import CHOICE_DECAY, CHOICE_RANKS
 from nearveil.wire.frames import MOST_FEATURES
@@ -91,9 +91,7 @@ def most_covered(keys: Keys, coverage: NDArray[np.uint8]) -> NDArray[np.int64]:
     weights = _rank_weights(keys)
     m, n_sets = coverage.shape
     total = np.zeros((len(keys), n_sets), dtype=np.float32)
-    step = max(1, _BLOCK // n_sets)
-    for start in range(0, m, step):
-        block = slice(start, start + step)
+    for block in cut_rows(m, max(1, _BLOCK // n_sets)):
         total += weights[:, block] @ coverage[block].astype(np.float32)
     ranked = total.astype(np.int64) * MOST_SETS + np.arange(MOST_SETS - 1, MOST_SETS - 1 - n_sets, -1)
     best: NDArray[np.int64] = ranked.max(axis=1)
@@ -109,8 +107,6 @@ def _rank_weights(keys: Keys) -> Singles:
     # A table of two cache lines; every query reads each weight once.
     return _WEIGHTS.take(ranks)
 
-
-Number = TypeVar("Number", bound=np.generic)
 
 _NAME = "map"
 MOST_DIMENSIONS = 64  # of a projected feature
@@ -142,20 +138,6 @@ class PublicMap:
     nearest prototypes are weighted by rank, and the set with the largest coverage is the good one. The choice is a
     fixed function of the row, so a hostile map breaks no guarantee.
 
-    Parameters
-    ----------
-    components : ndarray of shape (d, r), float16
-        Projection for features of norm one.
-    prototypes : ndarray of shape (m, r), int8
-        Projected rows, scaled to a largest entry of 127.
-    coverage : ndarray of shape (m, n_sets), uint8
-        The fraction of items around a prototype that are in a set, times 255. With more than 8192 prototypes it is 0
-        or 255, and serialized as bits.
-    n_items : int
-        Items of the gallery.
-    set_size : int
-        Items of every answer.
-
     Examples
     --------
     >>> from nearveil.mechanisms import Cells
@@ -165,11 +147,13 @@ class PublicMap:
     5
     """
 
-    components: NDArray[np.float16] = field(repr=False)
-    prototypes: NDArray[np.int8] = field(repr=False)
+    components: NDArray[np.float16] = field(repr=False)  #: projection for features of norm one, shape (d, r)
+    prototypes: NDArray[np.int8] = field(repr=False)  #: projected rows, scaled to a largest entry of 127, shape (m, r)
+    #: The fraction of items around a prototype that are in a set, times 255, shape (m, n_sets). With more than 8192
+    #: prototypes it is 0 or 255, and serialized as bits.
     coverage: NDArray[np.uint8] = field(repr=False)
-    n_items: int
-    set_size: int
+    n_items: int  #: items of the gallery
+    set_size: int  #: items of every answer
 
     def __post_init__(self) -> None:
         for name, kind in (("components", "f2"), ("prototypes", "i1"), ("coverage", "u1")):
@@ -240,9 +224,8 @@ class PublicMap:
     def _keys(self, projected: Floats) -> Keys:
         return similarity_keys(directions(projected), self._directions)
 
-    def _chunks(self, n_rows: int) -> Iterator[slice]:
-        step = max(1, _CHUNK // len(self.prototypes))
-        return (slice(start, start + step) for start in range(0, n_rows, step))
+    def _chunks(self, n_rows: int) -> list[slice]:
+        return cut_rows(n_rows, max(1, _CHUNK // len(self.prototypes)))
 
     @cached_property
     def _components(self) -> Floats:
@@ -299,6 +282,6 @@ def _unpack(bits: NDArray[Any], n_sets: int) -> NDArray[np.uint8]:
     return 255 * np.unpackbits(bits, axis=1, count=n_sets)
 
 
-def _read_only(values: NDArray[Number]) -> NDArray[Number]:
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     values.setflags(write=False)
     return values

@@ -13,7 +13,7 @@ from scipy.sparse import csr_array
 from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import ThreadpoolController
 
-from nearveil.cluster import SpreadRows, is_dask_array
+from nearveil.cluster import SpreadRows, cut_rows, is_dask_array
 from nearveil.privacy.checks import check_choice, check_integer, check_positive, check_range
 from nearveil.privatemail.graph._base import (
     Array,
@@ -165,8 +165,7 @@ class NeighborsGraph(GaussianGraph):
 
     def _weights(self, A: Any, a: Any, B: Any, b: Any) -> Any:
         """Return weights of rows `a` of A and `b` of B from differences, which are precise for close rows."""
-        step = max(1, _BLOCK // A.shape[1])
-        blocks = [slice(start, start + step) for start in range(0, len(a), step)]
+        blocks = cut_rows(len(a), max(1, _BLOCK // A.shape[1]))
         squares = [np.vecdot(difference, difference) for difference in (A[a[i]] - B[b[i]] for i in blocks)]
         return np.exp(-0.5 * self._sharpness * np.concatenate(squares))
 
@@ -189,7 +188,7 @@ def _find_nearest(queries: Any, rows: Any, k: int) -> Any:
 def gaussian_graph(
     X: Array, bandwidth: float, method: Method = "auto", tolerance: float = 1e-6, n_neighbors: int = 15
 ) -> GaussianGraph:
-    """Build the Gaussian graph over unit rows as a linear operator.
+    """Build the Gaussian graph over unit rows as a linear operator, a :class:`GaussianGraph`.
 
     Parameters
     ----------
@@ -209,12 +208,6 @@ def gaussian_graph(
         error is raised.
     n_neighbors : int, default=15
         Edges of each row, for "neighbors"; the graph is symmetric, so a row may have more.
-
-    Returns
-    -------
-    GaussianGraph
-        With ``degree``, ``matmul(Z)``, ``laplacian_matmul(Z)``, ``interpolate(X, Z)`` and
-        ``error_bound``.
 
     Examples
     --------

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.polynomial import Polynomial
 from numpy.typing import NDArray
 
+from nearveil.cluster import cut_rows
 from nearveil.privatemail.graph._base import Array, GaussianGraph, find_namespace, is_host
 
 MAX_DEGREE = 3
@@ -162,4 +163,4 @@ def _cut_blocks(X: Array, k: int, polynomial: KernelPolynomial) -> list[slice]:
     d = X.shape[1]
     width = max(k * d, _count_features(polynomial.degree, d))
     step = max(64, (HOST_BLOCK if is_host(X) else DEVICE_BLOCK) // width)
-    return [slice(start, start + step) for start in range(0, X.shape[0], step)]
+    return cut_rows(X.shape[0], step)

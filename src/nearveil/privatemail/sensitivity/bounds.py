@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial.distance import cdist
 
+from nearveil.cluster import cut_rows
 from nearveil.privacy.checks import check_nonnegative, check_rows
 from nearveil.privatemail.graph import gaussian_graph, label_graph
 from nearveil.privatemail.graph.labels import Encoding
@@ -71,8 +72,7 @@ def combine_norms(parts: Floats, norm: Norm) -> float:
 
 def iterate_distances(rows: Floats, norm: Norm) -> Iterator[tuple[slice, Floats]]:
     """Yield the matrix of distances between `rows`, a block of its rows at a time."""
-    for start in range(0, len(rows), _BLOCK):
-        block = slice(start, min(start + _BLOCK, len(rows)))
+    for block in cut_rows(len(rows), _BLOCK):
         yield block, cdist(rows[block], rows, _METRIC[norm])
 
 
