@@ -35,30 +35,11 @@ _HASH_COLLISION = 2.0**-64
 _MIN_UNIFORM, _MAX_UNIFORM = 1e-300, 1 - 2.0**-53
 _SETS = np.concatenate([np.full(_BINS, 1 / _BINS), np.tile(2.0 ** -np.arange(1, _LEVELS + 1), 3)])
 _MIDDLE = np.arange(len(_SETS)) >= len(_SETS) - _LEVELS
-TESTS = len(_SETS) + 1
-"""Number of tests of one array of uniform numbers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Law:
     """The stated distribution of outcomes, in a form that runs can refute.
-
-    Parameters
-    ----------
-    uniforms : callable, optional
-        ``uniforms(outcomes, input)`` returns arrays of the stated distribution function at the outcomes. If the law is
-        true, the entries of each array are independent and uniform between 0 and 1. Arrays may depend on each other.
-    coins : callable, optional
-        ``coins(outcomes, input)`` returns pairs of a bool array and the stated probability of True. If the law is
-        true, the entries of each array are independent.
-    values : callable, optional
-        ``values(outcomes)`` returns numbers of shape (n, k) that rarely repeat.
-    largest_value, largest_row : float, default=1.0
-        The largest probability of one value in a column of `values`, and of one row. If `values` is set and the
-        outcomes are on a grid, `largest_value` also bounds the probability of a grid cell for `uniforms`.
-    consistent : callable, optional
-        ``consistent(outcomes)`` returns, for each run, whether derived results follow from the released numbers: for
-        example, whether the label is the class with the most votes.
 
     Examples
     --------
@@ -72,11 +53,20 @@ class Law:
     one, number 1 does not have the stated spread (probability below 1e-30)
     """
 
+    #: ``uniforms(outcomes, input)`` returns arrays of the stated distribution function at the outcomes. If the law is
+    #: true, the entries of each array are independent and uniform between 0 and 1. Arrays may depend on each other.
     uniforms: Callable[[Any, Any], Sequence[Floats]] | None = None
+    #: ``coins(outcomes, input)`` returns pairs of a bool array and the stated probability of True. If the law is true,
+    #: the entries of each array are independent.
     coins: Callable[[Any, Any], Sequence[Coin]] | None = None
+    #: ``values(outcomes)`` returns numbers of shape (n, k) that rarely repeat.
     values: Callable[[Any], NDArray[Any]] | None = None
+    #: The largest probability of one value in a column of `values`. On a grid, it also bounds the probability of a grid
+    #: cell for `uniforms`.
     largest_value: float = 1.0
-    largest_row: float = 1.0
+    largest_row: float = 1.0  #: the largest probability of one row of `values`
+    #: ``consistent(outcomes)`` returns, for each run, whether derived results follow from the released numbers: for
+    #: example, whether the label is the class with the most votes.
     consistent: Callable[[Any], Bools] | None = None
 
 
@@ -258,51 +248,27 @@ class Outcomes:
 
 @dataclass(frozen=True, eq=False)
 class Experiment:
-    """A mechanism, its guarantee, and pairs of inputs to attack it with.
-
-    Parameters
-    ----------
-    name : str
-    guarantee : Guarantee
-        The epsilon and delta to audit.
-    pairs : tuple of Pair
-        Candidates for the worst case. The audit chooses among them.
-    run : callable
-        ``run(input, n, source)`` runs the mechanism `n` times, independently, and returns all that an observer sees.
-    log_ratio : callable, optional
-        ``log_ratio(outcomes, pair)`` returns ``ln p(outcome | first) / p(outcome | second)`` of each run, shape (n,).
-    exact : bool, default=False
-        Whether `log_ratio` is exact. Then the audit estimates the hockey-stick divergence from it. Otherwise it is
-        only a score, and any score is safe.
-    numbers : callable, optional
-        Converts the result of `run` to an array of shape (n, k); ``numpy.asarray`` by default.
-    run_once : callable, optional
-        ``run_once(coins, pair, source)`` runs the mechanism *once* on many records, each the pair's first or second
-        input by its coin, and returns the observation of each record. Needed for the one-run estimate.
-    law : Law, optional
-        The stated law of the outcomes. Runs that contradict it break the guarantee.
-    checks : tuple of callable, optional
-        ``check(source, alpha)`` uses the mechanism as its users do and returns a :class:`Check`. A sound mechanism may
-        fail a randomized check with a probability of at most `alpha`.
-    trials : int, default=200000
-        Default number of runs of either input.
-
-    Examples
-    --------
-    See ``docs/howto/audit.md``.
-    """
+    """A mechanism, its guarantee, and pairs of inputs to attack it with. Examples: ``docs/howto/audit.md``."""
 
     name: str
-    guarantee: Guarantee
-    pairs: tuple[Pair, ...]
+    guarantee: Guarantee  #: the epsilon and delta to audit
+    pairs: tuple[Pair, ...]  #: candidates for the worst case; the audit chooses among them
+    #: ``run(input, n, source)`` runs the mechanism `n` times, independently, and returns all that an observer sees.
     run: Callable[[Any, int, Source], Any]
+    #: ``log_ratio(outcomes, pair)`` returns ``ln p(outcome | first) / p(outcome | second)`` of each run, shape (n,).
     log_ratio: Callable[[Any, Pair], Floats] | None = None
+    #: Whether `log_ratio` is exact. Then the audit estimates the hockey-stick divergence from it. Otherwise it is only
+    #: a score, and any score is safe.
     exact: bool = False
-    numbers: Callable[[Any], NDArray[Any]] = np.asarray
+    numbers: Callable[[Any], NDArray[Any]] = np.asarray  #: converts the result of `run` to an array of shape (n, k)
+    #: ``run_once(coins, pair, source)`` runs the mechanism *once* on many records, each the pair's first or second
+    #: input by its coin, and returns the observation of each record. Needed for the one-run estimate.
     run_once: Callable[[Bools, Pair, Source], Any] | None = None
-    law: Law = field(default_factory=Law)
+    law: Law = field(default_factory=Law)  #: of the outcomes; runs that contradict it break the guarantee
+    #: ``check(source, alpha)`` uses the mechanism as its users do and returns a :class:`Check`. A sound mechanism may
+    #: fail a randomized check with a probability of at most `alpha`.
     checks: tuple[Callable[[Source, float], Check], ...] = ()
-    trials: int = TRIALS
+    trials: int = TRIALS  #: default number of runs of either input
 
     def __post_init__(self) -> None:
         if not self.pairs:

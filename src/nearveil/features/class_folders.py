@@ -17,11 +17,8 @@ from nearveil.features.training import Maps, TrainedExtractor, check_descriptors
 from nearveil.privacy.checks import check_integer
 from nearveil.progress import Progress, no_progress
 
-_RECALL_AT = (1, 8)
 _BATCH = 64  # images read before their maps are computed
 _MIN = 2  # classes, and images of a class
-_NO_CLASS = "not in the folder of a class"
-_ALONE = "the only image of its class"
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,7 @@ def train_on_folder(
     if not training.all():
         maps, names = maps[~training], labels[~training]
         before, after = unit_rows(maps.mean(axis=(2, 3), dtype=np.float32))[0], model.describe(maps)
-        recalls = {k: (_measure_recall(before, names, k), _measure_recall(after, names, k)) for k in _RECALL_AT}
+        recalls = {k: (_measure_recall(before, names, k), _measure_recall(after, names, k)) for k in (1, 8)}
     sizes = [(len(set(labels[part])), int(part.sum())) for part in (training, ~training)]
     return FolderTraining(model, sizes[0], sizes[1], recalls, skipped)
 
@@ -90,7 +87,7 @@ def _read_class_folders(
         path = file.relative_to(directory)
         try:
             if len(path.parts) < 2:
-                raise ImageError(_NO_CLASS)
+                raise ImageError("not in the folder of a class")
             batch.append(resize(load_image(file), backbone.side))
             read.append((str(path), path.parts[0]))
         except ImageError as error:
@@ -102,7 +99,7 @@ def _read_class_folders(
     labels = np.array([label for _, label in read], dtype=np.str_)
     sizes = Counter(labels.tolist())
     usable = np.array([sizes[label] >= _MIN for _, label in read], dtype=bool)
-    skipped += [(name, _ALONE) for name, label in read if sizes[label] < _MIN]
+    skipped += [(name, "the only image of its class") for name, label in read if sizes[label] < _MIN]
     return np.concatenate(maps[1:] or maps)[usable], labels[usable], tuple(skipped)
 
 

@@ -73,7 +73,9 @@ def _extract_part(
     files: Sequence[Path], extractor: Extractor, cache: FeatureCache | None, row_exact: bool
 ) -> list[Floats | str]:
     """Return the row of each file, or the reason why it has none."""
-    key = make_exact_key(extractor.fingerprint) if row_exact else extractor.fingerprint
+    key = extractor.fingerprint
+    if row_exact:  # with versions and processor: else rows would depend on the cache
+        key = hashlib.sha256(f"row-exact {key} {_describe_machinery()}".encode()).hexdigest()
     results: list[Floats | str] = [NO_FEATURE] * len(files)
     hashes: dict[int, str] = {}
     batch: dict[int, Pixels] = {}
@@ -173,11 +175,6 @@ def assert_here(workers: Cluster) -> None:
             "machines would see the images, keep their features, and may round differently. Use local or local:N, or "
             "omit it"
         )
-
-
-def make_exact_key(fingerprint: str) -> str:
-    """Return the cache key of row-exact rows, with versions and processor: else rows depend on the cache."""
-    return hashlib.sha256(f"row-exact {fingerprint} {_describe_machinery()}".encode()).hexdigest()
 
 
 @cache

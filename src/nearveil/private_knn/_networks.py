@@ -45,15 +45,8 @@ def build_network(architecture: Architecture, shape: tuple[int, int, int], n_cla
         dense = [nn.LazyLinear(384), nn.ReLU(), nn.Linear(384, 192), nn.ReLU()]
     else:  # the third and the sixth convolution of stride 2; normalised by batch, or they do not train
         layers, width = [], shape[0]
-        for filters, side, stride in [
-            (96, 3, 1),
-            (96, 3, 1),
-            (96, 3, 2),
-            (192, 3, 1),
-            (192, 3, 1),
-            (192, 3, 2),
-            (192, 5, 1),
-        ]:
+        sizes = [(96, 3, 1), (96, 3, 1), (96, 3, 2), (192, 3, 1), (192, 3, 1), (192, 3, 2), (192, 5, 1)]
+        for filters, side, stride in sizes:
             convolution = nn.Conv2d(width, filters, side, stride=stride, padding=side // 2, bias=False)
             layers += [convolution, nn.BatchNorm2d(filters), nn.ReLU()]
             width = filters
@@ -158,8 +151,7 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, Parameters):  # type: ig
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Return the class of each image, shape (n,)."""
-        chosen: NDArray[Any] = self.classes_[np.argmax(self.predict_proba(X), axis=1)]
-        return chosen
+        return np.asarray(self.classes_[np.argmax(self.predict_proba(X), axis=1)])
 
     def predict_proba(self, X: ArrayLike) -> NDArray[np.float64]:
         """Return the probability of each class for each image, shape (n, n_classes)."""

@@ -19,8 +19,6 @@ from nearveil.private_knn.estimator import Tally, VotingClassifier
 from nearveil.private_knn.plan import Ballot, PlanRequest
 from nearveil.private_knn.records import make_hard_votes, run_shielded
 
-_SEEDS = np.uint64(2**31 - 1)
-
 
 @dataclass(frozen=True)
 class Teachers:
@@ -64,7 +62,7 @@ def train_teachers(
     """Train a clone of the estimator on each of `n_teachers` disjoint parts; an empty one names class 0."""
     # A ``random_state`` of None is drawn beforehand: NumPy's shared generator would tie one teacher to others' records.
     parts = assign_records(len(X), n_teachers, source)
-    seeds = source.words(n_teachers) % _SEEDS
+    seeds = source.words(n_teachers) % np.uint64(2**31 - 1)
     members = [_train_teacher(estimator, X[part], y[part], int(seed)) for part, seed in zip(parts, seeds, strict=True)]
     return Teachers(tuple(members), n_classes)
 

@@ -329,8 +329,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         rows = IntegerRows(self.n_features_in_, length).round(self._column_bounds.scale(self._rows))
         (released,) = release(sum_classes(rows, np.zeros_like(self._class_numbers), 1), CENTRE_SHARE)
         count = max(released[-1] / COUNT_UNIT, 1.0)
-        centre: Rows = np.clip(released[:-1] / LONGEST * length / count, -1, 1)
-        return centre
+        return np.asarray(np.clip(released[:-1] / LONGEST * length / count, -1, 1))
 
     def _charge_account(self, plan: VotePlan, guarantee: Guarantee) -> None:
         account = find_account(self.ledger, self.account, plan, guarantee)
@@ -345,7 +344,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
             )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class _ProjectedRecords:
     """Projected records. They never leave the estimator."""
 
@@ -355,9 +354,6 @@ class _ProjectedRecords:
     rows: NDArray[np.int16]  # private
     public_rows: Rows
     shrinkage: float
-
-    def __repr__(self) -> str:
-        return "_ProjectedRecords(private)"
 
     @cached_property
     def moments(self) -> PublicMoments:

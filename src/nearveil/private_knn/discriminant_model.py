@@ -140,8 +140,7 @@ def _find_directions(public: Rows, n_components: int) -> Rows:
     near, all_rows = apart.T @ apart / len(apart) / 2, np.cov(rows.T, ddof=0).reshape(rows.shape[1], -1)
     near += (_RIDGE * np.trace(near) + _FLAT * np.trace(all_rows)) / len(near) * np.eye(len(near))
     _, ratio_axes = eigh(all_rows, near)
-    chosen: Rows = axes @ ratio_axes[:, ::-1][:, :n_components]
-    return chosen
+    return np.asarray(axes @ ratio_axes[:, ::-1][:, :n_components])
 
 
 CENTRE_SHARE = 0.2
@@ -211,8 +210,7 @@ class LinearScores:
 
     def score(self, rows: Rows) -> Rows:
         """Return the score of each class, shape (n, n_classes)."""
-        scores: Rows = rows @ self.weights.T + self.biases
-        return scores
+        return np.asarray(rows @ self.weights.T + self.biases)
 
 
 def estimate_means(statistics: NoisyStatistics, public: PublicMoments) -> ClassMeans:
@@ -271,8 +269,7 @@ def estimate_counts(counts: Rows, noise: float) -> Rows:
     mean = max(float(counts.mean()), 1.0)
     spread = max(float(counts.var()) - noise**2, _LEAST_SPREAD * mean**2)
     drawn = mean + (counts - mean) * spread / (spread + noise**2)
-    least: Rows = np.maximum(drawn, max(1.0, min(_LEAST_COUNT * mean, 2 * noise)))
-    return least
+    return np.asarray(np.maximum(drawn, max(1.0, min(_LEAST_COUNT * mean, 2 * noise))))
 
 
 def _estimate_shares(observed: Rows, noise: Rows, variances: Rows, counts: Rows) -> Rows:
@@ -284,8 +281,7 @@ def _estimate_shares(observed: Rows, noise: Rows, variances: Rows, counts: Rows)
     mean = float(np.clip((seen * weights).sum() / weights.sum(), *_MEAN_SHARES))
     error = 2 / len(observed) * (relative + mean) ** 2
     drawn = (seen * _SHARE_SPREAD**2 + mean * error) / (_SHARE_SPREAD**2 + error)
-    clipped: Rows = np.clip(drawn, *_SHARES)
-    return clipped
+    return np.asarray(np.clip(drawn, *_SHARES))
 
 
 def _find_covariance(means: ClassMeans) -> Rows:
@@ -293,8 +289,7 @@ def _find_covariance(means: ClassMeans) -> Rows:
     weights, variances = means.counts / means.counts.sum(), means.public.variances
     apart = means.means - weights @ means.means
     values, vectors = np.linalg.eigh(np.diag(variances) - _BETWEEN * (apart * weights[:, None]).T @ apart)
-    within: Rows = (vectors * np.maximum(values, _LEAST_VARIANCE * variances.mean())) @ vectors.T
-    return within
+    return np.asarray((vectors * np.maximum(values, _LEAST_VARIANCE * variances.mean())) @ vectors.T)
 
 
 _NAME = "discriminant"
@@ -329,8 +324,7 @@ class LinearPredictions(ABC):
 
     def predict_proba(self, X: ArrayLike) -> Rows:
         """Return the probability of each class, (n, n_classes), where all classes are equally common. Costs nothing."""
-        probabilities: Rows = softmax(self._score(X)[0], axis=1)
-        return probabilities
+        return np.asarray(softmax(self._score(X)[0], axis=1))
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classify rows. Costs nothing."""
@@ -397,8 +391,7 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
     @property
     def noisy_classes(self) -> NDArray[Any]:
         """Classes with noisy counts below five times the noise."""
-        noisy: NDArray[Any] = self.classes[self.counts < CLEAR * self.noise_per_class]
-        return noisy
+        return np.asarray(self.classes[self.counts < CLEAR * self.noise_per_class])
 
     def _score(self, X: ArrayLike) -> tuple[Rows, NDArray[Any]]:
         rows: Rows = check_array(X, dtype=np.float64, input_name="X")

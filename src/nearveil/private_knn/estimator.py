@@ -295,8 +295,7 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         votes = np.maximum(self.answer(X).votes, 0.0)
         sums = votes.sum(axis=1, keepdims=True)
         with np.errstate(invalid="ignore"):
-            shares: NDArray[np.float64] = np.where(sums == 0, 1 / votes.shape[1], votes / sums)
-        return shares
+            return np.asarray(np.where(sums == 0, 1 / votes.shape[1], votes / sums))
 
     def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
         """Answer one public query under a key: the same key returns the same votes again, at no cost.

@@ -73,8 +73,7 @@ class IntegerRows:
         if self.feature_norm is not None:
             lengths = np.maximum(lengths, self.feature_norm / peaks * _GRID)
         radius = LONGEST - math.sqrt(self.n_features) / 2
-        rounded: NDArray[np.float64] = np.rint(grid * (radius / lengths))
-        return rounded
+        return np.asarray(np.rint(grid * (radius / lengths)))
 
 
 def _check_shape(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.generic]:
@@ -157,8 +156,8 @@ class _DaskEngine:
 
     def search(self, queries: Floats, length: int) -> Ids:
         shared = (queries, length, self._integers, self._digests)
-        ids: Ids = self._rows.reduce(
-            _search_block, _join_nearest, *shared, finish=_drop_scores, stage="searching private records"
+        ids: Ids = self._rows.reduce(  # the workers drop the scores
+            _search_block, _join_nearest, *shared, finish=lambda nearest: nearest[0], stage="searching private records"
         )
         return ids
 
@@ -197,11 +196,6 @@ def _join_nearest(left: _Nearest, right: _Nearest) -> _Nearest:
     ids, scores = (np.concatenate(both, axis=1) for both in zip(left, right, strict=True))
     order = np.lexsort((ids, -scores), axis=1)[:, : max(left[0].shape[1], right[0].shape[1])]
     return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
-
-
-def _drop_scores(nearest: _Nearest) -> Ids:
-    ids, _ = nearest
-    return ids
 
 
 class _NumpyEngine:
@@ -266,8 +260,7 @@ class _TorchEngine:
                 for part in torch.split(tied, max(1, _find_batch_length(n) // 8)):
                     unique = self._keys(scores[part], self._numbers)
                     ids[part] = (torch.topk(unique, length, dim=1, largest=False).values % n).int()
-            result: Ids = ids.cpu().numpy()
-        return result
+            return np.asarray(ids.cpu().numpy())
 
     def _keys(self, scores: Any, numbers: Any) -> Any:
         """Return integers in the total order, different for any two records of a query."""
@@ -313,8 +306,7 @@ def _find_largest(scores: Floats, length: int, sample: NDArray[np.int64]) -> NDA
     rows = np.repeat(np.arange(m, dtype=np.uint32), np.diff(bounds))
     order = np.lexsort((distances.astype(np.uint16), (rows << 9 | distances >> 16).astype(np.uint16)))
     first = order[bounds[:-1, None] + np.arange(length)]
-    columns: NDArray[np.int64] = positions[first] - n * np.arange(m)[:, None]
-    return columns
+    return np.asarray(positions[first] - n * np.arange(m)[:, None])
 
 
 def _guess_thresholds(scores: Floats, length: int, sample: NDArray[np.int64]) -> Floats:
@@ -323,8 +315,7 @@ def _guess_thresholds(scores: Floats, length: int, sample: NDArray[np.int64]) ->
     rank = len(sample) - int(expected + 4 * np.sqrt(expected) + 1)  # four standard deviations: one miss in 30,000
     if rank < 0:
         return np.full(len(scores), -np.inf, dtype=np.float32)
-    guessed: Floats = np.partition(scores[:, sample], rank, axis=1)[:, rank]
-    return guessed
+    return np.asarray(np.partition(scores[:, sample], rank, axis=1)[:, rank])
 
 
 def _find_candidates(scores: Floats, thresholds: Floats) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

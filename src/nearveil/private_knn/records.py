@@ -69,9 +69,7 @@ def _clean(words: str) -> str:
 class Labels:
     """One class for each record."""
 
-    class_numbers: NDArray[np.int64] = field(
-        repr=False
-    )  # numbers of the classes; the last, of `NO_VOTER`, is `n_classes`
+    class_numbers: NDArray[np.int64] = field(repr=False)  # the last, of `NO_VOTER`, is `n_classes`
     n_classes: int
 
     @property

@@ -79,8 +79,7 @@ def regress_votes(rows: Rows, queried: NDArray[np.int64], shares: Rows, noise: f
     alpha = max(noise**2 * n_classes**2 / max(n_classes - 1, 1), 1e-6)
     regression = KernelRidge(alpha=alpha, kernel="rbf", gamma=gamma).fit(rows[queried], shares - 1 / n_classes)
     scores = np.concatenate([regression.predict(rows[i : i + AT_ONCE]) for i in range(0, len(rows), AT_ONCE)])
-    scaled: Rows = scores / np.maximum(np.abs(scores).max(axis=1, keepdims=True), 1e-300)
-    return scaled
+    return np.asarray(scores / np.maximum(np.abs(scores).max(axis=1, keepdims=True), 1e-300))
 
 
 _FEATURE_METHODS = ("transform", "decision_function", "predict_proba")  # the first that a student has
@@ -317,8 +316,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         return labels
 
     def _spread_to_labels(self, links: csr_array, scores: Rows) -> NDArray[Any]:
-        labels: NDArray[Any] = self.classes_[np.argmax(spread_labels(links, scores), axis=1)]
-        return labels
+        return np.asarray(self.classes_[np.argmax(spread_labels(links, scores), axis=1)])
 
     def _train_student(self, inputs: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._make_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")

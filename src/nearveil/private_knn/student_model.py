@@ -201,8 +201,7 @@ class PublicStudent(PublicModel):
         rows = check_rows(X, "X")
         if self._space is not None:
             rows = normalize_rows(map_rows(rows, self._features, self._space))
-        predicted: NDArray[Any] = self._classifier.predict(rows)
-        return predicted
+        return np.asarray(self._classifier.predict(rows))
 
     def to_bytes(self) -> bytes:
         """Return the student as bytes: numbers and JSON, no code.

@@ -59,8 +59,7 @@ def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source
     debit = client.pay(feature, FreeAccount(), "key", source)
     assert debit.message is not None
     answer = client.read_answer(send(write_query(debit.message)))
-    ids: NDArray[np.int64] = rank_answer(public.table, center_rows(public, feature), answer, 3)[0][0]
-    return ids
+    return np.asarray(rank_answer(public.table, center_rows(public, feature), answer, 3)[0][0])
 
 
 def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on the wire") -> Experiment:
