@@ -79,9 +79,9 @@ def make_ome_claim() -> tuple[OME, Guarantee]:
     return release, make_claim(1.0, 0.0, "the claim lets the losses of even and odd bits cancel")
 
 
-def make_quiet_privunit(epsilon: float = 4.0) -> tuple[PrivUnit, Guarantee]:
+def make_quiet_privunit() -> tuple[PrivUnit, Guarantee]:
     """Return PrivUnit at twice the epsilon that it claims."""
-    return PrivUnit(2 * epsilon), make_claim(epsilon, 0.0, "half of the noise is missing")
+    return PrivUnit(8.0), make_claim(4.0, 0.0, "half of the noise is missing")
 
 
 def make_classical_gaussian() -> tuple[GaussianNoise, Guarantee]:

@@ -125,8 +125,7 @@ def read_vector(path: str | os.PathLike[str]) -> Singles:
             f"vectors: {Path(path).name} holds {len(rows):,} rows, and a query needs one; use nearest_many of a "
             "client in Python for many"
         )
-    row: Singles = rows[0]
-    return row
+    return np.asarray(rows[0])
 
 
 def _choose_vectors(columns: dict[str, Any], name: str | None, details: set[str | None], file: str) -> Any:

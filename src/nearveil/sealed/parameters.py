@@ -12,24 +12,6 @@ from fractions import Fraction
 class LweParameters:
     """A set of parameters of LWE with secrets and errors of the same discrete Gaussian.
 
-    Attributes
-    ----------
-    name : str
-        What the set is for. It is a part of the public matrix's key, so two sets never share a matrix.
-    dimension : int
-        Numbers of a secret (n).
-    modulus_bits : int
-        Binary logarithm of the modulus (Q).
-    sigma : Fraction
-        Width of the discrete Gaussian of secrets and errors.
-    most_samples : int
-        Samples of one secret that the figures hold for; a question never has more.
-    question_bits : int
-        Leading bits of a number of a question that are sent. Fewer make it shorter, and add to the errors.
-    core_svp_bits, matzov_bits : int
-        Binary logarithm of the cost of the cheapest attack, rounded down: in the core-SVP model (ADPS16), which
-        counts one call of a sieve and ignores its overheads, and in that of MATZOV.
-
     Examples
     --------
     >>> print(SCORES)
@@ -38,14 +20,16 @@ class LweParameters:
     132
     """
 
-    name: str
-    dimension: int
-    modulus_bits: int
-    sigma: Fraction
-    most_samples: int
-    question_bits: int
+    name: str  #: what the set is for; a part of the public matrix's key, so two sets never share a matrix
+    dimension: int  #: numbers of a secret (n)
+    modulus_bits: int  #: binary logarithm of the modulus (Q)
+    sigma: Fraction  #: width of the discrete Gaussian of secrets and errors
+    most_samples: int  #: samples of one secret that the figures hold for; a question never has more
+    question_bits: int  #: leading bits of a number that a question sends; fewer make it shorter, and add to the errors
+    #: Binary logarithm of the cost of the cheapest attack, rounded down, in the core-SVP model (ADPS16), which counts
+    #: one call of a sieve and ignores its overheads.
     core_svp_bits: int
-    matzov_bits: int
+    matzov_bits: int  #: the same in the model of MATZOV
 
     def __str__(self) -> str:
         return f"LWE with n = {self.dimension}, Q = 2^{self.modulus_bits}, sigma = {float(self.sigma):g}"

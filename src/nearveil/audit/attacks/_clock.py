@@ -153,16 +153,16 @@ def _time_differences(ask: QuestionTimer, question: TimedQuestion, first: NDArra
     return np.array(differences)
 
 
-def make_hostile_parts(prototypes: int = MOST_PROTOTYPES) -> dict[str, PublicPart]:
+def make_hostile_parts() -> dict[str, PublicPart]:
     """Return public parts of hostile servers, by the weakness that they target."""
-    angles = np.linspace(0.0, np.pi, prototypes)
-    arc = np.zeros((prototypes, MOST_DIMENSIONS), dtype=np.int8)  # in order from one end of an axis to the other
+    angles = np.linspace(0.0, np.pi, MOST_PROTOTYPES)
+    arc = np.zeros((MOST_PROTOTYPES, MOST_DIMENSIONS), dtype=np.int8)  # in order from one end of an axis to the other
     arc[:, 0], arc[:, 1] = np.rint(127 * np.cos(angles)), np.rint(127 * np.sin(angles))
     exact = np.eye(DIMENSION, dtype=np.float16)
     small = np.full((DIMENSION, MOST_DIMENSIONS), _SUBNORMAL, dtype=np.float16)
     small[0, 0] = 1.0
-    random_sets = (255 * np.random.default_rng(0).integers(0, 2, (prototypes, 8))).astype(np.uint8)
-    full_sets = np.full((prototypes, 256), 255, dtype=np.uint8)
+    random_sets = (255 * np.random.default_rng(0).integers(0, 2, (MOST_PROTOTYPES, 8))).astype(np.uint8)
+    full_sets = np.full((MOST_PROTOTYPES, 256), 255, dtype=np.uint8)
     return {
         "prototypes sorted along an arc": _make_part(exact, arc, random_sets),
         "subnormal components": _make_part(small, arc, random_sets),
