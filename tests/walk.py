@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import Context, ContextVar
 from dataclasses import astuple, dataclass
+from dis import opmap
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, TypeVar
@@ -36,7 +37,7 @@ from tests.service.serving import index_of
 
 T = TypeVar("T")
 _ROOT = str(Path(nearveil.__file__).parent)
-_LAST_START = 8  # bytes: a frame whose last instruction is further on is a coroutine that resumes, and no call
+_BEGIN = (opmap["RESUME"], 0)  # the instruction that begins a call; after a yield or an await, its argument is not 0
 _FILE: ContextVar[str] = ContextVar("file")  # of the last call; a task or job begins with that of its caller
 _ANONYMOUS = {"<genexpr>", "<listcomp>", "<dictcomp>", "<setcomp>", "<lambda>", "<module>"}
 
@@ -73,10 +74,10 @@ class Walk:
         threading.setprofile(None)
 
     def _record(self, frame: FrameType, event: str, _: Any) -> None:
-        code = frame.f_code
+        code, offset = frame.f_code, frame.f_lasti
         if not self._is_recording or event != "call" or not code.co_filename.startswith(_ROOT):
             return
-        if code.co_name in _ANONYMOUS or frame.f_lasti > _LAST_START:
+        if code.co_name in _ANONYMOUS or tuple(code.co_code[offset : offset + 2]) != _BEGIN:
             return
         self.calls[code] += 1
         last = _FILE.get(code.co_filename)
