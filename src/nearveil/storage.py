@@ -1,11 +1,12 @@
 """Storage: one database interface (SQLite, PostgreSQL), private files, and the data folder."""
 
+import json
 import os
 import secrets
 import sqlite3
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedRandom
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 from platformdirs import user_data_path
+from sqlalchemy.dialects.postgresql import ARRAY
 from sqlalchemy.engine import URL, make_url
 
 from nearveil.errors import NearveilError
@@ -66,6 +68,7 @@ class Database:
         self._prepare, self._explain, self._busy = prepare, explain, timeout if busy is None else busy
         self._process, self._made = os.getpid(), self._engine()
         self.open_files: set[tuple[int, int]] = set()  # device and inode of open SQLite files
+        self.file: tuple[int, ...] = ()  # the identity of the SQLite file, as of the last `reopen_if_replaced`
         _DATABASES.add(self)
 
     @property
@@ -85,6 +88,17 @@ class Database:
         """Close all connections."""
         self.engine.dispose()
         self.open_files.clear()
+
+    def reopen_if_replaced(self) -> tuple[int, ...]:
+        """Return the identity of the SQLite file; if it was replaced, close all connections, which read the old one.
+
+        OSError if there is no file.
+        """
+        file = _identify_file(self.path) if self.is_file else ()
+        if file != self.file:
+            self.close()
+            self.file = file
+        return file
 
     @contextmanager
     def begin_write(self, *, times: float = 1.0) -> Iterator[sa.Connection]:
@@ -179,7 +193,7 @@ def find_read_only_mode(path: Path) -> str | None:
     return "mode=ro" if shared.exists() or (log.exists() and log.stat().st_size) else "mode=ro&immutable=1"
 
 
-def identify_file(path: Path) -> tuple[int, ...]:
+def _identify_file(path: Path) -> tuple[int, ...]:
     """Return the identity of a SQLite file; an immutable one has no log that counts commits, so its time counts."""
     status = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat, on every request
     file = (status.st_dev, status.st_ino)
@@ -213,6 +227,14 @@ def create_tables(connection: sa.Connection, metadata: sa.MetaData) -> None:
         connection.execute(sa.schema.CreateTable(table, if_not_exists=True))
         for index in table.indexes:
             connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
+
+
+def is_among(connection: sa.Connection, column: "sa.Column[Any]", values: Sequence[Any]) -> sa.ColumnElement[bool]:
+    """Return the condition that a column has one of any number of values."""
+    if connection.dialect.name == "postgresql":
+        return column == sa.any_(sa.literal(values, ARRAY(column.type)))
+    listed = sa.func.json_each(json.dumps(values)).table_valued("value")
+    return column.in_(sa.select(listed.c.value))
 
 
 def parse_url(location: str | Path | URL, field: str) -> URL:

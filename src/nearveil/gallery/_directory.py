@@ -27,7 +27,6 @@ from nearveil.progress import Tick
 from nearveil.storage import (
     Database,
     flush_folder,
-    identify_file,
     is_open_here,
     make_private_file,
     make_private_folder,
@@ -59,12 +58,12 @@ class DirectoryIndex(Index):
     _rows: IndexSnapshot | None = None
 
     def __init__(self, database: Database, location: str) -> None:
+        self._rows_file = database.reopen_if_replaced()  # the file of `_rows`
         with database.begin_read() as connection:
             if not sa.inspect(connection).has_table(store.headers.name):
                 raise NotAnIndexError(f"index {location} was never finished. Create one here with Index.create().")
         super().__init__(database, location)
         self._lock = threading.Lock()
-        self._file = identify_file(database.path)
         if not self._header().is_large:
             self._load_rows()  # raises now if the file is corrupted
 
@@ -115,25 +114,16 @@ class DirectoryIndex(Index):
 
     def _load_rows(self) -> IndexSnapshot:
         """Return the rows of the current revision; only rows added since the last call are read."""
+        file = self._database.file  # before the connection, which may be to a newer one
         with self._lock, self._database.begin_read() as connection:
             header = store.load_header(connection, self._location)
-            if self._rows is None or header.revision < self._rows.revision:  # no rows yet, or a backup was restored
-                self._rows = self._read_snapshot(connection, header)
-            elif header.revision > self._rows.revision:
-                self._rows = self._read_snapshot(connection, header, self._rows)
-            return self._rows
-
-    def _identify_file(self) -> tuple[int, ...]:
-        try:
-            file = identify_file(self._database.path)
-        except OSError:
-            raise IndexStoreError(f"index {self._location}: its file is gone: restore it") from None
-        if file != self._file:  # a backup was restored: open connections still read the file that was there before
-            self._database.close()
-            with self._lock:
-                self._rows = None
-            self._file = file
-        return file
+            rows = self._rows
+            if rows is None or header.revision < rows.revision or file != self._rows_file:  # a backup was restored
+                rows = self._read_snapshot(connection, header)
+            elif header.revision > rows.revision:
+                rows = self._read_snapshot(connection, header, rows)
+            self._rows, self._rows_file = rows, file
+            return rows
 
     def _insert_features(
         self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick

@@ -35,11 +35,11 @@ from nearveil.gallery.items import (
 )
 from nearveil.gallery.migrations import migrate
 from nearveil.gallery.publishing import MapPublisher
-from nearveil.gallery.store import FORMAT, Header, is_among, load_binding, load_header, save_header
+from nearveil.gallery.store import FORMAT, Header, load_binding, load_header, save_header
 from nearveil.mechanisms.covers.maps import MOST_ITEMS
 from nearveil.privacy.checks import check_integer
 from nearveil.progress import Progress, Tick, no_progress
-from nearveil.storage import Database
+from nearveil.storage import Database, is_among
 from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
 

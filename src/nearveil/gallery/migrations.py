@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from nearveil.gallery import store
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError
 from nearveil.gallery.store import BLOCK, FORMAT, DigestKind, Header, images, load_header, published
-from nearveil.storage import Database
+from nearveil.storage import Database, is_among
 
 _OLD_DETAILS = "nearveil_details"  # names, external ids and metadata of consecutive items, in one row of JSON
 _STATEMENTS = (
@@ -70,7 +70,7 @@ def _read_items(connection: sa.Connection, header: Header, location: str) -> Ite
     unnamed = np.flatnonzero(missing).tolist()
     for start in range(0, len(unnamed), BLOCK):
         query = sa.select(images.c.id, sa.column("name", sa.Text)).where(
-            store.is_among(connection, images.c.id, unnamed[start : start + BLOCK])
+            is_among(connection, images.c.id, unnamed[start : start + BLOCK])
         )
         yield [(row.id, row.name, None, None) for row in connection.execute(query)]
 

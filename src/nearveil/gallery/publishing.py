@@ -24,7 +24,13 @@ from nearveil.gallery.answers import (
     encode_rows,
     make_codes,
 )
-from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
+from nearveil.gallery.errors import (
+    CorruptedIndexError,
+    IndexStoreError,
+    MapChangedError,
+    NotPublishedError,
+    StaleMapError,
+)
 from nearveil.gallery.items import Ids, IndexSnapshot
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.base import candidate_count, fingerprint
@@ -301,7 +307,10 @@ class MapPublisher(ABC):
 
     def state(self) -> IndexState:
         """Return the current state, which changes with every change by any process."""
-        file = self._identify_file()
+        try:
+            file = self._database.reopen_if_replaced()
+        except OSError:
+            raise IndexStoreError(f"index {self._location}: its file is gone: restore it") from None
         with self._database.begin_read() as connection:
             numbers = tuple(row.number for row in reversed(self._list_maps(connection, required=False)))
             return IndexState(file, store.load_header(connection, self._location).revision, numbers)
@@ -401,10 +410,6 @@ class MapPublisher(ABC):
             alive = ~np.isin(published.ids, store.find_deleted_since(connection, published.revision))
         alive.setflags(write=False)
         return alive
-
-    def _identify_file(self) -> tuple[int, ...]:
-        """Return the identity of the file, and drop caches if it was replaced."""
-        return ()
 
     def _list_maps(self, connection: sa.Connection, *, required: bool = True) -> list[Any]:
         """Return the rows of all maps, the newest first, and drop other maps from memory."""

@@ -6,7 +6,6 @@ block of ids: the sum of their CRCs, which is updated without reading the other 
 
 import hashlib
 import itertools
-import json
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -17,12 +16,12 @@ from typing import IO, Any, Literal
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
-from sqlalchemy.dialects.postgresql import ARRAY
 
 from nearveil.gallery.answers import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, PrivateIndexError
 from nearveil.gallery.items import Ids, ItemTable, StoredItem, is_text
 from nearveil.mechanisms.covers.maps import MOST_ITEMS
+from nearveil.storage import is_among
 from nearveil.wire.frames import MOST_KEYS
 
 FORMAT = 3  # `migrations` upgrades formats 1 and 2
@@ -164,14 +163,6 @@ def allocate_ids(header: Header, count: int) -> NDArray[np.int64]:
     if header.next_id + count > MOST_ITEMS:
         raise IndexStoreError("all 32-bit ids are used up; nothing was changed: create a new index")
     return np.arange(header.next_id, header.next_id + count, dtype=np.int64)
-
-
-def is_among(connection: sa.Connection, column: "sa.Column[Any]", values: Sequence[Any]) -> sa.ColumnElement[bool]:
-    """Return the condition that a column has one of any number of values."""
-    if connection.dialect.name == "postgresql":
-        return column == sa.any_(sa.literal(values, ARRAY(column.type)))
-    listed = sa.func.json_each(json.dumps(values)).table_valued("value")
-    return column.in_(sa.select(listed.c.value))
 
 
 def insert_rows(connection: sa.Connection, table: sa.Table, rows: Sequence[tuple[Any, ...]]) -> None:

@@ -24,7 +24,6 @@ from nearveil.storage import (
     describe_url,
     find_error_code,
     find_file,
-    identify_file,
     make_private_file,
     make_private_folder,
     name_error,
@@ -217,7 +216,6 @@ class TokenStore:
     def __init__(self, location: str | Path, *, clock: Callable[[], float] = time.time, timeout: float = 5.0) -> None:
         self._clock, self._url = clock, parse_store_url(location)
         self._latest = 0.0  # the latest time that the clock has shown
-        self._file: tuple[int, ...] = ()
         if file := find_file(self._url):
             create_file(file)
         self._database = open_store(self._url, timeout, _metadata, explain=_explain)
@@ -293,14 +291,10 @@ class TokenStore:
 
     def _load(self, *conditions: sa.ColumnElement[bool]) -> Sequence[Token]:
         """Load tokens, and revoke the expired ones, so that a clock that is set back does not make them valid again."""
-        if self._database.is_file:
-            try:
-                file = identify_file(self._database.path)
-            except OSError as error:
-                raise _explain(error, self._url) from None
-            if file != self._file:
-                self._database.close()  # the file was replaced: open connections would read the old one
-                self._file = file
+        try:
+            self._database.reopen_if_replaced()
+        except OSError as error:
+            raise _explain(error, self._url) from None
         with self._database.begin_read() as connection:
             rows = connection.execute(sa.select(_tokens).where(*conditions)).all()
         lists = ((tuple(row.scopes.split(",")), tuple(row.galleries.split(","))) for row in rows)
