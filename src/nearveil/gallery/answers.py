@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Self, cast, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 import faiss
 import numpy as np
@@ -21,7 +21,7 @@ from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import CODE_BYTES, fingerprint
 from nearveil.privacy.checks import is_integer
-from nearveil.wire.frames import HEADER_BYTES, MOST_FEATURES, Kind, WireError, frame, read_flag, unframe
+from nearveil.wire.frames import HEADER_BYTES, MOST_FEATURES, Kind, WireError, frame, unframe
 
 Singles = NDArray[np.float32]
 Rows = NDArray[np.float32] | NDArray[np.float64]
@@ -431,7 +431,6 @@ class Answer:
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read the body of an answer's frame."""
-        extras = cast("Extras", read_flag(flags, EXTRAS))
         if len(body) < _SIZES.size:
             raise WireError("data is truncated")
         count, width = _SIZES.unpack_from(body)
@@ -439,6 +438,7 @@ class Answer:
             raise WireError("ids must be at least one, with codes of at least one byte")
         middle = _SIZES.size + 4 * count
         end = middle + count * width
+        extras = EXTRAS[flags]
         lengths = 0 if extras == "none" else IMAGE_HEADER_BYTES * count
         if len(body) < end + lengths or (extras == "none" and len(body) != end):
             raise WireError("data is truncated, or has bytes after its end")

@@ -180,7 +180,7 @@ class CodesGroup:
     def from_bytes(cls, data: bytes) -> Self:
         """Decode a group and check every block by its digest. Nothing else in it is trusted."""
         kind, flags, body = unframe(data)
-        if kind != cls.kind or flags > 1:
+        if kind != cls.kind:
             raise WireError("data is not a group of codes")
         number, joined, which, size, packed = read_fields(body, int, bytes, bytes, int, bytes)
         digests, size = _split_digests(joined), size if flags else len(packed)

@@ -9,7 +9,7 @@ claims.
 import math
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any, Self
 
@@ -37,28 +37,29 @@ class WireSizeError(WireError):
 
 
 class Kind(IntEnum):
-    """Kind of a message, with the largest body in bytes."""
+    """Kind of a message, with the largest body in bytes, and how many values the flags have."""
 
     limit: int
     frame_limit: int  # with the header
+    n_flags: int
 
     PUBLIC_REQUEST = 1, 0  # of version 0.2; no program sends it, and servers refuse it
-    PUBLIC_PART = 2, 64 << 20
-    QUERY = 3, 64 << 10
-    ANSWER = 4, 256 << 20
+    PUBLIC_PART = 2, 64 << 20, 16  # what it offers, one bit each
+    QUERY = 3, 64 << 10, 5  # the extras
+    ANSWER = 4, 256 << 20, 5
     MAP_CHANGED = 5, 16 << 10
     REFUSAL = 6, 16 << 10
     CODES_MANIFEST = 16, 16 << 20
-    CODES_GROUP = 17, 256 << 20
+    CODES_GROUP = 17, 256 << 20, 2  # whether it is compressed
     SEALED_PUBLIC = 24, 64 << 20
-    SEALED_HINT = 25, 1 << 30
-    SEALED_QUESTION = 26, 32 << 20
-    SEALED_ANSWER = 27, 32 << 20
+    SEALED_HINT = 25, 1 << 30, 2  # the part: scores or records
+    SEALED_QUESTION = 26, 32 << 20, 2
+    SEALED_ANSWER = 27, 32 << 20, 2
 
-    def __new__(cls, number: int, limit: int = 0) -> Self:
+    def __new__(cls, number: int, limit: int = 0, n_flags: int = 1) -> Self:
         """Return the member with a number on the wire."""
         kind = int.__new__(cls, number)
-        kind._value_, kind.limit, kind.frame_limit = number, limit, HEADER_BYTES + limit
+        kind._value_, kind.limit, kind.frame_limit, kind.n_flags = number, limit, HEADER_BYTES + limit, n_flags
         return kind
 
 
@@ -94,6 +95,8 @@ def unframe(data: bytes) -> tuple[Kind, int, bytes]:
     body = data[HEADER_BYTES:]
     if zlib.crc32(body, zlib.crc32(data[:_UNCHECKED])) != checksum:
         raise WireError("data was corrupted in transit: wrong checksum")
+    if flags >= kind.n_flags:
+        raise WireError(f"data has unknown flags {flags}")
     return kind, flags, body
 
 
@@ -196,10 +199,3 @@ def check_whole(value: object, name: str, below: int = 1 << 64) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < below:
         raise WireError(f"{name} must be a whole number from 0 to {below - 1}")
     return value
-
-
-def read_flag(flags: int, words: Sequence[str]) -> str:
-    """Return the word that flags stand for, or raise."""
-    if flags >= len(words):
-        raise WireError(f"data has unknown flags {flags}")
-    return words[flags]

@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from nearveil.wire.frames import (
     frame,
     peek_header,
     read_fields,
-    read_flag,
     unframe,
     write_fields,
 )
@@ -92,8 +91,6 @@ class PublicPart:
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Decode the body of a frame."""
-        if flags >> len(EXTRAS) - 1:
-            raise WireError(f"data has unknown flags {flags}")
         gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, public_map, table = (
             read_fields(body, str, int, str, float, float, str, str, str, bytes, bytes, bytes)
         )
@@ -141,7 +138,7 @@ class Query:
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Decode the body of a frame."""
-        return cls(_decode_part(Message, body, "the message"), cast("Extras", read_flag(flags, EXTRAS)))
+        return cls(_decode_part(Message, body, "the message"), EXTRAS[flags])
 
 
 class RefusalCode(IntEnum):
@@ -173,9 +170,8 @@ class FieldsMessage:
         return frame(self.kind, write_fields(*vars(self).values()))
 
     @classmethod
-    def from_body(cls, flags: int, body: bytes) -> Self:
+    def from_body(cls, _: int, body: bytes) -> Self:
         """Decode the body of a frame."""
-        read_flag(flags, ("",))
         return cls(*read_fields(body, *cls.types))
 
 
