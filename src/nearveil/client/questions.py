@@ -93,12 +93,13 @@ class NearestQuestion:
         _require(fraction is None or not is_free, "candidates", words)
         words = "it must be a fraction of the gallery, above 0 and at most 1"
         _require(fraction is None or is_fraction, "candidates", words)
-        _require(self.k is None or is_integer(self.k, 1), "k", "it must be a whole number of at least 1")
         words = "ask for thumbnails or for originals, not for both"
         _require(not (self.thumbnails and self.originals), "originals", words)
         _require(is_filter, "where", "it must be a mapping of metadata, or a function of a match")
         has_json = callable(self.where) or None not in map(encode_value, (self.where or {}).values())
         _require(has_json, "where", "its values must be values of JSON, as metadata is: text, finite numbers, lists")
+        if self.k is not None and not is_integer(self.k, 1):
+            raise QuestionError("k", "it must be a whole number of at least 1")
         if self.epsilon:
             check_channel_epsilon(self.epsilon)
         if self.key is not None:

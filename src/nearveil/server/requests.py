@@ -90,14 +90,14 @@ class AppState:
         read, and its key is stored before the gallery sees it: another request under the same key is never answered.
         """
         context: RequestContext = request.scope[CONTEXT]
-        gallery, pools, token = context.get_gallery(name), self.pools[name], context.require("query").id
+        token, gallery, pools = context.require("query").id, context.get_gallery(name), self.pools[name]
         media_type = context.headers.get(b"content-type", b"").partition(b";")[0]
         if media_type.strip().lower() != FRAME.encode():
             raise ServiceError("media_type", f"The body must have the media type {FRAME}.")
 
         lengths = gallery.sealed_lengths() if kind == SEALED else range(self.settings.max_body + 1)
-        length = check_length(context.length, lengths)
         context.body = context.reserve(self.receiving[kind])
+        length = check_length(context.length, lengths)
         context.body.resize(length)
         body = await read_body(request.receive, length, self.settings.body_timeout)
         context.has_read_body = True

@@ -9,13 +9,18 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.privacy.checks import check_range
+from nearveil.privacy.checks import NumberCheck
 from nearveil.privacy.noise import Source
 
 _WORD = 1 << 64
 _DECIMAL = Context(prec=60)
 _LARGEST_EPSILON = 40.0  # e^40 words still fit between two thresholds of a 64-bit word
 _LEAST_EPSILON = 1e-6  # below 1e-12 a rounded word would weigh more than epsilon
+check_channel_epsilon = NumberCheck(
+    f"be from {_LEAST_EPSILON:g} to {_LARGEST_EPSILON:g}",
+    lambda number: _LEAST_EPSILON <= number <= _LARGEST_EPSILON,
+    "epsilon",
+)
 
 Indices = NDArray[np.int64]
 
@@ -112,11 +117,6 @@ def _draw_orders(n: int, length: int, source: Source) -> Indices:
 def _check_good(good: Indices, n_sets: int) -> None:
     if ((good < 0) | (good >= n_sets)).any():
         raise ValueError(f"good must be one of the {n_sets} sets")
-
-
-def check_channel_epsilon(epsilon: float) -> float:
-    """Check the epsilon of a channel."""
-    return check_range(epsilon, "epsilon", _LEAST_EPSILON, _LARGEST_EPSILON)
 
 
 @lru_cache(maxsize=256)
