@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.cluster import cut_rows
 from nearveil.mechanisms.base import Floats, Message, MessageError, check_shape, fingerprint
 from nearveil.mechanisms.covers.learning import CHOICE_DECAY, CHOICE_RANKS
 from nearveil.wire.frames import MOST_FEATURES
@@ -91,7 +90,9 @@ def most_covered(keys: Keys, coverage: NDArray[np.uint8]) -> NDArray[np.int64]:
     weights = _rank_weights(keys)
     m, n_sets = coverage.shape
     total = np.zeros((len(keys), n_sets), dtype=np.float32)
-    for block in cut_rows(m, max(1, _BLOCK // n_sets)):
+    step = max(1, _BLOCK // n_sets)
+    for start in range(0, m, step):
+        block = slice(start, start + step)
         total += weights[:, block] @ coverage[block].astype(np.float32)
     ranked = total.astype(np.int64) * MOST_SETS + np.arange(MOST_SETS - 1, MOST_SETS - 1 - n_sets, -1)
     best: NDArray[np.int64] = ranked.max(axis=1)
@@ -225,7 +226,8 @@ class PublicMap:
         return similarity_keys(directions(projected), self._directions)
 
     def _chunks(self, n_rows: int) -> list[slice]:
-        return cut_rows(n_rows, max(1, _CHUNK // len(self.prototypes)))
+        step = max(1, _CHUNK // len(self.prototypes))
+        return [slice(start, start + step) for start in range(0, n_rows, step)]
 
     @cached_property
     def _components(self) -> Floats:
