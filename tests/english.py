@@ -36,11 +36,11 @@ _NAMES = frozenset(
     ]
 )
 _PHRASES = re.compile(
-    r"\b(what is|what was|what it|whoever|anew|told|tells?|lies?|for nothing|where there (is|are)|altogether|"
+    r"\b(what is|what was|what it|whoever|whose|anew|told|tells?|lies?|for nothing|where there (is|are)|altogether|"
     r"some (hundred|thousand)|under way|stranger)\b",
     re.IGNORECASE,
 )
-LIMITS = {"names": 10, "phrases": 55}
+LIMITS = {"names": 10, "phrases": 105}
 
 
 def find_names(text: str) -> Iterator[tuple[int, str]]:
