@@ -32,10 +32,10 @@ from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import GaussianNoise, Source, choose_gaussian_grid, compute_classical_scale
 from nearveil.private_knn import Answers, PrivateDiscriminant, PrivateKNeighborsClassifier
-from nearveil.private_knn.estimator import Progress
 from nearveil.private_knn.plan import Part, VotePlan
 from nearveil.private_knn.spending import MemorySpending, Spending
 from nearveil.privatemail import PrivateMail
+from nearveil.progress import Tick
 from nearveil.wire.messages import PublicPart
 
 DELTA = 1e-5
@@ -209,7 +209,7 @@ class OnceExactVotes(PrivateKNeighborsClassifier):
 class NoiselessLabels(PrivateKNeighborsClassifier):
     """Honest votes, with labels computed before the noise."""
 
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+    def answer(self, X: ArrayLike, *, progress: Tick | None = None) -> Answers:
         """Answer with the labels of the exact votes."""
         answers = super().answer(X, progress=progress)
         exact = np.concatenate([sums for sums, _ in self._poll._count_votes(self._poll._check_queries(X))])
@@ -225,7 +225,7 @@ class EndlessVotes(PrivateKNeighborsClassifier):
         self._records = X, y
         return self
 
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> Answers:
+    def answer(self, X: ArrayLike, *, progress: Tick | None = None) -> Answers:
         """Answer as if it were the first time."""
         return super(EndlessVotes, self.fit(*self._records)).answer(X, progress=progress)
 

@@ -1,6 +1,6 @@
 """Audits: choose attacks on half of the runs, measure them on the other half, and check the mechanism's conduct."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,8 +14,7 @@ from nearveil.audit.report import FALSE_ALARM, Attack, Check, Report, Verdict, j
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer
 from nearveil.privacy.noise import Source, secure_source
-
-Progress = Callable[[int], None]
+from nearveil.progress import Progress, Tick
 
 _MIN_TRIALS = 400  # runs of either input
 _MAX_SCORED = 40_000  # outcomes for learned scores, and for attacks other than the best
@@ -42,7 +41,7 @@ def audit(
     trials: int | None = None,
     guarantee: Guarantee | None = None,
     source: Source | None = None,
-    progress: Progress | None = None,
+    progress: Tick | None = None,
 ) -> Report:
     """Attack a mechanism's guarantee, check its conduct, and report the epsilon that could be shown.
 
@@ -116,7 +115,7 @@ def audit(
 
 
 def _choose_attacks(
-    experiment: Experiment, runs: int, alphas: tuple[float, float], test: LawTest, rng: Source, tick: Progress
+    experiment: Experiment, runs: int, alphas: tuple[float, float], test: LawTest, rng: Source, tick: Tick
 ) -> tuple[list[_Plan], list[str]]:
     """Try every attack on every pair; return each on its best pair, and where the stated density is wrong."""
     each = max(_MIN_TRIALS // 2, runs // len(experiment.pairs))
@@ -162,7 +161,7 @@ def _plan_attacks(
 
 
 def _measure(
-    experiment: Experiment, plans: list[_Plan], runs: int, test: LawTest, rng: Source, tick: Progress
+    experiment: Experiment, plans: list[_Plan], runs: int, test: LawTest, rng: Source, tick: Tick
 ) -> list[Bound]:
     """Measure all attacks on fresh runs: many on the pair of the best attack, fewer on the other pairs."""
     best, few = plans[0], min(runs, _MAX_SCORED)
@@ -212,9 +211,7 @@ def _judge_law(
         yield judge("labels", tests[0].find_contradictions() or tests[1].find_contradictions())
 
 
-def audit_entry(
-    entry: AuditEntry, *, confidence: float, effort: float, start: Callable[[str, int], Progress]
-) -> Report:
+def audit_entry(entry: AuditEntry, *, confidence: float, effort: float, start: Progress) -> Report:
     """Audit an entry. If it must be kept and is undecided, audit it again with twice the runs."""
     experiment = replace(entry.make(), name=entry.name)
     runs = max(_MIN_TRIALS, int(experiment.trials * effort))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import typer
 from rich.console import Console, RenderableType
@@ -16,9 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from nearveil.errors import NearveilError
-
-Tick: TypeAlias = Callable[[int], None]
-StartBar: TypeAlias = Callable[[str, int | None], Tick]
+from nearveil.progress import Progress, Tick, hide_spinners
 
 _PROGRESS_INTERVAL = 10.0  # seconds between progress lines without a terminal
 _FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
@@ -128,17 +126,15 @@ def _make_cell(cell: object) -> RenderableType:
 
 
 @contextmanager
-def show_bars() -> Iterator[StartBar]:
+def show_bars() -> Iterator[Progress]:
     """Yield a function that starts a progress bar. Bars show no counts: the number of private records is private."""
-    from rich.progress import Progress
-
-    from nearveil.progress import hide_spinners
+    from rich import progress as bars
 
     console = Console(stderr=True)
     if not console.is_terminal:
         yield _make_line_reporter()
         return
-    with hide_spinners(), Progress(console=console, transient=True) as progress:
+    with hide_spinners(), bars.Progress(console=console, transient=True) as progress:
 
         def start(text: str, total: int | None) -> Tick:
             for previous in progress.task_ids:  # steps run one after the other, and some have no total
@@ -150,7 +146,7 @@ def show_bars() -> Iterator[StartBar]:
         yield start
 
 
-def _make_line_reporter() -> StartBar:
+def _make_line_reporter() -> Progress:
     """Return a function that reports progress in lines, at most one every ten seconds."""
     printed_at = time.monotonic()
 
@@ -170,7 +166,7 @@ def _make_line_reporter() -> StartBar:
     return start
 
 
-def show_done(start: StartBar, text: str) -> Callable[[int, int], None]:
+def show_done(start: Progress, text: str) -> Callable[[int, int], None]:
     """Return a function that shows one bar; its arguments are the number done, and the total."""
     tick, done_before = start(text, None), 0
     total_before: int | None = None

@@ -23,9 +23,9 @@ from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
 from nearveil.private_knn.plan import Ballot, NoiseWarning, PlanRequest, VotePlan, find_needed_votes, make_plan
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.private_knn.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
+from nearveil.progress import Tick
 
 A = TypeVar("A")
-Progress = Callable[[int], None]
 """Called with the number of queries that were finished since the last call."""
 Tally = tuple[NDArray[np.int64], NDArray[np.float64] | None]
 """Votes on a batch of queries: sums of one sample, and the max-votes of another if there is a screening. Private."""
@@ -125,7 +125,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         """Add noise to the votes on queries that were paid for."""
         return self.plan_.votes.release(sums, self._source)
 
-    def answer(self, X: ArrayLike, *, progress: Progress | None = None) -> A:
+    def answer(self, X: ArrayLike, *, progress: Tick | None = None) -> A:
         """Answer public queries, or decline; return the labels with the noisy votes, or the values of a regressor.
 
         The order is the guarantee: pay, search, vote, screen, pay for the votes, add noise, answer. A payment is
@@ -216,7 +216,7 @@ def _warn_of_noise(poll: VotingEstimator[Any]) -> None:
         )
 
 
-def _report(tallies: Iterator[Tally], progress: Progress | None) -> Iterator[Tally]:
+def _report(tallies: Iterator[Tally], progress: Tick | None) -> Iterator[Tally]:
     for tally in tallies:
         yield tally
         if progress is not None:

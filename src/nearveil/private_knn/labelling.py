@@ -29,12 +29,11 @@ from nearveil.privacy import Guarantee
 from nearveil.private_knn._knn import PrivateKNeighborsClassifier
 from nearveil.private_knn.plan import NoiseWarning, VotePlan, find_needed_votes
 from nearveil.private_knn.spending import ExhaustedError
+from nearveil.progress import Progress, Tick
 from nearveil.storage import flush_folder
 
 Role = Literal["PRIVATE", "PUBLIC"]
 ImageFeatures = Literal["auto", "hog", "none"]
-Tick = Callable[[int], None]
-Bars = Callable[[str, int | None], Tick]
 
 _LABEL = "label"  # column of a .csv
 _BATCH = 1024  # queries per call: answers of earlier calls are kept if a later one fails
@@ -73,7 +72,7 @@ def label_file(
     unit: str = "record",
     account: Account | None = None,
     allow_noise: bool = False,
-    progress: Bars | None = None,
+    progress: Progress | None = None,
     warn: Callable[[str], object] = warnings.warn,
 ) -> LabelReport:
     """Label a public file from a private one: the nearest private records vote, with noise.
@@ -178,7 +177,7 @@ def _prepare(
     classes: Sequence[str] | None,
     features: ImageFeatures,
     side: int,
-    bars: Bars,
+    bars: Progress,
     warn: Callable[[str], object],
 ) -> _LabelTask:
     """Read and check everything. The public file alone decides which columns are features."""

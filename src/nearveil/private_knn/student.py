@@ -24,7 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 from nearveil.features import Extractor
 from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import Parameters, allow_integers, parameter
-from nearveil.private_knn.estimator import Answers, Progress, VotingClassifier
+from nearveil.private_knn.estimator import Answers, VotingClassifier
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.records import check_public_rows
 from nearveil.private_knn.scaling import Rows, warn_of_scaled_rows
@@ -38,6 +38,7 @@ from nearveil.private_knn.student_model import (
     map_rows,
     normalize_rows,
 )
+from nearveil.progress import Tick
 
 _GRAPH_NEIGHBORS = 10  # of a row, in the graph of the public rows
 _STEPS = 30  # of spreading; the weight of a row's own score falls as _KEEP to this power
@@ -167,7 +168,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     plan_: VotePlan = field(init=False)
     _public: PublicStudent = field(init=False)
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Progress | None = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Tick | None = None) -> Self:
         """Let the private records vote on public rows, and train the student.
 
         Parameters
@@ -189,7 +190,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         self.__dict__.update({name: value for name, value in vars(copy).items() if name not in parameters})
         return self
 
-    def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Progress | None) -> None:
+    def _learn_from(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, progress: Tick | None) -> None:
         private, public_rows = check_rows(X, "X"), check_rows(public, "public")
         check_public_rows(public, X)
         if len(private) != len(np.asarray(y)):
