@@ -2,6 +2,7 @@
 
 import sqlite3
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sqlalchemy.engine import URL
 
@@ -18,29 +19,26 @@ class NotAnIndexError(IndexStoreError, ValueError):
     """No index at this location."""
 
 
+@dataclass(eq=False, repr=False)
 class CorruptedIndexError(IndexStoreError):
     """A digest does not match, or the file cannot be read: restore a backup."""
 
-    def __init__(self, location: str, part: str = "its file") -> None:
-        self.location, self.part = location, part
-        super().__init__(f"index {location}: {part} is corrupted; restore a backup")
+    location: str
+    part: str = "its file"
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling: processes send errors to one another."""
-        return CorruptedIndexError, (self.location, self.part)
+    def __str__(self) -> str:
+        return f"index {self.location}: {self.part} is corrupted; restore a backup"
 
 
+@dataclass(eq=False, repr=False)
 class UnknownItemError(IndexStoreError, ValueError):
     """Some `ids` are not in the index: they were deleted, or never existed."""
 
-    def __init__(self, ids: Sequence[int | str]) -> None:
-        self.ids = tuple(ids)
-        shown = ", ".join(map(repr, self.ids[:5])) + (", ..." if len(self.ids) > 5 else "")
-        super().__init__(f"ids: no item with id {shown} in the index")
+    ids: Sequence[int | str]
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling."""
-        return UnknownItemError, (self.ids,)
+    def __str__(self) -> str:
+        shown = ", ".join(map(repr, self.ids[:5])) + (", ..." if len(self.ids) > 5 else "")
+        return f"ids: no item with id {shown} in the index"
 
 
 class NotPublishedError(IndexStoreError):
@@ -59,19 +57,19 @@ class StaleMapError(IndexStoreError):
     """A map is too old: too few of its items are left for an answer, or a newer map was published meanwhile."""
 
 
+@dataclass(eq=False, repr=False)
 class MapChangedError(MessageError):
     """A message was made for a map that is no longer served: fetch the public part and send a new message."""
 
-    def __init__(self, asked: str, current: str, revision: int) -> None:
-        self.asked, self.current, self.revision = asked, current, revision
-        super().__init__(
-            f"message was made for map {asked[:32]!r}, which is no longer served; the map is now {current!r}, of "
-            f"revision {revision}: fetch the public part and send a new message"
-        )
+    asked: str
+    current: str
+    revision: int
 
-    def __reduce__(self) -> tuple[object, ...]:
-        """Support pickling."""
-        return MapChangedError, (self.asked, self.current, self.revision)
+    def __str__(self) -> str:
+        return (
+            f"message was made for map {self.asked[:32]!r}, which is no longer served; the map is now "
+            f"{self.current!r}, of revision {self.revision}: fetch the public part and send a new message"
+        )
 
 
 _CORRUPTED = {
