@@ -74,29 +74,14 @@ class ClientProtocol:
     """The client's half for one public map and one epsilon: checked and fitted once, immutable, for any number of uses.
 
     A question is :meth:`pay`, then one or more queries with the stored message (:func:`write_query`), then
-    :meth:`read_answer`, then :func:`rank_answer`. Send nothing that depends on a ranking.
-
-    Parameters
-    ----------
-    public : PublicPart
-        Nothing in it is trusted.
-    epsilon : float
-        Of each message: the client's choice, whatever the map was learned for.
-
-    Raises
-    ------
-    ProtocolError
-        If answers would be of no use. Nothing was paid.
-
-    Examples
-    --------
-    ``docs/howto/protocol.md`` uses both halves.
+    :meth:`read_answer`, then :func:`rank_answer`. Send nothing that depends on a ranking. ``docs/howto/protocol.md``
+    uses both halves. The constructor raises ProtocolError if answers would be of no use.
     """
 
-    public: PublicPart
-    epsilon: float
+    public: PublicPart  #: nothing in it is trusted
+    epsilon: float  #: of each message: the client's choice, whatever the map was learned for
     release: Covers = field(init=False, repr=False)
-    guarantee: Guarantee = field(init=False, repr=False)  # of one message with noise from the operating system
+    guarantee: Guarantee = field(init=False, repr=False)  #: of one message with noise from the operating system
 
     def __post_init__(self) -> None:
         public, epsilon = self.public, check_channel_epsilon(self.epsilon)

@@ -115,10 +115,7 @@ def _decode_part(form: Any, data: bytes, name: str) -> Any:
 
 
 def write_query(message: bytes, extras: Extras = "none") -> bytes:
-    """Encode a message as a query frame. Never choose `extras` by a private record.
-
-    `message`: From ``debit.message`` or :meth:`Message.to_bytes`.
-    """
+    """Encode a message, such as ``debit.message``, as a query. Never choose `extras` by a private record."""
     return frame(Kind.QUERY, message, EXTRAS.index(extras))
 
 

@@ -121,9 +121,7 @@ def serve_maps(
 ) -> tuple[ServedMap, ...]:
     """Return the maps of an index, newest first, for ``ServerProtocol(*serve_maps(index, name))``.
 
-    `name`: Of the gallery.
-    `extractor`: The name of the extractor of its features.
-    `offers`: Of "thumbnails", "originals", "names" and "metadata".
+    `name` is that of the gallery, `extractor` that of the extractor of its features.
     """
     maps = index.maps()
     if not maps:
@@ -135,14 +133,8 @@ class ServerProtocol:
     """Replies to queries, without state.
 
     Every answer to a query on one map has the same number of candidates, in the order of their ids; other items replace
-    deleted ones.
-
-    Parameters
-    ----------
-    current : ServedMap
-        Published now.
-    *earlier : ServedMap
-        Published before and still answered, each with its own sets, for clients that fetched its map.
+    deleted ones. Maps that were published `earlier` are still answered, each with its own sets, for clients that
+    fetched them.
     """
 
     def __init__(self, current: ServedMap, *earlier: ServedMap) -> None:
