@@ -178,19 +178,16 @@ def _describe_report(report: "SyncReport", *, is_table: bool) -> dict[str, Any]:
         "skipped": [{"file": file, "reason": reason} for file, reason in files],
     }
     published = report.published
-    return (
-        values
-        if published is None
-        else values
-        | {
-            "epsilon": float(published.release.epsilon),
-            "candidates": published.map.set_size,
-            "sets": published.map.n_sets,
-            "reach": round(published.reach, 4),
-            "map_bytes": published.map.nbytes,
-            "code_bytes": report.item_bytes,
-        }
-    )
+    if published is None:
+        return values
+    return values | {
+        "epsilon": float(published.release.epsilon),
+        "candidates": published.map.set_size,
+        "sets": published.map.n_sets,
+        "reach": round(published.reach, 4),
+        "map_bytes": published.map.nbytes,
+        "code_bytes": report.item_bytes,
+    }
 
 
 def _print_report(report: "SyncReport", *, is_table: bool) -> None:

@@ -59,7 +59,6 @@ NOTHING_SENT = Guarantee(
     events=(NoOpDpEvent(),),
 )
 _TEXTS: tuple[Extras, ...] = ("metadata", "names")  # extras that are text
-_NO_EXTRAS: tuple[Extras, ...] = ("none",)
 _UTF8 = 4  # bytes of a character, at most
 _CLASSIFYING = 0.1  # seconds to classify, besides the numbers of the model
 _CLASSIFYING_NUMBER = 2e-8  # seconds for each number of the projection and the weights
@@ -227,7 +226,7 @@ def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[
     sizes: dict[Extras, int] = {"none": item, "names": item + IMAGE_HEADER_BYTES + _UTF8 * LONGEST_NAME}
     return [
         (extras, min(most, Answer.header_bytes + public.map.set_size * sizes.get(extras, most)))
-        for extras in plan or _NO_EXTRAS
+        for extras in plan or ["none"]
     ]
 
 

@@ -68,10 +68,8 @@ async def prepare_sealed(session: Session, count: int, gallery: str | None, cach
 
 
 async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[str, CachedSeal]) -> Nearest:
-    """Find the nearest items by two encrypted questions: prepare, ask for scores, ask for records, rank.
-
-    Nothing is paid. The lengths of both questions are fixed, and each private step ends at a public deadline.
-    """
+    """Find the nearest items by two encrypted questions: prepare, ask for scores, ask for records, rank."""
+    # Nothing is paid. The lengths of both questions are fixed, and each private step ends at a public deadline.
     _check_question(question)
     traffic = Traffic(last_reply_at=session.clock.now())
     info, (feature,) = await session.prepare_features([question.query], question.gallery)

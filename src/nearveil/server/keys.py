@@ -51,11 +51,9 @@ class IdempotencyStore:
         self._outages = OutageLog("table of idempotency keys")
 
     def store(self, key: str, token: str, path: str, body: bytearray | bytes) -> bytes:
-        """Store a new key, and return the body; ServiceError if the key was used for another request.
-
-        Only digests are stored. That of the request includes the key, which is random: nobody can guess a message from
-        the table. A key that cannot be stored, as on a full disk, raises ServiceError: nothing is answered under it.
-        """
+        """Store a new key and return the body; ServiceError if that fails, or it was used for another request."""
+        # Only digests are stored. That of the request includes the key, which is random: nobody can guess a message
+        # from the table.
         data = bytes(body)
         request_hash = hashlib.sha256(f"{key} {token} {path} ".encode() + data).digest()
         row = {"key": hashlib.sha256(key.encode()).digest(), "request_hash": request_hash}

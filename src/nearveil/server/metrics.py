@@ -71,11 +71,6 @@ class Metrics:
         return generate_latest(registry) + generate_latest(gallery_registry)
 
 
-def drop_process(pid: int | None) -> None:
-    """Stop counting the requests in flight of a process that has died."""
-    multiprocess.mark_process_dead(pid)  # type: ignore[no-untyped-call]
-
-
 def read_gallery_metrics(gallery: Gallery) -> dict[str, float]:
     """Read the metrics of a gallery by name. This may wait for a disk or a database."""
     metrics: dict[str, float] = {"revision": gallery.info().revision, "up": 1.0}

@@ -132,11 +132,9 @@ class GuardMiddleware:
                 self._record(context, scope, perf_counter() - started)
 
     async def _admit(self, context: RequestContext, scope: AsgiScope) -> None:
-        """Check host, port, token, rate and requests in flight. The token becomes the owner of the connection.
-
-        Probes use addresses, not names, and the management port has no rate: no client can use up the rate of the
-        health checks of a proxy.
-        """
+        """Check host, port, token, rate and requests in flight. The token becomes the owner of the connection."""
+        # Probes use addresses, not names, and the management port has no rate: no client can use up the rate of the
+        # health checks of a proxy.
         state, path, is_management = self._state, scope["path"], scope.get(MANAGEMENT, False)
         host = context.headers.get(b"host", b"").decode("latin-1").lower()
         name, colon, port = host.rpartition(":")
@@ -181,10 +179,7 @@ class GuardMiddleware:
     async def _send_problem(
         self, context: RequestContext, error: Exception, scope: AsgiScope, receive: Receive
     ) -> None:
-        """Send an error; without a valid token, at most so many of them to one address.
-
-        While the token store is down no token can be checked, and connections keep their owner.
-        """
+        """Send an error; without a valid token, at most so many of them to one address."""
         must_delay = False
         if not isinstance(error, ServiceError):
             context.error = describe_error(error)
@@ -192,7 +187,7 @@ class GuardMiddleware:
                 return
             error = ServiceError("failed", "Unexpected server error.")
         elif context.token is None:
-            if error.status < 500:
+            if error.status < 500:  # while the token store is down no token can be checked
                 context.set_owner(None)
             wait = self._refusals.take(get_network(scope["client"]))
             must_delay = wait > 0 or error.code == "rate_limited"

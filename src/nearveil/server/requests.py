@@ -84,11 +84,9 @@ class AppState:
                 gallery.on_cache_miss = self.metrics.answers_made.inc
 
     async def answer_question(self, request: Request, name: str, key: str, kind: str) -> Response:
-        """Answer a private question: a message or a sealed question.
-
-        `GuardMiddleware` has checked the token, its rate and its requests in flight. The body is counted before it is
-        read, and its key is stored before the gallery sees it: another request under the same key is never answered.
-        """
+        """Answer a private question: a message or a sealed question."""
+        # `GuardMiddleware` has checked the token, its rate and its requests in flight. The body is counted before it is
+        # read, and its key is stored before the gallery sees it: another request under the same key is never answered.
         context: RequestContext = request.scope[CONTEXT]
         token, gallery, pools = context.require("query").id, context.get_gallery(name), self.pools[name]
         media_type = context.headers.get(b"content-type", b"").partition(b";")[0]
@@ -148,10 +146,7 @@ class AppState:
         pool: str = "files",
         cacheable: bool = False,
     ) -> Response:
-        """Return a response with bytes that a thread reads from a gallery.
-
-        If they are cacheable, they have an ETag, and a client that names it in If-None-Match gets 304.
-        """
+        """Return bytes that a thread reads; if `cacheable`, with an ETag, or 304 if the client has them."""
         context: RequestContext = request.scope[CONTEXT]
         gallery = context.get_gallery(name)
 

@@ -16,8 +16,10 @@ from multiprocessing.process import BaseProcess
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from prometheus_client import multiprocess
+
 from nearveil.server.app import HEARTBEAT_INTERVAL
-from nearveil.server.metrics import drop_process, send_heartbeat
+from nearveil.server.metrics import send_heartbeat
 from nearveil.server.settings import Settings, SettingsError
 
 if TYPE_CHECKING:
@@ -135,7 +137,7 @@ def _wait_for_dead(workers: list[Worker]) -> list[Worker]:
         worker.kill_if_stuck()
     dead = [worker for worker in workers if not worker.process.is_alive()]
     for worker in dead:
-        drop_process(worker.process.pid)
+        multiprocess.mark_process_dead(worker.process.pid)  # type: ignore[no-untyped-call]
     return dead
 
 

@@ -216,11 +216,9 @@ class PageSession:
         candidates: float | None = None,
         is_connected: Callable[[], bool] = lambda: True,
     ) -> dict[str, Any]:
-        """Search for an image file with a new key, and return the values that the page shows; free without an epsilon.
-
-        The same image asked again is a new query, and is charged. An answer that the browser did not receive, by
-        `is_connected`, waits for :meth:`again`.
-        """
+        """Search for an image file with a new key, and return what the page shows; free without an epsilon."""
+        # The same image asked again is a new query, and is charged. An answer that the browser did not receive, by
+        # `is_connected`, waits for `again`.
         if not epsilon:  # search the local index or copy, or send a sealed query
             with self._take_turn(gallery):
                 return view_free(self.client.nearest(image, None, gallery=gallery), self.balance())
