@@ -345,17 +345,8 @@ class Index(MapPublisher):
     def search(self, queries: ArrayLike, k: int = 8) -> tuple[Ids, Singles]:
         """Find the items with the largest inner products. Not private: the caller sees queries and items.
 
-        Parameters
-        ----------
-        queries : array-like of shape (d,) or (q, d)
-        k : int, default=8
-            At most the number of items.
-
-        Returns
-        -------
-        ids : ndarray of shape (q, k), uint32
-            Best first; of equal scores the smallest id, but any of those that tie for the last position.
-        scores : ndarray of shape (q, k), float32
+        `queries` have the shape (d,) or (q, d). Return ids and scores, shape (q, k), best first; of equal scores the
+        smallest id, but any of those that tie for the last position.
         """
         return self._search(check_queries(queries, self.dimension), k)
 

@@ -342,10 +342,8 @@ class MapPublisher(ABC):
 
         Raises
         ------
-        StaleMapError
-            If a map of a newer revision was published meanwhile; that one stays.
-        PrivateIndexError
-            If the rows are private.
+        StaleMapError, PrivateIndexError
+            If a map of a newer revision was published meanwhile, which stays; if the rows are private.
         """
         self.assert_open()
         check_integer(keep, "keep", 1)

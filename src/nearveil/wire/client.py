@@ -148,12 +148,8 @@ class ClientProtocol:
     def read_answer(self, data: bytes, extras: Extras = "none") -> Answer:
         """Read the reply to a query with `extras`. Whether it is refused depends on the reply, never on the feature.
 
-        Raises
-        ------
-        WireError, RefusedError
-            The same message may be sent again.
-        OutdatedMapError
-            The message can no longer be answered.
+        After a WireError or a RefusedError the same message may be sent again; after an OutdatedMapError it can no
+        longer be answered.
         """
         answer: Answer | MapChanged | Refusal = decode_frame(data, Answer, MapChanged, Refusal)
         if isinstance(answer, Refusal):
