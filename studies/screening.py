@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from nearveil.privacy.accounting import screening_curve
-from nearveil.privacy.accounting.screening import compute_binary_rdp, log_pairs
+from nearveil.privacy.accounting.binary import compute_binary_rdp, log_pairs
 from nearveil.privacy.checks import MAX_EPSILON, check_choice, check_count, check_delta, check_rate
 from nearveil.privacy.events import NoisyScreening
 from studies import _figures as draw

@@ -124,7 +124,7 @@ class Cluster:
     ) -> Iterator[Result]:
         """Apply a pure importable function to every partition, yield the results in order, and tick 1 after each."""
         # Partitions must be small, or sent with :meth:`place`. A failure raises a PartitionError and starts no other.
-        work = _Stage(stage, function, parts, shared, _name_parts(parts, names))
+        work = _Stage(stage, function, parts, shared, _name_parts(parts) if names is None else names)
         for name, outcome in zip(work.names, self._run_parts(work), strict=True):
             yield _unwrap(outcome, stage, name)
             if tick is not None:
@@ -142,7 +142,7 @@ class Cluster:
     ) -> Any:
         """Apply a pure function to every partition, at least one; merge adjacent results, the earlier first."""
         # The tree depends on the number of partitions alone. With `finish`, workers only return its result.
-        work = _Stage(stage, function, parts, shared, _name_parts(parts, None))
+        work = _Stage(stage, function, parts, shared, _name_parts(parts))
         outcome = self._merge_parts(work, merge, finish or _identity, tick or (lambda _: None))
         return _unwrap(outcome, stage, outcome.name)
 
@@ -258,9 +258,7 @@ def _unwrap(outcome: _Outcome, stage: str, name: str) -> Any:
     raise PartitionError(f"{stage}, {name}: {_describe(outcome.error)}") from outcome.error
 
 
-def _name_parts(parts: Sequence[Any], names: Sequence[str] | None) -> Sequence[str]:
-    if names is not None:
-        return names
+def _name_parts(parts: Sequence[Any]) -> Sequence[str]:
     return [""] if len(parts) == 1 else [f"partition {number} of {len(parts)}" for number in range(1, len(parts) + 1)]
 
 

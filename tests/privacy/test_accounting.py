@@ -38,7 +38,7 @@ from nearveil.privacy.accounting import (
     calibrate,
     screening_curve,
 )
-from nearveil.privacy.accounting.screening import compute_binary_rdp
+from nearveil.privacy.accounting.binary import compute_binary_rdp
 from nearveil.privacy.events import (
     ClippedVotes,
     GaussianNoisyMax,

@@ -16,8 +16,18 @@ from scipy.special import ndtr
 from scipy.stats import binom
 
 from nearveil.privacy.accounting import PldAccountant, screening_curve
-from nearveil.privacy.accounting.binary import Moves, PrivacyCurve, _find_hull, _Kernel, _thin, compose_binary
-from nearveil.privacy.accounting.screening import _make_moves, compute_binary_rdp, compute_screening_rdp, log_pairs
+from nearveil.privacy.accounting.binary import (
+    Moves,
+    PrivacyCurve,
+    _find_hull,
+    _Kernel,
+    _make_moves,
+    _thin,
+    compose_binary,
+    compute_binary_rdp,
+    compute_screening_rdp,
+    log_pairs,
+)
 from nearveil.privacy.events import NoisyScreening, PureDp
 from studies.screening import compute_fixed_pair_epsilon
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr
 
-from nearveil.privacy.accounting.screening import compute_screening_rdp
+from nearveil.privacy.accounting.binary import compute_screening_rdp
 from nearveil.privacy.events import NoisyScreening
 from studies import screening
 from studies._report import write

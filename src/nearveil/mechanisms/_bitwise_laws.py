@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -293,8 +293,6 @@ class Budgets:
     # divides by an expected distance and so bounds no likelihood ratio. `exact`: over all pairs of bit strings.
     # `code_word_bound`: over the pairs of code words that rows of norm one can have; never above `exact`.
 
-    published_label: ClassVar[str] = "not an LDP bound"
-
     claimed: float
     published_correction: float
     exact: Price
@@ -312,7 +310,7 @@ class Budgets:
         lines = [
             f"epsilon of a vector (of a value), {self.n_values} values, {self.n_bits} bits",
             f"{'claimed':<22}{self.claimed:.6g} ({'holds' if self.claim_holds else 'false'})",
-            f"{'published correction':<22}{self.published_correction:.6g} ({self.published_label})",
+            f"{'published correction':<22}{self.published_correction:.6g} (not an LDP bound)",
         ]
         for name, price in (("exact, all strings", self.exact), ("code words, at most", self.code_word_bound)):
             at_delta = f"{price.per_vector_at_delta:.6g} ({price.per_value_at_delta:.4g})"

@@ -113,26 +113,22 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Results of :func:`evaluate`.
+    """Results of :func:`evaluate`."""
 
-    `nn_recall`: The fraction of the true k nearest items, by cosine of centred features, among the k results. Items
-    with equal features are copies and count as equal.
-    `message_bytes, answer_bytes`: The largest of each.
-    `ceiling`: Theorem D for the mechanism's guarantee and the popularity of items. The interval covers the ceiling of
-    the population of queries (``docs/theory/ceiling.md``); no private mechanism is expected above its high end on
-    these queries.
-    """
-
+    #: The fraction of the true k nearest items, by cosine of centred features, among the k results. Items with equal
+    #: features are copies and count as equal.
     nn_recall: Estimate
-    covered: Estimate  # the fraction among the candidates: `nn_recall` without the loss by codes
-    recall: Estimate | None  # how often an item of the query's class is among the k results; None without labels
-    candidates: float  # the largest fraction of the gallery in an answer
-    message_bytes: int
-    answer_bytes: int
+    covered: Estimate  #: the fraction among the candidates: `nn_recall` without the loss by codes
+    recall: Estimate | None  #: how often an item of the query's class is among the k results; None without labels
+    candidates: float  #: the largest fraction of the gallery in an answer
+    message_bytes: int  #: of the largest message
+    answer_bytes: int  #: of the largest answer
+    #: Theorem D for the mechanism's guarantee and the popularity of items; no private mechanism is expected above its
+    #: high end on these queries. The interval covers the ceiling of their population (``docs/theory/ceiling.md``).
     ceiling: Estimate
-    floor: Estimate  # recall of the most popular items, without a message
-    share: Estimate  # `nn_recall` over the ceiling's value
-    reach: float | None  # the fraction of items in a set; None if a message can return any item
+    floor: Estimate  #: recall of the most popular items, without a message
+    share: Estimate  #: `nn_recall` over the ceiling's value
+    reach: float | None  #: the fraction of items in a set; None if a message can return any item
     k: int
     queries: int
     repeats: int

@@ -63,31 +63,25 @@ class SearchWay:
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """The result of :func:`plan`. ``str`` gives sentences.
+    """The result of :func:`plan`. ``str`` gives sentences."""
 
-    `release`: The release to use. "whole gallery" if all codes fit into an answer, "none" if the answer is too small
-    for epsilon.
-    `floor, ceiling`: Recall of the same answer for everyone, and the limit of every private release.
-    `popularity_known`: If false, the ceiling is a reference line for equally popular items, which hubs may exceed.
-    """
-
-    release: str
+    release: str  #: to use; "whole gallery" if all codes fit into an answer, "none" if it is too small for epsilon
     items: int
-    epsilon: float  # cost of a query: 0 if no message depends on it
+    epsilon: float  #: cost of a query: 0 if no message depends on it
     delta: float
-    candidates: float  # the fraction f of the gallery that fits into the answer
-    expected: tuple[float, float]  # NN-recall, from and to; between floor and ceiling
-    floor: float
-    ceiling: float
-    epsilon_needed: float  # smallest useful epsilon for such an answer: ln(1/f)
-    answer_needed: int  # bytes of the smallest useful answer at this epsilon: f = e^-epsilon
-    answer_whole: int  # bytes of the whole gallery's codes
-    popularity_known: bool
-    reach: float  # approximate fraction of items in a set of covers; other items are never returned
+    candidates: float  #: the fraction f of the gallery that fits into the answer
+    expected: tuple[float, float]  #: NN-recall, from and to; between floor and ceiling
+    floor: float  #: recall of the same answer for everyone
+    ceiling: float  #: the limit of every private release
+    epsilon_needed: float  #: smallest useful epsilon for such an answer: ln(1/f)
+    answer_needed: int  #: bytes of the smallest useful answer at this epsilon: f = e^-epsilon
+    answer_whole: int  #: bytes of the whole gallery's codes
+    popularity_known: bool  #: if false, the ceiling is a line for equally popular items, which hubs may exceed
+    reach: float  #: approximate fraction of items in a set of covers; other items are never returned
     dimension: int
-    item_bytes: int  # per item in an answer, with `code_bytes` 128
-    extrapolated: bool  # whether this is beyond the measured sizes
-    ways: tuple[SearchWay, ...] = ()  # home, sealed and, if it is useful, message
+    item_bytes: int  #: per item in an answer, with `code_bytes` 128
+    extrapolated: bool  #: whether this is beyond the measured sizes
+    ways: tuple[SearchWay, ...] = ()  #: home, sealed and, if it is useful, message
 
     @property
     def commands(self) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ from nearveil.privacy.accounting._loss import (
     open_curve,
     reverse_curve,
 )
-from nearveil.privacy.accounting.screening import compute_binary_rdp, compute_screening_rdp, screening_curve
+from nearveil.privacy.accounting.binary import compute_binary_rdp, compute_screening_rdp, screening_curve
 from nearveil.privacy.checks import (
     check_choice,
     check_count,
