@@ -342,8 +342,10 @@ class MapPublisher(ABC):
 
         Raises
         ------
-        StaleMapError, PrivateIndexError
-            If a map of a newer revision was published meanwhile, which stays; if the rows are private.
+        StaleMapError
+            If a map of a newer revision was published meanwhile; that one stays.
+        PrivateIndexError
+            If the rows are private.
         """
         self.assert_open()
         check_integer(keep, "keep", 1)

@@ -403,9 +403,10 @@ class ProtectedGallery(Gallery):
 
         Raises
         ------
-        PublicationError, ValueError
-            If the model would be noise alone, or all publications are used up; if the records cannot be protected: one
-            has no class, or is a public image, or is bound to another account.
+        PublicationError
+            If the model would be noise alone, or all publications are used up.
+        ValueError
+            If the records cannot be protected: one has no class, or is a public image, or is bound to another account.
         """
         with self._lock:
             self._refresh()
