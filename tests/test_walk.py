@@ -6,8 +6,8 @@ from pathlib import Path
 from tests.walk import Cost, walks
 
 MAX_COSTS = {
-    "served": Cost(functions=206, file_changes=149, depth=10),
-    "local": Cost(functions=171, file_changes=106, depth=10),
+    "served": Cost(functions=207, file_changes=149, depth=10),
+    "local": Cost(functions=172, file_changes=106, depth=10),
 }
 
 

@@ -132,7 +132,7 @@ class ClientProtocol:
             debit = account.spend(self.guarantee.with_source(source), key)
             with debit:
                 if not debit.repeated:
-                    (message,) = self.release._release(features, source)  # `release` would centre them again
+                    (message,) = self.release.release_features(features, source)
                     debit.store(message.to_bytes())
                     return debit, message
         try:

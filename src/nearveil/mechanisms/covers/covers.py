@@ -149,6 +149,10 @@ class MappedRelease(TractableRelease):
             raise ValueError("gallery must be the indexed one, in the same order: call index(gallery) again")
         return features
 
+    def release_features(self, features: Floats, source: Source) -> list[Message]:
+        """Make a message from each row that is already centred and scaled, as by :meth:`features`."""
+        return self._release(features, source)
+
     def _release(self, features: Floats, source: Source) -> list[Message]:
         named = self._channel.sample(self.map_.choose(features), source).astype(np.int32)
         return self._messages(source, sets=named.reshape(len(features), -1))
