@@ -5,7 +5,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
-from nearveil.cluster import SpreadRows
+from nearveil.cluster import SpreadRows, cut_rows
 from nearveil.mechanisms.covers.learning import (
     CHOICE_DECAY,
     CHOICE_RANKS,
@@ -97,8 +97,7 @@ def fit_coverage(coverage: NDArray[np.float32], near: Positions, lists: Lists, m
     weights = _weigh_prototypes(near, len(coverage))
     demand = Demand.of(lists, members.shape[1]).top
     total = np.maximum(np.asarray(weights.sum(axis=0)), 1e-6)[:, None]
-    for start in range(0, coverage.shape[1], _SETS_AT_ONCE):
-        sets = slice(start, start + _SETS_AT_ONCE)
+    for sets in cut_rows(coverage.shape[1], _SETS_AT_ONCE):
         fitted, target = coverage[:, sets], measure_coverage(demand, members[sets].astype(np.float32)).toarray()
         for _ in range(_FITTING_STEPS):
             fitted += 2 * (weights.T @ (target - weights @ fitted)) / total
