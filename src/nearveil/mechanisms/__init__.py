@@ -24,10 +24,28 @@ if TYPE_CHECKING:
     from nearveil.mechanisms.covers.maps import PublicMap
 
 __all__ = [
-    "OME", "AnalyticGaussian", "Cells", "Covers", "DPdSNE", "Latent", "Message", "MessageError", "PlainLDA",
-    "PlainManifold", "PlainTSNE", "PrivUnit", "PrivatePCA", "PrivatePCARelease", "PublicMap", "RandomProjection",
-    "RawFeatures", "Release", "Unary", "VonMisesFisher", "default",
-]  # fmt: skip
+    "OME",
+    "AnalyticGaussian",
+    "Cells",
+    "Covers",
+    "DPdSNE",
+    "Latent",
+    "Message",
+    "MessageError",
+    "PlainLDA",
+    "PlainManifold",
+    "PlainTSNE",
+    "PrivUnit",
+    "PrivatePCA",
+    "PrivatePCARelease",
+    "PublicMap",
+    "RandomProjection",
+    "RawFeatures",
+    "Release",
+    "Unary",
+    "VonMisesFisher",
+    "default",
+]
 
 __getattr__ = import_later(
     __name__,
