@@ -188,7 +188,7 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
         ("notes.jpg",): "not an image",
         ("cut.png",): "broken or truncated",
         ("nowhere.png",): "IMAGE: there is no file at nowhere.png",
-        (image, "--index", "nowhere"): "Create one with `nearveil index DIR --into`, or name another.",
+        (image, "--index", "nowhere"): "Create one with `nearveil index DIR --into GALLERY`, or name another.",
         (image, "--index", "bare"): "has no map yet",
         (image, "--index", "theirs"): "not installed",
         (image, "--index", "theirs", "--extractor", "hog"): "another extractor than HOG",

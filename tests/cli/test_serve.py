@@ -111,7 +111,10 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (("x", "--tls-cert", "none.pem"), "tls_cert: no such file"),
         (("x", "--tls-cert", certificate), "tls_cert and tls_key"),
         (("--config", tmp_path / "none.toml"), "cannot be read"),
-        ((tmp_path / "nowhere", "--port", "0"), "Create one with `nearveil index DIR --into`, or name another."),
+        (
+            (tmp_path / "nowhere", "--port", "0"),
+            "Create one with `nearveil index DIR --into GALLERY`",
+        ),
     ):
         assert said in refused("serve", *words)
 

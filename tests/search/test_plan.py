@@ -76,7 +76,9 @@ def test_every_way_that_is_advised_is_a_command_that_works() -> None:
             command = get_group(app).commands[name]
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word for word in words if word.startswith("--")} <= known
-    fraction = float(plan(100_000, 4.0, 2_000_000).ways[2].commands[0].split()[8])
+    words = plan(100_000, 4.0, 2_000_000).ways[2].commands[0].split()
+    assert words[-2:] == ["--reach", "0"]  # for which the recall is stated
+    fraction = float(words[8])
     assert fraction * 100_000 * 128 + 12 <= 2_000_000
 
 

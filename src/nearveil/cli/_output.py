@@ -26,9 +26,9 @@ _COMMANDS = {  # Python calls in error messages, and the commands that do the sa
     "open_account() opens one, accounts() lists": "`nearveil budget create` opens one, `nearveil budget show` lists",
     "account() returns it": "its terms never change. Use another name, or see `nearveil budget show`",
     "take a new one (new_key())": "use another key, or leave out --key",
-    "Create one with Index.create()": "Create one with `nearveil index DIR --into`, or name another",
+    "Create one with Index.create()": "Create one with `nearveil index DIR --into GALLERY`, or name another",
     "has no published map: call publish(epsilon)": "has no map yet; run `nearveil index DIR` again",
-    "Index.create()": "`nearveil index DIR --into`",
+    "Index.create()": "`nearveil index DIR --into GALLERY`",
     "client.sync() or `nearveil sync`": "`nearveil sync`",
     "epsilon=4,": "--epsilon 4,",
 }

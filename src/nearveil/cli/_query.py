@@ -322,5 +322,5 @@ def sync(
     else:
         print_lines(
             f"{len(copy):,} items in {copy.folder} ({size / 1e6:,.2f} MB); {copy.fetched / 1e6:,.2f} MB downloaded.",
-            "`nearveil query --epsilon 0` searches them, reveals nothing and costs nothing.",
+            "`nearveil query IMAGE --server URL` searches them, reveals nothing and costs nothing.",
         )

@@ -284,12 +284,13 @@ def _write_message(items: int, count: int, epsilon: float, works: bool) -> tuple
         settings = [(math.exp(-epsilon), epsilon)] if math.ceil(items * math.exp(-epsilon)) < items else []
         if count:
             settings.append((count / items, round_up(math.log(items / count))))
-    lines = []
+    lines, reach = [], " --reach 0" if works else ""  # the expected recall is that of --reach 0
     for fraction, cost in settings:
         # Round down, so that an answer stays within its bytes; nine digits are enough for a billion items.
         part = f"{max(1, math.floor(fraction * 10**9)) / 10**9:.9f}".rstrip("0").rstrip(".")
         lines += [
-            f"nearveil index DIR --into GALLERY --code-bytes {CODE_BYTES} --candidates {part} --epsilon {cost:g}",
+            f"nearveil index DIR --into GALLERY --code-bytes {CODE_BYTES} --candidates {part} --epsilon {cost:g}"
+            + reach,
             "nearveil serve GALLERY",
             f"nearveil query IMAGE --server URL --token-file TOKEN --epsilon {cost:g}",
         ]
