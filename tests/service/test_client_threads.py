@@ -128,6 +128,8 @@ def test_an_interrupt_while_a_client_starts_does_not_hang(
     begin = getattr(owner, moment)
 
     def late(*given: Any) -> Any:
+        if threading.current_thread() is not threading.main_thread():  # the loop starts threads of its own as it ends
+            return begin(*given)
         if moment == "start":
             begin(*given)
         interrupt()
