@@ -147,15 +147,15 @@ def score_references(digits: Digits, public: NDArray[np.int64], testing: NDArray
     images = (digits.test[public], digits.private, digits.test[testing])
     features = [digits.features(part).astype(np.float64) for part in images]
     space = HalfWhitening.learn(features[0], components)
-    known, private, new = (normalize(space.transform(rows)) for rows in features)
+    public_rows, private_rows, held_rows = (normalize(space.transform(rows)) for rows in features)
     truth = digits.test_y[testing]
-    student = SVC().fit(known, digits.test_y[public])
-    nearest = KNeighborsClassifier(NEIGHBOURS, algorithm="brute").fit(private, digits.private_y)
+    student = SVC().fit(public_rows, digits.test_y[public])
+    nearest = KNeighborsClassifier(NEIGHBOURS, algorithm="brute").fit(private_rows, digits.private_y)
     commonest = np.bincount(digits.private_y).argmax()
     return {
         COMMONEST: float(np.mean(truth == commonest)),
-        TRUE: float(student.score(new, truth)),
-        NEAREST: float(nearest.score(new, truth)),
+        TRUE: float(student.score(held_rows, truth)),
+        NEAREST: float(nearest.score(held_rows, truth)),
     }
 
 

@@ -131,12 +131,12 @@ class VoteReader:
         """Return the law of the results of `predict`: of labels, coins of each and of declined queries."""
 
         def list_label_coins(labels: NDArray[Any], records: VotingRecords) -> list[Coin]:
-            given = labels == 1 if self.multilabel else labels[:, None] == np.arange(2)
+            has_label = labels == 1 if self.multilabel else labels[:, None] == np.arange(2)
             passes = self.compute_passing(records)
             chances = self._mix(*map(self._compute_chances, (records.sums, records.without)))
             # Screening and vote use independent samples, so the probabilities multiply.
             declined = [] if self.multilabel else [(labels == -1, 1 - passes)]
-            return [*zip(given.T, passes * chances, strict=True), *declined]
+            return [*zip(has_label.T, passes * chances, strict=True), *declined]
 
         if self.labelled:
             return Law(coins=list_label_coins)

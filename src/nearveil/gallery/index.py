@@ -477,10 +477,9 @@ class Index(MapPublisher):
             return {}
         existing = {n: stored[text] for n, text in enumerate(table.external_ids) if text in stored}
         if not replacing:
-            others = f", and so are {len(existing) - 1:,} more" if len(existing) > 1 else ""
             raise ValueError(
-                f"ids: number {min(existing)} is already in the index{others}: use replace=True to replace what is "
-                "stored; nothing was changed"
+                f"ids: number {min(existing)} is already in the index ({len(existing):,} such rows in all): use "
+                "replace=True to replace these items; nothing was changed"
             )
         repeated = [position for position, number in existing.items() if number >= next_id]
         if repeated:

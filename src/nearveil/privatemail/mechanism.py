@@ -248,8 +248,8 @@ class PrivateMail(Release):
         if labels is None or (labels < 0).any():
             raise ValueError("public_y must label every row, from 0, if as_published is set")
         assert self.as_published is not None
-        own = self.get_params()
-        shared: Any = {field.name: own[field.name] for field in fields(PublishedEngine) if field.name in own}
+        values, names = self.get_params(), [field.name for field in fields(PublishedEngine)]
+        shared: Any = {name: values[name] for name in names if name in values}
         return PublishedEngine(self.as_published, sigma=self.bandwidth, anchors=anchors, labels=labels, **shared)
 
     def _public_parts(self) -> tuple[object, ...]:
