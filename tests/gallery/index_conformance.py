@@ -395,7 +395,7 @@ class IndexConformance:
         own = [f"doc {number}" for number in range(8)]
         with Index.create(place, dimension=DIMENSION) as index:
             first = index.add_table(rows, own, metadata=[{"n": number} for number in range(8)])
-            with pytest.raises(ValueError, match="number 0 is already in the index \(2 such rows in all\)"):
+            with pytest.raises(ValueError, match=r"number 0 is already in the index \(2 such rows in all\)"):
                 index.add_table(rows[:2], own[:2])
             with pytest.raises(ValueError, match="ids: number 1 is the same as number 0"):
                 index.add_table(rows[:2], ["new", "new"])
