@@ -517,3 +517,14 @@ def test_texts_beyond_their_limit_are_refused() -> None:
         else:
             with pytest.raises(WireError, match="each of at most"):
                 Block.from_bytes(data, 3, 1)
+
+
+def test_a_client_without_a_home_directory_asks_by_messages(monkeypatch: pytest.MonkeyPatch, here: Scene) -> None:
+    """A container may run under a user that no file knows."""
+
+    def fail() -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr("nearveil.client.home.data_folder", fail)
+    client, _ = here.client()
+    assert client.nearest(QUERIES[0], epsilon=4.0, key="mine").way == "message"

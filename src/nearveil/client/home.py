@@ -5,6 +5,7 @@ import hashlib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -46,8 +47,13 @@ class HomeCopies:
     """The local copies of the galleries of a server."""
 
     def __init__(self, folder: Path | None, url: str) -> None:
-        self._folder = folder or data_folder() / "home" / hashlib.sha256(url.encode()).hexdigest()[:16]
+        self._parent, self._url = folder, url
         self._copies: dict[str, HomeCopy] = {}
+
+    @cached_property
+    def _folder(self) -> Path:
+        """Folder of all copies; the default exists only for users with a home directory."""
+        return self._parent or data_folder() / "home" / hashlib.sha256(self._url.encode()).hexdigest()[:16]
 
     def find(self, gallery: str | None) -> HomeCopy | None:
         """Return the copy of a gallery, or the only copy; None if there is none. Nothing is sent."""
