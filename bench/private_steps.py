@@ -18,7 +18,8 @@ import numpy as np
 
 from nearveil.client.sealed import sealed_periods
 from nearveil.client.timing import VECTOR_PERIOD, choice_period, question_period
-from nearveil.gallery.answers import Answer, Codes, ProductCodes, WholeCodes
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import Codes, ProductCodes, WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.privacy.checks import normalize_rows
 from nearveil.sealed.client import make_messages

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from nearveil.gallery.answers import Codes, Singles, make_codes
+from nearveil.gallery.codes import Codes, Singles, make_codes
 from nearveil.mechanisms.base import candidate_count
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import Copies, count_popularity, true_neighbors

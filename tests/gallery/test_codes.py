@@ -6,9 +6,9 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.cluster import SpreadRows
-from nearveil.gallery.answers import (
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import (
     ID_BYTES,
-    Answer,
     Codes,
     ProductCodes,
     ScalarCodes,

@@ -14,7 +14,8 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.gallery import store as _store
-from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, WholeCodes
+from nearveil.gallery.answers import Answer, Extras
+from nearveil.gallery.codes import ProductCodes, ScalarCodes, WholeCodes
 from nearveil.gallery.errors import CorruptedIndexError, MapChangedError, NotPublishedError, StaleMapError
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import IndexSnapshot, Item

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from typer.main import get_group
 
 from nearveil.cli import app
-from nearveil.gallery.answers import ID_BYTES, Answer, make_codes
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import ID_BYTES, make_codes
 from nearveil.mechanisms import Covers
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.search import plan

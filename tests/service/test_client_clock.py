@@ -30,7 +30,7 @@ from nearveil.client.timing import (
     question_period,
 )
 from nearveil.features import ImageError
-from nearveil.gallery.answers import WholeCodes
+from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap
 from tests.clocks import SetClock, Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, public_of, scene, seeded

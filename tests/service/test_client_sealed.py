@@ -22,14 +22,8 @@ from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.sealed import _decode_text, sealed_periods
 from nearveil.errors import NearveilError
 from nearveil.gallery import Index, Item
-from nearveil.gallery.answers import (
-    LONGEST_ID,
-    ItemDetails,
-    ProductCodes,
-    ScalarCodes,
-    _hash_arrays,
-    codes_from_bytes,
-)
+from nearveil.gallery.answers import LONGEST_ID, ItemDetails, _hash_arrays
+from nearveil.gallery.codes import ProductCodes, ScalarCodes, codes_from_bytes
 from nearveil.gallery.errors import IndexStoreError
 from nearveil.mechanisms import Message
 from nearveil.sealed import SealedClient

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from nearveil.client.copies import HomeCopy, HomeError, _limit_range
-from nearveil.gallery.answers import ItemDetails, ScalarCodes
+from nearveil.gallery.answers import ItemDetails
+from nearveil.gallery.codes import ScalarCodes
 from nearveil.gallery.items import IndexSnapshot
 from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.wire.codes import Block, CodesGroup, CodesManifest, CodesSource

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from nearveil.gallery.answers import Answer, Extras, ProductCodes, ScalarCodes, make_codes
+from nearveil.gallery.answers import Answer, Extras
+from nearveil.gallery.codes import ProductCodes, ScalarCodes, make_codes
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channels import RandomizedResponse

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from nearveil.gallery import answers as _answer
-from nearveil.gallery.answers import Answer, WholeCodes, codes_from_bytes, codes_to_bytes
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import WholeCodes, codes_from_bytes, codes_to_bytes
 from nearveil.mechanisms import Message, MessageError, PublicMap
 from nearveil.wire.frames import (
     HEADER_BYTES,

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.gallery.answers import Answer, codes_from_bytes, codes_to_bytes, make_codes
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import codes_from_bytes, codes_to_bytes, make_codes
 from nearveil.mechanisms import Message
 from nearveil.wire.client import ProtocolError
 from nearveil.wire.frames import Kind, WireError, frame, unframe

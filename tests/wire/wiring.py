@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import Answer, Extras, ItemDetails, encode_details, make_codes
+from nearveil.gallery.answers import Answer, Extras, ItemDetails, encode_details
+from nearveil.gallery.codes import make_codes
 from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.base import candidate_count

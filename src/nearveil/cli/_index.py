@@ -27,6 +27,11 @@ class MapOptions:
     """Terms of the map that clients download."""
 
     panel: ClassVar = "Map"
+    metric: str | None = option(
+        'By which "nearest" is meant: cosine, dot or euclidean (default: previous value, or cosine). Without a source, '
+        "publish an existing gallery with another metric.",
+        metavar="METRIC",
+    )
     epsilon: float | None = option(
         "Epsilon of the queries that the map is learned for (default: previous value, or 4).", min=1e-6, max=40
     )
@@ -35,8 +40,8 @@ class MapOptions:
     )
     n_sets: int | None = option("Number of sets (default: previous value, or chosen automatically).", "--sets", min=2)
     code_bytes: int | None = option(
-        "Bytes of an item in an answer (default: previous value, or its whole feature vector). 128 keeps answers "
-        "small, at slightly lower recall.",
+        "Bytes of an item in an answer (default: previous value, or the smallest codes that keep 99% of the 10 "
+        "nearest). 128 keeps answers small, at slightly lower recall.",
         min=7,
     )
     reach: float | None = option(
@@ -88,8 +93,8 @@ def index(
     A second run processes only changes. Images of other folders in the same index stay. Files that can't be decoded
     are skipped and reported. The originals are not copied.
 
-    Vectors are normalised, as queries are. Without --ids, their ids are FILE:0, FILE:1, and so on. Vectors that are no
-    longer in the file stay until you --delete them.
+    Without --ids, the ids of vectors are FILE:0, FILE:1, and so on. Vectors that are no longer in the file stay until
+    you --delete them.
 
     For example:
         nearveil index photos/
@@ -97,7 +102,9 @@ def index(
         nearveil index photos/ --into postgresql://me@host/gallery --extractor hog
         nearveil index records/ --into private-index/ --private
         nearveil index emb.parquet --into texts/ --ids id --metadata text --metadata url
+        nearveil index emb.npy --into items/ --metric euclidean
         nearveil index --into texts/ --delete doc-17
+        nearveil index --into old-gallery/ --metric cosine
         nearveil index emb.parquet --into texts/ --cluster local:8
     """
     is_table = source is None or bool(delete) or _is_table(source)
@@ -105,8 +112,8 @@ def index(
         raise ValueError("--extractor, --private: only for images; leave them out")
     if any(asdict(columns).values()) and not is_table:
         raise ValueError("--ids, --names, --metadata, --vectors: a folder of images has no columns; leave them out")
-    if source is None and not delete:
-        raise ValueError("DIR_OR_FILE: name a folder of images or a file of vectors, or --delete an id")
+    if source is None and not delete and map_options.metric is None:
+        raise ValueError("DIR_OR_FILE: name a folder of images or a file of vectors, --delete an id, or set --metric")
     with options.connect() as cluster:
         with show_bars() as bars:
             from nearveil.features.vectors import VectorFile
@@ -187,7 +194,12 @@ def _describe_report(report: "SyncReport", *, is_table: bool) -> dict[str, Any]:
         "reach": round(published.reach, 4),
         "map_bytes": published.map.nbytes,
         "code_bytes": report.item_bytes,
+        "code_recall": published.code_recall,
     }
+
+
+def _floor_percent(share: float) -> str:
+    return f"{math.floor(1000 * share + 1e-9) / 10:g}%"
 
 
 def _print_report(report: "SyncReport", *, is_table: bool) -> None:
@@ -200,21 +212,23 @@ def _print_report(report: "SyncReport", *, is_table: bool) -> None:
             "images": f"{report.items:,} ({changes}, {len(skipped):,} skipped)",
             "features": f"{report.extractor}, {report.dimension:,} dimensions",
         }
+    lines["metric"] = report.metric
     if published is None:
         note = "" if report.row_exact else "; some rows of other folders are not row-exact: index those folders again"
         lines["map"] = f"none: the images are private{note}"
     else:
         reach = f"every {item}; {_COST_OF_REACH}"
         if published.reach < 1:
-            share = math.floor(1000 * published.reach) / 10  # 100% would be wrong
-            reach = f"{share:.1f}% of the {item}s; the others are never returned; --reach 1 includes them"
+            share = _floor_percent(published.reach)  # 100% would be wrong
+            reach = f"{share} of the {item}s; the others are never returned; --reach 1 includes them"
         lines |= {
             "map": f"{published.map.n_sets:,} sets, {published.map.nbytes:,} bytes, for epsilon "
             f"{published.release.epsilon:g}",
             "in any set": reach,
-            "answer": f"{published.map.set_size:,} {item}s"
-            + ("" if is_table else f", {report.item_bytes:,} bytes each"),
+            "answer": f"{published.map.set_size:,} {item}s, {report.item_bytes:,} bytes each",
         }
+        if published.code_recall is not None:
+            lines["codes"] = f"keep {_floor_percent(published.code_recall)} of the 10 nearest by the {report.metric}"
     print_table(["", ""], (lines | {"revision": f"{report.revision:,}", "index": report.index}).items())
     if not (report.added or report.deleted or report.learned):
         print_lines("Nothing new: the index is unchanged.")

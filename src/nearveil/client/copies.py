@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.gallery.answers import ItemDetails, Rows, Singles, encode_name, read_details
+from nearveil.gallery.answers import ItemDetails, encode_name, read_details
+from nearveil.gallery.codes import Rows, Singles
 from nearveil.storage import flush_folder, make_private_folder, replace_file
-from nearveil.wire.client import center_rows
+from nearveil.wire.client import encode_queries
 from nearveil.wire.codes import Block, CodesGroup, CodesManifest
 from nearveil.wire.frames import WireError
 from nearveil.wire.messages import PublicPart, decode_frame
@@ -238,9 +239,10 @@ class LoadedCopy:
 
     def search(
         self, rows: ArrayLike, k: int = 8, matching: NDArray[np.bool_] | None = None
-    ) -> tuple[NDArray[np.int64], Singles]:
-        """Return ids and scores, shape (q, k), of the nearest `matching` items, compared by their codes."""
-        queries, table = center_rows(self.public, rows), self.public.table
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return ids and values of the metric, shape (q, k), of the nearest `matching` items, by their codes."""
+        encoded, queries, _ = encode_queries(self.public, rows)
+        table = self.public.table
         n_scored, options = self.count_scored(k), {}
         if matching is not None:
             n_matching = int(matching.sum())
@@ -248,7 +250,7 @@ class LoadedCopy:
             options = {"params": _select(matching)}
         ids, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
         if not k:
-            return ids, scores
+            return ids, scores.astype(np.float64)
         with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
             candidates = self._index.search(_limit_range(table.project(queries)), n_scored, **options)[1]
             for row, positions in enumerate(np.sort(candidates, axis=1)):
@@ -256,7 +258,7 @@ class LoadedCopy:
                 similarities = np.nan_to_num(similarities, nan=float(np.finfo(np.float32).min))
                 best = np.argsort(-similarities, kind="stable")[:k]
                 ids[row], scores[row] = self.ids[positions[best]], similarities[best]
-        return ids, scores
+            return ids, self.public.space.measure(encoded, scores)
 
     def details(self, ids: NDArray[np.int64]) -> list[ItemDetails]:
         """Return names of items, and their external ids and metadata if the gallery offers them."""

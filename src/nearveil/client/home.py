@@ -19,7 +19,8 @@ from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import FILTERING, TEXT, extraction_period, private_step, scoring_period
 from nearveil.client.transport import Request, read_body
-from nearveil.gallery.answers import ID_BYTES, ItemDetails
+from nearveil.gallery.answers import ItemDetails
+from nearveil.gallery.codes import ID_BYTES
 from nearveil.privacy.checks import is_integer
 from nearveil.storage import data_folder
 from nearveil.wire.codes import CodesGroup, CodesManifest
@@ -147,7 +148,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
 def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | None = None) -> float:
     """Return the seconds for a search in a copy; a function filters (`filtered`), or a mapping by so many `pairs`."""
     public = copy.public
-    features, n_scored = len(public.mean), len(copy) if filtered else copy.count_scored(count)
+    features, n_scored = public.space.width, len(copy) if filtered else copy.count_scored(count)
     texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)
     comparing = len(copy) * (_ITEM + _OPERATION * features + filtered * FILTERING)
     if pairs is not None:
@@ -158,17 +159,20 @@ def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | 
 
 def _search(copy: LoadedCopy, features: FeatureMaker, question: NearestQuestion, count: int) -> Nearest:
     """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
-    (row,) = features.rows([question.query], copy.public.fingerprint, len(copy.public.mean))
+    (row,) = features.rows([question.query], copy.public.fingerprint, copy.public.dimension)
     where, matching, n_ranked = question.where, None, count
     if isinstance(where, Mapping):
         matching, where = copy.find_matching(where), None
     elif where is not None:
         n_ranked = len(copy)
-    ids, scores = (best[0] for best in copy.search(row[None], n_ranked, matching))
-    matches = make_matches(ids, scores, copy.details(ids), where=where, k=count)
+    ids, values = (best[0] for best in copy.search(row[None], n_ranked, matching))
+    metric = copy.public.space.metric
+    matches = make_matches(ids, values, copy.details(ids), metric=metric, where=where, k=count)
     return Nearest(
         matches=matches,
         way="home",
+        metric=metric,
+        code_recall=copy.public.code_recall,
         guarantee=_GUARANTEE,
         n_candidates=len(copy),
         names={match.id: match.name for match in matches},
@@ -189,22 +193,26 @@ def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, que
     """Search an index; with a filter, read more items until enough pass it."""
     index.assert_open()
     (row,) = features.rows([question.query], info.fingerprint, info.dimension)
-    size = len(index)
+    size, metric = len(index), index.metric
     count = limit_count(question.k, size, "the index")
     n_read = count if question.where is None else min(size, _FIRST_READ * count)
     while True:
-        ids, scores = (best[0] for best in index.search(row, n_read))
+        ids, values = (best[0] for best in index.search(row, n_read))
         stored = {item.id: item for item in index.items(ids, lenient=True, originals=question.originals)}
         items, existing = list(stored.values()), np.isin(ids, list(stored))  # unless deleted meanwhile
         images = [(item.read_original() or b"") if question.originals else item.thumbnail for item in items]
         details = [ItemDetails(item.name, item.external_id, item.metadata) for item in items]
-        matches = make_matches(ids[existing], scores[existing], details, images, where=question.where, k=count)
+        matches = make_matches(
+            ids[existing], values[existing], details, images, metric=metric, where=question.where, k=count
+        )
         if len(matches) == count or n_read == size:
             break
         n_read = min(size, _NEXT_READ * n_read)
     return Nearest(
         matches=matches,
         way="index",
+        metric=metric,
+        code_recall=1.0,
         guarantee=NOTHING_SENT,
         n_candidates=size,
         names={match.id: match.name for match in matches},

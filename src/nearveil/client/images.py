@@ -1,4 +1,4 @@
-"""Features of queries: images are decoded and extracted, vectors are checked and normalized."""
+"""Features of queries: images are decoded and extracted, vectors are checked."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from nearveil.client.timing import needs_extraction
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS
-from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, is_in_range, normalize_rows
+from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, is_in_range
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
 """A path, the bytes of a file, a Pillow image, pixels (height, width, 3) in uint8; or a feature of any library."""
@@ -40,16 +40,14 @@ class FeatureMaker:
         return self._extractor is None and any(map(needs_extraction, images))
 
     def extract(self, arrays: Sequence[NDArray[Any]], fingerprint: str | None = None) -> list[NDArray[Any]]:
-        """Return normalized features of decoded images and vectors, with the user's or the gallery's extractor."""
+        """Return features of decoded images and vectors, with the user's or the gallery's extractor."""
         pixels = [array for array in arrays if array.ndim == 3]
         extracted = iter(self._find_extractor(fingerprint).extract(pixels) if pixels else ())
         rows = [array if array.ndim == 1 else next(extracted) for array in arrays]
         for number, row in enumerate(rows):
             if not is_in_range(row):
                 raise QuestionError(_name_argument(number), f"feature {OUT_OF_RANGE}")
-            if not np.any(row):
-                raise QuestionError(_name_argument(number), "its feature must not be all zeros: it has no direction")
-        return [normalize_rows(row[None], "rows:")[0] for row in rows]  # as a gallery's own
+        return rows
 
     def check(
         self, arrays: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], fingerprint: str, dimension: int

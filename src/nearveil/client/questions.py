@@ -22,21 +22,23 @@ from nearveil.client.results import Classified, Match, Nearest
 from nearveil.client.session import OPEN_ACCOUNT, CachedModel, Payer, Session, Traffic, fit_protocol, read_balance
 from nearveil.client.timing import choice_period, extraction_period, private_step, question_period, run_to_end
 from nearveil.client.transport import read_body
-from nearveil.gallery.answers import (
-    ID_BYTES,
-    IMAGE_HEADER_BYTES,
-    LONGEST_NAME,
-    Answer,
-    Extras,
-    ItemDetails,
-    read_details,
-)
+from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras, ItemDetails, read_details
+from nearveil.gallery.codes import ID_BYTES
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.metrics import NORMALIZED, Metric
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, check_text, is_in_range, is_integer, normalize_rows
 from nearveil.privacy.noise import Source
-from nearveil.wire.client import ClientProtocol, OutdatedMapError, ProtocolError, center_rows, find_share, rank_answer
+from nearveil.wire.client import (
+    ClientProtocol,
+    OutdatedMapError,
+    ProtocolError,
+    QueryRows,
+    encode_queries,
+    find_share,
+    rank_answer,
+)
 from nearveil.wire.frames import Kind
 from nearveil.wire.messages import PublicPart, write_query
 from nearveil.wire.schema import FRAME, GalleryInfo
@@ -171,19 +173,19 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
 
 
 class _Payment(NamedTuple):
-    """A durable debit, its stored message, the centred features, and what is left in the account if it says so."""
+    """A durable debit, its stored message, the encoded query, and what is left in the account if it says so."""
 
     debit: "Debit"
     message: Message
-    features: NDArray[np.float64]
+    query: QueryRows
     remaining: float | None
 
 
 def _pay(protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, rng: Source | None) -> _Payment:
     """Debit the account and store the message; translate errors of a key that was spent."""
-    features = center_rows(protocol.public, row)
+    query = encode_queries(protocol.public, row, "query:")
     try:
-        debit, message = protocol.pay_centered(features, account, key, rng)
+        debit, message = protocol.pay_direction(query.directions, account, key, rng)
     except OutdatedMapError:
         words = "the gallery has another map than when this key was paid for"
         raise UnansweredError(words, key, again=False) from None
@@ -192,7 +194,7 @@ def _pay(protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, 
     remaining = None
     with suppress(Exception):  # the message is paid for: it must be sent
         remaining = debit.balance().left
-    return _Payment(debit, message, features, remaining)
+    return _Payment(debit, message, query, remaining)
 
 
 def check_filter(where: Filter | None, info: GalleryInfo) -> None:
@@ -239,7 +241,7 @@ def _rank(
     where: Filter | None,
 ) -> Nearest:
     """Rank the candidates of an answer that came in several replies, and filter them."""
-    public, features, message = protocol.public, payment.features, payment.message
+    public, query, message = protocol.public, payment.query, payment.message
     answers = [protocol.read_answer(data, extras) for extras, data in replies]
     answer, named_set = answers[0], int(message.arrays["sets"][0])
     details: dict[int, ItemDetails] = {}
@@ -248,12 +250,15 @@ def _rank(
             decode = read_details if part.extras == "metadata" else lambda data: ItemDetails(data.decode())
             details |= {number: decode(data) for number, data in zip(part.ids.tolist(), part.contents, strict=True)}
     has_images = answer.extras in ("thumbnails", "originals")
-    (ids,), (scores,) = rank_answer(public.table, features, answer, k if where is None else len(answer.ids))
+    ids, scores = rank_answer(public.table, query.queries, answer, k if where is None else len(answer.ids))
+    (ids,), (values,) = ids, public.space.measure(query.encoded, scores)
     texts = [details.get(number, ItemDetails()) for number in ids.tolist()]
     images = [answer.contents[row] for row in np.searchsorted(answer.ids, ids)] if has_images else None
     return Nearest(
-        matches=make_matches(ids, scores, texts, images, where=where, k=k),
+        matches=make_matches(ids, values, texts, images, metric=public.space.metric, where=where, k=k),
         way="message",
+        metric=public.space.metric,
+        code_recall=public.code_recall,
         guarantee=protocol.guarantee.as_seeded() if message.seeded else protocol.guarantee,
         key=payment.debit.key,
         repeated=payment.debit.repeated,
@@ -264,26 +269,30 @@ def _rank(
         bytes_received=traffic.received,
         answer=answer,
         names={number: item.name for number, item in details.items()},
-        named_best_set=int(public.map.choose(features)[0]) == named_set,
-        expected_share=find_share(public, features, named_set),
+        named_best_set=int(public.map.choose(query.directions)[0]) == named_set,
+        expected_share=find_share(public, query.directions, named_set),
         remaining=payment.remaining,
     )
 
 
 def make_matches(
     ids: NDArray[np.integer],
-    scores: NDArray[np.floating],
+    values: NDArray[np.floating],
     details: Sequence[ItemDetails],
     images: Sequence[bytes | None] | None = None,
     *,
+    metric: Metric,
     where: Filter | None = None,
     k: int | None = None,
 ) -> tuple[Match, ...]:
     """Return the first k ranked items that pass a filter, or all. It reads all of them: their number is public."""
-    rows = zip(ids.tolist(), scores.tolist(), details, images or [None] * len(ids), strict=True)
+    is_distance, most = metric == "euclidean", 1.0 if metric in NORMALIZED else np.inf  # rounding may exceed 1
+    rows = zip(ids.tolist(), values.tolist(), details, images or [None] * len(ids), strict=True)
     matches = [
-        Match(number, item.name, min(score, 1.0), image, item.external_id, item.metadata)  # rounding may exceed 1
-        for number, score, item, image in rows
+        Match(number, item.name, -value, image, item.external_id, item.metadata, value)
+        if is_distance
+        else Match(number, item.name, min(value, most), image, item.external_id, item.metadata)
+        for number, value, item, image in rows
     ]
     if where is None:
         return tuple(matches[:k])
@@ -308,7 +317,7 @@ def check_many(rows: Any, keys: Sequence[str] | None) -> tuple[NDArray[np.float3
         check_text(key, "keys")
     if len(names) != len(features) or len(set(names)) != len(names):
         raise QuestionError("keys", f"there must be {len(features):,}, one for each row, and no two the same")
-    return normalize_rows(features, "rows:"), names
+    return features, names
 
 
 async def classify_image(session: Session, query: Image, gallery: str | None) -> Classified:
@@ -330,7 +339,8 @@ def _classify(features: FeatureMaker, cached: CachedModel, query: Image) -> Clas
     (row,) = features.rows([query], cached.info.fingerprint, cached.info.dimension)
     model = cached.model
     with np.errstate(all="ignore"):  # numpy may be set to raise: an underflow for some features would be an error
-        probabilities = dict(zip(model.classes.tolist(), model.predict_proba(row[None])[0].tolist(), strict=True))
+        rows = normalize_rows(row[None], "query:")  # as records are
+        probabilities = dict(zip(model.classes.tolist(), model.predict_proba(rows)[0].tolist(), strict=True))
     caution = ""  # depends on the model alone
     if n_noisy := len(model.noisy_classes):
         caution = (

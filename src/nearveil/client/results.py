@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nearveil.gallery.answers import Answer
+from nearveil.metrics import Metric
 from nearveil.privacy import Guarantee
 
 Way = Literal["message", "home", "index", "sealed"]
@@ -16,13 +17,15 @@ class Match:
 
     id: int
     name: str  #: empty if the gallery offers no names
-    similarity: float  #: the cosine of the features, less the public mean; as precise as the gallery's codes
+    #: By the gallery's metric: the cosine, the inner product, or the distance times -1; as precise as its codes.
+    similarity: float
     #: The requested thumbnail or original; empty if the gallery has none. A local index returns thumbnails without a
     #: request.
     image: bytes | None = field(default=None, repr=False)
     external_id: str | None = None  #: the owner's id, if the gallery offers metadata and the item has one
     #: The owner's, if the gallery offers it; empty for a sealed question.
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    distance: float | None = None  #: the Euclidean distance, if that is the gallery's metric
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,9 @@ class Nearest:
     #: The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
     #: sealed question, which uses no map.
     expected_share: float | None = None
+    metric: Metric = "cosine"  #: by which the gallery compares
+    #: The share of the 10 nearest that the gallery's codes keep, as its server measured it; None if it is not known.
+    code_recall: float | None = None
     #: The rest of the account that paid, after this question; None if nothing was paid, or for a payer without a
     #: balance.
     remaining: float | None = None

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.questions import NearestQuestion, limit_count, make_matches
@@ -14,8 +13,9 @@ from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import private_step, scoring_period
 from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, read_body, read_etag
-from nearveil.gallery.answers import ID_BYTES, LONGEST_ID, LONGEST_NAME, ItemDetails
-from nearveil.wire.client import center_rows
+from nearveil.gallery.answers import LONGEST_ID, LONGEST_NAME, ItemDetails
+from nearveil.gallery.codes import ID_BYTES
+from nearveil.wire.client import QueryRows, encode_queries
 from nearveil.wire.frames import WireError
 from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import GalleryInfo
@@ -79,19 +79,19 @@ async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[st
     await seal.prepare()
     client = await asyncio.to_thread(seal.client.reserve)  # before the private step: it is shared
     records = client.layout.records
-    if records is None or client.layout.projection.shape[0] != info.dimension:
+    if records is None or client.layout.projection.shape[0] != public.space.width:
         raise ReplyError("The gallery's layout has other features than the gallery")
     count = limit_count(question.k, min(records.n_fetched, int(client.layout.counts.sum())))
     periods = sealed_periods(client.layout, public)
     async with private_step(session, session.clock.now(), periods.question):
-        row = (await asyncio.to_thread(center_rows, public, feature))[0]
-        scores = await asyncio.to_thread(client.ask, row)
+        query = await asyncio.to_thread(encode_queries, public, feature, "query:")
+        scores = await asyncio.to_thread(client.ask, query.queries[0], public.space.make_probes(query.encoded)[0])
     answer = await _send(session, info, scores.data, traffic)
     async with private_step(session, traffic.last_reply_at, periods.choice):
         fetch = await asyncio.to_thread(_choose_records, client, scores, answer)
     answer = await _send(session, info, fetch.data, traffic)
     async with private_step(session, traffic.last_reply_at, periods.ranking):
-        result = await asyncio.to_thread(_rank, client, public, row, (scores, fetch), answer, count, traffic)
+        result = await asyncio.to_thread(_rank, client, public, query, (scores, fetch), answer, count, traffic)
     seal.prepare_next()
     return result
 
@@ -120,7 +120,7 @@ def sealed_periods(layout: "Layout", public: PublicPart) -> SealedPeriods:
     """Return the seconds of each private step, from public sizes."""
     records = layout.records
     assert records is not None
-    n_features, fetched, slots = len(public.mean), records.n_fetched, layout.n_colours * layout.n_slots
+    n_features, fetched, slots = public.space.width, records.n_fetched, layout.n_colours * layout.n_slots
     projecting = layout.dimension * (n_features + len(layout.centroids))
     return SealedPeriods(
         question=_BASE + _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
@@ -188,7 +188,7 @@ def _choose_records(client: "SealedClient", scores: "SealedQuestion", answer: by
 def _rank(
     client: "SealedClient",
     public: PublicPart,
-    row: NDArray[np.float64],
+    query: QueryRows,
     questions: tuple["SealedQuestion", "SealedQuestion"],
     reply: bytes,
     count: int,
@@ -205,16 +205,21 @@ def _rank(
     padded = [record.ljust(ID_BYTES + width, b"\0") for record in records]
     codes = np.stack([np.frombuffer(record, np.uint8, width, ID_BYTES) for record in padded])
     with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
-        values = np.nan_to_num(public.table.scores(row[None], codes)[0], nan=float(np.finfo(np.float32).min))
+        scored = np.nan_to_num(public.table.scores(query.queries, codes)[0], nan=float(np.finfo(np.float32).min))
+        values = public.space.measure(query.encoded, scored[None])[0]
     start = ID_BYTES + width
     details = [_decode_text(record[start : start + _MOST_TEXT]) for record in padded]
     ids = np.array([int.from_bytes(record[:ID_BYTES], "little") for record in padded], np.int64)
     n_records = len(fetch.positions)  # the rest is padding
     _, first = np.unique(ids[: max(n_records, 1)], return_index=True)
-    best = first[np.argsort(-values[first], kind="stable")[: min(count, n_records)]]
+    best = first[np.argsort(-scored[first], kind="stable")[: min(count, n_records)]]
     return Nearest(
-        matches=make_matches(ids[best], values[best], [details[position] for position in best.tolist()]),
+        matches=make_matches(
+            ids[best], values[best], [details[position] for position in best.tolist()], metric=public.space.metric
+        ),
         way="sealed",
+        metric=public.space.metric,
+        code_recall=public.code_recall,
         guarantee=client.guarantee,
         n_candidates=int(layout.counts[np.array(scores.positions) // layout.n_slots].sum()),
         bytes_sent=traffic.sent,

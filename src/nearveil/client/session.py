@@ -185,7 +185,8 @@ class Session:
             public: PublicPart = await asyncio.to_thread(decode_frame, read_body(response), PublicPart)
             if candidates is not None and abs(public.candidates - candidates) > _SAME:
                 raise ReplyError("The server sent the map of another fraction than `candidates`")
-            if public.fingerprint != info.fingerprint or len(public.mean) != info.dimension:
+            listed = (info.fingerprint, info.dimension, info.metric)
+            if (public.fingerprint, public.dimension, public.space.metric) != listed:
                 raise ReplyError("The features of the gallery have changed since it was listed; ask again")
         except ValueError:  # the gallery has changed in an unexpected way: forget it
             self._galleries = ()

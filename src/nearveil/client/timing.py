@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from nearveil.gallery.answers import Codes
+from nearveil.gallery.codes import Codes
 
 if TYPE_CHECKING:
     from nearveil.client.session import Session
@@ -91,7 +91,7 @@ def choice_period(
     public: "PublicPart", answers: int, size: int, *, text_bytes: int = 0, filtered: bool = False
 ) -> float:
     """Return the seconds for reading answers of `size` bytes, `text_bytes` with names, and ranking candidates."""
-    count, features = public.map.set_size, len(public.mean)
+    count, features = public.map.set_size, public.space.width
     choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
     reading = _BYTE * (size + public.table.nbytes) + _OPERATION * _CANDIDATE * answers * count
     scoring = scoring_period(public.table, features, count)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import URL
 
 from nearveil.gallery import store
-from nearveil.gallery.answers import Singles
+from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, IndexSnapshot, check_k
@@ -108,9 +108,12 @@ class DirectoryIndex(Index):
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         rows = self._load_rows()
-        scores, positions = faiss.knn(queries, rows.features, check_k(k, len(rows)), metric=faiss.METRIC_INNER_PRODUCT)
-        order = np.lexsort((positions, -scores), axis=1)  # equal scores by id
-        return rows.ids[np.take_along_axis(positions, order, axis=1)], np.take_along_axis(scores, order, axis=1)
+        is_distance, k = self.metric == "euclidean", check_k(k, len(rows))
+        measure = faiss.METRIC_L2 if is_distance else faiss.METRIC_INNER_PRODUCT
+        values, positions = faiss.knn(queries, rows.features, k, metric=measure)
+        order = np.lexsort((positions, values if is_distance else -values), axis=1)  # equal values by id
+        values = np.take_along_axis(np.sqrt(np.maximum(values, 0)) if is_distance else values, order, axis=1)
+        return rows.ids[np.take_along_axis(positions, order, axis=1)], values
 
     def _load_rows(self) -> IndexSnapshot:
         """Return the rows of the current revision; only rows added since the last call are read."""

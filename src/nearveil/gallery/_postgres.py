@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from sqlalchemy.engine import make_url
 
 from nearveil.gallery import store
-from nearveil.gallery.answers import Singles
+from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import IndexStoreError, explain
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, check_k
@@ -26,7 +26,8 @@ _PATH = (
     "SELECT set_config('search_path', "
     "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(%s)), false)"
 )
-_NEAREST = f"SELECT id, -(feature <#> %(q)s) FROM {FEATURES} ORDER BY feature <#> %(q)s, id LIMIT %(k)s"  # noqa: S608
+_OPERATORS = {"euclidean": ("<->", 1)}  # of pgvector, with the sign of a value; inner products are negative there
+_PRODUCT = ("<#>", -1)
 
 
 class PostgresIndex(Index):
@@ -71,7 +72,10 @@ class PostgresIndex(Index):
         with self._database.begin_read() as connection:
             k = check_k(k, store.load_header(connection, self._location).count)
             connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in settings))
-            rows = [list(connection.exec_driver_sql(_NEAREST, {"q": Vector(row), "k": k}).all()) for row in queries]
+            operator, sign = _OPERATORS.get(self.metric, _PRODUCT)
+            value = f"feature {operator} %(q)s"
+            query = f"SELECT id, {sign} * ({value}) FROM {FEATURES} ORDER BY {value}, id LIMIT %(k)s"  # noqa: S608
+            rows = [list(connection.exec_driver_sql(query, {"q": Vector(row), "k": k}).all()) for row in queries]
         table = np.array(rows, np.float64).reshape(len(rows), k, 2)  # exact for 32-bit ids
         return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)
 

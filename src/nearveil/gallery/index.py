@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.cluster import connect
 from nearveil.features.vectors import VectorFile
 from nearveil.gallery import store
-from nearveil.gallery.answers import LONGEST_NAME, ItemDetails, Singles, encode_details, encode_name
+from nearveil.gallery.answers import LONGEST_NAME, ItemDetails, encode_details, encode_name
+from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import CorruptedIndexError, InexactRowsError, UnknownItemError
 from nearveil.gallery.items import (
     Ids,
@@ -37,7 +38,8 @@ from nearveil.gallery.migrations import migrate
 from nearveil.gallery.publishing import MapPublisher
 from nearveil.gallery.store import FORMAT, Header, load_binding, load_header, save_header
 from nearveil.mechanisms.covers.maps import MOST_ITEMS
-from nearveil.privacy.checks import check_integer
+from nearveil.metrics import NORMALIZED, Metric, check_metric
+from nearveil.privacy.checks import check_integer, normalize_rows
 from nearveil.progress import Progress, Tick, no_progress
 from nearveil.storage import Database, is_among
 from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
@@ -71,7 +73,9 @@ class Index(MapPublisher):
         self._dimension, self._extractor = header.dimension, header.extractor
 
     @staticmethod
-    def create(location: str | Path, *, dimension: int, extractor: str = "", timeout: float = 30.0) -> "Index":
+    def create(
+        location: str | Path, *, dimension: int, extractor: str = "", metric: Metric = "cosine", timeout: float = 30.0
+    ) -> "Index":
         """Create an empty index.
 
         Parameters
@@ -81,13 +85,16 @@ class Index(MapPublisher):
         dimension : int
         extractor : str, default=""
             The fingerprint of the extractor: only features of the same extractor are comparable.
+        metric : {"cosine", "dot", "euclidean"}, default="cosine"
+            By which "nearest" is meant, in every way to search. For "cosine", rows are stored with norm one; for the
+            others as given, up to a million in each number.
         timeout : float, default=30.0
             Seconds to wait for other writers.
         """
         dimension = check_integer(dimension, "dimension", 1, MOST_FEATURES)
         if not is_text(extractor) or len(extractor) > LONGEST_NAME:
             raise ValueError("extractor must be a fingerprint: short text")
-        header = Header(FORMAT, dimension, 0, 0, 0, extractor)
+        header = Header(FORMAT, dimension, 0, 0, 0, extractor, check_metric(metric))
         kind = _choose_store(location)
         database, shown = kind._prepare_location(str(location), timeout)
         with closing(database), database.begin_write() as connection:
@@ -115,6 +122,23 @@ class Index(MapPublisher):
     def extractor(self) -> str:
         """The fingerprint of the extractor."""
         return self._extractor
+
+    @property
+    def metric(self) -> Metric:
+        """The metric: "cosine", "dot" or "euclidean"; "centred cosine" in galleries of version 0.2."""
+        return self._header().metric
+
+    def set_metric(self, metric: Metric) -> None:
+        """Change the metric; the next map has it. Rows of norm one can be compared by either cosine."""
+        check_metric(metric)
+        with self._database.begin_write() as connection:
+            header = load_header(connection, self._location, lock=True)
+            if metric != header.metric and {metric, header.metric} != NORMALIZED:
+                raise ValueError(
+                    f"metric: this index has rows for {header.metric}; for {metric}, index the vectors again into a "
+                    "new index"
+                )
+            save_header(connection, replace(header, metric=metric))
 
     @property
     def sealed_file(self) -> Path | None:
@@ -162,7 +186,7 @@ class Index(MapPublisher):
             ``extract(images, row_exact=True)``, or in another way for which you can prove it. Rows of a private index
             must be row-exact, or InexactRowsError is raised.
         """
-        return self._add([check_items(items, self.dimension)], replace, row_exact, lambda _: None)
+        return self._add([check_items(items, self.dimension, self.metric)], replace, row_exact, lambda _: None)
 
     def add_table(
         self,
@@ -177,7 +201,8 @@ class Index(MapPublisher):
     ) -> Ids:
         """Add many vectors at once: all of them, or none if one is invalid.
 
-        Rows are divided by their norms, as query vectors are. A row of zeros has no direction and is refused.
+        If the metric is the cosine, rows are divided by their norms, and a row of zeros is refused: it has no
+        direction.
 
         Parameters
         ----------
@@ -210,7 +235,7 @@ class Index(MapPublisher):
         (array([[0., 1.]], dtype=float32), {})
         >>> index.close(); folder.cleanup()
         """
-        table = check_table(rows, ids, names, metadata, self.dimension)
+        table = check_table(rows, ids, names, metadata, self.dimension, self.metric)
         return self._add([table], replace, row_exact, (progress or no_progress)("adding", len(table)))
 
     def add_file(
@@ -239,7 +264,7 @@ class Index(MapPublisher):
         tick = (progress or no_progress)("adding", parts[-1].stop if parts else 0)
         with connect(cluster) as workers:
             tables = workers.map(
-                check_part, parts, file, self.dimension, stage="reading", names=name_parts(file, parts)
+                check_part, parts, file, self.dimension, self.metric, stage="reading", names=name_parts(file, parts)
             )
             return self._add(tables, replace, row_exact, tick)
 
@@ -343,12 +368,14 @@ class Index(MapPublisher):
         return rows[positions]
 
     def search(self, queries: ArrayLike, k: int = 8) -> tuple[Ids, Singles]:
-        """Find the items with the largest inner products. Not private: the caller sees queries and items.
+        """Find the nearest items by the metric, exactly. Not private: the caller sees queries and items.
 
-        `queries` have the shape (d,) or (q, d). Return ids and scores, shape (q, k), best first; of equal scores the
-        smallest id, but any of those that tie for the last position.
+        `queries` have the shape (d,) or (q, d). Return ids and the metric's values, shape (q, k): cosines or products,
+        the largest first, or distances, the smallest first; of equal values the smallest id, but any of those that tie
+        for the last position.
         """
-        return self._search(check_queries(queries, self.dimension), k)
+        rows = check_queries(queries, self.dimension)
+        return self._search(normalize_rows(rows, "queries:") if self.metric in NORMALIZED else rows, k)
 
     def protect(self) -> None:
         """Mark the rows as private, for every process: no map of them is published, stored or served from now on.

@@ -15,8 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import Cluster, SpreadRows, StoredPart, cut_rows
 from nearveil.features.vectors import TablePart, VectorFile, as_list
-from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, LONGEST_ID, LONGEST_NAME, Singles, is_thumbnail
-from nearveil.privacy.checks import as_rows, check_integer, is_integer, normalize_rows
+from nearveil.gallery.answers import LARGEST_METADATA, LARGEST_ORIGINAL, LONGEST_ID, LONGEST_NAME, is_thumbnail
+from nearveil.gallery.codes import Singles
+from nearveil.metrics import NORMALIZED, Metric
+from nearveil.privacy.checks import LARGEST_FEATURE, OUT_OF_RANGE, as_rows, check_integer, is_integer, normalize_rows
 
 Ids = NDArray[np.uint32]
 
@@ -30,7 +32,7 @@ _FILE = os.O_RDONLY | _FLAGS["O_NOFOLLOW"] | _FLAGS["O_NONBLOCK"] | _FLAGS["O_CL
 class Item:
     """One image, or any other record that has a vector, to be added to an index."""
 
-    feature: ArrayLike  #: shape (d,) or (1, d); divided by its norm unless that is one
+    feature: ArrayLike  #: shape (d,) or (1, d); divided by its norm if the metric is the cosine
     name: str = ""  #: for people; need not be unique
     thumbnail: bytes = field(default=b"", repr=False)  #: WebP, as answers contain it, or empty
     #: The file content, or its path. A file is served only while it is unchanged since the item was added.
@@ -168,7 +170,7 @@ class ItemTable:
         return zip(ids, self.names, self.external_ids, self.metadata, strict=True)
 
 
-def check_items(items: Iterable[Item], dimension: int) -> ItemTable:
+def check_items(items: Iterable[Item], dimension: int, metric: Metric) -> ItemTable:
     """Return items in columns, or raise an error that names the first invalid one."""
     item_list = list(items)
     features = np.empty((len(item_list), dimension), np.float32)
@@ -186,7 +188,7 @@ def check_items(items: Iterable[Item], dimension: int) -> ItemTable:
         features[position] = row[0]
     metadata, keys = _encode_metadata([item.metadata for item in item_list], "items: the metadata")
     return ItemTable(
-        normalize_rows(features, "items: the feature"),
+        _prepare_rows(features, "items: the feature", metric),
         _check_texts([item.name for item in item_list], "items: the name", LONGEST_NAME),
         _check_external_ids([item.external_id for item in item_list], "items: the external_id"),
         metadata,
@@ -195,9 +197,9 @@ def check_items(items: Iterable[Item], dimension: int) -> ItemTable:
     )
 
 
-def check_table(rows: Any, ids: Any, names: Any, metadata: Any, dimension: int) -> ItemTable:
+def check_table(rows: Any, ids: Any, names: Any, metadata: Any, dimension: int, metric: Metric) -> ItemTable:
     """Return rows with their columns, or raise an error that names the first invalid one."""
-    features = normalize_rows(as_rows(rows), "rows:")
+    features = _prepare_rows(as_rows(rows), "rows:", metric)
     count = len(features)
     if features.shape[1] != dimension:
         raise ValueError(f"rows have {features.shape[1]} dimensions; this index has {dimension}")
@@ -214,11 +216,21 @@ def check_table(rows: Any, ids: Any, names: Any, metadata: Any, dimension: int) 
     )
 
 
-def check_part(part: TablePart, file: VectorFile, dimension: int | None) -> ItemTable:
+def _prepare_rows(rows: Singles, name: str, metric: Metric) -> Singles:
+    """Return rows as an index stores them: divided by their norms, or as given within a range."""
+    if metric in NORMALIZED:
+        return normalize_rows(rows, name)
+    invalid = np.flatnonzero(~(np.abs(rows) <= LARGEST_FEATURE).all(axis=1))
+    if len(invalid):
+        raise ValueError(f"{name}{'' if name.endswith(':') else ' of'} number {invalid[0]} {OUT_OF_RANGE}")
+    return rows
+
+
+def check_part(part: TablePart, file: VectorFile, dimension: int | None, metric: Metric) -> ItemTable:
     """Load and check a partition of a file; without ids, rows are named after the file and their number."""
     table = file.read(part)
     ids = table.ids if file.ids is not None else [f"{file.path.name}:{row}" for row in range(part.start, part.stop)]
-    return check_table(table.rows, ids, table.names, table.metadata, dimension or table.rows.shape[1])
+    return check_table(table.rows, ids, table.names, table.metadata, dimension or table.rows.shape[1], metric)
 
 
 def name_parts(file: VectorFile, parts: Sequence[TablePart]) -> list[str] | None:

@@ -1,4 +1,4 @@
-"""Upgrade indexes of formats 1 (nearveil 0.1) and 2 (nearveil 0.2) to format 3, in one transaction."""
+"""Upgrade indexes of formats 1 (nearveil 0.1), 2 (nearveil 0.2) and 3 to format 4, in one transaction."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from nearveil.gallery import store
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError
 from nearveil.gallery.store import BLOCK, FORMAT, DigestKind, Header, images, load_header, published
+from nearveil.metrics import CENTRED
 from nearveil.storage import Database, is_among
 
 _OLD_DETAILS = "nearveil_details"  # names, external ids and metadata of consecutive items, in one row of JSON
@@ -40,22 +41,29 @@ def migrate(database: Database, location: str, migrate_features: Callable[[sa.Co
         header = load_header(connection, location, lock=True)
         if header.format == FORMAT:  # another process was faster
             return
-        for statement in _STATEMENTS:
-            connection.exec_driver_sql(statement)
-        store.metadata.create_all(connection)
-        for rows in _read_items(connection, header, location):
-            store.insert_hashed(connection, "item", rows)
-        connection.exec_driver_sql("ALTER TABLE nearveil_image DROP COLUMN name")
-        connection.exec_driver_sql(f"DROP TABLE IF EXISTS {_OLD_DETAILS}")
-        kinds: tuple[DigestKind, ...] = ("image", "deleted")
-        for kind in kinds:
-            for _, crcs in store.hash_blocks(connection, kind, header.next_id):
-                store.add_to_digests(connection, kind, crcs)
-        for number in connection.execute(sa.select(published.c.number)).scalars().all():
-            change = sa.update(published).where(published.c.number == number)
-            connection.execute(change.values(digest=store.read_map(connection, number)))
-        migrate_features(connection, header)
-        store.save_header(connection, replace(header, format=FORMAT))
+        if header.format < 3:
+            _upgrade_to_3(connection, header, location)
+            migrate_features(connection, header)
+        connection.exec_driver_sql("ALTER TABLE nearveil_index ADD COLUMN metric TEXT")
+        store.save_header(connection, replace(header, format=FORMAT, metric=CENTRED))
+
+
+def _upgrade_to_3(connection: sa.Connection, header: Header, location: str) -> None:
+    """Move names, external ids and metadata to a table of their own, and replace CRCs of rows by digests of blocks."""
+    for statement in _STATEMENTS:
+        connection.exec_driver_sql(statement)
+    store.metadata.create_all(connection)
+    for rows in _read_items(connection, header, location):
+        store.insert_hashed(connection, "item", rows)
+    connection.exec_driver_sql("ALTER TABLE nearveil_image DROP COLUMN name")
+    connection.exec_driver_sql(f"DROP TABLE IF EXISTS {_OLD_DETAILS}")
+    kinds: tuple[DigestKind, ...] = ("image", "deleted")
+    for kind in kinds:
+        for _, crcs in store.hash_blocks(connection, kind, header.next_id):
+            store.add_to_digests(connection, kind, crcs)
+    for number in connection.execute(sa.select(published.c.number)).scalars().all():
+        change = sa.update(published).where(published.c.number == number)
+        connection.execute(change.values(digest=store.read_map(connection, number)))
 
 
 def _read_items(connection: sa.Connection, header: Header, location: str) -> Iterator[Rows]:

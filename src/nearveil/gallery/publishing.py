@@ -5,7 +5,7 @@ import threading
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, replace
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Literal, NamedTuple, Self
+from typing import IO, Any, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse
@@ -14,15 +14,15 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import LOCAL, SpreadRows, connect, use_one_thread
 from nearveil.gallery import store
-from nearveil.gallery.answers import (
-    Answer,
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import (
     Bytes,
+    CodeBytes,
     Codes,
-    Singles,
     codes_from_bytes,
     codes_to_bytes,
-    encode_rows,
-    make_codes,
+    learn_codes,
+    sample_rows,
 )
 from nearveil.gallery.errors import (
     CorruptedIndexError,
@@ -37,11 +37,13 @@ from nearveil.mechanisms.base import candidate_count, fingerprint
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import DUE, spread_features
 from nearveil.mechanisms.covers.maps import MOST_SETS
+from nearveil.metrics import CENTRED, Metric, ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.progress import Progress, tick_percent
 from nearveil.storage import Database
 
 _HEADER = "told"  # the stored name of the header in the archive
+_SPACE_ROWS = 1 << 18  # of a gallery, to learn the constants of a metric from
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class MapTerms:
     #: The fraction of the items that must be in some set, as in :class:`nearveil.mechanisms.Covers`. Messages never
     #: return the others. 0 gives the highest average recall at a small epsilon.
     reach: float = 1.0
-    code_bytes: int | Literal["auto"] | None = "auto"  #: the size of a code, as in :class:`nearveil.search.Retriever`
+    code_bytes: CodeBytes = "auto"  #: the size of a code, as in :class:`nearveil.search.Retriever`
 
     def updated(self, **options: Any) -> "MapTerms":
         """Return the terms with the options that are not None."""
@@ -91,13 +93,15 @@ class Published:
     """
 
     revision: int  #: of the gallery that the map was learned on
-    #: The server's half, with the sets. Fitted on the public mean alone, so that a client with the mean, the digest and
-    #: the map can build the same: ``Covers(...).fit_mean(mean, public_digest).use_map(map)``.
+    #: The server's half, with the sets. Fitted on the public space alone, so that a client with the space, the digest
+    #: and the map can build the same: ``Covers(...).fit_space(space, public_digest).use_map(map)``.
     release: Covers
     table: Codes = field(repr=False)  #: decodes codes; public
     codes: Bytes = field(repr=False)  #: of all items of the gallery at that revision; shape (n, b), uint8
     ids: Ids = field(repr=False)  #: of the same items, increasing; shape (n,), uint32
     terms: MapTerms  #: the parameters of the map
+    #: The share of the 10 nearest that the codes keep, measured on a sample of the items; None in maps of 0.2.
+    code_recall: float | None = None
 
     @classmethod
     def learn(
@@ -105,6 +109,7 @@ class Published:
         snapshot: IndexSnapshot,
         terms: MapTerms,
         *,
+        metric: Metric = "cosine",
         public: ArrayLike | None = None,
         progress: Progress | None = None,
         cluster: Any = None,
@@ -115,8 +120,10 @@ class Published:
         ----------
         snapshot : IndexSnapshot
         terms : MapTerms
-        public : array-like of shape (d,) or (n, d), optional
-            The mean that centres features, or public rows to compute it from; the gallery's mean by default.
+        metric : {"cosine", "dot", "euclidean"}, default="cosine"
+        public : array-like of shape (n, d), optional
+            Rows from which the constants of the metric are learned, which do not change its order: by default the
+            gallery's.
         progress : callable, optional
             ``progress(text, total)`` starts a stage and returns a function that is called with the units done.
         cluster : str or dask.distributed.Client, optional
@@ -128,15 +135,14 @@ class Published:
         report = None if progress is None else tick_percent(progress("learning the map", 100))
         with use_one_thread(), connect(cluster) as workers:  # workers have one thread, too
             rows = snapshot.spread(LOCAL if snapshot.in_memory else workers)
-            mean = _compute_mean(rows) if public is None else _load_mean(public, rows.shape[1])
-            release = terms.make_release().fit_mean(mean)
+            space = _learn_space(metric, rows, public)
+            release = terms.make_release().fit_space(space)
             features = spread_features(release, rows)
             if snapshot.in_memory:
                 features = SpreadRows.cut(features.gather("centring rows"), workers)
-            table = make_codes(features, terms.code_bytes)
-            release = release.fit_mean(mean, _hash_public(mean, table)).index_features(features, report=report)
-            codes = encode_rows(table, features)
-        return cls(snapshot.revision, release, table, codes, snapshot.ids, terms)
+            table, codes, recall = learn_codes(features, terms.code_bytes, space)
+            release = release.fit_space(space, _hash_public(space, table)).index_features(features, report=report)
+        return cls(snapshot.revision, release, table, codes, snapshot.ids, terms, recall)
 
     def update(self, snapshot: IndexSnapshot) -> "Published":
         """Update the map for a gallery that has changed a little, without learning it again.
@@ -149,8 +155,8 @@ class Published:
         release = self.release.update_features(features, positions)
         codes, new = self.codes[np.maximum(positions, 0)], np.flatnonzero(positions < 0)
         if len(new):
-            codes[new] = self.table.prepare(features).encode(features.take(new, "taking rows"))
-        return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.terms)
+            codes[new] = self.table.prepare(features, self.space).encode(features.take(new, "taking rows"))
+        return Published(snapshot.revision, release, self.table, codes, snapshot.ids, self.terms, self.code_recall)
 
     def measure_drift(self, snapshot: IndexSnapshot) -> float:
         """Return the fraction of the gallery that has changed since the map was learned, with earlier updates."""
@@ -184,9 +190,9 @@ class Published:
         return self.release.map_
 
     @property
-    def mean(self) -> Singles:
-        """The public mean, shape (d,)."""
-        return np.asarray(self.release.mean_, dtype=np.float32)
+    def space(self) -> ScoreSpace:
+        """The public space in which rows are compared, with the metric."""
+        return self.release.space_
 
     def answer(self, message: Message, alive: NDArray[np.bool_] | None = None) -> Answer:
         """Answer one message that was made for this map, without images.
@@ -214,10 +220,14 @@ class Published:
             "revision": self.revision,
             "drift": release.drift_,
             "gallery": release._gallery_digest,
+            "metric": self.space.metric,
+            "scale": self.space.scale,
+            "balance": self.space.balance,
+            "code_recall": self.code_recall,
         }
         arrays: dict[str, NDArray[Any]] = {
             _HEADER: _to_array(json.dumps(header, default=lambda number: number.item()).encode()),
-            "mean": self.mean,
+            "mean": self.space.mean.astype(np.float32),
             "map": _to_array(self.map.to_bytes()),
             "table": _to_array(codes_to_bytes(self.table)),
             "set_items": release.members_.indices,
@@ -232,7 +242,9 @@ class Published:
         """Read a file of :meth:`write`."""
         with np.load(file, allow_pickle=False) as arrays:
             header = json.loads(arrays[_HEADER].tobytes())
-            table, mean = codes_from_bytes(arrays["table"].tobytes()), arrays["mean"]
+            table = codes_from_bytes(arrays["table"].tobytes())
+            constants = (header.get("scale", 1.0), header.get("balance", 1.0))  # missing in maps of 0.2
+            space = ScoreSpace(header.get("metric", CENTRED), arrays["mean"], *constants)
             reach, drift = header.get("reach", 0.0), header.get("drift", 0.0)  # missing in maps of 0.1
             terms = MapTerms(header["epsilon"], header["candidates"], header["n_sets"], reach, header["code_bytes"])
             public_map = PublicMap.from_bytes(arrays["map"].tobytes())
@@ -240,33 +252,27 @@ class Published:
             members = scipy.sparse.csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
-            release = terms.make_release().fit_mean(mean, _hash_public(mean, table)).use_map(public_map)
+            release = terms.make_release().fit_space(space, _hash_public(space, table)).use_map(public_map)
             release = release._with_attributes(members_=members, drift_=drift, _gallery_digest=header["gallery"])
-            return cls(header["revision"], release, table, arrays["codes"], arrays["ids"], terms)
+            recall = header.get("code_recall")
+            return cls(header["revision"], release, table, arrays["codes"], arrays["ids"], terms, recall)
 
 
-def _compute_mean(rows: SpreadRows) -> Singles:
-    """Return the mean of a gallery in 32 bits, as on the wire."""
-    total = sum(rows.map(_sum_rows, stage="taking the mean"))
-    return np.asarray(total / len(rows), dtype=np.float32)
+def _learn_space(metric: Metric, rows: SpreadRows, public: ArrayLike | None) -> ScoreSpace:
+    """Learn the constants of a metric from public rows, or from a sample of the gallery."""
+    if public is None:
+        return ScoreSpace.fit(metric, sample_rows(rows, _SPACE_ROWS))
+    values = check_rows(np.atleast_2d(np.asarray(public)), "public")
+    if values.shape[1] != rows.shape[1]:
+        raise ValueError(f"public must have {rows.shape[1]} columns, as the index has")
+    return ScoreSpace.fit(metric, values)
 
 
-def _sum_rows(rows: Singles) -> NDArray[np.float64]:
-    return np.asarray(rows.sum(axis=0, dtype=np.float64))
-
-
-def _load_mean(public: ArrayLike, dimension: int) -> Singles:
-    """Return the mean of public rows, or a public mean, in 32 bits."""
-    rows = check_rows(np.atleast_2d(np.asarray(public)), "public")
-    if rows.shape[1] != dimension:
-        raise ValueError(f"public must have {dimension} columns, as the index has")
-    return np.asarray(rows.mean(axis=0), dtype=np.float32)
-
-
-def _hash_public(mean: Singles, table: Codes) -> str:
-    """Return the fingerprint of the public mean and table, which messages carry."""
+def _hash_public(space: ScoreSpace, table: Codes) -> str:
+    """Return the fingerprint of the public space and table, which messages carry."""
     # With the table: otherwise old clients would decode codes of a new table with the old one.
-    return fingerprint(mean, _to_array(codes_to_bytes(table)))
+    constants = () if space.metric == CENTRED else (space.metric, space.scale, space.balance)
+    return fingerprint(np.asarray(space.mean, np.float32), _to_array(codes_to_bytes(table)), *constants)
 
 
 def _to_array(data: bytes) -> Bytes:
@@ -279,7 +285,7 @@ _SAVE_TIMEOUT = 20.0  # in multiples of the usual timeout: a map may have taken 
 
 
 class Current(NamedTuple):
-    """The newest map, and whether the gallery has changed since it was learned."""
+    """The newest map, and whether the gallery, or its metric, has changed since it was learned."""
 
     published: Published
     stale: bool
@@ -305,6 +311,11 @@ class MapPublisher(ABC):
     def snapshot(self) -> IndexSnapshot:
         """Return all ids and features of the current revision."""
 
+    @property
+    @abstractmethod
+    def metric(self) -> Metric:
+        """The metric of the gallery."""
+
     def state(self) -> IndexState:
         """Return the current state, which changes with every change by any process."""
         try:
@@ -323,7 +334,7 @@ class MapPublisher(ABC):
         public: ArrayLike | None = None,
         n_sets: int | None = None,
         reach: float = 1.0,
-        code_bytes: int | Literal["auto"] | None = "auto",
+        code_bytes: CodeBytes = "auto",
         keep: int = KEPT_MAPS,
         progress: Progress | None = None,
         cluster: Any = None,
@@ -350,7 +361,9 @@ class MapPublisher(ABC):
         self.assert_open()
         check_integer(keep, "keep", 1)
         terms = MapTerms(epsilon, candidates, n_sets, reach, code_bytes)
-        learned = Published.learn(self.snapshot(), terms, public=public, progress=progress, cluster=cluster)
+        learned = Published.learn(
+            self.snapshot(), terms, metric=self.metric, public=public, progress=progress, cluster=cluster
+        )
         self._save_map(learned, keep)
         return learned
 
@@ -358,7 +371,7 @@ class MapPublisher(ABC):
         """Update the map with the same parameters, if the gallery has changed.
 
         The map is updated while at most a tenth of the gallery has changed since it was learned, and learned again
-        after that. :meth:`publish`, which has the same parameters, always learns it again.
+        after that, or for another metric. :meth:`publish`, which has the same parameters, always learns it again.
         """
         check_integer(keep, "keep", 1)
         newest, stale = self.current()
@@ -366,12 +379,12 @@ class MapPublisher(ABC):
             return newest
         snapshot = self.snapshot()
         try:
-            if len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE:
+            is_same = newest.space.metric == self.metric
+            if is_same and len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE:
                 updated = newest.update(snapshot)
                 self._save_map(updated, keep)
                 return updated
-            options = {**asdict(newest.terms), "public": newest.mean, "keep": keep}
-            return self.publish(**options, progress=progress, cluster=cluster)
+            return self.publish(**asdict(newest.terms), keep=keep, progress=progress, cluster=cluster)
         except StaleMapError:  # another process published first: its map may be up to date
             return self.republish(keep, progress=progress, cluster=cluster)
 
@@ -381,10 +394,11 @@ class MapPublisher(ABC):
             store.check_public(connection, self._location)
 
     def current(self) -> Current:
-        """Return the newest map, and whether the gallery has changed since it was learned."""
+        """Return the newest map, and whether the gallery, or its metric, has changed since it was learned."""
         with self._database.begin_read() as connection:
             newest = self._load_map(connection, self._list_maps(connection)[0])
-            return Current(newest, store.load_header(connection, self._location).revision != newest.revision)
+            header = store.load_header(connection, self._location)
+            return Current(newest, (header.revision, header.metric) != (newest.revision, newest.space.metric))
 
     def maps(self) -> list[Published]:
         """Return all stored maps, the newest first."""

@@ -17,14 +17,15 @@ import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import Singles
+from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, PrivateIndexError
 from nearveil.gallery.items import Ids, ItemTable, StoredItem, is_text
 from nearveil.mechanisms.covers.maps import MOST_ITEMS
+from nearveil.metrics import CENTRED, NORMALIZED, Metric
 from nearveil.storage import is_among
 from nearveil.wire.frames import MOST_KEYS
 
-FORMAT = 3  # `migrations` upgrades formats 1 and 2
+FORMAT = 4  # `migrations` upgrades formats 1 to 3
 BLOCK = 1024  # ids in a block that has one digest
 _PART = 16 << 20  # bytes of a map in one row, far below the limits of the databases
 _CHUNK = 500  # ids in a statement that loads images
@@ -44,6 +45,7 @@ headers = sa.Table(
     *map(_integer, ("format", "dimension", "revision", "next_id", "count")),
     sa.Column("extractor", sa.Text, nullable=False),
     _integer("crc"),
+    sa.Column("metric", sa.Text, nullable=False),
 )
 # In a directory, a row has the features of consecutive ids, from `id` on, and their CRC; in PostgreSQL, of one id.
 FEATURES = "nearveil_feature"
@@ -122,6 +124,7 @@ class Header:
     next_id: int
     count: int
     extractor: str
+    metric: Metric = CENTRED
 
     @property
     def is_large(self) -> bool:
@@ -133,10 +136,15 @@ class Header:
         values = asdict(self)
         return {**values, "crc": checksum(*values.values())}
 
+    @property
+    def normalizes(self) -> bool:
+        """Whether rows are divided by their norms when they are added."""
+        return self.metric in NORMALIZED
+
 
 def load_header(connection: sa.Connection, location: str, *, lock: bool = False) -> Header:
     """Load the index header, with a row lock if `lock`."""
-    query = sa.select(headers)
+    query = sa.select(sa.text("*")).select_from(headers)  # an older format has no metric
     rows = connection.execute(query.with_for_update() if lock else query).all()
     if not rows:
         raise NotAnIndexError(f"No index at {location}. Create one with Index.create().")

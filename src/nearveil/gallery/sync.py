@@ -17,11 +17,12 @@ from nearveil.features.backbones import find_extractor
 from nearveil.features.gallery import FeatureCache, GalleryFeatures, assert_here
 from nearveil.features.images import thumbnail
 from nearveil.features.vectors import TablePart, VectorFile, VectorTable
-from nearveil.gallery.answers import ID_BYTES
+from nearveil.gallery.codes import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError, UnknownItemError
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item, check_part, check_table, is_text, name_parts
 from nearveil.gallery.publishing import KEPT_MAPS, MapTerms, Published
+from nearveil.metrics import Metric, check_metric
 from nearveil.progress import Progress, Tick, no_progress
 from nearveil.storage import data_folder, describe_url, make_data_folder
 
@@ -40,6 +41,7 @@ class SyncReport:
     index: str  #: its location, without a password
     items: int
     dimension: int
+    metric: Metric
     revision: int
     added: int
     deleted: int
@@ -62,6 +64,7 @@ def sync_folder(
     *,
     extractor: Extractor | None = None,
     private: bool = False,
+    metric: Metric | None = None,
     epsilon: float | None = None,
     candidates: float | None = None,
     n_sets: int | None = None,
@@ -86,6 +89,8 @@ def sync_folder(
     private : bool, default=False
         Whether the images are records of a protected gallery: rows are row-exact, and no map is made. They stay on
         this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
+    metric : {"cosine", "dot", "euclidean"}, optional
+        By default as before, or the cosine.
     epsilon, candidates, n_sets, code_bytes, reach : optional
         As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 1.
     progress : callable, optional
@@ -101,6 +106,7 @@ def sync_folder(
     (120, 0)
     """
     options = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets, "code_bytes": code_bytes, "reach": reach}
+    wanted_metric = None if metric is None else check_metric(metric)
     start = progress or no_progress
     root, location = _find_root(Path(folder)), find_index(index)
     with ExitStack() as stack:
@@ -121,8 +127,15 @@ def sync_folder(
         if gallery is None:
             if not private:
                 MapTerms().updated(**options).check(len(images.paths))
-            gallery = Index.create(location, dimension=extractor.dimension, extractor=extractor.fingerprint)
+            gallery = Index.create(
+                location,
+                dimension=extractor.dimension,
+                extractor=extractor.fingerprint,
+                metric=wanted_metric or "cosine",
+            )
             stack.enter_context(gallery)
+        elif wanted_metric is not None:
+            gallery.set_metric(wanted_metric)
         if private:
             gallery.protect()
         with _note_changes():
@@ -152,6 +165,7 @@ def sync_table(
     index: str | os.PathLike[str] | None = None,
     *,
     delete: Sequence[str] = (),
+    metric: Metric | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
     **options: Any,
@@ -162,17 +176,20 @@ def sync_table(
     start = progress or no_progress
     location = find_index(index)
     gallery = open_index(location)
+    usual: Metric = "cosine" if metric is None else check_metric(metric)
     with connect(cluster) as workers:
         if gallery is None:
             if table is None:
                 raise ValueError(f"delete: there is no index at {describe_location(location)}")
-            count, dimension = _check_rows(table, workers, start)  # before anything is created
+            count, dimension = _check_rows(table, usual, workers, start)  # before anything is created
             MapTerms().updated(**options).check(count)
             if index is None:
                 make_data_folder()
-            gallery = Index.create(location, dimension=dimension)
+            gallery = Index.create(location, dimension=dimension, metric=usual)
         with gallery:
             gallery.assert_open()
+            if metric is not None:
+                gallery.set_metric(metric)
             if gallery.extractor and table is not None:
                 raise ValueError("vectors: this index has features of images: use another index")
             terms, before, count = _load_terms(gallery).updated(**options), gallery.ids(), len(gallery)
@@ -194,7 +211,7 @@ def sync_table(
 
 
 def _report(gallery: Index, location: str, *changes: Any) -> SyncReport:
-    size = len(gallery), gallery.dimension, gallery.revision
+    size = len(gallery), gallery.dimension, gallery.metric, gallery.revision
     return SyncReport(describe_location(location), *size, *changes)
 
 
@@ -387,18 +404,20 @@ def _count_rows(table: VectorTable | VectorFile | None) -> int:
     return 0 if table is None else len(table.rows)
 
 
-def _check_rows(table: VectorTable | VectorFile, workers: Cluster, start: Progress) -> tuple[int, int]:
+def _check_rows(table: VectorTable | VectorFile, metric: Metric, workers: Cluster, start: Progress) -> tuple[int, int]:
     """Check all vectors; return their number and dimension."""
     if not isinstance(table, VectorFile):
-        return check_table(*table, table.rows.shape[1]).features.shape
+        return check_table(*table, table.rows.shape[1], metric).features.shape
     parts = table.cut()
     tick = start("checking", len(parts))
-    shapes = list(workers.map(_check_part, parts, table, stage="checking", names=name_parts(table, parts), tick=tick))
+    shapes = list(
+        workers.map(_check_part, parts, table, metric, stage="checking", names=name_parts(table, parts), tick=tick)
+    )
     dimensions = {dimension for _, dimension in shapes}
     if len(dimensions) != 1:
         raise ValueError("vectors must be numbers, in rows of one length")
     return sum(count for count, _ in shapes), dimensions.pop()
 
 
-def _check_part(part: TablePart, file: VectorFile) -> tuple[int, int]:
-    return check_part(part, file, None).features.shape
+def _check_part(part: TablePart, file: VectorFile, metric: Metric) -> tuple[int, int]:
+    return check_part(part, file, None, metric).features.shape

@@ -32,8 +32,8 @@ from nearveil.mechanisms.base import (
     make_guarantee,
     make_noise_guarantee,
     read_vector,
-    scale_to_unit,
 )
+from nearveil.metrics import scale_to_unit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_rows
 from nearveil.privacy.events import PureDp

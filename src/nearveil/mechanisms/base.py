@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import NotFittedError
 
 from nearveil.errors import NearveilError
+from nearveil.metrics import scale_to_unit
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import NumberCheck, check_numbers, check_rows
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, secure_source
@@ -327,7 +328,11 @@ class Release(Parameters, ABC):
         gallery : array-like of shape (n, d)
         """
         self._check_messages([message])
-        return self._rank(message, self._prepare(self.features(gallery, "gallery", lenient=True)))
+        return self._rank(message, self._prepare(self.gallery_features(gallery)))
+
+    def gallery_features(self, gallery: ArrayLike) -> NDArray[Any]:
+        """Return the features of public rows, by which the server ranks; those without a direction are zero."""
+        return self.features(gallery, "gallery", lenient=True)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -364,7 +369,7 @@ class Release(Parameters, ABC):
     def _release(self, features: Floats, source: Source) -> list[Message]:
         """Make a message from each row; rows have norm one."""
 
-    def _prepare(self, features: Floats) -> Any:
+    def _prepare(self, features: NDArray[Any]) -> Any:
         """Precompute the input of :meth:`_rank` from a gallery's features of norm one (or zero)."""
         return features
 
@@ -468,16 +473,6 @@ def _make_read_only(value: Any) -> None:
             _make_read_only(part)
     elif is_dataclass(value):
         _make_read_only(tuple(vars(value).values()))
-
-
-def scale_to_unit(rows: Floats) -> Floats:
-    """Divide rows by their norms, in place; rows of zeros stay zeros."""
-    # Divide by the largest entry first: squares of tiny or huge numbers leave the range of a float.
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    np.divide(rows, largest, out=rows, where=largest > 0)
-    norms = np.sqrt(np.einsum("ij,ij->i", rows, rows))[:, None]
-    np.divide(rows, norms, out=rows, where=norms > 0)
-    return rows
 
 
 check_fraction = NumberCheck(

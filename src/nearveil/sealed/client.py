@@ -173,10 +173,13 @@ class SealedClient:
     def _take_pad(self, part: str) -> Pad:
         return self._stocks[part].take() or self._make_pad(part)
 
-    def ask(self, row: ArrayLike) -> SealedQuestion:
-        """Return a question for the scores of the items near a row, shape (n_features,)."""
+    def ask(self, row: ArrayLike, near: ArrayLike | None = None) -> SealedQuestion:
+        """Return a question for the scores of items with a row, shape (n_features,), in the cells nearest to `near`.
+
+        By default those nearest to the row itself, scaled to norm one.
+        """
         layout = self.layout
-        messages, cells = make_messages(layout, row)
+        messages, cells = make_messages(layout, row, near)
         pad = self._take_pad("scores")
         first = (np.arange(layout.n_colours) * layout.cells_per_colour + cells) * layout.n_slots
         data = write_question("scores", layout.version, add_messages(SCORES, pad.zeros, messages))
@@ -268,17 +271,19 @@ def describe_assumption(parameters: LweParameters) -> Assumption:
     return Assumption(f"{parameters} is hard", parameters.core_svp_bits)
 
 
-def make_messages(layout: Layout, row: ArrayLike) -> tuple[Longs, Longs]:
+def make_messages(layout: Layout, row: ArrayLike, near: ArrayLike | None = None) -> tuple[Longs, Longs]:
     """Return the plaintext for a row, and the cell of each colour: the row in the columns of its cell, else zeros."""
     # Every row has a message for every layout: a refusal would reveal that the projection maps the row to zero or to
     # infinity. In 64 bits only exact zeros do so.
     with np.errstate(all="ignore"):
         unit = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0]
-        vector = unit.astype(np.float64) @ layout.projection.astype(np.float64)
+        projection = layout.projection.astype(np.float64)
+        vector = unit.astype(np.float64) @ projection
         length = float(np.linalg.norm(vector))
         if length == 0:
             vector[0] = length = 1.0
-        cells = choose_cells(vector, layout.centroids, layout.n_colours)
+        point = vector if near is None else np.asarray(near, np.float64) @ projection
+        cells = choose_cells(point, layout.centroids, layout.n_colours)
         steps = np.rint(vector / length * get_message_scale(layout)).astype(np.int64)
     chosen = np.arange(layout.cells_per_colour) == cells[:, None]
     return (chosen[:, :, None] * steps).reshape(layout.n_colours, -1), cells

@@ -55,7 +55,7 @@ from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answ
 from nearveil.storage import replace_file
 from nearveil.wire.frames import WireError
 
-_CLIP = 3.6  # standard deviations of a coordinate beyond which it is clipped
+_UNCLIPPED = 0.9997  # of all coordinates; larger ones are clipped
 _HINT_ROWS = 4096  # of a partition
 _BATCH = 32  # questions of one pass
 _SAMPLE = 1 << 16  # rows to learn directions from, and rows that are projected at a time
@@ -109,6 +109,7 @@ class SealedIndex:
         hint: Words,
         *,
         scale: float,
+        normalize: bool,
         items: NDArray[np.int64],
         records: Bytes | None = None,
         record_hint: Words | None = None,
@@ -119,7 +120,7 @@ class SealedIndex:
         """Use :meth:`build` or :meth:`load`."""
         self.layout = layout
         self._database, self._hint = database, hint
-        self._scale, self._items = scale, items
+        self._scale, self._normalize, self._items = scale, normalize, items
         self._records, self._record_hint = records, record_hint
         self._waiting: deque[_OpenQuestion] = deque()
         self._pass_lock = threading.Lock()
@@ -145,6 +146,7 @@ class SealedIndex:
         device: str = "cpu",
         n_jobs: int = 1,
         seed: bytes | None = None,
+        normalize: bool = True,
         cluster: Any = None,
     ) -> Self:
         """Build an index of rows.
@@ -152,7 +154,7 @@ class SealedIndex:
         Parameters
         ----------
         rows : array-like of shape (n_items, n_features)
-            Compared by the cosine of their angle; none may be zero.
+            Compared by the cosine of their angle with the query; see `normalize`.
         records : sequence of bytes, optional
             For each item, bytes that a client can fetch: a name, a code, a thumbnail. All are padded to the longest.
         items : array-like of int, optional
@@ -174,13 +176,16 @@ class SealedIndex:
         seed : bytes, optional
             Of the public matrix; random by default. Processes that build an index from the same rows and seed, on the
             same kind of processor, give the same answers.
+        normalize : bool, default=True
+            Whether rows are divided by their norms; none may be zero then. If not, scores are inner products with the
+            query of norm one, and the longest row bounds the error (``docs/theory/sealed.md``).
         cluster : str or dask.distributed.Client, optional
             The workers that make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
         vectors = np.atleast_1d(np.asarray(rows))
         dimension = choose_dimension(len(vectors)) if dimension is None else check_count(dimension, "dimension", 1)
-        projection = _find_projection(check_rows(vectors[_spread(len(vectors))]), dimension)
-        codes, scale, reach = _quantise(vectors, projection)
+        projection = _find_projection(check_rows(vectors[_spread(len(vectors))], normalize=normalize), dimension)
+        codes, scale, reach = _quantise(vectors, projection, normalize=normalize)
         n_cells, n_colours = choose_shape(len(codes), codes.shape[1], n_cells, n_colours)
         n_slots = count_slots(len(codes), n_cells)
         cells = make_cells(codes, n_cells, n_colours, n_slots)
@@ -197,6 +202,7 @@ class SealedIndex:
         numbers = np.append(_check_numbers(items, len(codes), 0), -1)
         seed = os.urandom(SEED_BYTES) if seed is None else hashlib.sha256(seed).digest()
         state: dict[str, Any] = {"scale": scale, "items": numbers[positions], "kernel": kernel, "device": device}
+        state["normalize"] = normalize
         record_layout = None
         if records is not None:
             record_layout, matrix = _lay_out_records(records, positions, n_fetched)
@@ -308,7 +314,7 @@ class SealedIndex:
 
         By default their numbers follow the largest number so far. Only the changed rows of the hints are recomputed.
         """
-        vectors = check_rows(rows, self.layout.projection.shape[0])
+        vectors = check_rows(rows, self.layout.projection.shape[0], normalize=self._normalize)
         self._check_record_count(records, len(vectors))
         codes = _clip(np.rint(vectors @ self.layout.projection * self._scale), self.layout.reach)
         if int(self.layout.counts.astype(np.int64).sum()) + len(codes) > self._items.size:
@@ -418,6 +424,7 @@ class SealedIndex:
             self._database.copy(),
             self._hint.copy(),
             scale=self._scale,
+            normalize=self._normalize,
             items=self._items.copy(),
             records=None if self._records is None else self._records.copy(),
             record_hint=None if self._record_hint is None else self._record_hint.copy(),
@@ -430,6 +437,7 @@ class SealedIndex:
         """Write the index with its hints to one file, atomically."""
         about = {
             "scale": self._scale,
+            "normalize": self._normalize,
             "layout": self.layout.to_bytes().hex(),
             "changes": [[change.version, change.rows] for change in self._changes],
         }
@@ -457,10 +465,17 @@ class SealedIndex:
             changes = [_Change(int(version), rows) for version, rows in about["changes"]]
             database, hint, items, *records = arrays
             state: dict[str, Any] = dict(zip(_SAVED[3:], records, strict=bool(records)))
-            scale = float(about["scale"])
+            scale, normalize = float(about["scale"]), bool(about.get("normalize", True))  # missing in files of 0.2
         except (OSError, ValueError, KeyError, EOFError, TypeError, WireError) as error:
             raise SealedError(f"The sealed index at {path} is missing or corrupted; build it again.") from error
-        state |= {"scale": scale, "items": items, "changes": changes, "kernel": kernel, "device": device}
+        state |= {
+            "scale": scale,
+            "normalize": normalize,
+            "items": items,
+            "changes": changes,
+            "kernel": kernel,
+            "device": device,
+        }
         return cls(layout, database, hint, **state)
 
 
@@ -544,14 +559,15 @@ def _spread(count: int) -> NDArray[np.int64]:
     return np.unique(np.linspace(0, count - 1, min(count, _SAMPLE)).astype(np.int64))
 
 
-def _quantise(rows: NDArray[Any], projection: Singles) -> tuple[Bytes, float, int]:
+def _quantise(rows: NDArray[Any], projection: Singles, *, normalize: bool) -> tuple[Bytes, float, int]:
     """Return codes of 8 bits, their scale, and a bound on their length; project a block of rows at a time."""
-    sample = check_rows(rows[_spread(len(rows))]) @ projection
-    scale = _DIGITS / (_CLIP * float(np.sqrt(np.mean(sample**2, dtype=np.float64))))
+    sample = np.abs(check_rows(rows[_spread(len(rows))], normalize=normalize) @ projection)
+    scale = _DIGITS / max(float(np.quantile(sample, _UNCLIPPED)), 1e-30)
     codes, longest = np.empty((len(rows), projection.shape[1]), np.int8), 0.0
     for start in range(0, len(rows), _SAMPLE):
         block = slice(start, start + _SAMPLE)
-        steps = np.clip(np.rint(check_rows(rows[block]) @ projection * scale), -_DIGITS, _DIGITS)
+        steps = check_rows(rows[block], normalize=normalize) @ projection * scale
+        steps = np.clip(np.rint(steps), -_DIGITS, _DIGITS)
         longest = max(longest, float(np.linalg.norm(steps, axis=1).max()))
         codes[block] = steps
     return codes, scale, math.ceil(longest * 1.02) + 1

@@ -154,8 +154,8 @@ def _read_floats(reader: Reader, n_rows: int, n_columns: int) -> Singles:
     return floats
 
 
-def check_rows(rows: ArrayLike, n_features: int | None = None) -> Singles:
-    """Return rows scaled to unit length; SealedError if they are invalid."""
+def check_rows(rows: ArrayLike, n_features: int | None = None, *, normalize: bool = True) -> Singles:
+    """Return finite rows, scaled to unit length if `normalize`; SealedError if they are invalid."""
     array = np.asarray(rows)
     if array.ndim != 2 or 0 in array.shape or array.dtype.kind not in "fiu":
         raise SealedError("rows must be numbers of shape (n_items, n_features), at least one of each")
@@ -163,6 +163,8 @@ def check_rows(rows: ArrayLike, n_features: int | None = None) -> Singles:
         raise SealedError(f"rows must have {n_features} features, like those of the index; these have {array.shape[1]}")
     values = array.astype(np.float32)
     lengths = np.linalg.norm(values, axis=1, keepdims=True)
+    if not normalize and np.isfinite(lengths).all():
+        return values
     if not (np.isfinite(lengths).all() and (lengths > 0).all()):
         raise SealedError("rows must be finite, and none of them zero")
     return np.asarray(values / lengths, dtype=np.float32)

@@ -8,9 +8,10 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.stats import norm
 
 from nearveil.cluster import LOCAL, Cluster, connect, cut_rows
-from nearveil.gallery.answers import Answer, Singles
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import Singles
 from nearveil.mechanisms.base import candidate_count, check_labels
-from nearveil.privacy.checks import check_integer
+from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.privacy.noise import Source
 from nearveil.search.ceiling import Floats, best_channel, neighbor_ceiling
 from nearveil.search.retriever import Retriever
@@ -115,7 +116,7 @@ class Estimate:
 class Evaluation:
     """Results of :func:`evaluate`."""
 
-    #: The fraction of the true k nearest items, by cosine of centred features, among the k results. Items with equal
+    #: The fraction of the true k nearest items, by the retriever's metric, among the k results. Items with equal
     #: features are copies and count as equal.
     nn_recall: Estimate
     covered: Estimate  #: the fraction among the candidates: `nn_recall` without the loss by codes
@@ -184,18 +185,20 @@ def evaluate(
         raise ValueError("confidence must be between 0 and 1")
     check_integer(repeats, "repeats", 1)
     gallery = retriever.features
-    features = retriever.mechanism.features(queries, "queries").astype(np.float32)
+    space = retriever.space
+    rows = space.make_queries(space.encode(check_rows(queries, "queries"))).astype(np.float32)
     if query_labels is not None:
         if retriever.labels is None:
             raise ValueError("query_labels need the gallery's labels: call index(gallery, gallery_y)")
-        query_labels = check_labels(query_labels, len(features), "query_labels")
+        query_labels = check_labels(query_labels, len(rows), "query_labels")
     if len(gallery) <= k:
         raise ValueError("k must be below the number of items of the gallery")
     with connect(cluster) as workers:
-        truth = true_neighbors(features, gallery, k, workers=workers)
-        among_items = true_neighbors(gallery, gallery, k, leave_out=True, workers=workers)
+        truth = true_neighbors(rows, gallery, k, workers=workers)
+        own_queries = space.make_queries(gallery).astype(np.float32)
+        among_items = true_neighbors(own_queries, gallery, k, leave_out=True, workers=workers)
     copies = Copies(gallery)
-    recalls, covered, hits = (np.zeros(len(features)) for _ in range(3))
+    recalls, covered, hits = (np.zeros(len(rows)) for _ in range(3))
     message_bytes, answer_bytes, most = 0, 0, 0
     for _ in range(repeats):
         chosen, sizes, answers = retriever.search(queries, k, rng=rng)
@@ -222,7 +225,7 @@ def evaluate(
         share=Estimate(recall.value / top, recall.low / top, recall.high / top),
         reach=getattr(retriever.mechanism, "reach_", None),
         k=k,
-        queries=len(features),
+        queries=len(rows),
         repeats=repeats,
         confidence=confidence,
     )

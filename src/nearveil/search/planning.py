@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import ArrayLike
 
-from nearveil.gallery.answers import ID_BYTES, Answer
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import ID_BYTES
 from nearveil.mechanisms.base import CODE_BYTES
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.learning import usual_number

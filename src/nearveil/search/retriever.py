@@ -2,17 +2,21 @@
 
 import copy
 from collections.abc import Sequence
-from typing import Literal, Self
+from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.exceptions import NotFittedError
 
-from nearveil.gallery.answers import Answer, Codes, Singles, make_codes
+from nearveil.cluster import SpreadRows
+from nearveil.gallery.answers import Answer
+from nearveil.gallery.codes import CodeBytes, Codes, Singles, learn_codes
 from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels
+from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.metrics import Metric, ScoreSpace, check_metric
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_numbers, is_integer
+from nearveil.privacy.checks import check_numbers, check_rows, is_integer
 from nearveil.privacy.noise import Source
 from nearveil.wire.client import rank_candidates
 
@@ -23,19 +27,20 @@ class GalleryRanker:
     def __init__(
         self,
         mechanism: Release,
+        space: ScoreSpace,
         gallery: ArrayLike,
         gallery_y: ArrayLike | None,
         candidates: float,
-        code_bytes: int | Literal["auto"] | None,
+        code_bytes: CodeBytes,
     ) -> None:
-        self.features: Singles = mechanism.features(gallery, "gallery", lenient=True).astype(np.float32)
+        features = mechanism.gallery_features(gallery).astype(np.float32)
+        self.features: Singles = space.encode(np.asarray(gallery)).astype(np.float32)
         self.labels = None if gallery_y is None else check_labels(gallery_y, len(self.features), "gallery_y")
         self.count = candidate_count(candidates, len(self.features))
-        self.codes = make_codes(self.features, code_bytes)
+        self.codes, self._packed, _ = learn_codes(SpreadRows.cut(self.features), code_bytes, space)
         self.mechanism: Release = mechanism.index(gallery) if hasattr(mechanism, "index") else mechanism
-        self._packed = self.codes.encode(self.features)
         # Once for all messages: projections, embeddings.
-        self._prepared = self.mechanism._prepare(self.features)  # type: ignore[arg-type]
+        self._prepared = self.mechanism._prepare(features)
 
     def answers(self, messages: Sequence[Message]) -> list[Answer]:
         """Answer messages; equal messages share one answer."""
@@ -72,8 +77,11 @@ class Retriever:
         it.
     code_bytes : int, "auto" or None, default="auto"
         Bytes of a candidate in an answer, including its id. Fewer bytes lose some neighbours
-        (``docs/howto/retrieve.md`` has figures); None sends whole features. "auto" loses less than 0.01 of recall:
-        128 bytes up to 90 dimensions, whole features above.
+        (``docs/howto/retrieve.md`` has figures); None loses nothing. "auto" keeps 0.99 of the 10 nearest with the
+        smallest codes and table.
+    metric : {"cosine", "dot", "euclidean"}, default="cosine"
+        By which "nearest" is meant. "centred cosine", the cosine after subtracting the mean of the public rows, is
+        that of the papers and of version 0.2.
 
     Examples
     --------
@@ -86,8 +94,10 @@ class Retriever:
     """
 
     def __init__(
-        self, mechanism: Release, candidates: float | None = None, *, code_bytes: int | Literal["auto"] | None = "auto"
-    ) -> None:
+        self, mechanism: Release, candidates: float | None = None, *,
+        code_bytes: CodeBytes = "auto",
+        metric: Metric = "cosine",
+    ) -> None:  # fmt: skip
         if not isinstance(mechanism, Release):
             raise ValueError("mechanism must be a release, such as nearveil.mechanisms.default(epsilon=4.0)")
         if getattr(mechanism, "_dummies", None) is not None:
@@ -101,12 +111,16 @@ class Retriever:
         # Copy it: the caller may change its parameters later.
         self._mechanism = copy.deepcopy(mechanism)
         self.candidates = check_fraction(fraction)
-        self.code_bytes = code_bytes
+        self.code_bytes, self.metric = code_bytes, check_metric(metric)
+        self._space: ScoreSpace | None = None
         self._ranker: GalleryRanker | None = None
 
     def fit(self, public_X: ArrayLike, public_y: ArrayLike | None = None) -> Self:
         """Fit the mechanism on public rows, and labels of them if it uses labels, and drop the index."""
-        self._mechanism = self.mechanism.fit(public_X, public_y)
+        self._mechanism = fitted = self.mechanism.fit(public_X, public_y)
+        self._space = ScoreSpace.fit(self.metric, check_rows(public_X, "public_X"))
+        if isinstance(fitted, MappedRelease):
+            self._mechanism = fitted.fit_space(self._space, fitted.public_digest)
         self._ranker = None
         return self
 
@@ -120,7 +134,7 @@ class Retriever:
         gallery_y : array-like of shape (N,), optional
             Labels, only for :func:`evaluate`.
         """
-        self._ranker = GalleryRanker(self.mechanism, gallery, gallery_y, self.candidates, self.code_bytes)
+        self._ranker = GalleryRanker(self.mechanism, self.space, gallery, gallery_y, self.candidates, self.code_bytes)
         self._mechanism = self._ranker.mechanism
         return self
 
@@ -136,8 +150,15 @@ class Retriever:
 
     @property
     def features(self) -> Singles:
-        """Features of the gallery, centred and of norm one, shape (N, d)."""
+        """Rows of the gallery as :attr:`space` encodes them, shape (N, width)."""
         return self._indexed().features
+
+    @property
+    def space(self) -> ScoreSpace:
+        """The metric, with the constants that :meth:`fit` learned."""
+        if self._space is None:
+            raise NotFittedError("Retriever must be fitted first: call fit(public_X)")
+        return self._space
 
     @property
     def labels(self) -> NDArray[np.int64] | None:
@@ -177,7 +198,9 @@ class Retriever:
             raise ValueError(f"k must be a whole number from 1 to {ranker.count}, the candidates of an answer")
         messages = self.mechanism.release(X, rng=rng)
         answers = ranker.answers(messages)
-        chosen, _ = rank_candidates(self.mechanism, ranker.codes, X, answers, int(k))
+        with np.errstate(all="ignore"):
+            queries = self.space.make_queries(self.space.encode(check_rows(X, "X")))
+        chosen, _ = rank_candidates(ranker.codes, queries, answers, int(k))
         return chosen, [message.nbytes for message in messages], answers
 
     def __repr__(self) -> str:

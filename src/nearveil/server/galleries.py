@@ -226,6 +226,7 @@ class OpenGallery(Gallery):
             fingerprint=self.index.extractor,
             dimension=self.index.dimension,
             revision=maps[0].published.revision if maps else 0,
+            metric=maps[0].published.space.metric if maps else self.index.metric,
             metadata_keys=keys,
         )
 

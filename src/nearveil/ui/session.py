@@ -12,7 +12,7 @@ from typing import Any
 
 from nearveil.client import GalleryInfo, UnansweredError
 from nearveil.client.clients import Client
-from nearveil.gallery.answers import Singles
+from nearveil.gallery.codes import Singles
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import Balance, make_refusal

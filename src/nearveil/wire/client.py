@@ -3,17 +3,18 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.gallery.answers import ID_BYTES, Answer, Codes, Extras, Singles
-from nearveil.mechanisms import Covers, Message, MessageError, PublicMap, Release
-from nearveil.mechanisms.base import scale_to_unit
+from nearveil.gallery.answers import Answer, Extras
+from nearveil.gallery.codes import ID_BYTES, Codes, Singles
+from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.maps import NEIGHBORS
+from nearveil.metrics import CENTRED, scale_to_unit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import OUT_OF_RANGE, check_numbers, is_in_range, is_integer
 from nearveil.privacy.noise import Source, secure_source
@@ -90,7 +91,7 @@ class ClientProtocol:
         size = Answer.header_bytes - HEADER_BYTES + public.map.set_size * (ID_BYTES + public.table.width)
         if size > Kind.ANSWER.limit:
             raise ProtocolError(f"An answer would have {size} bytes, and the limit is {Kind.ANSWER.limit}")
-        release = Covers(epsilon, public.candidates).fit_mean(public.mean, public.public_digest).use_map(public.map)
+        release = Covers(epsilon, public.candidates).fit_space(public.space, public.public_digest).use_map(public.map)
         object.__setattr__(self, "release", release)
         object.__setattr__(self, "guarantee", release.guarantee)
 
@@ -118,21 +119,21 @@ class ClientProtocol:
             The key was spent, and no message for a gallery is stored with it.
         """
         row = check_numbers(feature, "feature")
-        if row.shape != self.public.mean.shape:
-            raise ValueError(f"feature must be one row of {len(self.public.mean)} numbers")
-        return self.pay_centered(center_rows(self.public, row, "feature"), account, key, rng)[0]
+        if row.shape != (self.public.dimension,):
+            raise ValueError(f"feature must be one row of {self.public.dimension} numbers")
+        return self.pay_direction(encode_queries(self.public, row, "feature").directions, account, key, rng)[0]
 
-    def pay_centered(
-        self, features: NDArray[np.float64], account: Payer[Paid_co], key: str, rng: Source | None = None
+    def pay_direction(
+        self, direction: NDArray[np.float64], account: Payer[Paid_co], key: str, rng: Source | None = None
     ) -> tuple[Paid_co, Message]:
-        """Pay for one row of :func:`center_rows`, as :meth:`pay`; return the debit and its message."""
+        """Pay for one direction of :func:`encode_queries`, as :meth:`pay`; return the debit and its message."""
         source = secure_source() if rng is None else rng
         # numpy may be set to raise: an underflow for some features would mean silence after the debit.
         with np.errstate(all="ignore"):
             debit = account.spend(self.guarantee.with_source(source), key)
             with debit:
                 if not debit.repeated:
-                    (message,) = self.release.release_features(features, source)
+                    (message,) = self.release.release_features(direction, source)
                     debit.store(message.to_bytes())
                     return debit, message
         try:
@@ -164,30 +165,36 @@ class ClientProtocol:
             raise WireError(f"answer must have codes of {self.public.table.width} bytes, as the public table has")
         return answer
 
-    def rank(self, feature: ArrayLike, answer: Answer, k: int = 8) -> tuple[NDArray[np.int64], Singles]:
-        """Return ids and scores, shape (k,), of the best candidates of an answer, best first; `k` is at most all.
+    def rank(self, feature: ArrayLike, answer: Answer, k: int = 8) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return ids and values of the metric, shape (k,), of the best candidates of an answer, best first.
 
-        Scores are similarities by the codes, and finite for any table. Send nothing afterwards that depends on them.
+        Values are computed from the codes, and finite for any table. Send nothing afterwards that depends on them.
         """
-        ids, scores = rank_answer(self.public.table, center_rows(self.public, feature), answer, k)
-        return ids[0], scores[0]
+        rows = encode_queries(self.public, feature)
+        ids, scores = rank_answer(self.public.table, rows.queries, answer, k)
+        return ids[0], self.public.space.measure(rows.encoded, scores)[0]
 
 
-_SMALLEST_DISTANCE = 1e-30  # from the public mean: a row that is nearer has no direction
+class QueryRows(NamedTuple):
+    """Private queries as a gallery encodes them, one row each."""
+
+    encoded: NDArray[np.float64]  #: as if they were items
+    queries: NDArray[np.float64]  #: their inner products with item rows are scores
+    directions: NDArray[np.float64]  #: by which sets are chosen
 
 
-def center_rows(public: PublicPart, rows: ArrayLike, name: str = "rows") -> NDArray[np.float64]:
-    """Centre features by the public mean and scale them to norm one, as the gallery does with its own."""
-    features = np.atleast_2d(np.asarray(rows, np.float64))
-    if features.ndim != 2 or features.shape[1] != len(public.mean) or not len(features):
-        raise ValueError(f"{name} must be of shape (q, {len(public.mean)})")
+def encode_queries(public: PublicPart, rows: ArrayLike, name: str = "rows") -> QueryRows:
+    """Encode features for scores and for the choice of a set, as the gallery encodes its own."""
+    features, space = np.atleast_2d(np.asarray(rows, np.float64)), public.space
+    if features.ndim != 2 or features.shape[1] != public.dimension or not len(features):
+        raise ValueError(f"{name} must be of shape (q, {public.dimension})")
     if not is_in_range(features):
         raise ValueError(f"{name} {OUT_OF_RANGE}")
+    if space.metric != "euclidean" and not features.any(axis=1).all():
+        raise ValueError(f"{name} must not be all zeros: it has no direction")
     with np.errstate(all="ignore"):  # numpy may be set to raise on underflow
-        centered = features - public.mean
-        # A server may send a suspect's feature as its mean, where it has no direction: an error would reveal it.
-        centered[np.abs(centered).max(axis=1) < _SMALLEST_DISTANCE, 0] += 1.0
-        return np.asarray(scale_to_unit(centered), np.float64)
+        encoded = space.encode(scale_to_unit(features.copy()) if space.metric == CENTRED else features)
+        return QueryRows(encoded, space.make_queries(encoded), space.make_directions(encoded))
 
 
 _BLOCK = 1 << 13  # candidates that are scored at once: codes are larger in memory than on the wire
@@ -214,14 +221,12 @@ def rank_answer(
 
 
 def rank_candidates(
-    mechanism: Release, codes: Codes, X: ArrayLike, answers: Sequence[Answer], k: int
+    codes: Codes, queries: NDArray[np.float64], answers: Sequence[Answer], k: int
 ) -> tuple[NDArray[np.int64], Singles]:
-    """Return ids and scores of the k best candidates in each row's answer, best first. All scores are finite."""
+    """Return ids and scores of the k best candidates in each query's answer, best first. All scores are finite."""
     # In 64 bits: a hostile table of tiny numbers would take some queries where 32-bit arithmetic is slow.
-    with np.errstate(all="ignore"):
-        queries = mechanism.features(X)
     if len(answers) != len(queries):
-        raise ValueError(f"answers must be {len(queries)}, one for each row of X")
+        raise ValueError(f"answers must be {len(queries)}, one for each query")
     ids, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
     groups: dict[int, list[int]] = {}
     for row, answer in enumerate(answers):
@@ -236,13 +241,13 @@ FULL = 255.0  # of a coverage
 
 
 def find_share(public: PublicPart, features: NDArray[np.float64], named_set: int) -> float:
-    """Return the share of the prototypes nearest to centred features, shape (1, d), in a set. Never send it."""
+    """Return the share of the prototypes nearest to a direction, shape (1, d), in a set. Never send it."""
     near = find_prototypes(public.map, project_rows(public, features), None)[0, :K]
     return float(public.map.coverage[near, named_set].mean() / FULL)
 
 
 def project_rows(public: PublicPart, features: NDArray[np.float64]) -> Singles:
-    """Project centred features, shape (n, d), to the space of a map's prototypes, shape (n, r)."""
+    """Project directions, shape (n, d), to the space of a map's prototypes, shape (n, r)."""
     with np.errstate(all="ignore"):
         return np.nan_to_num(features @ public.map.components.astype(np.float64)).astype(np.float32)
 

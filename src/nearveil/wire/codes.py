@@ -15,7 +15,8 @@ from typing import ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.gallery.answers import LARGEST_DETAILS, Bytes
+from nearveil.gallery.answers import LARGEST_DETAILS
+from nearveil.gallery.codes import Bytes
 from nearveil.wire.frames import (
     Kind,
     Reader,

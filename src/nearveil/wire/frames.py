@@ -44,7 +44,7 @@ class Kind(IntEnum):
     n_flags: int
 
     PUBLIC_REQUEST = 1, 0  # of version 0.2; no program sends it, and servers refuse it
-    PUBLIC_PART = 2, 64 << 20, 16  # what it offers, one bit each
+    PUBLIC_PART = 2, 64 << 20, 32  # what it offers, one bit each, and whether it has a metric
     QUERY = 3, 64 << 10, 5  # the extras
     ANSWER = 4, 256 << 20, 5
     MAP_CHANGED = 5, 16 << 10

@@ -6,11 +6,12 @@ from enum import IntEnum
 from typing import Any, ClassVar, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nearveil.gallery.answers import EXTRAS, Answer, Codes, Extras, codes_from_bytes, codes_to_bytes
+from nearveil.gallery.answers import EXTRAS, Answer, Extras
+from nearveil.gallery.codes import Codes, codes_from_bytes, codes_to_bytes
 from nearveil.mechanisms import Message, PublicMap
 from nearveil.mechanisms.base import candidate_count
+from nearveil.metrics import CENTRED, LARGEST_SCALE, METRICS, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.checks import LARGEST_FEATURE, is_in_range
 from nearveil.wire.frames import (
     MOST_FEATURES,
@@ -25,6 +26,8 @@ from nearveil.wire.frames import (
     write_fields,
 )
 
+_METRIC = 16  # the flag of a public part with a metric and a recall
+_UNKNOWN = -1.0  # a recall that was not measured
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
@@ -42,10 +45,16 @@ class PublicPart:
     public_digest: str  # the fingerprint of the public rows
     extractor: str
     fingerprint: str
-    mean: NDArray[np.float64] = field(repr=False)  # the public mean
+    space: ScoreSpace = field(repr=False)  # the metric, with its public constants
     map: PublicMap = field(repr=False)
     table: Codes = field(repr=False)  # decodes the codes of items
     offers: tuple[Extras, ...] = ()  # extras that a query may ask for
+    code_recall: float | None = None  # the share of the 10 nearest that the codes keep, as the server measured it
+
+    @property
+    def dimension(self) -> int:
+        """The dimension of features."""
+        return len(self.space.mean)
 
     def __post_init__(self) -> None:
         for name, least in (("gallery", 1), ("mechanism", 1), ("extractor", 0), ("fingerprint", 0)):
@@ -55,14 +64,12 @@ class PublicPart:
             raise WireError("epsilon must be a positive number")
         if not _DIGEST.fullmatch(self.public_digest):
             raise WireError("public_digest must be 32 hexadecimal digits")
-        mean = np.array(self.mean, dtype=np.float64)
-        if mean.ndim != 1 or not len(mean) or not is_in_range(mean):
-            raise WireError(f"mean must be a row of finite numbers, none beyond {LARGEST_FEATURE:g}")
-        mean.setflags(write=False)
-        object.__setattr__(self, "mean", mean)
+        self._check_space()
+        if self.code_recall is not None and not 0 <= self.code_recall <= 1:
+            raise WireError("code_recall must be a share from 0 to 1")
         if tuple(self.offers) != tuple(word for word in EXTRAS[1:] if word in self.offers):
             raise WireError(f"offers must be of {', '.join(EXTRAS[1:])}, in this order")
-        if not len(mean) == len(self.map.components) == self.table.dimension:
+        if not self.space.width == len(self.map.components) == self.table.dimension:
             raise WireError("mean, map and table must be for features of one dimension")
         try:
             size = candidate_count(self.candidates, self.map.n_items)
@@ -71,8 +78,21 @@ class PublicPart:
         if self.map.set_size != size:
             raise WireError("map must have sets of as many items as candidates says")
 
+    def _check_space(self) -> None:
+        space = self.space
+        if space.mean.ndim != 1 or not len(space.mean) or not is_in_range(space.mean):
+            raise WireError(f"mean must be a row of finite numbers, none beyond {LARGEST_FEATURE:g}")
+        if space.metric not in METRICS:
+            raise WireError(f"metric must be one of {', '.join(METRICS)}")
+        if not (SMALLEST_SCALE <= space.scale <= LARGEST_SCALE and SMALLEST_SCALE <= space.balance <= LARGEST_SCALE):
+            raise WireError(f"scale and balance must be from {SMALLEST_SCALE:g} to {LARGEST_SCALE:g}")
+
     def to_bytes(self) -> bytes:
         """Encode the public part as a frame."""
+        fields: tuple[str | float, ...] = ()
+        if self.space.metric != CENTRED:  # as in version 0.2
+            recall = _UNKNOWN if self.code_recall is None else float(self.code_recall)
+            fields = self.space.metric, float(self.space.scale), float(self.space.balance), recall
         body = write_fields(
             self.gallery,
             self.revision,
@@ -82,25 +102,33 @@ class PublicPart:
             self.public_digest,
             self.extractor,
             self.fingerprint,
-            self.mean.astype("<f8").tobytes(),
+            self.space.mean.astype("<f8").tobytes(),
             self.map.to_bytes(),
             codes_to_bytes(self.table),
+            *fields,
         )
-        return frame(self.kind, body, sum(1 << EXTRAS.index(word) >> 1 for word in self.offers))
+        return frame(
+            self.kind, body, sum(1 << EXTRAS.index(word) >> 1 for word in self.offers) + _METRIC * bool(fields)
+        )
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Decode the body of a frame."""
-        gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, public_map, table = (
-            read_fields(body, str, int, str, float, float, str, str, str, bytes, bytes, bytes)
+        types = str, int, str, float, float, str, str, str, bytes, bytes, bytes
+        metric_types = (str, float, float, float) if flags & _METRIC else ()
+        gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, *parts = read_fields(
+            body, *types, *metric_types
         )
+        public_map, table, metric, scale, balance, recall = (*parts, CENTRED, 1.0, 1.0, _UNKNOWN)[:6]
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
-        parts = np.frombuffer(mean, "<f8"), _decode_part(PublicMap, public_map, "the map"), codes_from_bytes(table)
+        space = ScoreSpace(metric, np.frombuffer(mean, "<f8"), scale, balance)
+        decoded = space, _decode_part(PublicMap, public_map, "the map"), codes_from_bytes(table)
         offers = tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1)
         return cls(
-            gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, *parts, offers=offers
-        )
+            gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, *decoded,
+            offers, None if recall == _UNKNOWN else recall,
+        )  # fmt: skip
 
 
 def _decode_part(form: Any, data: bytes, name: str) -> Any:

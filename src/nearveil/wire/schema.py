@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from nearveil.metrics import CENTRED, Metric
 from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
 GalleryKind = Literal["open", "protected"]
@@ -54,6 +55,8 @@ class GalleryInfo(Model):
     #: The SHA-256 of the published model of a protected gallery; empty without one.
     version: Annotated[str, Field(pattern=r"^(?:[0-9a-f]{64})?$")] = ""
     promise: GuaranteeInfo | None = None  #: the guarantee of a protected gallery to its records
+    #: By which items of an open gallery are compared; servers of 0.2 do not send it.
+    metric: Metric = CENTRED
     #: The keys of all metadata of an open gallery, if it offers metadata and they are few.
     metadata_keys: Annotated[tuple[MetadataKey, ...], Field(max_length=MOST_KEYS)] | None = None
 

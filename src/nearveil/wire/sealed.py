@@ -110,16 +110,16 @@ def _build(served: ServedMap, workers: Cluster) -> SealedIndex:
     ids = served.read_alive()[0]
     rows, records = _read(served, ids)
     n_jobs = joblib.cpu_count() if workers is LOCAL else 1  # a worker of a cluster has one core
-    return SealedIndex.build(rows, records=records, items=ids, seed=_make_seed(served), n_jobs=n_jobs, cluster=workers)
+    return SealedIndex.build(
+        rows, records=records, items=ids, normalize=False, seed=_make_seed(served), n_jobs=n_jobs, cluster=workers
+    )
 
 
 def _read(served: ServedMap, items: NDArray[np.integer]) -> tuple[NDArray[np.float32], list[bytes]]:
     """Return rows and records of items."""
     alive, codes = served.read_alive()
     ids, codes = items.astype(np.uint32), codes[np.searchsorted(alive, items)]
-    release = served.published.release
-    rows = np.array(release.features(served.index.features(ids), "rows", lenient=True), np.float32)
-    rows[~rows.any(axis=1)] = 1  # an item at the mean has no direction: any row will do, as its code ranks it
+    rows = served.published.space.encode(served.index.features(ids)).astype(np.float32)
     parts = zip(ids.astype("<u4"), codes, _read_texts(served, ids), strict=True)
     return rows, [number.tobytes() + code.tobytes() + text for number, code, text in parts]
 

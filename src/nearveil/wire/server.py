@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LARGEST_ORIGINAL, Answer, Bytes, Extras
+from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LARGEST_ORIGINAL, Answer, Extras
+from nearveil.gallery.codes import Bytes
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.publishing import Published
 from nearveil.mechanisms import MessageError
@@ -58,12 +59,13 @@ class ServedMap:
             epsilon=release.guarantee.epsilon,
             candidates=float(release.candidates),
             public_digest=release.public_digest,
-            mean=release.mean_,
+            space=release.space_,
             map=release.map_,
             table=self.published.table,
             extractor=self.extractor,
             fingerprint=self.index.extractor,
             offers=self.offers,
+            code_recall=self.published.code_recall,
         )
 
     def make_codes_source(self, known: dict[bytes, CodesGroup]) -> CodesSource:

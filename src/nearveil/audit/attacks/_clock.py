@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import fit_release, make_release_experiment
 from nearveil.audit.attacks._wire import FreeAccount
-from nearveil.gallery.answers import WholeCodes
+from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_PROTOTYPES
+from nearveil.metrics import CENTRED, ScoreSpace
 from nearveil.privacy.noise import Source
 from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import FRAME, Galleries
@@ -179,7 +180,7 @@ def _make_part(components: NDArray[Any], prototypes: NDArray[np.int8], coverage:
         epsilon=EPSILON,
         candidates=0.1,
         public_digest="0" * 32,
-        mean=np.zeros(DIMENSION),
+        space=ScoreSpace(CENTRED, np.zeros(DIMENSION)),
         map=PublicMap(components, prototypes, coverage, _ITEMS, _ITEMS // 10),
         table=WholeCodes(DIMENSION),
         extractor="",

@@ -240,8 +240,8 @@ class _ReusingClient(SealedClient):
 
 
 class _LengthLeakClient(SealedClient):
-    def ask(self, row: ArrayLike) -> SealedQuestion:
-        question = super().ask(row)
+    def ask(self, row: ArrayLike, near: ArrayLike | None = None) -> SealedQuestion:
+        question = super().ask(row, near)
         return replace(question, data=question.data + bytes(int(make_messages(self.layout, row)[1][0])))
 
 

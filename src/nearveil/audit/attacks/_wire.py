@@ -15,7 +15,7 @@ from nearveil.gallery import Index, Item
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.wire import ClientProtocol, ServerProtocol
-from nearveil.wire.client import center_rows, rank_answer
+from nearveil.wire.client import encode_queries, rank_answer
 from nearveil.wire.messages import PublicPart, write_query
 from nearveil.wire.server import serve_maps
 
@@ -59,7 +59,7 @@ def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source
     debit = client.pay(feature, FreeAccount(), "key", source)
     assert debit.message is not None
     answer = client.read_answer(send(write_query(debit.message)))
-    return np.asarray(rank_answer(public.table, center_rows(public, feature), answer, 3)[0][0])
+    return np.asarray(rank_answer(public.table, encode_queries(public, feature).queries, answer, 3)[0][0])
 
 
 def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on the wire") -> Experiment:
@@ -101,12 +101,12 @@ def _flatten(sent: list[bytes]) -> NDArray[np.float64]:
 
 def _find_pairs(public: PublicPart) -> tuple[Pair, ...]:
     """Return opposite rows, and two rows with different good sets."""
-    axes = np.concatenate([np.eye(DIMENSION), -np.eye(DIMENSION)])
+    axes, mean = np.concatenate([np.eye(DIMENSION), -np.eye(DIMENSION)]), public.space.mean
     good = public.map.choose(axes)
     other = int(np.flatnonzero(good != good[0])[0])
     return (
-        Pair("opposite unit vectors", public.mean + axes[0], public.mean - axes[0]),
-        Pair("rows of different sets", public.mean + axes[0], public.mean + axes[other]),
+        Pair("opposite unit vectors", mean + axes[0], mean - axes[0]),
+        Pair("rows of different sets", mean + axes[0], mean + axes[other]),
     )
 
 

@@ -23,7 +23,7 @@ from nearveil.mechanisms.base import (
     make_guarantee,
 )
 from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, check_channel_epsilon
-from nearveil.mechanisms.covers.learning import Report, Rows, centres, learn_sets, projection
+from nearveil.mechanisms.covers.learning import Report, Rows, centres, learn_sets, projection, to_directions
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_SETS, MapError, PublicMap
 from nearveil.mechanisms.covers.members import (
     count_prototypes,
@@ -34,8 +34,9 @@ from nearveil.mechanisms.covers.members import (
     reach_items,
     update_members,
 )
+from nearveil.metrics import CENTRED, ScoreSpace
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_choice, check_numbers, check_range, check_rows
+from nearveil.privacy.checks import check_choice, check_range, check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 
@@ -52,19 +53,27 @@ class MappedRelease(TractableRelease):
     candidates: float
     map_: PublicMap
     members_: csr_array
+    _space: ScoreSpace  # of a gallery with a metric; other features are centred and of norm one
     _gallery_digest: str
 
-    def fit_mean(self, mean: ArrayLike, public_digest: str | None = None) -> Self:
-        """Return a copy fitted to the server's public mean; `public_digest` is its release's, by default the mean's."""
-        row = check_numbers(mean, "mean")
-        if row.ndim != 1:
-            raise ValueError(f"mean must be one row; it has {row.ndim} dimensions")
-        rows = check_rows(row[None], "mean")  # the mean of one row is that row, to the last bit
-        return self._fit_public(rows, None, fingerprint(rows, None) if public_digest is None else str(public_digest))
+    def fit_space(self, space: ScoreSpace, public_digest: str | None = None) -> Self:
+        """Return a copy fitted to a gallery's metric; `public_digest` is that of the server's release.
+
+        Neighbours in :meth:`index` are those by the metric. The guarantee holds for any space.
+        """
+        rows = check_rows(space.mean[None], "mean")  # the mean of one row is that row, to the last bit
+        digest = fingerprint(rows, None) if public_digest is None else str(public_digest)
+        return self._fit_public(rows, None, digest)._with_attributes(_space=space)
+
+    @property
+    def space_(self) -> ScoreSpace:
+        """The space in which neighbours are compared."""
+        self._check_fitted()
+        return self.__dict__.get("_space") or ScoreSpace(CENTRED, self.mean_)
 
     @property
     def public_digest(self) -> str:
-        """Fingerprint of the public rows, for :meth:`fit_mean` on the other side."""
+        """Fingerprint of the public rows, for :meth:`fit_space` on the other side."""
         self._check_fitted()
         return str(self._public_digest)
 
@@ -84,15 +93,25 @@ class MappedRelease(TractableRelease):
             return self.index_features(SpreadRows.cut(features, workers), report=report)
 
     def gallery_features(self, gallery: ArrayLike) -> Rows:
-        """Return the features of public rows in 32 bits, computed by blocks to save memory."""
+        """Return the item rows of public rows in 32 bits, computed by blocks to save memory."""
         rows = np.asarray(gallery)
         if rows.ndim != 2 or len(rows) < 2:
-            self.features(rows, "gallery", lenient=True)  # raises an error about other mistakes first
+            check_rows(rows, "gallery")  # raises an error about other mistakes first
             raise ValueError("gallery must contain at least two items")
-        return _make_features(rows, self)
+        return _encode_rows(rows, self)
+
+    def _unit_rows(self, finite: Floats, name: str, *, lenient: bool) -> Floats:
+        space = self.__dict__.get("_space")
+        if space is None or finite.shape[1] != self.n_features_in_:
+            return super()._unit_rows(finite, name, lenient=lenient)
+        with np.errstate(over="ignore", invalid="ignore"):
+            rows: Floats = space.make_directions(space.encode(finite), lenient=lenient)
+        if not np.isfinite(rows).all():
+            raise ValueError(f"{name} contains numbers so large that their squares overflow; scale them down")
+        return rows
 
     def index_features(self, features: SpreadRows, *, report: Report | None) -> Self:
-        """Build the map from features in partitions; see :meth:`index`."""
+        """Build the map from item rows in partitions; see :meth:`index`."""
         size = candidate_count(self.candidates, len(features))
         report = report or (lambda _stage, _done: None)
         with use_one_thread():
@@ -112,8 +131,8 @@ class MappedRelease(TractableRelease):
         self._check_fitted()
         if not isinstance(public_map, PublicMap):
             raise MapError("public_map must be a PublicMap; parse bytes with PublicMap.from_bytes")
-        if len(public_map.components) != self.n_features_in_:
-            raise MapError(f"public_map must be for {self.n_features_in_} features, as public_X had")
+        if len(public_map.components) != self.space_.width:
+            raise MapError(f"public_map must be for {self.space_.width} features, as public_X had")
         if public_map.set_size != candidate_count(self.candidates, public_map.n_items):
             raise MapError(
                 f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
@@ -125,7 +144,7 @@ class MappedRelease(TractableRelease):
 
     def with_epsilon(self, epsilon: float) -> Self:
         """Return a release with the same public rows, gallery and map at another epsilon."""
-        other: Self = clone(self).set_params(epsilon=epsilon).fit_mean(self.mean_, self.public_digest)
+        other: Self = clone(self).set_params(epsilon=epsilon).fit_space(self.space_, self.public_digest)
         return other._with_attributes(**{name: vars(self)[name] for name in _GALLERY_ATTRIBUTES if name in vars(self)})
 
     def _make_guarantee(self) -> Guarantee:
@@ -142,10 +161,9 @@ class MappedRelease(TractableRelease):
         check_channel_epsilon(self.epsilon)
         check_fraction(self.candidates)
 
-    def _prepare(self, features: Floats) -> Floats:
+    def _prepare(self, features: NDArray[Any]) -> NDArray[Any]:
         self._check_indexed()
-        rows = features.astype(np.float32)
-        if self._gallery_digest not in {_hash_rows(SpreadRows.cut(rows)), fingerprint(rows)}:  # the second: version 0.1
+        if self._gallery_digest != _hash_rows(SpreadRows.cut(features)):
             raise ValueError("gallery must be the indexed one, in the same order: call index(gallery) again")
         return features
 
@@ -210,15 +228,21 @@ def set_guarantee(epsilon: float) -> Guarantee:
 
 
 def spread_features(release: MappedRelease, gallery: SpreadRows) -> SpreadRows:
-    """Return the features of public rows in partitions; see :meth:`MappedRelease.gallery_features`."""
-    return gallery.then(_make_features, release)
+    """Return the item rows of public rows in partitions; see :meth:`MappedRelease.gallery_features`."""
+    return gallery.then(_encode_rows, release, width=release.space_.width)
 
 
-def _make_features(rows: NDArray[Any], release: MappedRelease) -> Rows:
-    features = np.empty(rows.shape, np.float32)
-    for block in cut_rows(len(rows), max(1, _CHUNK // rows.shape[1])):
-        features[block] = release.features(rows[block], "gallery", lenient=True)
-    return features
+def _encode_rows(rows: NDArray[Any], release: MappedRelease) -> Rows:
+    space = release.space_
+    if rows.shape[1] != len(space.mean):
+        raise ValueError(f"gallery must have {len(space.mean)} columns, as public_X had")
+    encoded = np.empty((len(rows), space.width), np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for block in cut_rows(len(rows), max(1, _CHUNK // rows.shape[1])):
+            encoded[block] = space.encode(check_rows(rows[block], "gallery"))
+    if not np.isfinite(encoded).all():
+        raise ValueError("gallery contains numbers so large that their differences overflow; scale them down")
+    return encoded
 
 
 def _hash_rows(features: SpreadRows) -> str:
@@ -330,9 +354,9 @@ class Covers(MappedRelease):
         changed = 2 * int((positions < 0).sum()) + self.members_.shape[1] - n
         every_item = n <= count_prototypes(n, old.n_sets, size) or len(old.prototypes) == old.n_items
         replaced = n if every_item else _REPLACEMENTS + _REPLACEMENTS_A_CHANGE * changed
-        members = update_members(self.members_, features, old, positions, replaced, size, self.reach)
+        members = update_members(self.members_, features, self.space_, old, positions, replaced, size, self.reach)
         if every_item:
-            public_map = map_around_prototypes(features, members, old.components)
+            public_map = map_around_prototypes(features, self.space_, members, old.components)
         else:
             public_map = replace(old, n_items=n, set_size=size)
         drift = self.drift_ + changed / n
@@ -358,15 +382,15 @@ class Covers(MappedRelease):
             raise ValueError(f"candidates must be larger, or reach smaller: {MOST_SETS} sets reach fewer items")
         if least * set_size < reached + least:  # no spare position in each set, for smaller sets after deletions
             least = min(least + 1, n, MOST_SETS)
-        learned = learn_sets(features, set_size, self.epsilon, self.n_sets, report, least=least)
+        learned = learn_sets(features, self.space_, set_size, self.epsilon, self.n_sets, report, least=least)
         report("making the map", 0.8)
         members = learned.sets.astype(np.uint8)
         components = learned.directions[:, :MOST_DIMENSIONS].astype(np.float16)
         if self.reach > 0:
-            initial = map_around_prototypes(features, members, components)
-            local = measure_local(features, initial)
+            initial = map_around_prototypes(features, self.space_, members, components)
+            local = measure_local(features, self.space_, initial)
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
-        return members, map_around_prototypes(features, members, components, learned)
+        return members, map_around_prototypes(features, self.space_, members, components, learned)
 
 
 CellKind = Literal["kmeans", "balanced"]
@@ -420,7 +444,7 @@ class Cells(MappedRelease):
     def _group(self, features: SpreadRows, set_size: int, report: Report) -> tuple[csr_array, PublicMap]:
         count = self._count(len(features), set_size)
         report("making cells", 0.0)
-        rows = features.gather("gathering rows")
+        rows = to_directions(features.gather("gathering rows"), self.space_)
         centroids = centres(rows, count, seed=0)
         if self.kind == "kmeans" and self.response == "randomized":
             nearest = np.argpartition(_squared_distances(rows, centroids).T, set_size - 1, axis=1)[:, :set_size]

@@ -20,6 +20,7 @@ from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
 
 from nearveil.cluster import LOCAL, Cluster, SpreadRows
+from nearveil.metrics import ScoreSpace
 
 Rows = NDArray[np.float32]
 Lists = NDArray[np.int32]
@@ -196,23 +197,25 @@ def measure_recall(demand: Demand, sets: csr_array, plan: Plan) -> float:
 
 def neighbor_lists(
     features: SpreadRows,
+    space: ScoreSpace,
     queries: Positions,
     ranks: int = RANKS,
     *,
-    query_rows: Rows | None = None,
+    encoded: Rows | None = None,
     report: Callable[[float], object] | None = None,
 ) -> Lists:
     """Return the nearest other items of the items `queries`, nearest first; exact if that is cheap."""
-    # Pass the rows of randomly chosen queries as `query_rows`: inverted lists are then learned from them.
+    # Pass the item rows of randomly chosen queries as `encoded`: inverted lists are then learned from them.
     n, d = features.shape
-    count, exact = min(ranks, n - 1), len(queries) * n * d <= _EXACT
-    rows = features.take(queries, "taking queries") if query_rows is None else query_rows
-    lists = None
-    if not exact:
+    count = min(ranks, n - 1)
+    rows = features.take(queries, "taking queries") if encoded is None else encoded
+    probe = None
+    if len(queries) * n * d > _EXACT:
         n_lists = min(int(2 * np.sqrt(n)), _MOST_LISTS)
         chosen = choose_rows(n, 64 * n_lists)
-        sample = features.take(chosen, "taking rows") if query_rows is None else query_rows[: len(chosen)]
-        lists = _find_lists(sample, n_lists, features.cluster)
+        sample = features.take(chosen, "taking rows") if encoded is None else rows[: len(chosen)]
+        axes = projection(to_directions(sample, space), _DIMENSIONS) if d > _DIMENSIONS else None
+        probe = _Probe(space, axes, _find_lists(to_directions(sample, space, axes), n_lists, features.cluster))
     done = 0
 
     def tick(number: int) -> None:
@@ -222,32 +225,53 @@ def neighbor_lists(
             report(done / len(features.cuts))
 
     near = None
-    if lists is not None:
+    if probe is not None:
         cut = SpreadRows.cut(rows, features.cluster)
-        near = np.concatenate(list(cut.map(_find_near, lists, stage="choosing lists")))
+        near = np.concatenate(list(cut.map(_find_near, probe, stage="choosing lists")))
+    query_rows = _project_rows(space.make_queries(rows).astype(np.float32), probe)
     _, nearest = features.reduce(
-        _search_part, _merge, rows, lists, near, count + 1, stage="looking for neighbours", tick=tick
+        _search_part, _merge, query_rows, probe, near, count + 1, stage="looking for neighbours", tick=tick
     )
-    # An item is its own nearest, unless another has the same features or a list ran out (-1).
+    # Drop each item from its own list, or else the last entry (-1 if a list ran out).
     is_self = nearest == queries[:, None]
     is_self[~is_self.any(axis=1), -1] = True
     neighbors = nearest[~is_self].reshape(len(queries), count)
     return np.asarray(np.where(neighbors < 0, (queries[:, None] + 1) % n, neighbors), dtype=np.int32)
 
 
+def to_directions(rows: Rows, space: ScoreSpace, axes: Rows | None = None) -> Rows:
+    """Return the directions of item rows, by which sets are chosen, or their coordinates along `axes`."""
+    directions = space.make_directions(rows, lenient=True).astype(np.float32)
+    return directions if axes is None else project(directions, axes)
+
+
+class _Probe(NamedTuple):
+    """Inverted lists for an approximate search: items and queries are in the lists nearest to their directions."""
+
+    space: ScoreSpace
+    axes: Rows | None  # if rows are projected first
+    centroids: Rows
+
+
+def _project_rows(rows: Rows, probe: _Probe | None) -> Rows:
+    return rows if probe is None or probe.axes is None else project(rows, probe.axes)
+
+
 def _search_part(
-    rows: Rows, first: int, queries: Rows, centroids: Rows | None, near: Positions | None, count: int
+    rows: Rows, first: int, queries: Rows, probe: _Probe | None, near: Positions | None, count: int
 ) -> tuple[Rows, Lists]:
     """Return scores and items of a partition's nearest rows, counted from `first`; -1 if there are fewer."""
-    index = faiss.IndexFlatIP(rows.shape[1])
-    if centroids is None or near is None:
-        index.add(rows)
+    items = _project_rows(rows, probe)
+    index = faiss.IndexFlatIP(items.shape[1])
+    if probe is None or near is None:
+        index.add(items)
         scores, positions = index.search(queries, count)
     else:
-        index.add(centroids)
-        inverted: Any = faiss.IndexIVFFlat(index, rows.shape[1], len(centroids), faiss.METRIC_INNER_PRODUCT)
+        index.add(probe.centroids)
+        inverted: Any = faiss.IndexIVFFlat(index, items.shape[1], len(probe.centroids), faiss.METRIC_INNER_PRODUCT)
         inverted.is_trained, inverted.nprobe = True, near.shape[1]
-        inverted.add(rows)
+        lists = np.ascontiguousarray(index.search(to_directions(rows, probe.space, probe.axes), 1)[1][:, 0])
+        inverted.add_core(len(items), faiss.swig_ptr(items), None, faiss.swig_ptr(lists))
         scores, positions = inverted.search_preassigned(queries, count, near, None)
     return scores, np.where(positions < 0, -1, positions + first).astype(np.int32)
 
@@ -266,11 +290,12 @@ def _find_lists(sample: Rows, n_lists: int, workers: Cluster) -> Rows:
     return np.asarray(centroids / norms, dtype=np.float32)
 
 
-def _find_near(rows: Rows, centroids: Rows) -> Positions:
+def _find_near(rows: Rows, probe: _Probe) -> Positions:
     """Return the inverted lists to search for each query."""
-    index = faiss.IndexFlatIP(rows.shape[1])
-    index.add(centroids)
-    return np.asarray(index.search(rows, min(_PROBES, len(centroids)))[1])
+    index = faiss.IndexFlatIP(probe.centroids.shape[1])
+    index.add(probe.centroids)
+    directions = to_directions(rows, probe.space, probe.axes)
+    return np.asarray(index.search(directions, min(_PROBES, len(probe.centroids)))[1])
 
 
 def nearest_centre(features: Rows, centroids: Rows) -> Positions:
@@ -345,25 +370,29 @@ class Learned(NamedTuple):
     sets: csr_array  # (n_sets, n_items)
     queries: Positions  # items in a random order
     lists: Lists  # their neighbours
-    rows: Rows  # their features
-    directions: Rows  # the leading ones of the features, shape (d, r)
+    rows: Rows  # their directions
+    directions: Rows  # the leading axes of the directions, shape (d, r)
 
 
 def learn_sets(
-    features: SpreadRows, set_size: int, epsilon: float, n_sets: int | None, report: Report, *, least: int = 2
+    features: SpreadRows,
+    space: ScoreSpace,
+    set_size: int,
+    epsilon: float,
+    n_sets: int | None,
+    report: Report,
+    *,
+    least: int = 2,
 ) -> Learned:
     """Return the best sets of several starts. By default, held-out queries determine their number."""
     (n, d), workers = features.shape, features.cluster
     queries = _choose(n, MOST_QUERIES)
-    rows = features.take(queries, "taking queries")
+    encoded = features.take(queries, "taking queries")
+    rows = to_directions(encoded, space)
     directions = projection(rows[np.argsort(queries)], _DIMENSIONS)
     small = rows if d <= _DIMENSIONS else project(rows, directions)
-    exact = len(queries) * n * d <= _EXACT or small is rows
     lists = neighbor_lists(
-        features if exact else features.then(project, directions, width=small.shape[1]),
-        queries,
-        query_rows=rows if exact else small,
-        report=lambda done: report("looking for neighbours", 0.4 * done),
+        features, space, queries, encoded=encoded, report=lambda done: report("looking for neighbours", 0.4 * done)
     )
     shared = workers.share(_Task(small, lists, n, set_size, epsilon))
     most = min(_MOST_SETS, n, max(n // _ITEMS_A_SET, 2 * n // set_size))

@@ -19,8 +19,10 @@ from nearveil.mechanisms.covers.learning import (
     fine_centres,
     measure_coverage,
     project,
+    to_directions,
 )
 from nearveil.mechanisms.covers.maps import MOST_COVERAGE, MOST_GRADED, MOST_PROTOTYPES, NEIGHBORS, PublicMap
+from nearveil.metrics import ScoreSpace
 
 SetItems = NDArray[np.int64]  # the items of each set, shape (n_sets, set_size)
 _FULL = 255.0  # full coverage
@@ -34,12 +36,16 @@ _FITTED = 50_000  # queries to fit the coverage of prototypes to
 
 
 def map_around_prototypes(
-    features: SpreadRows, members: csr_array, components: NDArray[np.float16], learned: Learned | None = None
+    features: SpreadRows,
+    space: ScoreSpace,
+    members: csr_array,
+    components: NDArray[np.float16],
+    learned: Learned | None = None,
 ) -> PublicMap:
     """Make a map: choose prototypes, and measure the coverage around each, or fit it to `learned` queries."""
     # In a small gallery every item is a prototype, in an order that hides its position; a large one has centroids.
     directions = components.astype(np.float32)
-    projected = features.then(project, directions, width=components.shape[1])
+    projected = features.then(to_directions, space, directions, width=components.shape[1])
     n_sets, n_items = members.shape
     set_size = members.nnz // n_sets
     count = count_prototypes(n_items, n_sets, set_size)
@@ -120,10 +126,10 @@ def find_prototypes_of(projected: Rows, prototypes: NDArray[np.generic], count: 
     return np.asarray(np.maximum(index.search(projected, count)[1], 0), dtype=np.int64)
 
 
-def find_near(features: SpreadRows, public_map: PublicMap, count: int) -> Positions:
+def find_near(features: SpreadRows, space: ScoreSpace, public_map: PublicMap, count: int) -> Positions:
     """Return the prototypes of a map nearest to each row, shape (n, count)."""
     components = public_map.components
-    projected = features.then(project, components.astype(np.float32), width=components.shape[1])
+    projected = features.then(to_directions, space, components.astype(np.float32), width=components.shape[1])
     blocks = projected.map(find_prototypes_of, public_map.prototypes, count, stage="placing items")
     near = np.empty((len(features), count), np.int64)
     for cut, block in zip(features.cuts, blocks, strict=True):
@@ -131,11 +137,11 @@ def find_near(features: SpreadRows, public_map: PublicMap, count: int) -> Positi
     return near
 
 
-def measure_local(features: SpreadRows, public_map: PublicMap) -> csr_array:
+def measure_local(features: SpreadRows, space: ScoreSpace, public_map: PublicMap) -> csr_array:
     """Return the coverage of sets around rows, shape (n_sets, n), from the prototypes near each row."""
     # Several prototypes if each is one item or has only a bit.
     several = len(public_map.prototypes) == public_map.n_items or public_map.has_bits
-    near = find_near(features, public_map, min(CHOICE_RANKS, len(public_map.prototypes)) if several else 1)
+    near = find_near(features, space, public_map, min(CHOICE_RANKS, len(public_map.prototypes)) if several else 1)
     coverage = np.where(public_map.coverage < _LEAST, 0, public_map.coverage / _FULL).astype(np.float32)
     return (_weigh_prototypes(near, len(public_map.prototypes)) @ csr_array(coverage)).T.tocsr()
 
@@ -143,6 +149,7 @@ def measure_local(features: SpreadRows, public_map: PublicMap) -> csr_array:
 def update_members(
     members: csr_array,
     features: SpreadRows,
+    space: ScoreSpace,
     old_map: PublicMap,
     before: Positions,
     replaced: int,
@@ -157,7 +164,7 @@ def update_members(
     sampled = before < 0
     sampled[choose_rows(n, replaced)] = True
     chosen = np.flatnonzero(sampled)
-    near = measure_local(SpreadRows.cut(features.take(chosen, "taking rows")), old_map)
+    near = measure_local(SpreadRows.cut(features.take(chosen, "taking rows")), space, old_map)
     local = csr_array((near.data, chosen[near.indices], near.indptr), shape=carried.shape)
     local = (local + carried.multiply(~sampled)).tocsr()
     return make_members(reach_items(carry_members(carried, local, set_size), local, reach), n)
