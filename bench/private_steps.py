@@ -21,10 +21,11 @@ from nearveil.client.timing import VECTOR_PERIOD, choice_period, question_period
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import Codes, ProductCodes, WholeCodes
 from nearveil.mechanisms import PublicMap
+from nearveil.metrics import ScoreSpace
 from nearveil.privacy.checks import normalize_rows
 from nearveil.sealed.client import make_messages
 from nearveil.sealed.layout import Layout, RecordLayout
-from nearveil.wire.client import ClientProtocol, center_rows, find_share, rank_answer
+from nearveil.wire.client import ClientProtocol, encode_queries, find_share, rank_answer
 from nearveil.wire.messages import PublicPart
 
 _RUNS = 5
@@ -48,7 +49,9 @@ def make_public(n_features: int, n_prototypes: int, n_sets: int, set_size: int, 
         10 * set_size,
         set_size,
     )
-    return PublicPart("g", 1, "covers", 4.0, 0.1, "0" * 32, "x", "x", np.zeros(n_features), held, table)
+    return PublicPart(
+        "g", 1, "covers", 4.0, 0.1, "0" * 32, "x", "x", ScoreSpace("cosine", np.zeros(n_features)), held, table
+    )
 
 
 def time_slowest(work: Callable[[], object]) -> float:
@@ -64,15 +67,15 @@ def time_slowest(work: Callable[[], object]) -> float:
 
 def measure_message(size: str, public: PublicPart) -> Iterator[dict[str, Any]]:
     """Yield the steps of a question by message; the debit is left out."""
-    row, client, count = _RNG.normal(size=len(public.mean)), ClientProtocol(public, 4.0), public.map.set_size
+    row, client, count = _RNG.normal(size=public.dimension), ClientProtocol(public, 4.0), public.map.set_size
     codes = _RNG.integers(0, 100, (count, public.table.width)).astype(np.uint8)
     answer = Answer(np.arange(count, dtype=np.uint32), codes).to_bytes()
 
     def choose() -> None:
-        features = center_rows(public, row)
-        public.map.choose(features)
-        rank_answer(public.table, features, client.read_answer(answer), 8)
-        find_share(public, features, 0)
+        _, queries, directions = encode_queries(public, row)
+        public.map.choose(directions)
+        rank_answer(public.table, queries, client.read_answer(answer), 8)
+        find_share(public, directions, 0)
 
     with np.errstate(all="ignore"):
         yield describe(
@@ -83,10 +86,10 @@ def measure_message(size: str, public: PublicPart) -> Iterator[dict[str, Any]]:
 
 def measure_sealed(size: str, layout: Layout, public: PublicPart) -> Iterator[dict[str, Any]]:
     """Yield the steps of a sealed question that depend on the layout and on the table."""
-    row, periods = _RNG.normal(size=len(public.mean)), sealed_periods(layout, public)
+    row, periods = _RNG.normal(size=public.dimension), sealed_periods(layout, public)
     n_fetched = 0 if layout.records is None else layout.records.n_fetched
     codes = _RNG.integers(0, 100, (n_fetched, public.table.width)).astype(np.uint8)
-    question = time_slowest(lambda: make_messages(layout, center_rows(public, row)[0]))
+    question = time_slowest(lambda: make_messages(layout, encode_queries(public, row).queries[0]))
     yield describe("sealed: question", size, question, periods.question)
     with np.errstate(all="ignore"):
         ranking = time_slowest(lambda: public.table.scores(row[None], codes))

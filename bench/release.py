@@ -83,7 +83,9 @@ def expect_recall(covers: Covers, gallery: NDArray[np.float32], queries: NDArray
     own, hit = found[np.arange(len(found)), covers.map_.choose(asked)], covers._channel.hit
     recall = float(np.mean(hit * own + (1 - hit) * (found.sum(axis=1) - own) / (found.shape[1] - 1)))
     counted = np.random.default_rng(1).permutation(len(items))[:POPULAR]
-    counts = np.bincount(learning.neighbor_lists(SpreadRows.cut(items), counted, 8).ravel(), minlength=len(items))
+    counts = np.bincount(
+        learning.neighbor_lists(SpreadRows.cut(items), covers.space_, counted, 8).ravel(), minlength=len(items)
+    )
     return recall, neighbor_ceiling(EPSILON, CANDIDATES, counts)
 
 

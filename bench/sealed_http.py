@@ -62,6 +62,7 @@ def make_random_index(items: int, dimension: int) -> Any:
         np.frombuffer(rng.bytes(shape[0] * shape[1] * shape[2]), np.int8).reshape(shape),
         np.zeros((n_colours, n_slots, SCORES.dimension), np.uint32),
         scale=1.0,
+        normalize=True,
         items=np.arange(n_cells * n_slots).reshape(n_cells, n_slots),
         records=np.frombuffer(rng.bytes(kept.n_rows * n_columns), np.int8).reshape(kept.n_rows, n_columns),
         record_hint=np.zeros((kept.n_rows, FETCH.dimension), np.uint32),

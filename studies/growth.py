@@ -113,7 +113,7 @@ def search(gallery: Singles, queries: Singles, epsilon: float, fraction: float) 
     exact.add(items)
     truth = exact.search(rows.astype(np.float32), K)[1]
     sample = np.sort(np.random.default_rng(1).permutation(n)[:_POPULAR])
-    near = learning.neighbor_lists(SpreadRows.cut(items), sample, K)
+    near = learning.neighbor_lists(SpreadRows.cut(items), covers.space_, sample, K)
     best = best_channel(epsilon, fraction, np.bincount(near.ravel(), minlength=n))
     memberships = covers.members_.T.tocsr()
     coverage = sum(memberships[truth[:, rank]].toarray().astype(np.float32) for rank in range(K)) / K

@@ -189,7 +189,7 @@ def test_a_request_of_another_length_is_seen_too() -> None:
         from nearveil.audit.attacks._wire import ask_question
 
         ids = ask_question(public, feature, send, source)
-        if len(ids) and feature[0] > public.mean[0]:
+        if len(ids) and feature[0] > public.space.mean[0]:
             send(b"thanks")
 
     assert attacked(make_wire_experiment(thanks), 400).shown_epsilon > 2.0

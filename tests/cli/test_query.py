@@ -81,9 +81,9 @@ def test_the_nearest_are_found_and_paid_for(image: Path, here: Path) -> None:
     with Index.open(here / "data" / "nearveil" / "index") as index:
         published = index.current().published
         row = HogColor().extract([load_image(image)])[0]
-        asked, held = (rows - published.mean for rows in (row, index.features(index.ids())))
+        asked, held = row, index.features(index.ids())
         cosines = held @ asked / np.linalg.norm(held, axis=1) / np.linalg.norm(asked)
-        client = Covers(40.0, 0.2).fit_mean(published.mean).use_map(published.map)
+        client = Covers(40.0, 0.2).fit_space(published.space).use_map(published.map)
         # At epsilon 40 no other set than the good one is named.
         good = int(client.release(row)["sets"][0])
         assert found["server_saw"]["set"] == good + 1  # people count from 1

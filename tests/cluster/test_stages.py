@@ -18,6 +18,7 @@ from nearveil.gallery import Index, store
 from nearveil.gallery.errors import NotPublishedError
 from nearveil.gallery.sync import sync_table
 from nearveil.mechanisms.covers import learning
+from nearveil.metrics import ScoreSpace
 from nearveil.private_knn.neighbors import NeighborSearch
 from tests.features.files import picture, saved
 from tests.gallery.index_places import unit_rows
@@ -30,6 +31,7 @@ from .processes import Processes
 
 COUNT, DIMENSION = 1400, 12
 ROWS = unit_rows(COUNT, DIMENSION)
+SPACE = ScoreSpace("cosine", np.zeros(DIMENSION))
 TERMS: dict[str, Any] = {"n_sets": 4, "reach": 0.0, "candidates": 0.1, "code_bytes": 64}
 
 
@@ -87,7 +89,9 @@ def test_the_number_of_sets_and_prototypes_are_found_alike(workers: Any) -> None
     sets, prototypes = [], []
     for where in (None, workers):
         with connect(where) as place:
-            sets.append(learning.learn_sets(SpreadRows.cut(ROWS, place), 140, 4.0, None, lambda _, __: None).sets)
+            sets.append(
+                learning.learn_sets(SpreadRows.cut(ROWS, place), SPACE, 140, 4.0, None, lambda _, __: None).sets
+            )
             prototypes.append(learning.fine_centres(ROWS, 200, place).centroids)
     assert sets[0].shape == sets[1].shape
     np.testing.assert_array_equal(sets[0].indices, sets[1].indices)
@@ -96,9 +100,9 @@ def test_the_number_of_sets_and_prototypes_are_found_alike(workers: Any) -> None
 
 def test_partitions_find_what_the_whole_would(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learning, "_EXACT", 1 << 36)
-    parted = learning.neighbor_lists(SpreadRows.cut(ROWS), np.arange(COUNT))
+    parted = learning.neighbor_lists(SpreadRows.cut(ROWS), SPACE, np.arange(COUNT))
     monkeypatch.setattr(cluster, "ROWS", COUNT)
-    np.testing.assert_array_equal(parted, learning.neighbor_lists(SpreadRows.cut(ROWS), np.arange(COUNT)))
+    np.testing.assert_array_equal(parted, learning.neighbor_lists(SpreadRows.cut(ROWS), SPACE, np.arange(COUNT)))
 
 
 def test_zarr_is_read_by_chunks(tmp_path: Path, workers: Any) -> None:

@@ -133,7 +133,7 @@ def foreign_items(draw: st.DrawFn, number: int) -> tuple[Item, tuple[Any, ...]]:
 
 
 def _message(published: Published) -> Any:
-    client = Covers(4.0, 0.25).fit_mean(published.mean, published.public_digest).use_map(published.map)
+    client = Covers(4.0, 0.25).fit_space(published.space, published.public_digest).use_map(published.map)
     return client.release(ROW)
 
 

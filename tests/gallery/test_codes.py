@@ -20,6 +20,7 @@ from nearveil.gallery.codes import (
 )
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import CODE_BYTES, fingerprint
+from nearveil.metrics import ScoreSpace
 from nearveil.wire.frames import Kind, WireError, frame
 
 
@@ -85,7 +86,7 @@ def test_factors_make_scores_of_near_items_right_on_average() -> None:
 
 def test_errors_are_smallest_where_queries_vary_most() -> None:
     gallery = rows(1500, 80)
-    codes = ProductCodes.fit(SpreadRows.cut(gallery), 42)
+    codes = ProductCodes.fit(SpreadRows.cut(gallery), 42, ScoreSpace("cosine", np.zeros(80)))
     turned = gallery @ codes.projection
     errors = ((turned - codes._reconstruct(codes.encode(gallery)[:, 2:].copy())) ** 2).mean(axis=0)
     slope = np.polyfit(np.log(turned.var(axis=0)), np.log(errors), 1)[0]
@@ -119,7 +120,8 @@ def test_rows_of_zeros_and_equal_rows(size: int) -> None:
 
 def test_codes_of_an_item_do_not_depend_on_the_others_in_the_call() -> None:
     gallery = rows(500, 30)
-    for codes in (ProductCodes.fit(SpreadRows.cut(gallery), 20), ScalarCodes.fit(SpreadRows.cut(gallery), 40)):
+    space = ScoreSpace("cosine", np.zeros(30))
+    for codes in (ProductCodes.fit(SpreadRows.cut(gallery), 20, space), ScalarCodes.fit(SpreadRows.cut(gallery), 40)):
         assert np.array_equal(codes.encode(gallery)[7:9], codes.encode(gallery[7:9]))
 
 

@@ -53,7 +53,7 @@ def client_of(published: Published) -> Covers:
     """Build the client's half from what goes over the wire: the mean, the map and the terms."""
     public_map = PublicMap.from_bytes(published.map.to_bytes())
     client = Covers(published.release.epsilon, published.release.candidates)
-    return client.fit_mean(published.mean, published.public_digest).use_map(public_map)
+    return client.fit_space(published.space, published.public_digest).use_map(public_map)
 
 
 def message_to(published: Published, row: NDArray[np.float32], seed: int = 0) -> Message:
@@ -165,7 +165,7 @@ def test_stale_and_back_in_step(where: str) -> None:
         assert index.current().published.public_id == second.public_id != first.public_id
         assert (second.revision, len(second.ids), second.map.set_size) == (2, 80, 20)
         assert (second.release.epsilon, second.release.n_sets, second.terms.code_bytes) == (EPSILON, 4, None)
-        assert (second.mean == 0).all()
+        assert (second.space.mean == 0).all()
         assert np.isin(added, second.ids).all()
 
 

@@ -15,6 +15,7 @@ from nearveil.mechanisms.covers import learning
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.mechanisms.covers.members import find_near, find_prototypes_of, fit_coverage, measure_around
+from nearveil.metrics import ScoreSpace
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
@@ -72,8 +73,12 @@ def _clusters(n: int, seed: int, count: int = 40, dimension: int = 8) -> NDArray
     return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True), dtype=np.float32)
 
 
+def space_of(features: NDArray[np.float32]) -> ScoreSpace:
+    return ScoreSpace("cosine", np.zeros(features.shape[1]))
+
+
 def _lists(features: NDArray[np.float32], ranks: int = learning.RANKS) -> learning.Lists:
-    return learning.neighbor_lists(SpreadRows.cut(features), np.arange(len(features)), ranks)
+    return learning.neighbor_lists(SpreadRows.cut(features), space_of(features), np.arange(len(features)), ranks)
 
 
 def _named(coverage: Floats, epsilon: float, softness: float) -> Floats:
@@ -197,7 +202,9 @@ def test_more_sets_than_wanted_are_a_better_start() -> None:
     demand = learning.Demand.of(lists, 3000)
     start = learning.nearest_centre(features, learning.centres(features, 12, 0))
     plain = learning.learn(demand.training, start, plan)
-    found = learning.learn_sets(SpreadRows.cut(features), 150, 4.0, 12, lambda _stage, _part: None).sets
+    found = learning.learn_sets(
+        SpreadRows.cut(features), space_of(features), 150, 4.0, 12, lambda _stage, _part: None
+    ).sets
     assert found.shape == plain.shape
     assert learning.measure_recall(demand, found, plan) > learning.measure_recall(demand, plain, plan)
 

@@ -95,15 +95,15 @@ def test_client_checks_what_comes_back() -> None:
     narrow, wide = plain(code_bytes=8), plain(code_bytes=128)
     _, _, answers = narrow.search(QUERIES[:1], 2)
     with pytest.raises(WireError, match="fetch the public part"):
-        rank_candidates(wide.mechanism, wide.codes, QUERIES[:1], answers, 2)
+        rank_candidates(wide.codes, QUERIES[:1], answers, 2)
     with pytest.raises(WireError, match="at least k"):
-        rank_candidates(narrow.mechanism, narrow.codes, QUERIES[:1], answers, 101)
+        rank_candidates(narrow.codes, QUERIES[:1], answers, 101)
     with pytest.raises(ValueError, match="answers must be 2"):
-        rank_candidates(wide.mechanism, wide.codes, QUERIES[:2], answers, 2)
+        rank_candidates(wide.codes, QUERIES[:2], answers, 2)
     whole = plain(code_bytes=None)
     _, _, (answer,) = whole.search(QUERIES[:1], 2)
     broken = type(answer)(answer.ids, np.full_like(answer.codes, 255))  # NaN, all of them
-    chosen, _ = rank_candidates(whole.mechanism, whole.codes, QUERIES[:1], [broken], 2)
+    chosen, _ = rank_candidates(whole.codes, QUERIES[:1], [broken], 2)
     assert np.isin(chosen, answer.ids).all()  # to stop might tell about the query
 
 
@@ -201,5 +201,5 @@ def test_a_hostile_table_cannot_make_the_client_stop_for_some_queries() -> None:
     codes = copy.deepcopy(retriever.codes)
     codes.steps[:] = 3e38  # type: ignore[attr-defined]
     _, _, answers = retriever.search(QUERIES, 8)
-    chosen, _ = rank_candidates(retriever.mechanism, codes, QUERIES, answers, 8)
+    chosen, _ = rank_candidates(codes, QUERIES, answers, 8)
     assert chosen.shape == (60, 8)

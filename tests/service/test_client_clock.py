@@ -32,6 +32,7 @@ from nearveil.client.timing import (
 from nearveil.features import ImageError
 from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap
+from nearveil.metrics import ScoreSpace
 from tests.clocks import SetClock, Watched, watched
 from tests.service.asking import QUERIES, URL, Scene, framed, is_post, public_of, scene, seeded
 from tests.service.protected import make, published, rows
@@ -254,7 +255,13 @@ def test_periods_grow_with_sizes_and_with_nothing_else(here: Scene) -> None:
     for count, n_sets in ((8192, 4096), (32_768, 1024)):
         tables = np.zeros((count, 64), np.int8), np.zeros((count, n_sets), np.uint8)
         largest = PublicMap(np.zeros((16_000, 64), np.float16), *tables, 8192, 1)
-        part = replace(public, map=largest, mean=np.zeros(16_000), candidates=1 / 8192, table=WholeCodes(16_000))
+        part = replace(
+            public,
+            map=largest,
+            space=ScoreSpace("cosine", np.zeros(16_000)),
+            candidates=1 / 8192,
+            table=WholeCodes(16_000),
+        )
         assert 0.9 < question_period(part) < 1.1
 
 

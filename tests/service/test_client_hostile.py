@@ -19,6 +19,7 @@ from nearveil import AsyncClient, Client
 from nearveil.client.errors import ReplyError, UnansweredError, UnreachableError
 from nearveil.client.transport import ENDPOINTS
 from nearveil.gallery import answers as _answer
+from nearveil.gallery import codes as _codes
 from nearveil.gallery.answers import Answer
 from nearveil.mechanisms.covers import maps as _map
 from nearveil.private_knn import published
@@ -350,8 +351,8 @@ def test_the_documented_caps_are_those_of_the_code() -> None:
         "coverage of a map: prototypes times sets": _map.MOST_COVERAGE,
         "sets of a map": _map.MOST_SETS,
         "items of a gallery": _map.MOST_ITEMS,
-        "columns of a table of codes": _answer.MOST_COLUMNS,
-        "dimensions for a byte of a product code": _answer._MOST_DIMENSIONS,
+        "columns of a table of codes": _codes.MOST_COLUMNS,
+        "dimensions for a byte of a product code": _codes._MOST_DIMENSIONS,
         "classes of a model": published.MOST_CLASSES,
         "bytes of the list": ENDPOINTS["galleries"].most,
         "bytes of a model": schema.MOST_MODEL,

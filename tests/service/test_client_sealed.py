@@ -22,8 +22,8 @@ from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.sealed import _decode_text, sealed_periods
 from nearveil.errors import NearveilError
 from nearveil.gallery import Index, Item
-from nearveil.gallery.answers import LONGEST_ID, ItemDetails, _hash_arrays
-from nearveil.gallery.codes import ProductCodes, ScalarCodes, codes_from_bytes
+from nearveil.gallery.answers import LONGEST_ID, ItemDetails
+from nearveil.gallery.codes import ProductCodes, ScalarCodes, _hash_arrays, codes_from_bytes
 from nearveil.gallery.errors import IndexStoreError
 from nearveil.mechanisms import Message
 from nearveil.sealed import SealedClient
@@ -230,8 +230,8 @@ def test_a_feature_that_a_server_takes_as_its_mean_is_asked_about_like_any_other
     client.nearest(QUERIES[0], 5, epsilon=0, by="sealed")
     public, (feature,) = client.map(), client.prepare([QUERIES[1]])[1]
     maps, every = client._client._session._maps, []
-    for mean in (public.mean, feature.astype(np.float64)):  # the normalized feature, to the last bit
-        maps["birds", None] = maps["birds", None][0], replace(public, mean=mean)
+    for mean in (public.space.mean, feature.astype(np.float64)):  # the normalized feature, to the last bit
+        maps["birds", None] = maps["birds", None][0], replace(public, space=replace(public.space, mean=mean))
         before = len(wire.requests)
         client.nearest(QUERIES[1], 5, epsilon=0, by="sealed")
         every.append([(one[0], one[1], len(one[3])) for one in wire.requests[before:]])
@@ -479,10 +479,10 @@ def test_periods_charge_columns_dimension_and_projection(here: Scene) -> None:
     client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
     layout, public = client._client._sealed["birds"].client.layout, client.map()
     usual = sealed_periods(layout, public)
-    long: Any = SimpleNamespace(table=public.table, mean=np.zeros(10**6))
+    long: Any = SimpleNamespace(table=public.table, space=SimpleNamespace(width=10**6))
     assert sealed_periods(layout, long).question > usual.question + 0.04 * layout.dimension
     table = SimpleNamespace(width=public.table.width, columns=16_000)
-    wide: Any = SimpleNamespace(table=table, mean=public.mean)
+    wide: Any = SimpleNamespace(table=table, space=public.space)
     assert sealed_periods(layout, wide).ranking > usual.ranking + 0.015
     assert layout.records is not None
     more = replace(layout, records=replace(layout.records, n_fetched=256))

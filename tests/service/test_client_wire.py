@@ -23,7 +23,7 @@ from nearveil.client.errors import QuestionError, ReplyError, UnansweredError, U
 from nearveil.client.session import RetryPolicy
 from nearveil.client.transport import HttpTransport
 from nearveil.ledger import Ledger
-from nearveil.wire.client import center_rows
+from nearveil.wire.client import encode_queries
 from nearveil.wire.messages import Query, decode_frame
 from tests.service.asking import (
     CANDIDATES,
@@ -56,7 +56,7 @@ def groups(here: Scene) -> dict[int, list[int]]:
     public = public_of(here.gallery)
     found: dict[int, list[int]] = {}
     for number, row in enumerate(QUERIES[:30]):
-        good = public.map.choose(center_rows(public, row))[0]
+        good = public.map.choose(encode_queries(public, row).directions)[0]
         found.setdefault(int(good), []).append(number)
     return found
 
@@ -149,7 +149,7 @@ def test_neither_image_nor_feature_is_in_any_request(here: Scene) -> None:
             url.encode() + body + b"".join(a + b for a, b in headers)
             for _, url, headers, body in requests_of(here, row, name, **way)
         )
-        for form in (row, row.astype(np.float64), row - public_of(here.gallery).mean):
+        for form in (row, row.astype(np.float64), row - public_of(here.gallery).space.mean):
             assert not any(number.tobytes() in sent for number in form)
         assert not any(f"{number:.4f}".encode() in sent for number in row)
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.wire.client import center_rows
+from nearveil.wire.client import encode_queries
 from tests.service.asking import QUERIES, Scene, public_of, scene, seeded
 
 PRIVATE = QUERIES[0]
@@ -20,7 +20,7 @@ def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
 
 def best_set(here: Scene) -> int:
     public = public_of(here.gallery)
-    return int(public.map.choose(center_rows(public, PRIVATE))[0])
+    return int(public.map.choose(encode_queries(public, PRIVATE).directions)[0])
 
 
 def test_an_answer_says_whether_it_is_of_the_best_set_and_what_it_holds(here: Scene) -> None:

@@ -406,7 +406,7 @@ def same_set(birds: Birds) -> tuple[Path, Path, Path]:
     with Client(birds.index) as client:
         public = client.map(0.1)
     features = HogColor().extract([load_image(path) for path in birds.private])
-    near = public.map.choose(Covers(4.0).fit_mean(public.mean).features(features))
+    near = public.map.choose(Covers(4.0).fit_space(public.space).features(features))
     for number, one in enumerate(near):
         alike = [place for place in range(number + 1, len(near)) if near[place] == one]
         unlike = [place for place in range(len(near)) if near[place] != one]

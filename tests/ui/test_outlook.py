@@ -15,7 +15,7 @@ from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import count_popularity, true_neighbors
 from nearveil.search.outlook import Outlook, make_outlook
-from nearveil.wire.client import K, center_rows, find_share, project_rows
+from nearveil.wire.client import K, encode_queries, find_share, project_rows
 from nearveil.wire.messages import PublicPart
 from tests.search.standins import clustered
 
@@ -40,11 +40,13 @@ def public(rows: np.ndarray, tmp_path_factory: pytest.TempPathFactory) -> Public
 
 def measured(public: PublicPart, rows: np.ndarray, epsilon: float) -> float:
     """Return the mean share of the true neighbours of new rows among the candidates: with all coins counted."""
-    release = Covers(epsilon, public.candidates).fit_mean(public.mean, public.public_digest).use_map(public.map)
+    release = Covers(epsilon, public.candidates).fit_space(public.space, public.public_digest).use_map(public.map)
     gallery, queries = (release.features(some).astype(np.float32) for some in (rows[:COUNT], rows[COUNT:]))
     truth = true_neighbors(queries, gallery, K)
     # Prototypes are the items in an order of their own; each item's own nearest prototype is itself.
-    places = public.map.nearest(project_rows(public, center_rows(public, rows[:COUNT])).astype(np.float64), 1)[:, 0]
+    places = public.map.nearest(
+        project_rows(public, encode_queries(public, rows[:COUNT]).directions).astype(np.float64), 1
+    )[:, 0]
     covered = (public.map.coverage[places] > 127).astype(float)[truth].mean(axis=1)
     good = public.map.choose(queries.astype(np.float64))
     hit = RandomizedResponse(epsilon, public.map.n_sets).hit
@@ -98,8 +100,9 @@ def test_the_line_by_hand() -> None:
 
 
 def test_the_share_around_a_row_is_that_of_its_neighbours(public: PublicPart, rows: np.ndarray) -> None:
-    good = int(public.map.choose(unit_rows(rows[COUNT:] - public.mean)[0].astype(np.float64))[0])
-    shares = [find_share(public, center_rows(public, rows[COUNT]), number) for number in range(public.map.n_sets)]
+    directions = encode_queries(public, rows[COUNT]).directions
+    good = int(public.map.choose(directions)[0])
+    shares = [find_share(public, directions, number) for number in range(public.map.n_sets)]
     assert all((8 * one) == pytest.approx(round(8 * one)) for one in shares)
     assert shares[good] >= max(shares) - 0.25
 

@@ -108,7 +108,7 @@ def test_a_hostile_table_leaves_no_item_out_for_some_queries(
     projection = np.zeros((8, 2), np.float32)
     projection[0, 0], projection[1, 1] = 3e38, 1
     table = ScalarCodes(projection, np.array([-3e38, 0], np.float32), np.array([1e-30, 0.01], np.float32), 0)
-    public = replace(public, table=table, mean=np.zeros(8))
+    public = replace(public, table=table, space=replace(public.space, mean=np.zeros(8)))
     codes = np.zeros((300, 2), np.uint8)
     codes[:, 1] = np.arange(300) % 256
     copy = HomeCopy(tmp_path)

@@ -21,8 +21,9 @@ from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.maps import MapError
+from nearveil.metrics import LARGEST_SCALE, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.wire.client import ProtocolError, center_rows
+from nearveil.wire.client import ProtocolError, encode_queries
 from nearveil.wire.frames import Kind, WireError, frame, unframe
 from nearveil.wire.messages import MapChanged, PublicPart, Query, decode_frame
 from nearveil.wire.server import ServerProtocol
@@ -50,7 +51,6 @@ ROWS = np.concatenate(
         GALLERY[:40],
         MEAN + 1e-12 * np.eye(DIMENSION),
         1e6 * np.eye(DIMENSION),
-        np.zeros((1, DIMENSION)),
         MEAN[None],
     ]
 )
@@ -82,8 +82,14 @@ CRAFTED: dict[str, Callable[[], PublicPart]] = {
     ),
     "prototypes of zeros": lambda: crafted(prototypes=np.zeros_like(part().map.prototypes)),
     "a map for one client": _suspect,
-    "the record as the mean": lambda: crafted(mean=VICTIM),
-    "a mean far away": lambda: crafted(mean=np.full(DIMENSION, -1e6)),
+    "the record as the mean": lambda: crafted(space=ScoreSpace("cosine", VICTIM / np.linalg.norm(VICTIM))),
+    "the record as the mean of scaled rows": lambda: crafted(space=ScoreSpace("centred cosine", VICTIM)),
+    "a mean far away": lambda: crafted(space=ScoreSpace("cosine", np.full(DIMENSION, -1e6))),
+    "the dot product": lambda: part("dot"),
+    "the Euclidean distance": lambda: part("euclidean"),
+    "constants at their limits": lambda: replace(
+        part("euclidean"), space=ScoreSpace("euclidean", np.full(DIMENSION, 1e6), SMALLEST_SCALE, LARGEST_SCALE)
+    ),
     "one item in an answer": lambda: crafted(n_items=5, candidates=0.2),
     "another public digest": lambda: crafted(public_digest="f" * 32),
     "an epsilon of its own": lambda: crafted(epsilon=40.0),
@@ -94,11 +100,11 @@ def client_chances(public: PublicPart, rows: Floats, epsilon: float = EPSILON) -
     """Return how likely every message is for every row, exactly, shape (n_sets, n_rows)."""
     client = ready(epsilon, public)
     release: Any = client.release
-    asked = center_rows(public, rows) + public.mean
+    directions = encode_queries(public, rows).directions
     messages = [
         Message("covers", release.public_id, {"sets": np.array([one], np.int32)}) for one in range(public.map.n_sets)
     ]
-    chances = np.exp(release.log_density(messages, asked))
+    chances = np.exp(release._log_density(messages, directions))
     return np.asarray(chances / chances.sum(axis=0))
 
 
@@ -197,7 +203,12 @@ def test_maps_that_change_between_questions_add_up_and_no_more(tmp_path: Path) -
 def test_maps_of_noise(tables: tuple[Any, Any, Any], mean: Floats, epsilon: float) -> None:
     components, prototypes, coverage = tables
     try:
-        public = crafted(components=components.view(np.float16), prototypes=prototypes, coverage=coverage, mean=mean)
+        public = crafted(
+            components=components.view(np.float16),
+            prototypes=prototypes,
+            coverage=coverage,
+            space=ScoreSpace("cosine", mean),
+        )
     except MapError:
         assert not np.isfinite(components.view(np.float16)).all()
         return
@@ -398,7 +409,7 @@ def test_numbers_that_underflow_stop_no_client(small: float) -> None:
     row[:2] = 3.0, small
     server = ServerProtocol(published())
     with np.errstate(all="raise"):
-        ask(ready(public=crafted(mean=np.zeros(DIMENSION))), row, purse)
+        ask(ready(public=crafted(space=ScoreSpace("cosine", np.zeros(DIMENSION)))), row, purse)
         _, scores, _ = choose(ready(), row, server.answer(ask(ready(), row, purse)))
         assert part().map.choose(row[None]).shape == (1,)
     assert len(purse.paid) == 2

@@ -70,13 +70,13 @@ def test_a_question_from_end_to_end(code_bytes: int | None, extras: Extras) -> N
 
 def test_both_halves_agree_without_sharing_the_public_rows() -> None:
     honest = published()
-    client = Covers(EPSILON, 0.2).fit_mean(part().mean, part().public_digest).use_map(part().map)
+    client = Covers(EPSILON, 0.2).fit_space(part().space, part().public_digest).use_map(part().map)
     assert client.public_id == honest.published.release.public_id
     assert client.release(QUERIES, rng=unsafe_seeded(2)) == honest.published.release.release(
         QUERIES, rng=unsafe_seeded(2)
     )
-    from_mean = Covers(EPSILON, 0.2).fit_mean(part().mean)
-    again = Covers(EPSILON, 0.2).fit_mean(part().mean.tolist(), from_mean.public_digest)
+    from_mean = Covers(EPSILON, 0.2).fit_mean(part().space.mean)
+    again = Covers(EPSILON, 0.2).fit_mean(part().space.mean.tolist(), from_mean.public_digest)
     assert from_mean.public_digest == again.public_digest != honest.published.release.public_digest
     with pytest.raises(ValueError, match="mean must be one row"):
         Covers(EPSILON).fit_mean(PUBLIC)

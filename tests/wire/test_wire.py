@@ -106,7 +106,7 @@ def test_a_public_part_keeps_every_field() -> None:
         assert getattr(found, name) == getattr(sent, name)
     assert codes_to_bytes(found.table) == codes_to_bytes(sent.table)
     assert (found.fingerprint, found.offers) == ("model-1", ("originals",))
-    assert found.mean.tolist() == [0.5, -1e-300, 3.0]
+    assert found.space.mean.tolist() == [0.5, -1e-300, 3.0]
     assert found.map.map_id == sent.map.map_id
     for offers in ((), ("thumbnails",), ("thumbnails", "originals"), ("names",), ("thumbnails", "originals", "names")):
         assert decode_frame(small_part(offers=offers).to_bytes(), PublicPart).offers == offers
@@ -275,7 +275,7 @@ def test_long_fields_are_refused_before_they_are_read() -> None:
     with pytest.raises(WireError, match="more than 1000 characters"):
         decode_frame(frame(Kind.MAP_CHANGED, write_fields("x" * 4001)), MapChanged)
     body = unframe(small_part().to_bytes())[2]
-    mean = small_part().mean.astype("<f8").tobytes()
+    mean = small_part().space.mean.astype("<f8").tobytes()
     long = np.zeros(16_001, "<f8").tobytes()
     changed = body.replace(struct.pack("<I", len(mean)) + mean, struct.pack("<I", len(long)) + long, 1)
     with pytest.raises(WireError, match="mean must be a row of at most 16000"):

@@ -14,9 +14,10 @@ from nearveil.gallery.codes import make_codes
 from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.base import candidate_count
+from nearveil.metrics import Metric, ScoreSpace
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
-from nearveil.wire.client import ClientProtocol, center_rows, rank_answer
+from nearveil.wire.client import ClientProtocol, encode_queries, rank_answer
 from nearveil.wire.messages import PublicPart, write_query
 from nearveil.wire.server import ServedMap
 from tests.search.standins import clustered
@@ -43,12 +44,13 @@ class Shelf(ServedMap):
 
 
 @lru_cache(maxsize=8)
-def published(code_bytes: int | None = None, n_sets: int = 6) -> Shelf:
+def published(code_bytes: int | None = None, n_sets: int = 6, metric: Metric = "cosine") -> Shelf:
     """Return a gallery whose ids neither start at 0 nor stand in the order of its rows."""
     terms = MapTerms(EPSILON, FRACTION, n_sets, 0.0, code_bytes)
-    release = terms.make_release().fit(PUBLIC).index(GALLERY)
-    features = release.features(GALLERY).astype(np.float32)
-    table = make_codes(features, code_bytes)
+    space = ScoreSpace.fit(metric, PUBLIC)
+    release = terms.make_release().fit_space(space).index(GALLERY)
+    features = release.gallery_features(GALLERY)
+    table = make_codes(features, code_bytes, space)
     ids = np.random.default_rng(4).permutation(1000)[: len(GALLERY)].astype(np.uint32) + np.uint32(50)
     index: Any = SimpleNamespace(extractor="model-1", alive=lambda shown: np.ones(len(shown.ids), np.bool_))
     return Shelf(
@@ -60,9 +62,9 @@ def published(code_bytes: int | None = None, n_sets: int = 6) -> Shelf:
     )
 
 
-@lru_cache(maxsize=1)
-def part() -> PublicPart:
-    return published().make_public_part()
+@lru_cache(maxsize=4)
+def part(metric: Metric = "cosine") -> PublicPart:
+    return published(metric=metric).make_public_part()
 
 
 def crafted(**changed: Any) -> PublicPart:
@@ -120,5 +122,5 @@ def choose(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], Answer]:
     """Read an answer and rank it: the ids and scores of the best, and all candidates."""
     answer = client.read_answer(reply, extras)
-    ids, scores = rank_answer(client.public.table, center_rows(client.public, feature), answer, k)
+    ids, scores = rank_answer(client.public.table, encode_queries(client.public, feature).queries, answer, k)
     return ids[0], scores[0], answer
