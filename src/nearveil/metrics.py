@@ -127,14 +127,15 @@ class ScoreSpace:
         values = np.asarray(scores, np.float64)
         if self.metric == CENTRED:
             return values
-        queries = self.make_queries(encoded)
-        if self.metric == "euclidean":
-            squares = (queries[:, :-1] ** 2).sum(axis=1, keepdims=True) + 1
-            return np.asarray(self.scale * np.sqrt(np.maximum(squares - 2 * values, 0)))
-        values = values + (queries @ self.mean)[:, None]
-        if self.metric == "dot":
-            values *= self.scale**2 * np.linalg.norm(encoded + self.mean, axis=1, keepdims=True)
-        return values
+        with np.errstate(all="ignore"):  # numpy may be set to raise: an error for some queries would reveal them
+            queries = self.make_queries(encoded)
+            if self.metric == "euclidean":
+                squares = (queries[:, :-1] ** 2).sum(axis=1, keepdims=True) + 1
+                return np.asarray(self.scale * np.sqrt(np.maximum(squares - 2 * values, 0)))
+            values = values + (queries @ self.mean)[:, None]
+            if self.metric == "dot":
+                values *= self.scale**2 * np.linalg.norm(encoded + self.mean, axis=1, keepdims=True)
+            return values
 
 
 def _normalize(rows: NDArray[np.floating]) -> Floats:

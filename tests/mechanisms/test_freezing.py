@@ -60,7 +60,7 @@ def test_the_noise_of_a_fit_is_not_replaced_by_hand() -> None:
 
 def test_what_is_learned_besides_a_fit_is_read_only_too() -> None:
     server = Cells(2.0, 0.2).fit(ROWS[:200]).index(ROWS[200:])
-    client = Cells(2.0, 0.2).fit_mean(server.mean_, server.public_digest).use_map(server.map_)
+    client = Cells(2.0, 0.2).fit_space(server.space_, server.public_digest).use_map(server.map_)
     hidden = PrivateMail(4.0).fit(ROWS[:200], LABELS).with_dummies(ROWS[200:], LABELS)
     for release in (server, server.with_epsilon(0.5), client, hidden):
         attack_attributes(release, ROWS[0])

@@ -13,6 +13,7 @@ from nearveil.gallery.answers import ItemDetails
 from nearveil.gallery.codes import ScalarCodes
 from nearveil.gallery.items import IndexSnapshot
 from nearveil.gallery.publishing import MapTerms, Published
+from nearveil.wire.client import encode_queries
 from nearveil.wire.codes import Block, CodesGroup, CodesManifest, CodesSource
 from nearveil.wire.frames import WireError, frame, write_fields
 from nearveil.wire.messages import PublicPart
@@ -79,11 +80,11 @@ def test_a_copy_finds_what_the_codes_say(gallery: tuple[Published, PublicPart], 
     assert len(HomeCopy(tmp_path / "copy")) == len(copy) == 930
     queries = np.random.default_rng(4).normal(size=(5, 8))
     ids, scores = copy.load().search(queries, 7)
-    centred = published.release.features(queries)
-    true = published.table.scores(centred, published.codes)
+    rows = encode_queries(public, queries)
+    true = published.table.scores(rows.queries, published.codes)
     order = np.argsort(-true, axis=1, kind="stable")[:, :7]
     assert np.array_equal(ids, published.ids[order])
-    assert np.allclose(scores, np.take_along_axis(true, order, axis=1))
+    assert np.allclose(scores, public.space.measure(rows.encoded, np.take_along_axis(true, order, axis=1)))
     assert [item.name for item in copy.load().details(ids[0])] == [f"bird {number}" for number in ids[0].tolist()]
 
 
@@ -93,7 +94,7 @@ def test_every_kind_of_codes_is_found_in_its_own_order(code_bytes: int | None, t
     copy = HomeCopy(tmp_path)
     _download(_source(gallery), copy, public)
     rows = np.random.default_rng(5).normal(size=(3, 12))
-    true = published.table.scores(published.release.features(rows), published.codes)
+    true = published.table.scores(encode_queries(public, rows).queries, published.codes)
     found = np.take_along_axis(true, np.searchsorted(published.ids, copy.load().search(rows, 5)[0]), axis=1)
     assert np.allclose(found, -np.sort(-true, axis=1)[:, :5], atol=1e-6)
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,10 @@ from hypothesis.extra import numpy as hnp
 from nearveil.gallery.answers import Answer, Extras
 from nearveil.gallery.codes import ProductCodes, ScalarCodes, make_codes
 from nearveil.ledger import Ledger, OverBudgetError
-from nearveil.mechanisms import Message
+from nearveil.mechanisms import Covers, Message
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.maps import MapError
-from nearveil.metrics import LARGEST_SCALE, SMALLEST_SCALE, ScoreSpace
+from nearveil.metrics import LARGEST_SCALE, METRICS, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire.client import ProtocolError, encode_queries
 from nearveil.wire.frames import Kind, WireError, frame, unframe
@@ -87,12 +89,22 @@ CRAFTED: dict[str, Callable[[], PublicPart]] = {
     "a mean far away": lambda: crafted(space=ScoreSpace("cosine", np.full(DIMENSION, -1e6))),
     "the dot product": lambda: part("dot"),
     "the Euclidean distance": lambda: part("euclidean"),
-    "constants at their limits": lambda: replace(
-        part("euclidean"), space=ScoreSpace("euclidean", np.full(DIMENSION, 1e6), SMALLEST_SCALE, LARGEST_SCALE)
-    ),
     "one item in an answer": lambda: crafted(n_items=5, candidates=0.2),
     "another public digest": lambda: crafted(public_digest="f" * 32),
     "an epsilon of its own": lambda: crafted(epsilon=40.0),
+}
+LIMITS = (SMALLEST_SCALE, LARGEST_SCALE)
+SPACES = [
+    ScoreSpace(metric, mean, *constants)
+    for metric in METRICS
+    for mean in (np.zeros(DIMENSION), np.full(DIMENSION, 1e6), 1e-300 * VICTIM, VICTIM)
+    for constants in (product(LIMITS, LIMITS) if metric in ("dot", "euclidean") else [()])
+]
+CRAFTED |= {
+    f"{space.metric}, mean {space.mean[0]:.0e}, constants {space.scale:g} and {space.balance:g}": partial(
+        lambda space: replace(part(space.metric), space=space), space
+    )
+    for space in SPACES
 }
 
 
@@ -154,12 +166,14 @@ def test_messages_that_were_sampled_keep_the_promise(name: str) -> None:
 
 def test_the_record_as_the_mean_is_a_row_as_any_other() -> None:
     """A release refuses a row that equals its mean; a server that sends its suspect as the mean must not notice."""
-    public = CRAFTED["the record as the mean"]()
     with pytest.raises(ValueError, match="equals the public mean"):
-        ready(public=public).release.release(VICTIM)
+        Covers(EPSILON).fit(VICTIM[None]).release(VICTIM)
     reply = ServerProtocol(published()).answer(ask(ready(), VICTIM))
-    assert ask(ready(public=public), VICTIM)
-    assert len(choose(ready(public=public), VICTIM, reply)[0]) == 8
+    for name in ("the record as the mean", "the record as the mean of scaled rows"):
+        public = CRAFTED[name]()
+        assert ready(public=public).release.release(VICTIM).mechanism == "covers"
+        assert ask(ready(public=public), VICTIM)
+        assert len(choose(ready(public=public), VICTIM, reply)[0]) == 8
 
 
 def test_maps_that_change_between_questions_add_up_and_no_more(tmp_path: Path) -> None:
@@ -212,7 +226,7 @@ def test_maps_of_noise(tables: tuple[Any, Any, Any], mean: Floats, epsilon: floa
     except MapError:
         assert not np.isfinite(components.view(np.float16)).all()
         return
-    chances = client_chances(public, np.concatenate([ROWS[::7], mean[None]]), epsilon)
+    chances = client_chances(public, np.concatenate([ROWS[::7], mean[None] if mean.any() else ROWS[:1]]), epsilon)
     assert (chances.max(axis=1) / chances.min(axis=1)).max() <= math.exp(epsilon) * (1 + 1e-12)
 
 
@@ -267,7 +281,7 @@ def test_public_parts_that_are_refused_before_anything_is_paid(data: bytes, word
         ({"set_size": 39}, "sets of as many items as candidates says"),
         ({"n_items": 1 << 33}, "n_items must be at most"),
         ({"n_items": 10**9}, "bytes, and the limit"),  # an answer that no client would read
-        ({"mean": np.zeros(DIMENSION - 1)}, "one dimension"),
+        ({"space": ScoreSpace("cosine", np.zeros(DIMENSION - 1))}, "one dimension"),
         ({"components": np.ones((DIMENSION + 1, 6), np.float16)}, "one dimension"),
     ],
 )
@@ -294,7 +308,7 @@ def outcome(data: bytes, feature: Floats, public: PublicPart | None = None, extr
 ANSWER = honest_answer()
 BODY = unframe(ANSWER.to_bytes())[2]
 IDS, CODES = ANSWER.ids, ANSWER.codes
-NO_NUMBER = np.full_like(CODES, 255)  # NaN in 16 bits
+NO_NUMBER = np.full_like(CODES, 255)  # NaN
 FOREIGN = np.arange(40, dtype=np.uint32) + np.uint32((1 << 32) - 40)
 
 
@@ -305,14 +319,14 @@ FOREIGN = np.arange(40, dtype=np.uint32) + np.uint32((1 << 32) - 40)
         (Answer(FOREIGN, CODES).to_bytes(), "chosen"),  # ids that no gallery has: useless, and no more
         (Answer(IDS, NO_NUMBER).to_bytes(), "chosen"),
         (Answer(IDS, np.zeros_like(CODES)).to_bytes(), "chosen"),
-        (Answer(IDS, np.full((40, 6), 31743, "<u2").view(np.uint8)).to_bytes(), "chosen"),  # the largest half
-        (Answer(IDS, np.full((40, 6), 31744, "<u2").view(np.uint8)).to_bytes(), "chosen"),  # infinity
+        (Answer(IDS, np.full((40, 6), np.finfo("f4").max, "<f4").view(np.uint8)).to_bytes(), "chosen"),
+        (Answer(IDS, np.full((40, 6), np.inf, "<f4").view(np.uint8)).to_bytes(), "chosen"),
         (frame(Kind.ANSWER, BODY[:8] + BODY[8:12] * 2 + BODY[16:]), "ids must rise"),
         (frame(Kind.ANSWER, BODY[:8] + BODY[12:16] + BODY[8:12] + BODY[16:]), "ids must rise"),
         (Answer(IDS[:39], CODES[:39]).to_bytes(), "must hold 40 candidates; it holds 39"),
         (Answer(IDS[:1], CODES[:1]).to_bytes(), "must hold 40 candidates; it holds 1"),
         (Answer(np.arange(41, dtype=np.uint32), np.zeros((41, 12), np.uint8)).to_bytes(), "must hold 40 candidates"),
-        (Answer(IDS, CODES[:, :-1]).to_bytes(), "codes of 12 bytes"),
+        (Answer(IDS, CODES[:, :-1]).to_bytes(), "codes of 24 bytes"),
         (Answer(IDS, CODES, "originals", (b"x",) * 40).to_bytes(), "must have none as extras"),
         (part().to_bytes(), "not expected here"),
     ],
@@ -361,16 +375,16 @@ def _change(table: ScalarCodes | ProductCodes, **arrays: Any) -> Any:
 
 def _tables() -> list[Any]:
     features = published().published.release.features(GALLERY).astype(np.float32)
-    scalar, product = make_codes(features, 16), make_codes(features, 8)
+    scalar, grouped = make_codes(features, 16), make_codes(features, 8)
     assert isinstance(scalar, ScalarCodes)
-    assert isinstance(product, ProductCodes)
+    assert isinstance(grouped, ProductCodes)
     large = np.float32(3e38)
     return [
         _change(scalar, steps=np.full_like(scalar.steps, large)),
         _change(scalar, steps=np.full_like(scalar.steps, large), lowest=np.full_like(scalar.lowest, -large)),
         _change(scalar, projection=np.full_like(scalar.projection, large)),
-        _change(product, weights=np.zeros_like(product.weights)),
-        _change(product, weights=np.full_like(product.weights, 1e-38), mean=np.full_like(product.mean, large)),
+        _change(grouped, weights=np.zeros_like(grouped.weights)),
+        _change(grouped, weights=np.full_like(grouped.weights, 1e-38), mean=np.full_like(grouped.mean, large)),
     ]
 
 
@@ -414,3 +428,19 @@ def test_numbers_that_underflow_stop_no_client(small: float) -> None:
         assert part().map.choose(row[None]).shape == (1,)
     assert len(purse.paid) == 2
     assert np.isfinite(scores).all()
+
+
+@pytest.mark.parametrize("space", SPACES, ids=lambda space: space.metric)
+def test_values_are_finite_and_sorted_for_every_space(space: ScoreSpace) -> None:
+    """Also those of codes that are no numbers; the order of scores is that of values for every row."""
+    client = ready(public=replace(part(space.metric), space=space))
+    width = client.public.table.width
+    infinite = np.full((40, width // 4), np.inf, "<f4").view(np.uint8)
+    for codes in (NO_NUMBER[:, :1].repeat(width, axis=1), infinite, np.arange(40 * width).astype(np.uint8)):
+        for row in ROWS[::5]:
+            with np.errstate(all="raise"):
+                ids, values = client.rank(row, Answer(IDS, codes.reshape(40, width)), 40)
+            assert sorted(ids) == IDS.tolist()
+            assert np.isfinite(values).all()
+            steps = np.diff(values) if space.metric == "euclidean" else -np.diff(values)
+            assert steps.min() >= 0

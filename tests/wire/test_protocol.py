@@ -14,9 +14,10 @@ import nearveil.wire.client
 from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
 from nearveil.mechanisms import Covers, Message
+from nearveil.metrics import METRICS, ScoreSpace
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.wire.client import OutdatedMapError, ProtocolError, RefusedError
+from nearveil.wire.client import OutdatedMapError, ProtocolError, RefusedError, encode_queries
 from nearveil.wire.frames import HEADER_BYTES, Kind, WireError
 from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame, write_query
 from nearveil.wire.server import ServerProtocol, _refuse
@@ -59,7 +60,7 @@ def test_a_question_from_end_to_end(code_bytes: int | None, extras: Extras) -> N
         assert answer.ids.tolist() == sorted(gallery.published.ids[members].tolist())
         assert len(ids) == 8
         scores = gallery.published.table.scores(
-            gallery.published.release.features(feature[None]).astype(np.float32), gallery.published.codes
+            encode_queries(gallery.make_public_part(), feature).queries, gallery.published.codes
         )[0]
         rows = [int(np.flatnonzero(gallery.published.ids == number)[0]) for number in ids]
         assert np.abs(scores[rows] - np.sort(scores[members])[::-1][:8]).max() < 1e-5  # the best of them, best first
@@ -75,13 +76,12 @@ def test_both_halves_agree_without_sharing_the_public_rows() -> None:
     assert client.release(QUERIES, rng=unsafe_seeded(2)) == honest.published.release.release(
         QUERIES, rng=unsafe_seeded(2)
     )
-    from_mean = Covers(EPSILON, 0.2).fit_mean(part().space.mean)
-    again = Covers(EPSILON, 0.2).fit_mean(part().space.mean.tolist(), from_mean.public_digest)
-    assert from_mean.public_digest == again.public_digest != honest.published.release.public_digest
-    with pytest.raises(ValueError, match="mean must be one row"):
-        Covers(EPSILON).fit_mean(PUBLIC)
+    other = ScoreSpace("cosine", part().space.mean + 1)
+    from_space = Covers(EPSILON, 0.2).fit_space(other)
+    again = Covers(EPSILON, 0.2).fit_space(other, from_space.public_digest)
+    assert from_space.public_digest == again.public_digest != honest.published.release.public_digest
     with pytest.raises(ValueError, match="finite"):
-        Covers(EPSILON).fit_mean([np.nan, 1.0])
+        Covers(EPSILON).fit_space(ScoreSpace("cosine", np.array([np.nan, 1.0])))
 
 
 def test_epsilon_is_the_clients_and_the_server_answers_at_any() -> None:
@@ -227,10 +227,10 @@ def test_bad_features_cost_nothing_and_are_not_shown(feature: Any, words: str) -
 def test_what_cannot_be_answered_is_refused_before_it_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ProtocolError, match="mechanism must be 'covers'"):
         ready(public=replace(part(), mechanism="plain"))
-    monkeypatch.setattr(Kind.ANSWER, "limit", 600)
-    with pytest.raises(ProtocolError, match="limit is 600"):
+    monkeypatch.setattr(Kind.ANSWER, "limit", 1100)
+    with pytest.raises(ProtocolError, match="limit is 1100"):
         ready()
-    monkeypatch.setattr(Kind.ANSWER, "limit", 8 + 40 * 16)
+    monkeypatch.setattr(Kind.ANSWER, "limit", 8 + 40 * 28)
     ready()
 
 
@@ -279,7 +279,7 @@ def test_refusals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert decode_frame(_refuse(ValueError("a\x1b[2J\n" * 400)), Refusal).words == ("a?[2J?" * 400)[:500]
     poor = ServerProtocol(replace(published(), offers=()))
     assert decode_frame(poor.answer(images), Refusal).code == RefusalCode.NOT_OFFERED
-    monkeypatch.setattr(Kind.ANSWER, "limit", 8 + 40 * 16)
+    monkeypatch.setattr(Kind.ANSWER, "limit", 8 + 40 * 28)
     narrow = ServerProtocol(published())
     assert decode_frame(narrow.answer(images), Refusal).code == RefusalCode.TOO_LARGE
     with pytest.raises(RefusedError, match=r"refused \(too_large\)") as caught:
@@ -315,7 +315,7 @@ print(*sorted({name[0] for name in inside}))
 def test_the_clients_half_imports_nothing_of_the_servers_or_of_an_index() -> None:
     shown = subprocess.run([sys.executable, "-c", _FRESH], capture_output=True, text=True, check=True).stdout  # noqa: S603
     own, rooms = (line.split() for line in shown.splitlines())
-    assert set(own) == {"answers", "client", "frames", "messages"}
+    assert set(own) == {"answers", "client", "codes", "frames", "messages"}
     assert not {"ledger", "private_knn", "client", "server", "cli", "features"} & set(rooms)
 
 
@@ -338,7 +338,7 @@ def test_a_debit_whose_message_was_lost_is_told_so(message: bytes | None) -> Non
 
 def test_bytes_of_a_thumbnail_answer_are_what_they_should_be() -> None:
     answer = decode_frame(ServerProtocol(published()).answer(ask(ready(), QUERIES[0], extras="thumbnails")), Answer)
-    assert answer.nbytes == HEADER_BYTES + 8 + 40 * (4 + 2 * DIMENSION + 4 + len(THUMBNAIL) + 4)
+    assert answer.nbytes == HEADER_BYTES + 8 + 40 * (4 + 4 * DIMENSION + 4 + len(THUMBNAIL) + 4)
 
 
 def test_answers_to_another_question_are_refused() -> None:

@@ -11,6 +11,7 @@ from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import WholeCodes, codes_from_bytes, codes_to_bytes
 from nearveil.mechanisms import Message, MessageError, PublicMap
+from nearveil.metrics import CENTRED, METRICS, Metric, ScoreSpace
 from nearveil.wire.frames import (
     HEADER_BYTES,
     Kind,
@@ -55,6 +56,10 @@ def small_map(**changed: Any) -> PublicMap:
     return PublicMap(**(fields | changed))
 
 
+def space(*mean: float, **constants: Any) -> ScoreSpace:
+    return ScoreSpace(**{"metric": CENTRED, "mean": np.array(mean)} | constants)
+
+
 def small_part(**changed: Any) -> PublicPart:
     fields: dict[str, Any] = {
         "gallery": "birds",
@@ -63,7 +68,7 @@ def small_part(**changed: Any) -> PublicPart:
         "epsilon": 2.0,
         "candidates": 0.2,
         "public_digest": "0123456789abcdef" * 2,
-        "mean": np.array([0.5, -1e-300, 3.0]),
+        "space": space(0.5, -1e-300, 3.0),
         "map": small_map(),
         "table": WholeCodes(3),
         "extractor": "a model",
@@ -112,6 +117,24 @@ def test_a_public_part_keeps_every_field() -> None:
         assert decode_frame(small_part(offers=offers).to_bytes(), PublicPart).offers == offers
 
 
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("recall", [None, 0.0, 0.97])
+def test_a_public_part_keeps_its_metric_with_the_constants(metric: Metric, recall: float | None) -> None:
+    mean = (0.5, -2.0) if metric == "euclidean" else (0.5, -2.0, 3.0)
+    sent = small_part(space=space(*mean, metric=metric, scale=0.25, balance=7.0), code_recall=recall)
+    found = decode_frame(sent.to_bytes(), PublicPart)
+    assert found.to_bytes() == sent.to_bytes()
+    assert (found.space.metric, found.space.mean.tolist(), found.dimension) == (metric, list(mean), len(mean))
+    is_old = metric == CENTRED  # in the bytes of version 0.2, which had neither constants nor a recall
+    assert (found.space.scale, found.space.balance) == ((1.0, 1.0) if is_old else (0.25, 7.0))
+    assert found.code_recall == (None if is_old else recall)
+    if is_old:
+        fields = write_fields(metric, 1.0, 1.0, -1.0)
+        kind, flags, body = unframe(sent.to_bytes())
+        with pytest.raises(WireError, match="metric"):
+            decode_frame(frame(kind, body + fields, flags | 16), PublicPart)
+
+
 def test_the_bytes_are_those_that_the_documentation_says() -> None:
     data = MapChanged("ab", 258).to_bytes()
     body = b"\x02\0\0\0ab" + b"\x02\x01" + bytes(6)
@@ -155,7 +178,7 @@ CHANGED = spoken()[5].to_bytes()
         (resealed(CHANGED, kind=0), WireError, "kind 0"),
         (resealed(CHANGED, kind=7), WireError, "kind 7"),
         (resealed(CHANGED, flags=1), WireError, "flags 1"),
-        (resealed(spoken()[1].to_bytes(), flags=16), WireError, "flags 16"),
+        (resealed(spoken()[1].to_bytes(), flags=32), WireError, "flags 32"),
         (resealed(spoken()[2].to_bytes(), flags=5), WireError, "flags 5"),
         (resealed(spoken()[5].to_bytes(), flags=1), WireError, "flags 1"),
         (resealed(spoken()[6].to_bytes(), flags=1), WireError, "flags 1"),
@@ -205,11 +228,19 @@ def test_a_message_has_one_way_to_be_written() -> None:
         ({"candidates": 2.0}, "candidates must be a fraction"),
         ({"public_digest": "0" * 31}, "public_digest must be"),
         ({"public_digest": "G" * 32}, "public_digest must be"),
-        ({"mean": np.array([0.5, np.nan, 3.0])}, "mean must be"),
-        ({"mean": np.array([0.5, np.inf, 3.0])}, "mean must be"),
-        ({"mean": np.array([0.5, 1e7, 3.0])}, "mean must be"),
-        ({"mean": np.zeros((1, 3))}, "mean must be"),
-        ({"mean": np.zeros(2)}, "features of one dimension"),
+        ({"space": space(0.5, np.nan, 3.0)}, "mean must be"),
+        ({"space": space(0.5, np.inf, 3.0)}, "mean must be"),
+        ({"space": space(0.5, 1e7, 3.0)}, "mean must be"),
+        ({"space": space(mean=np.zeros((1, 3)))}, "mean must be"),
+        ({"space": space(0.0, 0.0)}, "features of one dimension"),
+        ({"space": space(0.0, 0.0, 0.0, metric="euclidean")}, "features of one dimension"),
+        ({"space": space(0.0, 0.0, 0.0, metric="manhattan")}, "metric must be one of"),
+        ({"space": space(0.0, 0.0, 0.0, metric="dot", scale=1e-10)}, "scale and balance must be"),
+        ({"space": space(0.0, 0.0, 0.0, metric="dot", scale=np.nan)}, "scale and balance must be"),
+        ({"space": space(0.0, 0.0, metric="euclidean", balance=1e10)}, "scale and balance must be"),
+        ({"space": space(0.0, 0.0, metric="euclidean", balance=-1.0)}, "scale and balance must be"),
+        ({"code_recall": 1.5}, "code_recall must be"),
+        ({"code_recall": np.nan}, "code_recall must be"),
         ({"table": WholeCodes(4)}, "features of one dimension"),
         ({"map": small_map(components=np.ones((4, 2), np.float16))}, "features of one dimension"),
         ({"offers": ("originals", "thumbnails")}, "offers must be"),

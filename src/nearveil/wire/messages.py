@@ -120,6 +120,8 @@ class PublicPart:
             body, *types, *metric_types
         )
         public_map, table, metric, scale, balance, recall = (*parts, CENTRED, 1.0, 1.0, _UNKNOWN)[:6]
+        if flags & _METRIC and metric == CENTRED:
+            raise WireError(f"metric must be one of {', '.join(METRICS[:3])} in this frame")
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
         space = ScoreSpace(metric, np.frombuffer(mean, "<f8"), scale, balance)
