@@ -15,6 +15,7 @@ import numpy as np
 from sealed import unit
 
 from nearveil.mechanisms import Covers
+from nearveil.metrics import ScoreSpace
 from nearveil.sealed.cells import make_cells
 
 PROBES = (1, 2, 4, 8)
@@ -30,12 +31,13 @@ def main() -> None:
         features = stored["features"].astype(np.float32)
     rows = unit(features - features.mean(axis=0))[np.random.default_rng(1).permutation(len(features))]
     queries, rows = rows[:500], rows[500:]
+    space = ScoreSpace("cosine", np.zeros(rows.shape[1]))
     nearest = faiss.knn(queries, rows, 8, metric=faiss.METRIC_INNER_PRODUCT)[1]
     print("| cells | of | " + " | ".join(f"{count} looked into" for count in PROBES) + " |\n|---|---|---|---|---|---|")
     for n_cells in given.cells:
         size = -(-len(rows) // n_cells)
         made = make_cells(rows, n_cells, 1, int(1.06 * size))
-        sets = Covers(4.0, size / len(rows), n_sets=n_cells).fit_mean(np.zeros(rows.shape[1])).index(rows).members_
+        sets = Covers(4.0, size / len(rows), n_sets=n_cells).fit_space(space).index(rows).members_
         inside = {
             f"{n_cells} of k-means": np.eye(n_cells, dtype=bool)[:, made.cells],
             f"{sets.shape[0]} learned sets": sets.toarray() > 0,

@@ -37,7 +37,7 @@ from nearveil.features.images import Pixels, thumbnail
 from nearveil.gallery import Index, Item, Published
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Account, Ledger
-from nearveil.mechanisms import Covers
+from nearveil.metrics import ScoreSpace
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
 from nearveil.search.evaluation import Copies, Estimate, count_popularity, estimate_mean, true_neighbors
 from nearveil.server import TokenStore
@@ -201,10 +201,10 @@ def ask(server: Loopback, feature: NDArray[np.float32], epsilon: float, account:
         return client.nearest(feature, K, epsilon, thumbnails=True)
 
 
-def _compare_all(data: Photos, release: Covers) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
-    """Return the features of the gallery, and the true neighbours of each query."""
-    gallery = release.features(data.gallery, "gallery", lenient=True).astype(np.float32)
-    return gallery, true_neighbors(release.features(data.queries).astype(np.float32), gallery, K)
+def _compare_all(data: Photos, space: ScoreSpace) -> tuple[NDArray[np.float32], NDArray[np.intp]]:
+    """Return the encoded rows of the gallery, and the true neighbours of each query by the metric."""
+    gallery = space.encode(data.gallery).astype(np.float32)
+    return gallery, true_neighbors(space.make_queries(space.encode(data.queries)).astype(np.float32), gallery, K)
 
 
 def _list_ids(answers: Sequence[Nearest]) -> NDArray[np.int64]:
@@ -213,11 +213,11 @@ def _list_ids(answers: Sequence[Nearest]) -> NDArray[np.int64]:
 
 def measure(data: Photos, published: Published, answers: Sequence[Nearest], public_bytes: int) -> Figures:
     """Compare what was found with labels, true neighbours and ceilings, as :func:`nearveil.search.evaluate` does."""
-    gallery, truth = _compare_all(data, published.release)
+    gallery, truth = _compare_all(data, published.space)
     chosen = _list_ids(answers)
     hits = (data.gallery_y[chosen] == data.query_y[:, None]).any(axis=1)
     fraction = published.map.set_size / len(gallery)
-    counts = count_popularity(gallery, K)
+    counts = count_popularity(gallery, K, published.space)
     return Figures(
         recall=estimate_mean(hits.astype(np.float64), 0.95),
         nn_recall=estimate_mean(Copies(gallery).recall(truth, chosen), 0.95),
@@ -232,7 +232,7 @@ def measure(data: Photos, published: Published, answers: Sequence[Nearest], publ
 
 def ask_in_three_ways(data: Photos, published: Published, server: Loopback, account: Account, home: Path) -> Table:
     """Ask the same pictures by a message, at home, and by sealed questions; return the ways side by side."""
-    gallery, truth = _compare_all(data, published.release)
+    gallery, truth = _compare_all(data, published.space)
     sizes = (Column(heading, justify="right") for heading in ("found", "epsilon", "kept", "up", "down", "s"))
     title = f"The same pictures in three ways: NN-recall@{K}; bytes and seconds of one question"
     shown = Table("way", "the server saw", *sizes, title=title)
@@ -276,7 +276,7 @@ def make_table(data: Photos, results: dict[float, Figures]) -> Table:
 
 def score_without_privacy(data: Photos) -> float:
     """Return Recall@K of a search that sees the queries."""
-    _, truth = _compare_all(data, Covers(1.0).fit_mean(data.gallery.mean(axis=0)))
+    _, truth = _compare_all(data, ScoreSpace.fit("cosine", data.gallery))
     return float((data.gallery_y[truth] == data.query_y[:, None]).any(axis=1).mean())
 
 

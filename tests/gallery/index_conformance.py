@@ -32,7 +32,7 @@ from nearveil.gallery.errors import (
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Item
 from nearveil.gallery.publishing import Published
-from nearveil.gallery.store import Header, bindings, checksum
+from nearveil.gallery.store import FORMAT, Header, bindings, checksum
 from nearveil.mechanisms import Covers
 from nearveil.wire.messages import Query
 from nearveil.wire.server import serve_maps
@@ -623,7 +623,7 @@ class IndexConformance:
             Index.create(place, dimension=3)
 
     def test_a_newer_format_is_left_alone(self, index: Index, place: str) -> None:
-        self.set_format(place, Header(4, DIMENSION, 1, 40, 40, "tests"))
+        self.set_format(place, Header(FORMAT + 1, DIMENSION, 1, 40, 40, "tests", "cosine"))
         with pytest.raises(IndexStoreError, match="install a newer nearveil"):
             Index.open(place)
         with pytest.raises(IndexStoreError):

@@ -10,6 +10,7 @@ from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import (
     ID_BYTES,
     Codes,
+    ExactCodes,
     ProductCodes,
     ScalarCodes,
     Singles,
@@ -95,10 +96,10 @@ def test_errors_are_smallest_where_queries_vary_most() -> None:
 
 def test_whole_codes_lose_nothing() -> None:
     gallery, queries = rows(500, 100), rows(100, 100, 1)
-    codes = make_codes(gallery, None)
-    assert isinstance(codes, WholeCodes)
-    assert codes.width == 200
-    assert np.abs(codes.scores(queries, codes.encode(gallery)) - queries @ gallery.T).max() < 1e-3
+    for codes, width, error in ((make_codes(gallery, None), 400, 1e-6), (WholeCodes(100), 200, 1e-3)):
+        assert codes.width == width
+        assert np.abs(codes.scores(queries, codes.encode(gallery)) - queries @ gallery.T).max() < error
+    assert type(make_codes(gallery, None)) is ExactCodes
 
 
 @pytest.mark.parametrize("n", [1, 2, 9, 300])

@@ -5,7 +5,7 @@ import os
 import sqlite3
 import struct
 import traceback
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from nearveil.gallery.errors import (
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import IndexSnapshot, Item
 from nearveil.gallery.store import FORMAT, Header, allocate_ids, checksum, load_header, save_header
+from nearveil.metrics import CENTRED
 from nearveil.storage import Database, describe_url
 
 from ..ledger.postgres import Postgres
@@ -276,6 +277,7 @@ def downgrade(index: Index) -> None:
         columns = json.dumps({"names": names, "metadata": texts})
         values = (0, len(rows) - 1, json.dumps([text or None for text in external_ids]), columns)
         for statement in (
+            "ALTER TABLE nearveil_index DROP COLUMN metric",
             "DROP TABLE nearveil_item",
             "DROP TABLE nearveil_digest",
             "DROP TABLE nearveil_metadata_key",
@@ -295,12 +297,15 @@ def downgrade(index: Index) -> None:
         parameters = dict(zip(names_of_values, (*values, checksum(*values)), strict=True))
         insert = "INSERT INTO nearveil_details VALUES (:first, :last, :external_ids, :columns, :crc)"
         connection.execute(sa.text(insert), parameters)
-        save_header(connection, replace(header, format=2))
+        old = {**asdict(header), "format": 2}
+        del old["metric"]
+        crc = checksum(*old.values())
+        connection.execute(sa.text("UPDATE nearveil_index SET format = 2, crc = :crc"), {"crc": crc})
 
 
 def test_an_index_of_format_2_is_upgraded(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = unit_rows(30)
-    with Index.create(where, dimension=DIMENSION) as index:
+    with Index.create(where, dimension=DIMENSION, metric=CENTRED) as index:
         index.add_table(rows, [f"doc {n}" for n in range(30)], [f"name {n}" for n in range(30)], [{"n": 1}] * 30)
         public_id = index.publish(4.0, 0.2, n_sets=2, reach=0.0).public_id
         items = index.items(index.ids())

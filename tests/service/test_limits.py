@@ -197,10 +197,10 @@ def test_answers_that_nobody_reads_stop_others_before_memory_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(requests, "_SMALL", 100)
-    with serving(tmp_path, sending=1000) as server:
+    with serving(tmp_path, sending=800) as server:
         data = server.query(1, "names")
         size = len(server.ask(data).content)
-        assert 500 < size < 1000
+        assert 400 < size < 800
         path = "/v1/galleries/birds/query"
 
         async def run() -> None:

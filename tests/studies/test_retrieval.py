@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from nearveil.mechanisms import Cells, Covers, Latent, PrivUnit, Release, Unary
+from nearveil.metrics import CENTRED
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
@@ -61,7 +62,7 @@ def _page(study: Study, folder: Path) -> tuple[list[Row], str]:
 def test_one_ranking_finds_what_a_retriever_finds(mechanism: Release, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_search, "_REPEATS", 1)
     trial = _digits()
-    retriever = Retriever(mechanism, candidates=0.2, code_bytes=None).fit(trial.public)
+    retriever = Retriever(mechanism, candidates=0.2, code_bytes=None, metric=CENTRED).fit(trial.public)
     retriever.index(trial.gallery, trial.gallery_y)
     true = evaluate(retriever, trial.queries, trial.query_y, rng=unsafe_seeded(3))
     known = build_search(trial)

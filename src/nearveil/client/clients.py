@@ -348,7 +348,9 @@ class AsyncClient:
         """
         from nearveil.client.questions import check_many
 
-        features, names = check_many(rows, keys)
+        # Free questions refuse a row of zeros one by one.
+        metric = (await self._session.find_gallery(gallery, "open")).metric if epsilon else "euclidean"
+        features, names = check_many(rows, keys, metric)
         results: list[Nearest] = []
         try:
             for row, key in zip(features, names, strict=True):

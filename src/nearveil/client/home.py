@@ -159,14 +159,14 @@ def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | 
 
 def _search(copy: LoadedCopy, features: FeatureMaker, question: NearestQuestion, count: int) -> Nearest:
     """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
-    (row,) = features.rows([question.query], copy.public.fingerprint, copy.public.dimension)
+    metric = copy.public.space.metric
+    (row,) = features.rows([question.query], copy.public.fingerprint, copy.public.dimension, metric)
     where, matching, n_ranked = question.where, None, count
     if isinstance(where, Mapping):
         matching, where = copy.find_matching(where), None
     elif where is not None:
         n_ranked = len(copy)
     ids, values = (best[0] for best in copy.search(row[None], n_ranked, matching))
-    metric = copy.public.space.metric
     matches = make_matches(ids, values, copy.details(ids), metric=metric, where=where, k=count)
     return Nearest(
         matches=matches,
@@ -192,8 +192,8 @@ async def search_index(session: Session, question: NearestQuestion, index: "Inde
 def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, question: NearestQuestion) -> Nearest:
     """Search an index; with a filter, read more items until enough pass it."""
     index.assert_open()
-    (row,) = features.rows([question.query], info.fingerprint, info.dimension)
     size, metric = len(index), index.metric
+    (row,) = features.rows([question.query], info.fingerprint, info.dimension, metric)
     count = limit_count(question.k, size, "the index")
     n_read = count if question.where is None else min(size, _FIRST_READ * count)
     while True:

@@ -13,6 +13,7 @@ from nearveil.client.timing import needs_extraction
 from nearveil.features import Extractor, ImageError, load_image
 from nearveil.features.backbones import find_extractor
 from nearveil.features.images import COLOURS
+from nearveil.metrics import Metric
 from nearveil.privacy.checks import OUT_OF_RANGE, as_rows, is_in_range
 
 Image: TypeAlias = "str | os.PathLike[str] | bytes | NDArray[Any] | Any"
@@ -28,11 +29,13 @@ class FeatureMaker:
         self._extractor = extractor
         self._gallery_extractors: dict[str, Extractor] = {}
 
-    def rows(self, images: Images, fingerprint: str, dimension: int) -> list[NDArray[Any]]:
+    def rows(
+        self, images: Images, fingerprint: str, dimension: int, metric: Metric = "cosine"
+    ) -> list[NDArray[Any]]:
         """Return the features of images for a gallery, by its extractor; vectors are passed through."""
         arrays = decode_images(images)
         rows = self.extract(arrays, fingerprint)
-        self.check(arrays, rows, fingerprint, dimension)
+        self.check(arrays, rows, fingerprint, dimension, metric)
         return rows
 
     def needs_gallery(self, images: Images) -> bool:
@@ -50,7 +53,12 @@ class FeatureMaker:
         return rows
 
     def check(
-        self, arrays: Sequence[NDArray[Any]], rows: Sequence[NDArray[Any]], fingerprint: str, dimension: int
+        self,
+        arrays: Sequence[NDArray[Any]],
+        rows: Sequence[NDArray[Any]],
+        fingerprint: str,
+        dimension: int,
+        metric: Metric,
     ) -> None:
         """Refuse features that are not comparable with those of a gallery."""
         extractor, has_pixels = self._extractor, any(array.ndim == 3 for array in arrays)
@@ -61,6 +69,8 @@ class FeatureMaker:
             if len(row) != dimension:
                 words = f"a feature must have {dimension} numbers, like those of the gallery; it has {len(row)}"
                 raise QuestionError(_name_argument(number), words)
+            if metric != "euclidean" and not np.any(row):
+                raise QuestionError(_name_argument(number), "its feature must not be all zeros: it has no direction")
 
     def _find_extractor(self, fingerprint: str | None) -> Extractor:
         if self._extractor is not None:

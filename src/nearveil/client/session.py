@@ -172,7 +172,7 @@ class Session:
         if rows is None:
             async with private_step(self, traffic.last_reply_at, period):
                 rows = await asyncio.to_thread(self.features.extract, arrays, info.fingerprint)
-        self.features.check(arrays, rows, info.fingerprint, info.dimension)
+        self.features.check(arrays, rows, info.fingerprint, info.dimension, info.metric)
         return info, rows
 
     async def fetch_map(self, info: GalleryInfo, candidates: float | None, traffic: Traffic) -> PublicPart:

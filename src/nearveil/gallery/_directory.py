@@ -108,7 +108,7 @@ class DirectoryIndex(Index):
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         rows = self._load_rows()
-        is_distance, k = self.metric == "euclidean", check_k(k, len(rows))
+        is_distance, k = self._first_metric == "euclidean", check_k(k, len(rows))
         measure = faiss.METRIC_L2 if is_distance else faiss.METRIC_INNER_PRODUCT
         values, positions = faiss.knn(queries, rows.features, k, metric=measure)
         order = np.lexsort((positions, values if is_distance else -values), axis=1)  # equal values by id

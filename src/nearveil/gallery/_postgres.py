@@ -72,7 +72,7 @@ class PostgresIndex(Index):
         with self._database.begin_read() as connection:
             k = check_k(k, store.load_header(connection, self._location).count)
             connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in settings))
-            operator, sign = _OPERATORS.get(self.metric, _PRODUCT)
+            operator, sign = _OPERATORS.get(self._first_metric, _PRODUCT)
             value = f"feature {operator} %(q)s"
             query = f"SELECT id, {sign} * ({value}) FROM {FEATURES} ORDER BY {value}, id LIMIT %(k)s"  # noqa: S608
             rows = [list(connection.exec_driver_sql(query, {"q": Vector(row), "k": k}).all()) for row in queries]

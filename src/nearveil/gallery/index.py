@@ -71,6 +71,7 @@ class Index(MapPublisher):
         migrate(database, location, self._migrate_features)
         header = self._header()
         self._dimension, self._extractor = header.dimension, header.extractor
+        self._first_metric = header.metric  # of rows as they are stored: only the two cosines replace each other
 
     @staticmethod
     def create(
@@ -186,7 +187,7 @@ class Index(MapPublisher):
             ``extract(images, row_exact=True)``, or in another way for which you can prove it. Rows of a private index
             must be row-exact, or InexactRowsError is raised.
         """
-        return self._add([check_items(items, self.dimension, self.metric)], replace, row_exact, lambda _: None)
+        return self._add([check_items(items, self.dimension, self._first_metric)], replace, row_exact, lambda _: None)
 
     def add_table(
         self,
@@ -235,7 +236,7 @@ class Index(MapPublisher):
         (array([[0., 1.]], dtype=float32), {})
         >>> index.close(); folder.cleanup()
         """
-        table = check_table(rows, ids, names, metadata, self.dimension, self.metric)
+        table = check_table(rows, ids, names, metadata, self.dimension, self._first_metric)
         return self._add([table], replace, row_exact, (progress or no_progress)("adding", len(table)))
 
     def add_file(
@@ -264,7 +265,7 @@ class Index(MapPublisher):
         tick = (progress or no_progress)("adding", parts[-1].stop if parts else 0)
         with connect(cluster) as workers:
             tables = workers.map(
-                check_part, parts, file, self.dimension, self.metric, stage="reading", names=name_parts(file, parts)
+                check_part, parts, file, self.dimension, self._first_metric, stage="reading", names=name_parts(file, parts)
             )
             return self._add(tables, replace, row_exact, tick)
 
@@ -375,7 +376,7 @@ class Index(MapPublisher):
         for the last position.
         """
         rows = check_queries(queries, self.dimension)
-        return self._search(normalize_rows(rows, "queries:") if self.metric in NORMALIZED else rows, k)
+        return self._search(normalize_rows(rows, "queries:") if self._first_metric in NORMALIZED else rows, k)
 
     def protect(self) -> None:
         """Mark the rows as private, for every process: no map of them is published, stored or served from now on.

@@ -11,6 +11,7 @@ from nearveil.cluster import LOCAL, Cluster, connect, cut_rows
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import Singles
 from nearveil.mechanisms.base import candidate_count, check_labels
+from nearveil.metrics import ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.privacy.noise import Source
 from nearveil.search.ceiling import Floats, best_channel, neighbor_ceiling
@@ -84,9 +85,10 @@ def _find_nearest(block: slice, queries: Singles, points: Singles, copies: Copie
     return copies.expand(near, copies.sizes[near] - (near == self_points[:, None]), k)
 
 
-def count_popularity(gallery: Singles, k: int) -> NDArray[np.int64]:
-    """Return how often each item, of norm one, is among the k nearest of another item."""
-    return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
+def count_popularity(gallery: Singles, k: int, space: ScoreSpace | None = None) -> NDArray[np.int64]:
+    """Return how often each item is among the k nearest of another item, by inner products or by a space's metric."""
+    queries = gallery if space is None else space.make_queries(gallery).astype(np.float32)
+    return np.bincount(true_neighbors(queries, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
 
 
 def _find_highest(scores: Singles, count: int) -> Items:

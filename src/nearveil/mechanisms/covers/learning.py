@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 from sklearn.utils.extmath import randomized_svd
+from threadpoolctl import threadpool_limits
 
 from nearveil.cluster import LOCAL, Cluster, SpreadRows
 from nearveil.metrics import ScoreSpace
@@ -310,7 +311,8 @@ def centres(features: Rows, count: int, seed: int, passes: int = 15) -> Rows:
     means = faiss.Kmeans(
         features.shape[1], count, niter=passes, seed=seed, min_points_per_centroid=1, max_points_per_centroid=256
     )
-    means.train(features)
+    with threadpool_limits(1, user_api="openmp"):  # with more threads, near ties would come out differently
+        means.train(features)
     return np.asarray(means.centroids)
 
 
