@@ -212,14 +212,16 @@ def test_a_worker_killed_in_every_stage_changes_nothing(workers: Any, tmp_path: 
         "reading",
         "taking rows",
         "measuring",
+        "making codes",
         "taking queries",
+        "measuring codes",
+        "taking items",
         "making lists",
         "choosing lists",
         "looking for neighbours",
         "learning sets",
         "placing items",
         "taking fingerprints",
-        "making codes",
     ]
 
 

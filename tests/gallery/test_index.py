@@ -5,7 +5,7 @@ import os
 import sqlite3
 import struct
 import traceback
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from nearveil.gallery.errors import (
 )
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import IndexSnapshot, Item
-from nearveil.gallery.store import FORMAT, Header, allocate_ids, checksum, load_header, save_header
+from nearveil.gallery.store import FORMAT, Header, allocate_ids, checksum, load_header
 from nearveil.metrics import CENTRED
 from nearveil.storage import Database, describe_url
 

@@ -14,7 +14,7 @@ import nearveil.wire.client
 from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
 from nearveil.mechanisms import Covers, Message
-from nearveil.metrics import METRICS, ScoreSpace
+from nearveil.metrics import ScoreSpace
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire.client import OutdatedMapError, ProtocolError, RefusedError, encode_queries
@@ -25,7 +25,6 @@ from tests.wire.wiring import (
     DIMENSION,
     EPSILON,
     GALLERY,
-    PUBLIC,
     QUERIES,
     THUMBNAIL,
     PaidDebit,

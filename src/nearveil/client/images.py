@@ -29,9 +29,7 @@ class FeatureMaker:
         self._extractor = extractor
         self._gallery_extractors: dict[str, Extractor] = {}
 
-    def rows(
-        self, images: Images, fingerprint: str, dimension: int, metric: Metric = "cosine"
-    ) -> list[NDArray[Any]]:
+    def rows(self, images: Images, fingerprint: str, dimension: int, metric: Metric = "cosine") -> list[NDArray[Any]]:
         """Return the features of images for a gallery, by its extractor; vectors are passed through."""
         arrays = decode_images(images)
         rows = self.extract(arrays, fingerprint)

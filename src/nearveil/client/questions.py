@@ -315,7 +315,9 @@ def check_many(
     if not is_in_range(features):
         raise QuestionError("rows", OUT_OF_RANGE)
     if metric != "euclidean" and not features.any(axis=1).all():
-        raise QuestionError("rows", f"number {features.any(axis=1).argmin()} must not be all zeros: it has no direction")
+        raise QuestionError(
+            "rows", f"number {features.any(axis=1).argmin()} must not be all zeros: it has no direction"
+        )
     names = [new_key() for _ in features] if keys is None else list(keys)
     for key in names:
         check_text(key, "keys")

@@ -265,7 +265,13 @@ class Index(MapPublisher):
         tick = (progress or no_progress)("adding", parts[-1].stop if parts else 0)
         with connect(cluster) as workers:
             tables = workers.map(
-                check_part, parts, file, self.dimension, self._first_metric, stage="reading", names=name_parts(file, parts)
+                check_part,
+                parts,
+                file,
+                self.dimension,
+                self._first_metric,
+                stage="reading",
+                names=name_parts(file, parts),
             )
             return self._add(tables, replace, row_exact, tick)
 
