@@ -17,7 +17,7 @@ CENTRED: Metric = "centred cosine"  # of version 0.2: the cosine after subtracti
 NORMALIZED: frozenset[Metric] = frozenset({"cosine", CENTRED})  # an index stores rows of norm one
 
 Floats = NDArray[np.float64]
-_PROBED = 2.0  # norm of a point near to items with large products, relative to that of all items
+_PROBED = 3.0  # norm of a point near to items with large products, relative to that of all items
 _TINY = 1e-30  # a row whose numbers are all smaller has no direction
 SMALLEST_SCALE, LARGEST_SCALE = 1e-9, 1e9
 

@@ -131,7 +131,8 @@ def test_no_hostile_layout_makes_a_client_silent_about_some_rows(
     client = SealedClient(layout.to_bytes(), index.get_hints(), source=unsafe_seeded(1))
     suspect = np.eye(24)[3]
     with np.errstate(all="raise"):  # a program may have said so
-        asked = [client.ask(row) for row in (suspect, suspect + 1e-30, -suspect, np.ones(24), make_rows(1)[0])]
+        rows = (suspect, suspect + 1e-30, -suspect, np.ones(24), make_rows(1)[0], 1e-310 * suspect, 0 * suspect)
+        asked = [client.ask(row) for row in rows]
     assert {len(one.data) for one in asked} == {index.layout.question_bytes + 8 + 14}
     for row in (suspect, np.ones(24)):
         messages, _ = make_messages(layout, row)

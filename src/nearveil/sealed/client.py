@@ -9,6 +9,7 @@ import numpy as np
 from dp_accounting import NoOpDpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.metrics import scale_to_unit
 from nearveil.privacy.checks import check_count
 from nearveil.privacy.guarantee import Assumption, Basis, Guarantee
 from nearveil.privacy.noise import Source, secure_source
@@ -273,12 +274,13 @@ def describe_assumption(parameters: LweParameters) -> Assumption:
 
 def make_messages(layout: Layout, row: ArrayLike, near: ArrayLike | None = None) -> tuple[Longs, Longs]:
     """Return the plaintext for a row, and the cell of each colour: the row in the columns of its cell, else zeros."""
-    # Every row has a message for every layout: a refusal would reveal that the projection maps the row to zero or to
-    # infinity. In 64 bits only exact zeros do so.
+    # Every finite row has a message for every layout: a refusal would reveal that a server's constants and projection
+    # map the row to zero or to infinity. In 64 bits only exact zeros do so.
     with np.errstate(all="ignore"):
-        unit = check_rows(np.asarray(row)[None], layout.projection.shape[0])[0]
+        rows = np.asarray(row)[None]
+        check_rows(rows, layout.projection.shape[0], normalize=False)
         projection = layout.projection.astype(np.float64)
-        vector = unit.astype(np.float64) @ projection
+        vector = scale_to_unit(rows.astype(np.float64))[0] @ projection
         length = float(np.linalg.norm(vector))
         if length == 0:
             vector[0] = length = 1.0

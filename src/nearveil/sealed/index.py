@@ -147,6 +147,7 @@ class SealedIndex:
         n_jobs: int = 1,
         seed: bytes | None = None,
         normalize: bool = True,
+        norm_column: bool = False,
         cluster: Any = None,
     ) -> Self:
         """Build an index of rows.
@@ -178,7 +179,9 @@ class SealedIndex:
             same kind of processor, give the same answers.
         normalize : bool, default=True
             Whether rows are divided by their norms; none may be zero then. If not, scores are inner products with the
-            query of norm one, and the longest row bounds the error (``docs/theory/sealed.md``).
+            query of norm one, and the longest row bounds the error (``docs/theory/metrics.md``).
+        norm_column : bool, default=False
+            Whether the last column holds norms of items: scores count it, and the choice of cells does not.
         cluster : str or dask.distributed.Client, optional
             The workers that make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
@@ -188,7 +191,7 @@ class SealedIndex:
         codes, scale, reach = _quantise(vectors, projection, normalize=normalize)
         n_cells, n_colours = choose_shape(len(codes), codes.shape[1], n_cells, n_colours)
         n_slots = count_slots(len(codes), n_cells)
-        cells = make_cells(codes, n_cells, n_colours, n_slots)
+        cells = make_cells(_drop_axis(codes, projection[-1]) if norm_column else codes, n_cells, n_colours, n_slots)
         counts = np.bincount(cells.cells, minlength=n_cells)
         order = np.argsort(cells.cells, kind="stable")
         slots = np.empty(len(codes), np.int64)
@@ -571,6 +574,15 @@ def _quantise(rows: NDArray[Any], projection: Singles, *, normalize: bool) -> tu
         longest = max(longest, float(np.linalg.norm(steps, axis=1).max()))
         codes[block] = steps
     return codes, scale, math.ceil(longest * 1.02) + 1
+
+
+def _drop_axis(codes: Bytes, axis: Singles) -> Bytes:
+    """Return codes without their part along an axis, rounded: centroids are then orthogonal to the axis."""
+    unit, flat = axis / max(float(np.linalg.norm(axis)), 1e-30), np.empty_like(codes)
+    for start in range(0, len(codes), _SAMPLE):
+        block = codes[start : start + _SAMPLE].astype(np.float32)
+        flat[start : start + _SAMPLE] = np.clip(np.rint(block - np.outer(block @ unit, unit)), -_DIGITS, _DIGITS)
+    return flat
 
 
 def _clip(steps: Singles, reach: int) -> Bytes:
