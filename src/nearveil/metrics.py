@@ -14,6 +14,12 @@ from numpy.typing import NDArray
 Metric = Literal["cosine", "dot", "euclidean", "centred cosine"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 CENTRED: Metric = "centred cosine"  # of version 0.2: the cosine after subtracting the mean of the gallery
+METRIC_NAMES: dict[Metric, str] = {  # for people
+    "cosine": "cosine",
+    "dot": "dot product",
+    "euclidean": "Euclidean distance",
+    "centred cosine": "centred cosine",
+}
 NORMALIZED: frozenset[Metric] = frozenset({"cosine", CENTRED})  # an index stores rows of norm one
 
 Floats = NDArray[np.float64]

@@ -198,13 +198,13 @@ def _describe_report(report: "SyncReport", *, is_table: bool) -> dict[str, Any]:
     }
 
 
-def _floor_percent(share: float) -> str:
-    return f"{math.floor(1000 * share + 1e-9) / 10:g}%"
-
-
 def _print_report(report: "SyncReport", *, is_table: bool) -> None:
+    from nearveil.client.results import format_share
+    from nearveil.metrics import METRIC_NAMES
+
     item, skipped, published = "vector" if is_table else "image", report.skipped, report.published
-    changes = f"{report.added:,} added, {report.deleted:,} deleted"
+    replaced = f"{report.replaced:,} replaced, " if report.replaced else ""
+    changes = f"{report.added:,} added, {replaced}{report.deleted:,} deleted"
     if is_table:
         lines = {"vectors": f"{report.items:,} ({changes}), {report.dimension:,} dimensions"}
     else:
@@ -219,7 +219,7 @@ def _print_report(report: "SyncReport", *, is_table: bool) -> None:
     else:
         reach = f"every {item}; {_COST_OF_REACH}"
         if published.reach < 1:
-            share = _floor_percent(published.reach)  # 100% would be wrong
+            share = format_share(published.reach)
             reach = f"{share} of the {item}s; the others are never returned; --reach 1 includes them"
         lines |= {
             "map": f"{published.map.n_sets:,} sets, {published.map.nbytes:,} bytes, for epsilon "
@@ -228,9 +228,10 @@ def _print_report(report: "SyncReport", *, is_table: bool) -> None:
             "answer": f"{published.map.set_size:,} {item}s, {report.item_bytes:,} bytes each",
         }
         if published.code_recall is not None:
-            lines["codes"] = f"keep {_floor_percent(published.code_recall)} of the 10 nearest by the {report.metric}"
+            share, metric = format_share(published.code_recall), METRIC_NAMES[report.metric]
+            lines["codes"] = f"keep {share} of the 10 nearest by the {metric}"
     print_table(["", ""], (lines | {"revision": f"{report.revision:,}", "index": report.index}).items())
-    if not (report.added or report.deleted or report.learned):
+    if not (report.added or report.replaced or report.deleted or report.learned):
         print_lines("Nothing new: the index is unchanged.")
     print_lines(*(f"skipped {path}: {reason}" for path, reason in skipped[:_MAX_SKIPPED]))
     if len(skipped) > _MAX_SKIPPED:

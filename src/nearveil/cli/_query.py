@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from nearveil.ledger.history import Balance
 
 _N_CLASSES = 3  # printed for each image
+_TEXT, _LONGEST_CELL = "text", 160  # a key of metadata with a column of its own, and characters of a cell
 
 
 @command(url="--server")
 def query(
     options: GalleryOptions,
     payment: PaymentOptions,
-    image: Path = argument("The private image, or a vector in a .npy file.", metavar="IMAGE"),
+    image: Path = argument("The private image, or a vector in a .npy file.", metavar="IMAGE_OR_VECTOR"),
     epsilon: float | None = option(
         "Pay this privacy cost for a message. Without it the query is free: it searches the local index, or the copy "
         "that `nearveil sync` fetched, or sends a sealed query if the gallery offers that.",
@@ -46,26 +48,27 @@ def query(
     by: Literal["auto", "message", "home", "sealed"] = option(
         "How to search. home and sealed cost nothing; a message needs --epsilon.", default="auto"
     ),
-    k: int | None = option("Number of matches; 8 by default, or all that an answer holds.", "-k", min=1),
+    k: int | None = option("Number of matches; 8 by default, or as many as were compared.", "-k", min=1),
     candidates: float | None = option(
         "Share of the gallery in the answer; the gallery must have a map for it.", min=0, max=1
     ),
     extractor: str = EXTRACTOR,
     home: Path | None = HOME,
-    key: str | None = option("Idempotency key: the same image with the same key is paid once."),
+    key: str | None = option("Idempotency key: the same query with the same key is paid once."),
     sheet: Path | None = option("Write a contact sheet to this .png file."),
     force: bool = FORCE,
     as_json: bool = JSON,
 ) -> None:
-    """Find the images nearest to a private image. Nothing is paid without --epsilon.
+    """Find the items nearest to a private image or vector. Nothing is paid without --epsilon.
 
-    A local index or copy is searched on this machine: a server sees nothing. Of a sealed query it sees noise, and of a
-    message with --epsilon the number of one set; the account pays before the message is sent. Your image and its
-    features stay in memory and are not stored, unless you ask for a contact sheet. With --server, any local index is
-    ignored.
+    Nearest by the gallery's metric, which the answer names: cosine, dot product or Euclidean distance. A local index or
+    copy is searched on this machine: a server sees nothing. Of a sealed query it sees noise, and of a message with
+    --epsilon the number of one set; the account pays before the message is sent. Your image and its features stay in
+    memory and are not stored, except on a contact sheet if you order one. With --server, any local index is ignored.
 
     For example:
         nearveil query me.jpg
+        nearveil query vector.npy --index texts/ -k 20
         nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt
         nearveil query me.jpg --epsilon 4 --server https://birds.example:8321 --token-file token.txt --gallery birds
         nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
@@ -125,14 +128,17 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
     from nearveil.gallery.contact_sheet import right_set
 
     epsilon, named = nearest.guarantee.epsilon, nearest.set
-    same = ("named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated", "way", "paid")
+    same = ("metric", "code_recall", "named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated", "way", "paid")
     return {
         "found": [
             {
                 "rank": rank,
                 "id": match.id,
                 "name": match.name or match.external_id or f"item {match.id}",
+                "external_id": match.external_id,
                 "similarity": match.similarity,
+                "distance": match.distance,
+                "metadata": dict(match.metadata),
             }
             for rank, match in enumerate(nearest.matches, 1)
         ],
@@ -173,8 +179,7 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
     from nearveil.ledger.budget import format_down
 
     print_lines(nearest.quality_summary)
-    rows = [(match["rank"], match["name"], f"{match['similarity']:.3f}") for match in answer["found"]]
-    print_table(["", "name", "similarity"], rows, right=("", "similarity"))
+    _print_matches(nearest)
     print_lines(_describe_server_view(nearest, answer["server_saw"]), nearest.guarantee)
     if balance is not None:
         print_lines(
@@ -183,9 +188,32 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
         )
     print_lines(*answer["notes"])
     if balance is not None:
-        print_lines(f"To repeat this query at no cost, use the same image with --key {nearest.key}.")
+        print_lines(f"To repeat this query at no cost, repeat it with --key {nearest.key}.")
     if answer["sheet"] is not None:
         print_lines(f"Contact sheet: {answer['sheet']}")
+
+
+def _print_matches(nearest: "Nearest") -> None:
+    """Print the matches; columns without any content are left out."""
+    from nearveil.metrics import METRIC_NAMES
+
+    metric = METRIC_NAMES[nearest.metric]
+    rows = []
+    for rank, match in enumerate(nearest.matches, 1):
+        details = {name: value for name, value in match.metadata.items() if name != _TEXT}
+        pairs = ", ".join(f"{name}: {value}" for name, value in details.items())
+        text = str(match.metadata.get(_TEXT, ""))
+        external_id = match.external_id or ("" if match.name else f"item {match.id}")
+        columns = match.name, external_id, f"{match.value:.3f}", *(shorten(cell, _LONGEST_CELL) for cell in (text, pairs))
+        rows.append((str(rank), *columns))
+    headings = ("", "name", "id", metric, "text", "metadata")
+    shown = [column for column in range(len(headings)) if any(row[column] for row in rows)]
+    print_table(
+        [headings[column] for column in shown],
+        [[row[column] for column in shown] for row in rows],
+        right=("", metric),
+        no_wrap=(metric,),
+    )
 
 
 def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
@@ -227,7 +255,8 @@ def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", p
     assert nearest.set is not None
     assert nearest.answer is not None
     captions = [
-        f"{clean(Path(match['name']).stem)}\n{match['rank']}: {match['similarity']:.3f}" for match in answer["found"]
+        f"{clean(Path(entry['name']).stem)}\n{entry['rank']}: {match.value:.3f}"
+        for entry, match in zip(answer["found"], nearest.matches, strict=True)
     ]
     sheet = ContactSheet(
         query=pixels,

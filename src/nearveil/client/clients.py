@@ -242,7 +242,7 @@ class AsyncClient:
     async def nearest(
         self,
         query: Image,
-        k: int | None = 8,
+        k: int | None = None,
         epsilon: float | None = None,
         candidates: float | None = None,
         *,
@@ -254,7 +254,7 @@ class AsyncClient:
         where: Filter | None = None,
         rng: Source | None = None,
     ) -> Nearest:
-        """Find the nearest items of an open gallery, as :class:`Nearest`. Nothing is paid without an epsilon.
+        """Find the items nearest by the gallery's metric, as :class:`Nearest`. Nothing is paid without an epsilon.
 
         Without an epsilon, a local index itself is searched, or the copy that :meth:`sync` fetched, and nothing is
         sent; without either, a sealed question is sent if the gallery answers them; else an error names the ways and
@@ -266,9 +266,9 @@ class AsyncClient:
         ----------
         query : path, bytes, Pillow image, or array-like
             Private. An array is pixels, shape (height, width, 3), uint8; or a feature, shape (d,) or (1, d): of NumPy,
-            torch, pandas or pyarrow, a list, or a ``.npy`` file. A feature is divided by its norm, as all are.
-        k : int or None, default=8
-            How many; None for 8, or as many as an answer holds.
+            torch, pandas or pyarrow, a list, or a ``.npy`` file.
+        k : int, optional
+            How many; 8 by default, or as many as there are to compare if that is less.
         epsilon : float, optional
             The price of a message, from 1e-6 to 40. None and 0 pay nothing: only free ways.
         candidates : float, optional
@@ -318,7 +318,7 @@ class AsyncClient:
     async def nearest_many(
         self,
         rows: Any,
-        k: int | None = 8,
+        k: int | None = None,
         epsilon: float | None = None,
         candidates: float | None = None,
         *,
@@ -538,7 +538,7 @@ class Client:
     account : Account, str or any object with `spend`, optional
         Who pays for messages; a name needs `ledger`. Only a question with an epsilon pays.
     ledger : str, Path or Ledger, optional
-        The ledger with that account.
+        The ledger with that account. A file must exist: `nearveil budget create` makes one.
     extractor : Extractor, optional
         The feature extractor; by default chosen by the gallery's fingerprint.
     retries : int, default=3
@@ -638,9 +638,14 @@ def _open_account(
     if ledger is None:
         raise QuestionError("account", "a name needs the ledger that it is in: give ledger, or an Account")
     from nearveil.ledger import Ledger
+    from nearveil.storage import find_file, parse_url
 
     opened = None
     if not isinstance(ledger, Ledger):
+        file = find_file(parse_url(ledger, "ledger"))
+        if file is not None and not file.exists():  # a mistyped path would make an empty ledger
+            command = f"`nearveil budget create {account} --owner me --epsilon 40 --delta 0 --ledger {file}`"
+            raise QuestionError("ledger", f"there is none at {file}. Correct the path, or create one: {command}")
         ledger = opened = Ledger(ledger)
     try:
         return ledger.account(account), opened

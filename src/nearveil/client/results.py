@@ -1,11 +1,12 @@
 """The results of a client."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from nearveil.gallery.answers import Answer
-from nearveil.metrics import Metric
+from nearveil.metrics import METRIC_NAMES, Metric
 from nearveil.privacy import Guarantee
 
 Way = Literal["message", "home", "index", "sealed"]
@@ -26,6 +27,11 @@ class Match:
     #: The owner's, if the gallery offers it; empty for a sealed question.
     metadata: Mapping[str, Any] = field(default_factory=dict)
     distance: float | None = None  #: the Euclidean distance, if that is the gallery's metric
+
+    @property
+    def value(self) -> float:
+        """The gallery's metric as people read it: a distance is not negative."""
+        return self.similarity if self.distance is None else self.distance
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ class Nearest:
     #: The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
     #: sealed question, which uses no map.
     expected_share: float | None = None
-    metric: Metric = "cosine"  #: by which the gallery compares
+    metric: Metric = "cosine"  #: by which "nearest" is meant
     #: The share of the 10 nearest that the gallery's codes keep, as its server measured it; None if it is not known.
     code_recall: float | None = None
     #: The rest of the account that paid, after this question; None if nothing was paid, or for a payer without a
@@ -73,21 +79,32 @@ class Nearest:
     @property
     def quality_summary(self) -> str:
         """Return a one-line estimate of the quality of the answer. Private: show it to nobody else."""
-        if self.sealed:
-            return f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted."
+        metric, count = METRIC_NAMES[self.metric], f"{self.n_candidates:,}"
         if self.way == "index":
             return (
-                f"All {self.n_candidates:,} items of the index on this machine were compared with your query, exactly."
+                f"All {count} items of the index on this machine were compared with your query by the {metric}, exactly."
             )
+        codes = ""
+        if self.code_recall is not None:
+            codes = f" The gallery's codes keep {format_share(self.code_recall)} of the 10 nearest."
+        if self.sealed:
+            compared = f"The {count} items of the cells nearest to your query were compared by the {metric}, encrypted."
+            return compared + codes
         if self.set is None or self.expected_share is None:
-            return f"All {self.n_candidates:,} items of the copy on this machine were compared with your query."
-        share = f"about {self.expected_share:.0%} of the items nearest to your query"
+            return f"All {count} items of the copy on this machine were compared with your query by the {metric}.{codes}"
+        share = f"about {self.expected_share:.0%} of the items nearest to your query by the {metric}"
         if self.named_best_set:
-            return f"This answer comes from the set that suits your query, and holds {share}."
+            return f"This answer comes from the set that suits your query, and holds {share}.{codes}"
         return (
             f"This answer comes from another set than the one that suits your query, and holds {share}: the noise that "
-            "hides your query named it. Do not ask again because of that: the retry itself leaks information."
+            "hides your query named it. Do not repeat the query because of that: the repetition itself leaks "
+            f"information.{codes}"
         )
+
+
+def format_share(share: float) -> str:
+    """Return a share in percent with one digit, rounded down: 100% means all."""
+    return f"{math.floor(1000 * share + 1e-9) / 10:g}%"
 
 
 @dataclass(frozen=True)

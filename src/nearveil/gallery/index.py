@@ -181,7 +181,8 @@ class Index(MapPublisher):
         ----------
         items : iterable of Item
         replace : bool, default=False
-            Whether items replace those with the same `external_id`; otherwise such an item is an error.
+            Whether items replace those with the same `external_id`; otherwise such an item is an error. Names and
+            metadata that are not given again are kept.
         row_exact : bool, default=False
             Your statement that each row was made from its own image alone, to the last bit: by
             ``extract(images, row_exact=True)``, or in another way for which you can prove it. Rows of a private index
@@ -216,7 +217,8 @@ class Index(MapPublisher):
         metadata : sequence of mappings, or a data frame, optional
             JSON values for each row. Clients get them with every match if the gallery offers metadata.
         replace : bool, default=False
-            Whether rows replace items with the same ids. Items that would not change keep their id.
+            Whether rows replace items with the same ids. Items that would not change keep their id. Names and metadata
+            that are not given again are kept; metadata that is given replaces all of the earlier, and ``{}`` drops it.
         row_exact : bool, default=False
             As in :meth:`add`.
         progress : callable, optional
@@ -233,7 +235,7 @@ class Index(MapPublisher):
         array([2, 3], dtype=uint32)
         >>> index.delete(["b"])
         >>> index.features(["a"]), index.items(["a"])[0].metadata
-        (array([[0., 1.]], dtype=float32), {})
+        (array([[0., 1.]], dtype=float32), {'lang': 'en'})
         >>> index.close(); folder.cleanup()
         """
         table = check_table(rows, ids, names, metadata, self.dimension, self._first_metric)
@@ -479,7 +481,9 @@ class Index(MapPublisher):
             first = header = load_header(connection, self._location, lock=True)
             for table in tables:
                 existing = self._find_existing(connection, table, first.next_id, replacing=replacing)
-                unchanged = self._find_unchanged(connection, table, existing)
+                stored = self._load_replaced(connection, existing)
+                complete = table.inherit(stored)
+                unchanged = self._find_unchanged(complete, existing, stored)
                 ids = np.full(len(table), -1, np.int64)
                 ids[list(unchanged)] = list(unchanged.values())
                 added.append(ids)
@@ -487,7 +491,7 @@ class Index(MapPublisher):
                 positions = np.flatnonzero(ids < 0)
                 if not len(positions):
                     continue
-                new = table.select(positions.tolist()) if unchanged else table
+                new = complete.select(positions.tolist()) if unchanged else complete
                 replaced = np.array(sorted(set(existing.values()) - set(unchanged.values())), np.int64)
                 self._delete(connection, replaced, first.revision + 1)  # before the insert: external ids are unique
                 ids[positions] = new_ids = store.allocate_ids(header, len(new))
@@ -520,18 +524,26 @@ class Index(MapPublisher):
             raise ValueError(f"ids: {table.external_ids[min(repeated)]!r} is repeated; nothing was changed")
         return existing
 
-    def _find_unchanged(self, connection: sa.Connection, table: ItemTable, existing: dict[int, int]) -> dict[int, int]:
+    def _load_replaced(self, connection: sa.Connection, existing: dict[int, int]) -> dict[int, StoredItem]:
+        """Load existing items, by the position of the row that replaces them."""
+        if not existing:
+            return {}
+        items = store.load_items(connection, np.array(list(existing.values())), originals=False)
+        return {position: items[number] for position, number in existing.items()}
+
+    def _find_unchanged(
+        self, table: ItemTable, existing: dict[int, int], stored: dict[int, StoredItem]
+    ) -> dict[int, int]:
         """Return the existing items that a table would not change."""
         if not existing or table.images:
             return {}
         numbers, positions = np.array(list(existing.values())), list(existing)
-        stored = store.load_items(connection, numbers, originals=False)
         new = dict(zip(positions, table.select(positions).rows(numbers.tolist()), strict=True))
         equal = (self.features(numbers) == table.features[positions]).all(axis=1)
         return {
             position: existing[position]
             for position, same_row in zip(positions, equal.tolist(), strict=True)
-            if same_row and stored[existing[position]] == StoredItem.from_row(*new[position])
+            if same_row and stored[position] == StoredItem.from_row(*new[position])
         }
 
     def _delete(self, connection: sa.Connection, ids: NDArray[np.int64], revision: int) -> None:

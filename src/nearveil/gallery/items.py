@@ -38,7 +38,8 @@ class Item:
     #: The file content, or its path. A file is served only while it is unchanged since the item was added.
     original: bytes | Path | None = field(default=None, repr=False)
     external_id: str | None = None  #: your own id, unique in an index: use it to replace and delete items
-    #: JSON values with text as keys. Every match carries it if the gallery offers it.
+    #: JSON values with text as keys. Every match carries it if the gallery offers it. An item that replaces another
+    #: keeps its metadata if this is None, and its name if that is empty; ``{}`` drops the metadata.
     metadata: Mapping[str, Any] | None = field(default=None, repr=False)
 
 
@@ -164,6 +165,17 @@ class ItemTable:
             [self.metadata[position] for position in positions],
             keys=self.keys,
         )
+
+    def inherit(self, stored: Mapping[int, StoredItem]) -> "ItemTable":
+        """Return the table with the names and metadata of stored items, by position, where it has none."""
+        if not stored:
+            return self
+        names, metadata = list(self.names), list(self.metadata)
+        for position, item in stored.items():
+            names[position] = names[position] or item.name
+            if metadata[position] is None and item.metadata:
+                metadata[position] = _encode_json(dict(item.metadata))
+        return replace(self, names=names, metadata=metadata)
 
     def rows(self, ids: Iterable[int]) -> Iterator[tuple[int, str, str | None, str | None]]:
         """Yield id, name, external id and metadata of each item."""
@@ -321,12 +333,11 @@ def _check_external_ids(values: Sequence[Any], column: str) -> Sequence[str | No
 
 
 def _encode_metadata(values: Sequence[Any], column: str) -> tuple[Sequence[str | None], frozenset[str]]:
-    """Return metadata as JSON, None for an item without any, and all keys."""
+    """Return metadata as JSON, None where it is not given, and all keys."""
     if set(map(type, values)) <= {type(None)}:
         return values, frozenset()
     texts: list[str | None] = []
     keys: set[str] = set()
-    encode = json.JSONEncoder(default=_as_plain, allow_nan=False, ensure_ascii=False).encode
     for position, value in enumerate(values):
         if value is None:
             texts.append(None)
@@ -335,13 +346,13 @@ def _encode_metadata(values: Sequence[Any], column: str) -> tuple[Sequence[str |
         if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
             raise ValueError(f"{name} must be a mapping with text as keys")
         try:
-            text = encode(dict(value))
+            text = _encode_json(dict(value))
             size = len(text.encode())
         except (TypeError, ValueError, RecursionError):
             raise ValueError(f"{name} must be JSON: text, finite numbers, lists and mappings of them") from None
         if size > LARGEST_METADATA:
             raise ValueError(f"{name} must be at most {LARGEST_METADATA} bytes as JSON")
-        texts.append(text if value else None)
+        texts.append(text)
         keys.update(map(str.__str__, value))
     return texts, frozenset(keys)
 
@@ -355,6 +366,9 @@ def _as_plain(value: Any) -> Any:
     if callable(getattr(value, "tolist", None)):  # NumPy scalars and arrays, tensors, series
         return value.tolist()
     raise TypeError
+
+
+_encode_json = json.JSONEncoder(default=_as_plain, allow_nan=False, ensure_ascii=False).encode
 
 
 def is_text(value: object) -> bool:

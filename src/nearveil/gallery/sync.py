@@ -44,6 +44,7 @@ class SyncReport:
     metric: Metric
     revision: int
     added: int
+    replaced: int  #: items of the same external id or path whose vector, name or metadata has changed
     deleted: int
     published: Published | None  #: the map; private images have none
     learned: bool  #: whether the map was learned or updated
@@ -90,7 +91,7 @@ def sync_folder(
         Whether the images are records of a protected gallery: rows are row-exact, and no map is made. They stay on
         this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
     metric : {"cosine", "dot", "euclidean"}, optional
-        By default as before, or the cosine.
+        By which "nearest" is meant; by default as before, or the cosine.
     epsilon, candidates, n_sets, code_bytes, reach : optional
         As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 1.
     progress : callable, optional
@@ -148,16 +149,17 @@ def _update_images(
     gallery: Index, root: Path, images: GalleryFeatures, options: dict[str, Any], start: Progress, workers: Cluster
 ) -> tuple[int, int, Published | None, bool, list[Skipped]]:
     """Add, replace and delete images of a folder, and publish the map of an open gallery; return the changes."""
-    gone, new = _compare(gallery, root, images)
+    gone, new, n_replaced = _compare(gallery, root, images)
     if gallery.is_private:
         gallery.delete(gone)  # before the insert: otherwise both rows of a changed image would vote
         added, failed = _add_images(gallery, root, images, new, start("adding", len(new)))
-        return added, len(gone), None, False, failed
+        return added - n_replaced, n_replaced, len(gone) - n_replaced, None, False, failed
     terms = _load_terms(gallery).updated(**options)
     terms.check(len(gallery) - len(gone) + len(new))
     added, failed = _add_images(gallery, root, images, new, start("adding", len(new)))
     gallery.delete(gone)
-    return added, len(gone), *publish_map(gallery, terms, start, workers), failed
+    changes = added - n_replaced, n_replaced, len(gone) - n_replaced
+    return *changes, *publish_map(gallery, terms, start, workers), failed
 
 
 def sync_table(
@@ -203,11 +205,13 @@ def sync_table(
             with _note_changes():
                 # After the insert: an invalid row deletes nothing. Rows of the table stay.
                 deleted = np.setdiff1d(np.array(gone, np.uint32), written)
-                gallery.delete(deleted[np.isin(deleted, gallery.ids())])
-                added = len(np.setdiff1d(gallery.ids(), before, assume_unique=True))
+                deleted = deleted[np.isin(deleted, gallery.ids())]
+                gallery.delete(deleted)
+                n_new = len(np.setdiff1d(gallery.ids(), before, assume_unique=True))
+                n_replaced = count + n_new - len(gallery) - len(deleted)
                 terms.check(len(gallery), "the index has changed, and its map is as before: publish it on other terms")
                 newest = publish_map(gallery, terms, start, workers)
-            return _report(gallery, location, added, count + added - len(gallery), *newest)
+            return _report(gallery, location, n_new - n_replaced, n_replaced, len(deleted), *newest)
 
 
 def _report(gallery: Index, location: str, *changes: Any) -> SyncReport:
@@ -348,8 +352,8 @@ def list_files(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path
     return files, skipped
 
 
-def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[int], list[int]]:
-    """Return the ids of items that are gone or changed, and the positions of images that are new or changed."""
+def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[int], list[int], int]:
+    """Return the ids of items that are gone or changed, the positions of new or changed images, and how many changed."""
     stored: dict[Path, list[int]] = {}  # one id for each path, unless two runs were concurrent
     ids = gallery.ids()
     for start in range(0, len(ids), _CHUNK):
@@ -367,7 +371,8 @@ def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[
         pairs = zip(paths, numbers, differences, strict=True)
         unchanged |= {path: number for path, number, difference in pairs if difference <= tolerance}
     gone = {number for numbers in stored.values() for number in numbers} - set(unchanged.values())
-    return sorted(gone), [position for position, path in enumerate(images.paths) if path not in unchanged]
+    new = [position for position, path in enumerate(images.paths) if path not in unchanged]
+    return sorted(gone), new, sum(images.paths[position] in stored for position in new)
 
 
 def _add_images(

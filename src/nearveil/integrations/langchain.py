@@ -1,5 +1,6 @@
 """A retriever for LangChain: documents nearest to a private text. Needs the extra ``langchain``."""
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ from nearveil.client.questions import Method
 from nearveil.ledger import KeyConflictError, KeySpentError, new_key
 
 if TYPE_CHECKING:
-    from nearveil.client import Nearest
+    from nearveil.client import Match, Nearest
+    from nearveil.metrics import Metric
 
 __all__ = ["NearveilRetriever"]
 
@@ -30,6 +32,9 @@ _Question: TypeAlias = tuple[UUID, int, str, float | None, str | None]
 
 class NearveilRetriever(BaseRetriever):
     """Retrieves documents of an open gallery privately: text and vector stay local.
+
+    Documents are the nearest by the gallery's metric. Their metadata has the value as "similarity" (times -1 for a
+    distance, which is also there as "distance"), and as "relevance" a number from 0 to 1 in the same order.
 
     Without an epsilon nothing is paid: a local index or copy is searched, or a sealed query is sent. With an epsilon
     the server sees one message, and every query debits that epsilon from the client's account.
@@ -97,7 +102,7 @@ class NearveilRetriever(BaseRetriever):
         result: Nearest = self.client.nearest(
             row, self.k if k is None else k, self.epsilon, gallery=self.gallery, where=self.where, by=self.by, key=key
         )
-        return [_make_document(match, self.text_key) for match in result.matches]
+        return [_make_document(match, result.metric, self.text_key) for match in result.matches]
 
     @contextmanager
     def _choose_key(self, query: str, run: UUID | None) -> Iterator[str]:
@@ -146,12 +151,25 @@ class _UnansweredKeys:
 _UNANSWERED = _UnansweredKeys()
 
 
-def _make_document(match: Any, text_key: str) -> Document:
-    """Convert a match to a document, with its similarity in the metadata."""
+def _make_document(match: "Match", metric: "Metric", text_key: str) -> Document:
+    """Convert a match to a document, with its scores in the metadata."""
     metadata = {name: value for name, value in match.metadata.items() if name != text_key}
+    scores = {"similarity": match.similarity, "relevance": find_relevance(match, metric)}
+    if match.distance is not None:
+        scores["distance"] = match.distance
     text = match.metadata.get(text_key, match.name)
     return Document(
-        page_content=text if isinstance(text, str) else match.name,
-        metadata={**metadata, "similarity": match.similarity},
-        id=match.external_id,
+        page_content=text if isinstance(text, str) else match.name, metadata=metadata | scores, id=match.external_id
     )
+
+
+def find_relevance(match: "Match", metric: "Metric") -> float:
+    """Return a score from 0 to 1 in the order of the metric, for thresholds and rerankers that expect one.
+
+    It is (1 + cosine) / 2, 1 / (1 + distance), or the logistic function of the dot product.
+    """
+    if match.distance is not None:
+        return 1 / (1 + match.distance)
+    if metric == "dot":
+        return (1 + math.tanh(match.similarity / 2)) / 2
+    return min(max((1 + match.similarity) / 2, 0.0), 1.0)

@@ -20,6 +20,7 @@ from nearveil.ledger import Account, LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
 from nearveil.ledger.store import Entry
 from nearveil.mechanisms.covers.channels import RandomizedResponse
+from nearveil.metrics import METRIC_NAMES
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor
@@ -145,6 +146,7 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
         "kind": "nearest",
         "worth": nearest.quality_summary,
         "missed": not nearest.named_best_set,
+        "metric": METRIC_NAMES[nearest.metric],
         "saw": {
             "messages": [{"bytes": len(message), "hex": shorten_hex(message)}],
             "set": nearest.set,
@@ -172,6 +174,8 @@ def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
     return {
         "kind": "free",
         "way": nearest.way,
+        "worth": nearest.quality_summary,
+        "metric": METRIC_NAMES[nearest.metric],
         "saw": {
             "messages": [{"bytes": len(message), "hex": shorten_hex(message)} for message in nearest.sealed],
             "total": nearest.n_candidates,
@@ -187,7 +191,7 @@ def _view_match(match: Match) -> dict[str, Any]:
     return {
         "id": match.id,
         "name": match.name or match.external_id or "",
-        "similarity": round(match.similarity, 4),
+        "value": round(match.value, 4),
         "image": make_image_address(match.image or b""),
     }
 

@@ -18,6 +18,7 @@ from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import Balance, make_refusal
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import set_guarantee
+from nearveil.metrics import METRIC_NAMES
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
@@ -120,6 +121,7 @@ class PageSession:
                     "published": info.is_published,
                     "extractor": info.extractor,
                     "offers": info.offers,
+                    "metric": METRIC_NAMES[info.metric],
                     "copy": self._count_copy(info),
                     "is_local": self.client.index is not None,
                     "promise": None if info.promise is None else info.promise.words,

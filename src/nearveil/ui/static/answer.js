@@ -48,8 +48,8 @@ export function showSaw(target, data) {
   );
 }
 
-function match(one, rank) {
-  const like = make("span", { class: "like" }, `similarity ${one.similarity.toFixed(2)}`);
+function match(one, rank, metric) {
+  const like = make("span", { class: "like" }, `${metric} ${one.value.toFixed(2)}`);
   return make("li", { "data-id": one.id }, picture(one.image, one.name || `match ${rank + 1}`), make("span", { class: "name" }, one.name || `item ${one.id}`), like);
 }
 
@@ -69,14 +69,19 @@ export function showGot(target, data) {
     return;
   }
   if (data.kind === "free") {
-    put(target, make("p", {}, `The ${data.got.length} nearest, ranked on this machine.`), make("ol", { class: "matches" }, ...data.got.map(match)));
+    put(
+      target,
+      make("p", { class: "worth" }, data.worth),
+      make("p", {}, `The ${data.got.length} nearest by the ${data.metric}, ranked on this machine.`),
+      make("ol", { class: "matches" }, ...data.got.map((one, rank) => match(one, rank, data.metric))),
+    );
     return;
   }
   put(
     target,
     make("p", { class: data.missed ? "worth open" : "worth" }, data.worth),
-    make("p", {}, `The ${data.got.length} nearest of the ${count(data.saw.total, "candidate")}, ranked on this machine. Nothing was sent afterwards.`),
-    make("ol", { class: "matches" }, ...data.got.map(match)),
+    make("p", {}, `The ${data.got.length} of the ${count(data.saw.total, "candidate")} nearest by the ${data.metric}, ranked on this machine. Nothing was sent afterwards.`),
+    make("ol", { class: "matches" }, ...data.got.map((one, rank) => match(one, rank, data.metric))),
   );
 }
 

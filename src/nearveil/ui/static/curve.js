@@ -12,7 +12,7 @@ export function curve(map, epsilon, asked) {
   const near = data.epsilon.reduce((best, at, target) => (Math.abs(at - epsilon) < Math.abs(data.epsilon[best] - epsilon) ? target : best), 0);
   const expected = data.expected[near];
   const at = Math.min(epsilon, FAR);
-  const marks = [{ at: [at, expected], style: "ring", label: `Expected at epsilon ${epsilon}: ${percent(expected)} of the ${k} nearest` }];
+  const marks = [{ at: [at, expected], style: "ring", label: `Expected at epsilon ${epsilon}: ${percent(expected)} of the ${k} nearest by the gallery’s metric` }];
   if (asked && asked.map === map.map && asked.share !== null && asked.share !== undefined) {
     marks.push({ at: [Math.min(asked.epsilon, FAR), asked.share], style: "dot", label: `Your last query: its set holds about ${percent(asked.share)} of the items nearest to your image. One query may be above the ceiling, the average cannot` });
   }

@@ -4,8 +4,9 @@ import { chosen, state } from "./state.js";
 
 // Facts about the public map, and the local copy for free search.
 
-function mapCard(map) {
+function mapCard(map, metric) {
   const facts = [
+    ["Nearest by", `the ${metric}`],
     ["Images", map.items.toLocaleString("en")],
     ["Share of the gallery returned", percent(map.candidates)],
     ["Sets", `${map.n_sets.toLocaleString("en")}, of ${count(map.set_size, "image")} each`],
@@ -42,7 +43,7 @@ export async function show() {
   body.setAttribute("aria-busy", "true");
   try {
     if (gallery.kind === "protected") put(body, make("p", { class: "note" }, "This gallery is protected: it has no map, and shares only its model."));
-    else put(body, make("div", { class: "stack" }, mapCard(await get("/api/map", { gallery: gallery.name, candidates: state.candidates })), copyCard(gallery)));
+    else put(body, make("div", { class: "stack" }, mapCard(await get("/api/map", { gallery: gallery.name, candidates: state.candidates }), gallery.metric), copyCard(gallery)));
   } catch (failure) {
     say(error, failure.message);
     put(body);
