@@ -110,7 +110,7 @@ def test_only_what_changed_is_changed(folder: Path, here: Path) -> None:
     (folder / "2" / "02.png").rename(folder / "2" / "moved.png")
     picture(folder / "new" / "one.png", (0, 255, 255))
     found = told("index", folder)
-    assert (found["added"], found["deleted"], found["images"]) == (3, 3, COUNT)
+    assert (found["added"], found["replaced"], found["deleted"], found["images"]) == (2, 1, 2, COUNT)
     _, maps_now, now = state(here)
     assert set(now) - set(ids) == {"2/moved.png", "new/one.png"}
     assert set(ids) - set(now) == {"1/01.png", "2/02.png"}
@@ -399,7 +399,7 @@ def test_private_rows_of_an_earlier_version_are_made_anew(
         watch("add")
         watch("delete")
         found = told("index", folder, "--into", "old", "--extractor", "colours.onnx")
-        assert (found["row_exact"], found["added"], found["deleted"]) == (True, COUNT, COUNT)
+        assert (found["row_exact"], found["added"], found["replaced"], found["deleted"]) == (True, 0, COUNT, 0)
         assert order == ["delete", "add"]
         assert not set(first.tolist()) & set(index.ids().tolist())
 

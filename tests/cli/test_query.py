@@ -1,6 +1,7 @@
 """``nearveil query``: pays first, says one thing, chooses at home, and explains what went wrong."""
 
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -187,7 +188,7 @@ def test_what_is_refused_costs_nothing(image: Path, here: Path) -> None:
     for words, said in {
         ("notes.jpg",): "not an image",
         ("cut.png",): "broken or truncated",
-        ("nowhere.png",): "IMAGE: there is no file at nowhere.png",
+        ("nowhere.png",): "IMAGE_OR_VECTOR: there is no file at nowhere.png",
         (image, "--index", "nowhere"): "Create one with `nearveil index DIR --into GALLERY`, or name another.",
         (image, "--index", "bare"): "has no map yet",
         (image, "--index", "theirs"): "not installed",
@@ -316,7 +317,8 @@ def test_a_sheet_that_cannot_be_written_is_noticed_before_paying(
 
 def test_what_an_answer_is_worth_stands_above_it(image: Path) -> None:
     text = fine("query", image, *SURE)
-    assert text.index("comes from the set that suits your query") < text.index("similarity")
+    assert text.index("comes from the set that suits your query") < text.index(" cosine ┃")
+    assert re.search(r"nearest to your query by the cosine\. The gallery's codes keep [\d.]+% of the 10 nearest\.", text)
     found = told("query", image, "--epsilon", 25)
     assert found["named_best_set"] is True
     assert 0 < found["expected_share"] <= 1
@@ -328,9 +330,9 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     pytest.importorskip("cryptography")
     text, nothing = fine("query", image, "--by", "sealed"), fine("query", image, "--by", "home")
     assert "two sealed messages of " in text
-    assert "were compared, encrypted" in text
+    assert "were compared by the cosine, encrypted. The gallery's codes keep " in text
     assert "This is a computational guarantee" in text
-    assert f"All {COUNT} items of the index on this machine were compared with your query, exactly" in nothing
+    assert f"All {COUNT} items of the index on this machine were compared with your query by the cosine, exactly" in nothing
     assert "Nothing is revealed about which record was asked for" in nothing
     sealed, home = (told("query", image, "--by", way) for way in ("sealed", "home"))
     assert sealed["found"][0]["id"] == home["found"][0]["id"]

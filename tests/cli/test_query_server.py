@@ -212,7 +212,7 @@ def test_a_key_of_another_map_is_of_no_use(image: Path, served: Served, here: Pa
     fine("index", served.folder / "photos", "--into", here / "index", "--candidates", 0.3)
     text = refused("query", image, "--epsilon", 4, "--index", here / "index", "--key", "mine")
     assert "another map than when this key was paid for" in text
-    assert "a new question, with a new key, costs again" in text
+    assert "a new query, with a new key, costs again" in text
     assert debits(here) == 1
 
 

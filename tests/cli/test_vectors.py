@@ -1,5 +1,6 @@
 """``nearveil index`` and ``nearveil query`` of vectors that a user brings, from every kind of file."""
 
+import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -77,6 +78,35 @@ def test_vectors_are_replaced_and_deleted_by_their_ids() -> None:
     said = refused("index", *common, "--delete", "doc-2", "--delete", "nobody")
     assert "--delete: the index does not hold nobody; nothing was changed" in said
     assert stored("doc-2") == [("doc-2", {"text": "text of doc-2"})]
+
+
+def test_metadata_that_changes_replaces_items_and_stays_if_it_is_not_given() -> None:
+    words = ("index", write("npz"), "--into", "texts", "--ids", "key")
+    fine(*words, "--metadata", "text", *TERMS)
+    kept = told(*words)
+    assert (kept["added"], kept["replaced"], kept["deleted"]) == (0, 0, 0)
+    assert stored("doc-7") == [("doc-7", {"text": "text of doc-7"})]
+    assert "60 (0 added, 60 replaced, 0 deleted)" in fine(*words, "--metadata", "key")
+    assert stored("doc-7") == [("doc-7", {"key": "doc-7"})]
+
+
+def test_a_query_shows_texts_metadata_ids_and_the_metric() -> None:
+    with Index.create("texts", dimension=8, metric="euclidean") as index:
+        details = [{"text": f"a  text of {n}", "lang": "en", "long": "word " * 200} for n in range(COUNT)]
+        index.add_table(ROWS, [f"doc-{n}" for n in range(COUNT)], metadata=details)
+        index.publish(4.0)
+    np.save("q.npy", ROWS[7] + 0.01)
+    distances = np.linalg.norm(ROWS - ROWS[7] - 0.01, axis=1)
+    found, text = told("query", "q.npy", "--index", "texts", "-k", 3), fine("query", "q.npy", "--index", "texts")
+    best = np.argsort(distances)[:3]
+    assert [one["external_id"] for one in found["found"]] == [f"doc-{n}" for n in best]
+    assert [one["metadata"] for one in found["found"]] == [details[n] for n in best]
+    assert [one["distance"] for one in found["found"]] == pytest.approx(distances[best], abs=1e-4)
+    assert (found["metric"], found["code_recall"]) == ("euclidean", 1.0)
+    assert "compared with your query by the Euclidean distance, exactly" in text
+    assert re.search(r"doc-7 +│ +0\.028 │ a text of 7", text)
+    assert "lang: en, " in text
+    assert "[...]" in text
 
 
 def test_what_cannot_be_indexed_is_said_and_makes_nothing() -> None:

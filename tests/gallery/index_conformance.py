@@ -420,6 +420,31 @@ class IndexConformance:
             index.verify()
             assert names(index, index.ids()) == [""] * 5 + ["an image"]
 
+    def test_names_and_metadata_that_are_not_given_again_stay(self, place: str) -> None:
+        rows = unit_rows(4)
+        own = ["a", "b", "c", "d"]
+        with Index.create(place, dimension=DIMENSION) as index:
+            index.add_table(rows, own, ["Anna", "Bo", "", ""], [{"n": 0, "m": 1}, {"n": 1}, {"n": 2}, None])
+            index.add_table(-rows[:3], own[:3], replace=True)
+            index.add_table(rows[1:2], ["b"], replace=True, metadata=[{"k": "given again, as a whole"}])
+            index.add_table(rows[2:3], ["c"], ["Cy"], [{}], replace=True)
+            stored = [(item.name, item.metadata) for item in index.items(own)]
+            assert stored == [
+                ("Anna", {"n": 0, "m": 1}),
+                ("Bo", {"k": "given again, as a whole"}),
+                ("Cy", {}),
+                ("", {}),
+            ]
+            np.testing.assert_array_equal(index.features(own), np.stack([-rows[0], *rows[1:]]))
+            before = index.revision
+            index.add_table(rows[1:], own[1:], replace=True)  # nothing has changed
+            index.add([Item(rows[1], external_id="b")], replace=True)
+            assert index.revision == before
+            index.add([Item(-rows[1], external_id="b")], replace=True)
+            assert (index.items(["b"])[0].name, index.items(["b"])[0].metadata) == stored[1]
+            assert index.texts(index.ids()[-1:], "metadata") == [encode_details(ItemDetails("Bo", "b", stored[1][1]))]
+            index.verify()
+
     @pytest.mark.parametrize(
         ("table", "words"),
         [

@@ -46,7 +46,7 @@ from .index_places import (
 __all__ = ["index_server", "index_url", "one_thread", "where"]  # fixtures
 
 EPSILON, F = 8.0, 0.25
-TOO_LARGE = "the images are larger than the limit: ask for fewer extras"
+TOO_LARGE = "the images are larger than the limit: request fewer extras"
 
 
 def client_of(published: Published) -> Covers:

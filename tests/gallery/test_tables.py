@@ -41,7 +41,7 @@ def test_a_table_is_kept(tmp_path: Path) -> None:
     changed = VectorTable(np.concatenate([-ROWS[:1], ROWS[1:2]]), ["a0", "b"])
     next_ = sync_table(changed, tmp_path / "i", delete=["a49"])
     assert (next_.items, next_.learned) == (50, True)
-    assert next_.added - next_.deleted == 0
+    assert (next_.added, next_.replaced, next_.deleted) == (1, 1, 1)
     with Index.open(tmp_path / "i") as index:
         held = {item.external_id for item in index.items(index.ids())}
         assert held == {*IDS[:49], "b"}

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import distribution, distributions
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -54,9 +54,33 @@ def test_documents_hold_text_metadata_and_id(client: Client) -> None:
         for one in found:
             number = int(str(one.id).removeprefix("s"))
             assert one.page_content == TEXTS[number]
-            assert set(one.metadata) == {"even", "similarity"}
+            assert set(one.metadata) == {"even", "similarity", "relevance"}
+            assert one.metadata["relevance"] == pytest.approx((1 + one.metadata["similarity"]) / 2)
             assert one.metadata["even"] == (number % 2 == 0)
     assert all(one.metadata["even"] for one in retriever.invoke("a private question"))
+
+
+@pytest.mark.parametrize("metric", ["dot", "euclidean"])
+def test_scores_are_in_the_order_of_the_metric(tmp_path: Path, metric: Literal["dot", "euclidean"]) -> None:
+    rows = np.random.default_rng(3).standard_normal((60, 16)) * np.linspace(0.1, 3, 60)[:, None]
+    question = np.random.default_rng(4).standard_normal(16)
+    with Index.create(tmp_path / "texts", dimension=16, metric=metric) as index:
+        index.add_table(rows, ids=[str(number) for number in range(60)])
+        index.publish(4.0, 0.2)
+        with Client(index) as client:
+            found = NearveilRetriever(client=client, embed=lambda _: question, k=60).invoke("a private question")
+    products, distances = rows @ question, np.linalg.norm(rows - question, axis=1)
+    order = np.argsort(-products if metric == "dot" else distances)
+    assert [one.id for one in found] == [str(number) for number in order]
+    scores = [one.metadata for one in found]
+    relevance = [one["relevance"] for one in scores]
+    assert relevance == sorted(relevance, reverse=True)
+    assert 0 <= relevance[-1] < relevance[0] <= 1
+    if metric == "dot":
+        assert [one["similarity"] for one in scores] == pytest.approx(products[order], abs=1e-4)
+    else:
+        assert [one["distance"] for one in scores] == pytest.approx(distances[order], abs=1e-4)
+        assert relevance == pytest.approx(1 / (1 + distances[order]), abs=1e-4)
 
 
 def test_plugins_that_come_along_do_not_run(pytestconfig: pytest.Config) -> None:

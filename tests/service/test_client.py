@@ -299,7 +299,7 @@ def test_a_client_that_was_killed_goes_on_with_the_same_message_and_needs_no_net
     assert ended.stdout.splitlines() == [
         b"-9",
         b"True 3",
-        *[b'a server is asked with httpx: pip install "nearveil[client]"'] * 2,
+        *[b'a server needs httpx: pip install "nearveil[client]"'] * 2,
     ], ended.stderr
     assert ended.returncode == 0
     first, again = (tmp_path / "log-True").read_bytes(), (tmp_path / "log-False").read_bytes()
@@ -351,7 +351,7 @@ def test_what_is_wrong_is_said_before_anything_is_paid(
         ({"candidates": "0.1"}, QuestionError, "candidates: it must be a fraction"),
         ({"gallery": "cars"}, QuestionError, r"none named 'cars'; there are birds \(open\)"),
         ({"gallery": "../birds\n"}, QuestionError, "none named '../birds[?]'"),
-        ({"thumbnails": True, "originals": True}, QuestionError, "not for both"),
+        ({"thumbnails": True, "originals": True}, QuestionError, "not both"),
         ({"key": "a\nb"}, ValueError, "key must be"),
         ({"key": ""}, ValueError, "key must be"),
     ]
@@ -461,7 +461,7 @@ def test_a_map_that_changes_after_the_debit_is_not_paid_for_again(made: Path, tm
 
         client, wire = moving.client(republished)
         with pytest.raises(
-            UnansweredError, match="can no longer be answered: a new question, with a new key, costs again"
+            UnansweredError, match="can no longer be answered: a new query, with a new key, costs again"
         ) as raised:
             client.nearest(PRIVATE, epsilon=4.0)
         assert not raised.value.again
@@ -503,7 +503,7 @@ def test_a_gallery_with_other_features_than_it_was_listed_with(made: Path, tmp_p
         client, wire = moving.client()
         listed = client.galleries()[0]
         client._client._session._galleries = (listed.model_copy(update={"fingerprint": "another"}),)
-        with pytest.raises(ReplyError, match="changed since it was listed; ask again"):
+        with pytest.raises(ReplyError, match="changed since it was listed; query it again"):
             client.nearest(PRIVATE, epsilon=4.0)
         assert moving.paid == 0
         client.nearest(PRIVATE, epsilon=4.0)  # it has looked anew
@@ -532,6 +532,14 @@ def test_an_account_by_its_name(made: Path, tmp_path: Path) -> None:
         assert ledger.account("me").balance().left == 94.0  # it is still open: it is not the client's
     with pytest.raises(ValueError, match="nobody"):
         Client(made, account="nobody", ledger=tmp_path / "budget.db")
+
+
+def test_a_mistyped_ledger_is_not_created(made: Path, tmp_path: Path) -> None:
+    for path in (tmp_path / "budgte.db", f"sqlite:///{tmp_path}/budgte.db"):
+        remedy = rf"ledger: there is none at {tmp_path}/budgte.db. .*`nearveil budget create me .*/budgte.db`"
+        with pytest.raises(QuestionError, match=remedy):
+            Client(made, account="me", ledger=path)
+    assert not list(tmp_path.glob("budgte*"))
 
 
 def test_what_was_given_stays_open_and_what_was_opened_is_closed(

@@ -114,7 +114,7 @@ def test_who_cancels_after_the_debit_is_told_the_key(here: Scene) -> None:
             with pytest.raises(asyncio.CancelledError) as raised:
                 await task
         (note,) = raised.value.__notes__
-        assert "asks the same again: it is paid for at most once" in note
+        assert "repeats the query: it is paid for at most once" in note
         return silent.posts[0], note.split("'")[1]
 
     sent, key = asyncio.run(ask())
@@ -207,7 +207,7 @@ def test_who_interrupts_is_told_the_key(here: Scene, monkeypatch: pytest.MonkeyP
         only.setattr(client._client._transport, "send", interrupted)
         with pytest.raises(KeyboardInterrupt) as raised:
             client.nearest(PRIVATE, epsilon=4.0, key="mine")
-    assert raised.value.__notes__ == ["key='mine' asks the same again: it is paid for at most once"]
+    assert raised.value.__notes__ == ["key='mine' repeats the query: it is paid for at most once"]
     assert [entry.kind for entry in here.account.history()] == ["opened", "debit", "message"]
     assert client.nearest(PRIVATE, epsilon=4.0, key="mine").repeated
     assert wire.posts

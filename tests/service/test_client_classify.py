@@ -1,4 +1,4 @@
-"""Classification at home, as the client does it: no request depends on the image, and no server is trusted."""
+"""Classification at home, as the client does it: no request depends on the query, and no server is trusted."""
 
 import asyncio
 import hashlib

@@ -154,7 +154,7 @@ def test_what_cannot_be_asked_is_refused(here: Scene, options: dict[str, Any], w
 def test_a_gallery_that_does_not_offer_it_says_so(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, offers=("names",)) as here:
         client, _ = here.client()
-        with pytest.raises(QuestionError, match="offers no sealed questions"):
+        with pytest.raises(QuestionError, match="offers no sealed queries"):
             client.nearest(QUERIES[0], epsilon=0, by="sealed")
 
 

@@ -27,7 +27,7 @@ from nearveil.privacy import Guarantee
 from tests.service.asking import QUERIES, Scene, new_account
 
 PRIVATE = QUERIES[0]
-NOTE = ["key='mine' asks the same again: it is paid for at most once"]
+NOTE = ["key='mine' repeats the query: it is paid for at most once"]
 
 
 def interrupt() -> None:

@@ -37,7 +37,7 @@ def test_an_answer_says_whether_it_is_of_the_best_set_and_what_it_holds(here: Sc
     assert shares[True] > shares[False]
     assert hit.quality_summary.startswith("This answer comes from the set that suits your query, and holds about ")
     assert "another set than the one that suits" in miss.quality_summary
-    assert "Do not ask again because of that" in miss.quality_summary
+    assert "Do not repeat the query because of that" in miss.quality_summary
     (first,) = (match.id for match in client.nearest(PRIVATE, 1, 40.0).matches)
     assert first in {match.id for match in hit.matches}
 

@@ -231,7 +231,8 @@ def test_an_answer_and_what_it_cost(here: Page) -> None:
     assert (len(told["got"]), saw["total"], saw["n_sets"], told["balance"]["left"]) == (8, 12, 5, 8.0)
     assert (told["cost"], told["map"]) == ("4", here.get("/api/map?gallery=local&candidates=0.2").json()["map"])
     assert told["map"] != here.get("/api/map?gallery=local&candidates=0.25").json()["map"]
-    likes = [one["similarity"] for one in told["got"]]
+    likes = [one["value"] for one in told["got"]]
+    assert told["metric"] == here.get("/api/galleries").json()["galleries"][0]["metric"] == "cosine"
     assert likes == sorted(likes, reverse=True)
     ids = [one["id"] for one in saw["candidates"]]
     assert ids == sorted(ids)

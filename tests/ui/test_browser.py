@@ -489,7 +489,7 @@ def test_what_an_answer_is_worth_stands_above_it(
         look.check_quiet()
     assert "from the set that suits your query" in said[False]
     assert "from another set" in said[True]
-    assert "Do not ask again because of that" in said[True]
+    assert "Do not repeat the query because of that" in said[True]
 
 
 def test_a_server_that_is_killed(chromium: Browser, birds: Birds, tmp_path: Path) -> None:
@@ -542,7 +542,7 @@ def test_a_paid_question_is_asked_again_for_nothing(
         assert len(set(keys)) == len(keys) == 3
         # The button asks the first one again, also after the page was loaded anew.
         look.page.reload()
-        button = look.page.get_by_role("button", name="Ask again for free")
+        button = look.page.get_by_role("button", name="Repeat for free")
         expect(button).to_have_count(1)
         button.click()
         expect(look.page.locator("#ask-status")).to_contain_text("8 matches found. Already paid for.")

@@ -68,7 +68,7 @@ class UnansweredError(NearveilError, ValueError):
             return f"{self.reason}. It is paid for: key={self.key!r} repeats it at no cost"
         return (
             f"{self.reason}. It was paid for (key {self.key!r}), and its message can no longer be answered: a new "
-            "question, with a new key, costs again"
+            "query, with a new key, costs again"
         )
 
 

@@ -87,7 +87,7 @@ async def sync_codes(
         raise QuestionError("most", "it must be a whole number of bytes, at least 1")
     info = await session.find_gallery(gallery, "open", refresh=True)
     if "codes" not in info.offers:
-        raise QuestionError("gallery", f"{info.name} offers no copy of its codes: ask by messages, with an epsilon")
+        raise QuestionError("gallery", f"{info.name} offers no copy of its codes: query it by messages, with an epsilon")
     copy, traffic = copies.open(info.name), Traffic()
     download = _Download(session, info, copy, most, traffic, progress)
     with await _lock(copy):
@@ -120,7 +120,7 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     """Find the nearest items in a local copy. Nothing is sent or paid."""
     for name, is_set in (("thumbnails", question.thumbnails), ("originals", question.originals)):
         if is_set:
-            raise QuestionError(name, "a local copy holds no images; leave it out, or ask by a message")
+            raise QuestionError(name, "a local copy holds no images; leave it out, or send a message with an epsilon")
     copy = await asyncio.to_thread(copies.find, question.gallery)
     if copy is None:
         raise QuestionError(

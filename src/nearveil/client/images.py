@@ -62,7 +62,7 @@ class FeatureMaker:
         extractor, has_pixels = self._extractor, any(array.ndim == 3 for array in arrays)
         if extractor is not None and extractor.fingerprint != fingerprint and has_pixels:
             words = f"the gallery has features of another extractor than {extractor.name}, which are not comparable: "
-            raise QuestionError("extractor", f"{words}leave it out, or ask another gallery")
+            raise QuestionError("extractor", f"{words}leave it out, or query another gallery")
         for number, row in enumerate(rows):
             if len(row) != dimension:
                 words = f"a feature must have {dimension} numbers, like those of the gallery; it has {len(row)}"

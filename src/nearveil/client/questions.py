@@ -57,7 +57,7 @@ NOTHING_SENT = Guarantee(
     protects="query",
     unit="record",
     relation="replace",
-    basis=Basis("no request depends on the image", "docs/theory/service.md"),
+    basis=Basis("no request depends on the query", "docs/theory/service.md"),
     events=(NoOpDpEvent(),),
 )
 _TEXTS: tuple[Extras, ...] = ("metadata", "names")  # extras that are text
@@ -94,7 +94,7 @@ class NearestQuestion:
         _require(fraction is None or not is_free, "candidates", words)
         words = "it must be a fraction of the gallery, above 0 and at most 1"
         _require(fraction is None or is_fraction, "candidates", words)
-        words = "ask for thumbnails or for originals, not for both"
+        words = "request thumbnails or originals, not both"
         _require(not (self.thumbnails and self.originals), "originals", words)
         _require(is_filter, "where", "it must be a mapping of metadata, or a function of a match")
         has_json = callable(self.where) or None not in map(encode_value, (self.where or {}).values())
@@ -122,7 +122,7 @@ async def describe_ways(info: GalleryInfo, account: "Payer | None") -> str:
         payer = f"from the account {balance.account!r}, which has {format_down(balance.left)} left"
     message = f"a message pays for an answer: epsilon=4, for example, costs 4, {payer}"
     if "codes" not in info.offers:
-        return f"{info.name} offers no free way to search (no copy of its codes, no sealed questions); {message}"
+        return f"{info.name} offers no free way to search (no copy of its codes, no sealed queries); {message}"
     copy = "client.sync() or `nearveil sync` downloads one at no cost (on a schedule, not because of a query)"
     return f"there is no local copy of {info.name}: {copy}, and searching it is free; {message}"
 
@@ -168,7 +168,7 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
         again = not isinstance(error, OutdatedMapError)
         raise UnansweredError(str(error).rstrip("."), key, again=again) from error
     except BaseException as interrupt:
-        interrupt.add_note(f"key={key!r} asks the same again: it is paid for at most once")
+        interrupt.add_note(f"key={key!r} repeats the query: it is paid for at most once")
         raise
 
 

@@ -43,7 +43,7 @@ class Nearest:
     #: questions.
     way: Way
     guarantee: Guarantee  #: of the message; not sound if its noise came from a seed
-    key: str = ""  #: the same image with the same key repeats the question at no cost; empty if it was free
+    key: str = ""  #: the same query with the same key repeats the question at no cost; empty if it was free
     repeated: bool = False  #: whether the key was paid before
     #: The number of compared items: of an answer, a copy or an index, or of the cells of a sealed question, which
     #: depends on the image.
@@ -58,8 +58,8 @@ class Nearest:
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     #: The sealed questions, as the server saw them: noise to anyone without the key. Empty for other ways to ask.
     sealed: tuple[bytes, ...] = field(default=(), repr=False)
-    #: Whether the message named the set that suits the image. Private: it depends on the image. Never ask again
-    #: because it is false: the retry itself leaks information (``docs/theory/service.md``).
+    #: Whether the message named the set that suits the query. Private: it depends on the query. Never repeat it
+    #: because this is false: the retry itself leaks information (``docs/theory/service.md``).
     named_best_set: bool = True
     #: The estimated share of the nearest items among the candidates, by the public map. Private as well. None for a
     #: sealed question, which uses no map.

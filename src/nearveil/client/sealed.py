@@ -100,11 +100,11 @@ def _check_question(question: NearestQuestion) -> None:
     """Refuse options that a sealed question does not have."""
     for name in ("thumbnails", "originals"):
         if getattr(question, name):
-            raise QuestionError(name, "a sealed question fetches no images: leave it out, or pass an epsilon")
+            raise QuestionError(name, "a sealed query fetches no images: leave it out, or pass an epsilon")
     if question.where is not None:
         raise QuestionError(
             "where",
-            "a sealed question fetches no metadata: leave it out, fetch a copy with client.sync(), or pass an epsilon",
+            "a sealed query fetches no metadata: leave it out, fetch a copy with client.sync(), or pass an epsilon",
         )
 
 
@@ -133,7 +133,7 @@ def sealed_periods(layout: "Layout", public: PublicPart) -> SealedPeriods:
 
 def _check_offered(info: GalleryInfo, argument: str) -> None:
     if "sealed" not in info.offers:
-        raise QuestionError(argument, f"{info.name} offers no sealed questions: ask by messages or in a local copy")
+        raise QuestionError(argument, f"{info.name} offers no sealed queries: query it by messages, or in a local copy")
 
 
 async def _fetch_seal(
@@ -143,7 +143,7 @@ async def _fetch_seal(
     try:
         from nearveil.sealed import SealedClient, SealedError
     except ImportError:
-        raise QuestionError("by", "sealed questions need cryptography: pip install nearveil[sealed]") from None
+        raise QuestionError("by", "sealed queries need cryptography: pip install nearveil[sealed]") from None
     held = cache.get(info.name)
     response = await session.send(Request("layout", info.name, etag="" if held is None else held.etag), traffic)
     if response.status == 304 and held is not None:

@@ -50,7 +50,7 @@ _MAX_MAPS = 4  # in the cache
 _LEAST_REPLY = 1 << 16  # bytes: room for an error message
 _WRONG_KIND: dict[GalleryKind, str] = {
     "open": "it is protected, and answers classify only: it shows no candidates",
-    "protected": "it is open, and has no model: nearest asks it",
+    "protected": "it is open, and has no model: nearest() queries it",
 }
 _NONE_OF_KIND: dict[GalleryKind, str] = {
     "open": "none is open, and a protected one answers classify only",
@@ -149,7 +149,7 @@ class Session:
             raise QuestionError("gallery", f"{info.name}: {_WRONG_KIND[kind]}")
         if published and not info.is_published:
             missing = "map" if info.kind == "open" else "model"
-            raise QuestionError("gallery", f"{info.name} has no {missing} yet: publish one, or ask another")
+            raise QuestionError("gallery", f"{info.name} has no {missing} yet: publish one, or query another")
         return info
 
     def _is_listed(self, name: str | None) -> bool:
@@ -158,7 +158,7 @@ class Session:
     async def prepare_features(self, images: Images, name: str | None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
         """Return an open gallery and the features of images, which are decoded before the first request is sent."""
         if isinstance(images, (str, bytes, os.PathLike)) or not hasattr(images, "__iter__"):
-            raise QuestionError("images", "it must be a list of images; prepare_sealed(n) prepares sealed questions")
+            raise QuestionError("images", "it must be a list of images or vectors; prepare_sealed(n) prepares sealed queries")
         # Now: the list of another question may come while images are decoded.
         info = await self.find_gallery(name, "open") if self._is_listed(name) else None
         traffic, period = Traffic(last_reply_at=self.clock.now()), extraction_period(images)
@@ -187,7 +187,7 @@ class Session:
                 raise ReplyError("The server sent the map of another fraction than `candidates`")
             listed = (info.fingerprint, info.dimension, info.metric)
             if (public.fingerprint, public.dimension, public.space.metric) != listed:
-                raise ReplyError("The features of the gallery have changed since it was listed; ask again")
+                raise ReplyError("The features of the gallery have changed since it was listed; query it again")
         except ValueError:  # the gallery has changed in an unexpected way: forget it
             self._galleries = ()
             self._maps = {place: entry for place, entry in self._maps.items() if place[0] != info.name}
@@ -209,7 +209,7 @@ class Session:
         else:
             body = await self.fetch(Request("model", info.name), Traffic())
             if hashlib.sha256(body).hexdigest() != info.version:
-                raise ReplyError("The model is not the listed one: the gallery may have published a new one; ask again")
+                raise ReplyError("The model is not the listed one: the gallery may have published a new one; try again")
             model = await asyncio.to_thread(_read_model, body)
             if model.n_features != info.dimension:
                 raise ReplyError("The model has other features than the gallery")

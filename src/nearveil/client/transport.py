@@ -145,7 +145,7 @@ class HttpTransport:
         try:
             import httpx
         except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError('a server is asked with httpx: pip install "nearveil[client]"') from missing
+            raise ModuleNotFoundError('a server needs httpx: pip install "nearveil[client]"') from missing
         import nearveil
 
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):

@@ -405,7 +405,7 @@ class Release(Parameters, ABC):
                 raise MessageError(f"message must come from {self.name!r}; it comes from {message.mechanism!r}")
             if message.public_id != public_id:
                 raise MessageError(
-                    "message was made with other public rows, parameters or map: fetch the map and ask again"
+                    "message was made with other public rows, parameters or map: fetch the map and query again"
                 )
 
     def _check_fitted(self) -> None:

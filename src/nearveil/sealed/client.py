@@ -252,7 +252,7 @@ class SealedClient:
 
     def _check_current(self, question: SealedQuestion) -> None:
         if question.version != self.layout.version:
-            raise SealedError("question was made for an older layout: ask again")
+            raise SealedError("question was made for an older layout: make a new one")
 
 
 def choose_best(numbers: Longs, is_filled: NDArray[np.bool_], count: int) -> Longs:

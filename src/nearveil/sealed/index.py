@@ -296,7 +296,7 @@ class SealedIndex:
         if part not in self._kernels:
             raise SealedError("this index has no records: ask for scores only")
         if version != self.layout.version:
-            raise SealedError("the index has changed since the question was made: update the client and ask again")
+            raise SealedError("the index has changed since the question was made: update the client and try again")
         shape = (1, *self._database.shape[::2]) if part == "scores" else self._get_record_shape()
         count, parameters = math.prod(shape), get_parameters(part)
         if len(packed) != count_question_bytes(parameters, count):

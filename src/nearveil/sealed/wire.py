@@ -84,7 +84,7 @@ def read_answer(data: bytes, part: str, version: int, count: int) -> Words:
     body = open_frame(data, Kind.SEALED_ANSWER, _PARTS.index(part))
     reader = Reader(body)
     if reader.read_int() != version:
-        raise SealedError("the index has changed since its layout was fetched: update the client and ask again")
+        raise SealedError("the index has changed since its layout was fetched: update the client and try again")
     if len(body) != 8 + count * ANSWER_BYTES:
         raise WireError("the answer must have one number for each row of the index")
     return unpack(body[8:], ANSWER_BYTES)

@@ -62,7 +62,7 @@ _QUESTION_ERRORS = {
     408: "The body did not arrive in time.",
     409: "The map has changed (a frame), or the key was already used for another request.",
     411: "Missing Content-Length.",
-    413: "The body or the answer is too large, or a sealed question has a length that the layout does not allow.",
+    413: "The body or the answer is too large, or a sealed query has a length that the layout does not allow.",
     415: "Unsupported media type.",
 }
 _FRAMED = frozenset((400, 403, 409, 413, 503))  # statuses that a message may also get as a frame

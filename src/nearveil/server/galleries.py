@@ -360,9 +360,9 @@ class OpenGallery(Gallery):
 
     def _check_sealed(self) -> None:
         if "sealed" not in self._offers:
-            raise ServiceError("not_offered", "This gallery does not answer sealed questions. Query it by messages.")
+            raise ServiceError("not_offered", "This gallery does not answer sealed queries. Query it by messages.")
         if find_spec("cryptography") is None:
-            raise ServiceError("not_offered", "The server cannot answer sealed questions: it lacks nearveil[sealed].")
+            raise ServiceError("not_offered", "The server cannot answer sealed queries: it lacks nearveil[sealed].")
 
     def _get_sealed(self) -> SealedAnswers:
         """Return a sealed index that may answer now, without waiting for a build."""

@@ -107,7 +107,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
 def check_indexes(private: Index, public: Index) -> None:
     """Refuse a pair that cannot keep the guarantee."""
     if private._database.url == public._database.url:
-        raise ValueError("private and public must be different indexes: public images are not protected")
+        raise ValueError("private and public must be different indexes: public items are not protected")
     public.assert_open()
     private.assert_row_exact()
     if (private.extractor, private.dimension) != (public.extractor, public.dimension):
@@ -117,7 +117,7 @@ def check_indexes(private: Index, public: Index) -> None:
 def check_records(records: Records, public: Index) -> None:
     """Refuse records that cannot be protected, before the debit and without naming a record."""
     if not len(public):
-        raise ValueError("public: the index is empty, and the model needs public images")
+        raise ValueError("public: the index is empty, and the model needs public items")
     if records.has_unlabelled:
         raise ValueError(
             "private has a record with a first folder that is not in classes: the list must be complete, and public"
@@ -126,7 +126,7 @@ def check_records(records: Records, public: Index) -> None:
         raise ValueError("private has no records to publish")
     if share_images(records, public):
         raise ValueError(
-            "an image is in both indexes, private and public. The public copy is not protected: delete it from one"
+            "an item is in both indexes, private and public. The public copy is not protected: delete it from one"
         )
 
 

@@ -75,13 +75,13 @@ def _describe_declined(error: DeclinedError) -> PageError:
 def _describe_unanswered(error: UnansweredError) -> PageError:
     if error.again:
         words = (
-            f"The query is paid for, and has no answer yet: {_end_sentence(error.reason)} It is listed below; asking "
-            "it again sends the same message and is free. A new query is charged."
+            f"The query is paid for, and has no answer yet: {_end_sentence(error.reason)} It is listed below; repeating "
+            "it sends the same message and is free. A new query is charged."
         )
         return PageError(502, "unanswered", words, paid=True, again=True)
     words = (
         "The gallery changed its map while the query was in flight. The message is paid for, but can no longer be "
-        "used. Asking again is a new query on the new map, and is charged."
+        "used. A new query uses the new map, and is charged."
     )
     return PageError(409, "map_changed", words, paid=True)
 

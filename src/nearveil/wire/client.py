@@ -31,7 +31,7 @@ class OutdatedMapError(ProtocolError):
 
     def __init__(self, gallery: str, revision: int) -> None:
         super().__init__(
-            f"The map of {gallery!r} has changed to revision {revision}. Fetch the public part and ask again with a "
+            f"The map of {gallery!r} has changed to revision {revision}. Fetch the public part and query again with a "
             "new key; that is another debit"
         )
         self.revision = revision  #: of the server's map
@@ -87,7 +87,7 @@ class ClientProtocol:
     def __post_init__(self) -> None:
         public, epsilon = self.public, check_channel_epsilon(self.epsilon)
         if public.mechanism != Covers.name:
-            raise ProtocolError(f"The server's mechanism must be {Covers.name!r}; ask another gallery")
+            raise ProtocolError(f"The server's mechanism must be {Covers.name!r}; query another gallery")
         size = Answer.header_bytes - HEADER_BYTES + public.map.set_size * (ID_BYTES + public.table.width)
         if size > Kind.ANSWER.limit:
             raise ProtocolError(f"An answer would have {size} bytes, and the limit is {Kind.ANSWER.limit}")

@@ -96,7 +96,7 @@ class ServedMap:
             left -= sum(map(len, images))
             answer = Answer(answer.ids, answer.codes, query.extras, images)
         if left < 0:
-            raise WireSizeError("the answer is larger than the limit: ask for fewer extras")
+            raise WireSizeError("the answer is larger than the limit: request fewer extras")
         return answer
 
     def read_extras(self, ids: NDArray[np.uint32], kind: Extras, most: int) -> Sequence[bytes]:
@@ -106,7 +106,7 @@ class ServedMap:
         whole = kind == "originals"
         left = most - self.index.stored_bytes(ids, "original" if whole else "thumbnail")
         if left < 0:
-            raise WireSizeError("the images are larger than the limit: ask for fewer extras")
+            raise WireSizeError("the images are larger than the limit: request fewer extras")
         items = {item.id: item for item in self.index.items(ids, lenient=True, originals=whole)}
         ordered = [items.get(number) for number in ids.tolist()]
         if not whole:
@@ -114,7 +114,7 @@ class ServedMap:
         paths = [item.original for item in ordered if item is not None and isinstance(item.original, Path)]
         sizes = [path.lstat().st_size for path in paths if path.is_file()]
         if sum(sizes) > left or max(sizes, default=0) > LARGEST_ORIGINAL:
-            raise WireSizeError("the images are larger than the limit: ask for fewer extras")
+            raise WireSizeError("the images are larger than the limit: request fewer extras")
         return [b"" if item is None else item.read_original() or b"" for item in ordered]
 
 

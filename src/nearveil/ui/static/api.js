@@ -1,7 +1,7 @@
 // Requests to the page's own process, with timeouts. Every failure has a message.
 
 const GONE = "The page's own process does not answer. Check the terminal that runs nearveil ui.";
-const SLOW = "The request timed out. Reload the page in a minute: if the query was paid for, it is listed there, and asking it again is free.";
+const SLOW = "The request timed out. Reload the page in a minute: if the query was paid for, it is listed there, and repeating it is free.";
 
 export class PageError extends Error {
   constructor(data) {

@@ -19,7 +19,7 @@ const isFree = () => !find("epsilon-number").validity.badInput && epsilon() === 
 const valid = () => isFree() || (Number.isFinite(epsilon()) && epsilon() >= LEAST && epsilon() <= MOST);
 
 function showCurve() {
-  if (map !== null && valid()) put(find("curve"), curve(map, epsilon() || EXAMPLE, asked));
+  if (map !== null && valid()) put(find("curve"), curve(map, epsilon() || EXAMPLE, asked, chosen().metric));
 }
 
 const LEAD = find("ask-lead").textContent;
@@ -135,7 +135,7 @@ async function loadAbout() {
 function waits(one) {
   const time = new Date(1000 * one.sent_at).toLocaleTimeString("en", { hour: "2-digit", minute: "2-digit", hour12: false });
   const again = () => busy || answered("/api/again", { key: one.key }, "", `Your query of ${time}: `);
-  return make("li", {}, `Asked at ${time}, epsilon ${one.epsilon}, gallery ${one.gallery}. `, make("button", { type: "button", onclick: again }, "Ask again for free"));
+  return make("li", {}, `Sent at ${time}, epsilon ${one.epsilon}, gallery ${one.gallery}. `, make("button", { type: "button", onclick: again }, "Repeat for free"));
 }
 
 export async function loadGalleries() {

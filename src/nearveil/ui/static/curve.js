@@ -5,14 +5,14 @@ import { percent } from "./dom.js";
 
 const FAR = 12;
 
-export function curve(map, epsilon, asked) {
+export function curve(map, epsilon, asked, metric) {
   const { curve: data, k } = map;
   const points = (values) => data.epsilon.map((at, target) => [at, values[target]]);
   const from = (values) => [[0, data.floor], ...points(values)];
   const near = data.epsilon.reduce((best, at, target) => (Math.abs(at - epsilon) < Math.abs(data.epsilon[best] - epsilon) ? target : best), 0);
   const expected = data.expected[near];
   const at = Math.min(epsilon, FAR);
-  const marks = [{ at: [at, expected], style: "ring", label: `Expected at epsilon ${epsilon}: ${percent(expected)} of the ${k} nearest by the gallery’s metric` }];
+  const marks = [{ at: [at, expected], style: "ring", label: `Expected at epsilon ${epsilon}: ${percent(expected)} of the ${k} nearest` }];
   if (asked && asked.map === map.map && asked.share !== null && asked.share !== undefined) {
     marks.push({ at: [Math.min(asked.epsilon, FAR), asked.share], style: "dot", label: `Your last query: its set holds about ${percent(asked.share)} of the items nearest to your image. One query may be above the ceiling, the average cannot` });
   }
@@ -21,7 +21,7 @@ export function curve(map, epsilon, asked) {
     : "Reference line: the ceiling if all images were equally popular. Not a bound here, because the map has no popularity";
   const floor = data.whole ? "Floor: recall if everyone got the same, most popular images" : "Floor: recall of a random answer of this size";
   return chart({
-    title: `Share of the ${k} nearest images among the candidates, by epsilon`,
+    title: `Share of the ${k} images nearest by the ${metric} among the candidates, by epsilon`,
     words: `At epsilon ${epsilon} about ${percent(expected)} are expected; the ceiling there is ${percent(data.ceiling[near])}, the floor ${percent(data.floor)}.`,
     x: { min: 0, max: FAR, ticks: [0, 2, 4, 6, 8, 10, 12], show: String, label: "epsilon of one query" },
     y: { min: 0, max: 1, ticks: [0, 0.25, 0.5, 0.75, 1], show: percent, label: "recall" },
