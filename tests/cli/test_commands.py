@@ -10,7 +10,7 @@ from typer import Exit
 from typer.testing import CliRunner
 
 from nearveil.cli import _output, app
-from tests.cli.galleries import refused
+from tests.cli.galleries import fine, refused
 
 HEAVY = {"numpy", "scipy", "sklearn", "faiss", "sqlalchemy", "fastapi", "httpx", "matplotlib", "dp_accounting", "torch"}
 
@@ -76,3 +76,16 @@ def test_errors_that_have_no_file_are_told_in_their_own_words(monkeypatch: pytes
 @pytest.mark.parametrize("where", [(), ("--cluster", "local:1"), ("--cluster", "tcp://127.0.0.1:1")])
 def test_certificates_that_nobody_would_use_are_refused(where: tuple[str, ...]) -> None:
     assert "--ca, --cert, --key: only for a --cluster at tls://" in refused("index", "a.npy", "--ca", "ca.pem", *where)
+
+
+@pytest.mark.parametrize("words", [("mechanisms",), ("plan", "--items", "100000", "--epsilon", "0.00001")])
+def test_tables_break_no_word_in_a_terminal_of_80_columns(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = [line for line in fine(*words).splitlines() if line.startswith(("│", "┃"))]
+    assert max(map(len, shown)) <= 80
+    monkeypatch.setenv("COLUMNS", "300")
+    wide = [line for line in fine(*words).splitlines() if line.startswith(("│", "┃"))]
+    assert " ".join(shown).split() != " ".join(wide).split()  # the narrow table has more lines
+    assert set(" ".join(wide).split()) <= set(" ".join(shown).split())

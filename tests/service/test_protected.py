@@ -344,7 +344,7 @@ def test_what_is_published_is_not_protected(place: Path) -> None:
     image = private.snapshot().features[40] * np.float32(1 + 2e-6)  # another batch gives other last digits
     public.add([Item(image, "seen elsewhere")])
     found = gallery(place)
-    with pytest.raises(ValueError, match="an image is in both indexes") as error:
+    with pytest.raises(ValueError, match="an item is in both indexes") as error:
         found.publish()
     assert PATIENT not in str(error.value)
     assert found.account is None

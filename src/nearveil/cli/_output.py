@@ -11,7 +11,8 @@ from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 import typer
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -110,16 +111,31 @@ def print_table(
     no_wrap: Sequence[str] = (),
 ) -> None:
     """Print a table. The columns in `right` are aligned right; no heading is printed if all are empty."""
-    grid = Table(title=title, show_header=any(headings))
-    for heading in headings:
-        justify = "right" if heading in right else "left"
-        grid.add_column(heading, justify=justify, overflow="fold", no_wrap=heading in no_wrap)  # type: ignore[arg-type]
-    for row in rows:
-        grid.add_row(*(_make_cell(cell) for cell in row))
-    Console(highlight=False).print(grid)
+    grid, console = Table(title=title, show_header=any(headings)), Console(highlight=False)
+    cells = [[_make_cell(cell) for cell in row] for row in rows]
+    columns = [[heading, *(row[number].plain for row in cells)] for number, heading in enumerate(headings)]
+    widths = _fit_words(columns, console.width - 3 * len(columns) - 1)
+    for heading, width in zip(headings, widths, strict=True):
+        settings: Any = {"justify": "right" if heading in right else "left", "no_wrap": heading in no_wrap}
+        grid.add_column(heading, overflow="fold", width=width, **settings)
+    for cell_row in cells:
+        grid.add_row(*cell_row)
+    console.print(grid)
 
 
-def _make_cell(cell: object) -> RenderableType:
+def _fit_words(columns: Sequence[Sequence[str]], room: int) -> list[int] | list[None]:
+    """Return the widths of columns in which no word breaks; None for each column if there is no room for that."""
+    least = [max(cell_len(word) for text in column for word in (text.split() or [""])) for column in columns]
+    widths = [max(cell_len(line) for text in column for line in text.split("\n")) for column in columns]
+    if sum(least) > room:
+        return [None] * len(columns)
+    while sum(widths) > room:
+        widest = max(range(len(widths)), key=lambda number: (widths[number] > least[number], widths[number]))
+        widths[widest] -= 1
+    return widths
+
+
+def _make_cell(cell: object) -> Text:
     if isinstance(cell, list | tuple):
         cell = ", ".join(cell)
     return cell if isinstance(cell, Text) else Text(clean(cell), overflow="fold")

@@ -100,19 +100,21 @@ def _print_plan(search_plan: "SearchPlan") -> None:
     from nearveil.search.planning import format_bytes
 
     print_table(
-        [*_WAY_COLUMNS, ""],
+        _WAY_COLUMNS,
         [
             (
-                way.name,
+                f"{way.name} *" if way.recommended else way.name,
                 f"{way.epsilon:g}",
                 *map(format_bytes, (way.stored_bytes, way.sent_bytes, way.received_bytes, way.scanned_bytes)),
                 "-".join(dict.fromkeys(f"{100 * share:.0f}" for share in way.recall)) + "%",
-                "recommended" if way.recommended else "",
             )
             for way in search_plan.ways
         ],
-        title=f"One query to {search_plan.items:,} items: its cost, and the share of the 8 nearest items it finds",
+        title=f"One query to {search_plan.items:,} items: cost, and share of the 8 nearest found (* recommended)",
         right=_WAY_COLUMNS[1:],
+    )
+    print_lines(
+        "Nearest by the cosine of image features, for which recall was measured; other vectors and metrics may differ."
     )
     for way in search_plan.ways:
         print_lines(
