@@ -318,7 +318,9 @@ def test_a_sheet_that_cannot_be_written_is_noticed_before_paying(
 def test_what_an_answer_is_worth_stands_above_it(image: Path) -> None:
     text = fine("query", image, *SURE)
     assert text.index("comes from the set that suits your query") < text.index(" cosine ┃")
-    assert re.search(r"nearest to your query by the cosine\. The gallery's codes keep [\d.]+% of the 10 nearest\.", text)
+    assert re.search(
+        r"nearest to your query by the cosine\. The gallery's codes keep [\d.]+% of the 10 nearest\.", text
+    )
     found = told("query", image, "--epsilon", 25)
     assert found["named_best_set"] is True
     assert 0 < found["expected_share"] <= 1
@@ -330,9 +332,12 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     pytest.importorskip("cryptography")
     text, nothing = fine("query", image, "--by", "sealed"), fine("query", image, "--by", "home")
     assert "two sealed messages of " in text
-    assert "were compared by the cosine, encrypted. The gallery's codes keep " in text
+    assert "were compared with your query by the cosine, encrypted. The gallery's codes keep " in text
     assert "This is a computational guarantee" in text
-    assert f"All {COUNT} items of the index on this machine were compared with your query by the cosine, exactly" in nothing
+    assert (
+        f"All {COUNT} items of the index on this machine were compared with your query by the cosine, exactly"
+        in nothing
+    )
     assert "Nothing is revealed about which record was asked for" in nothing
     sealed, home = (told("query", image, "--by", way) for way in ("sealed", "home"))
     assert sealed["found"][0]["id"] == home["found"][0]["id"]

@@ -38,7 +38,7 @@ _TEXT, _LONGEST_CELL = "text", 160  # a key of metadata with a column of its own
 def query(
     options: GalleryOptions,
     payment: PaymentOptions,
-    image: Path = argument("The private image, or a vector in a .npy file.", metavar="IMAGE_OR_VECTOR"),
+    image: Path = argument("The private image, or a file with one vector, such as .npy.", metavar="IMAGE_OR_VECTOR"),
     epsilon: float | None = option(
         "Pay this privacy cost for a message. Without it the query is free: it searches the local index, or the copy "
         "that `nearveil sync` fetched, or sends a sealed query if the gallery offers that.",
@@ -74,13 +74,14 @@ def query(
         nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
         nearveil query me.jpg --epsilon 4 --account holiday --ledger budget.db --json
     """
-    is_vector = image.suffix.lower() == ".npy"
     is_free = by in ("home", "sealed")
     check(not (is_free and epsilon), f"--by {by} reveals nothing and costs nothing; leave it out", "--epsilon")
     check(by != "message" or bool(epsilon), "a message needs an epsilon above 0", "--epsilon")
     from nearveil.features import load_image
-    from nearveil.features.vectors import read_vector
+    from nearveil.features.vectors import SUFFIXES, read_vector
     from nearveil.ledger import new_key
+
+    is_vector = image.suffix.lower() in SUFFIXES
 
     if sheet is not None:
         _check_sheet(sheet, force=force, has_images=bool(epsilon) and not is_vector)
@@ -128,7 +129,8 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
     from nearveil.gallery.contact_sheet import right_set
 
     epsilon, named = nearest.guarantee.epsilon, nearest.set
-    same = ("metric", "code_recall", "named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated", "way", "paid")
+    same = ("metric", "code_recall", "named_best_set", "expected_share", "bytes_sent", "bytes_received", "key",
+            "repeated", "way", "paid")  # fmt: skip
     return {
         "found": [
             {
@@ -179,7 +181,8 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
     from nearveil.ledger.budget import format_down
 
     print_lines(nearest.quality_summary)
-    _print_matches(nearest)
+    if nearest.matches:
+        _print_matches(nearest)
     print_lines(_describe_server_view(nearest, answer["server_saw"]), nearest.guarantee)
     if balance is not None:
         print_lines(
@@ -188,7 +191,7 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
         )
     print_lines(*answer["notes"])
     if balance is not None:
-        print_lines(f"To repeat this query at no cost, repeat it with --key {nearest.key}.")
+        print_lines(f"Run it again with --key {nearest.key} to repeat this query at no cost.")
     if answer["sheet"] is not None:
         print_lines(f"Contact sheet: {answer['sheet']}")
 
@@ -197,23 +200,15 @@ def _print_matches(nearest: "Nearest") -> None:
     """Print the matches; columns without any content are left out."""
     from nearveil.metrics import METRIC_NAMES
 
-    metric = METRIC_NAMES[nearest.metric]
-    rows = []
+    metric, rows = METRIC_NAMES[nearest.metric], []
     for rank, match in enumerate(nearest.matches, 1):
-        details = {name: value for name, value in match.metadata.items() if name != _TEXT}
-        pairs = ", ".join(f"{name}: {value}" for name, value in details.items())
-        text = str(match.metadata.get(_TEXT, ""))
-        external_id = match.external_id or ("" if match.name else f"item {match.id}")
-        columns = match.name, external_id, f"{match.value:.3f}", *(shorten(cell, _LONGEST_CELL) for cell in (text, pairs))
-        rows.append((str(rank), *columns))
-    headings = ("", "name", "id", metric, "text", "metadata")
-    shown = [column for column in range(len(headings)) if any(row[column] for row in rows)]
-    print_table(
-        [headings[column] for column in shown],
-        [[row[column] for column in shown] for row in rows],
-        right=("", metric),
-        no_wrap=(metric,),
-    )
+        pairs = ", ".join(f"{name}: {value}" for name, value in match.metadata.items() if name != _TEXT)
+        texts = (shorten(text, _LONGEST_CELL) for text in (str(match.metadata.get(_TEXT, "")), pairs))
+        number = match.external_id or ("" if match.name else f"item {match.id}")
+        rows.append((str(rank), match.name, number, f"{match.value:.3f}", *texts))
+    columns = zip(("", "name", "id", metric, "text", "metadata"), *rows, strict=True)
+    headings, *cells = zip(*(column for column in columns if any(column[1:])), strict=True)
+    print_table(headings, cells, right=("", metric), no_wrap=(metric,))
 
 
 def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:

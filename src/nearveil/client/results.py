@@ -79,19 +79,16 @@ class Nearest:
     @property
     def quality_summary(self) -> str:
         """Return a one-line estimate of the quality of the answer. Private: show it to nobody else."""
-        metric, count = METRIC_NAMES[self.metric], f"{self.n_candidates:,}"
+        metric, count, codes = METRIC_NAMES[self.metric], f"{self.n_candidates:,}", ""
+        compared = f"compared with your query by the {metric}"
         if self.way == "index":
-            return (
-                f"All {count} items of the index on this machine were compared with your query by the {metric}, exactly."
-            )
-        codes = ""
+            return f"All {count} items of the index on this machine were {compared}, exactly."
         if self.code_recall is not None:
             codes = f" The gallery's codes keep {format_share(self.code_recall)} of the 10 nearest."
         if self.sealed:
-            compared = f"The {count} items of the cells nearest to your query were compared by the {metric}, encrypted."
-            return compared + codes
+            return f"The {count} items of the cells nearest to your query were {compared}, encrypted.{codes}"
         if self.set is None or self.expected_share is None:
-            return f"All {count} items of the copy on this machine were compared with your query by the {metric}.{codes}"
+            return f"All {count} items of the copy on this machine were {compared}.{codes}"
         share = f"about {self.expected_share:.0%} of the items nearest to your query by the {metric}"
         if self.named_best_set:
             return f"This answer comes from the set that suits your query, and holds {share}.{codes}"

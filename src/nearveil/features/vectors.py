@@ -118,7 +118,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
 
 
 def read_vector(path: str | os.PathLike[str]) -> Singles:
-    """Read one vector from a ``.npy`` file."""
+    """Read the vector of a file with one row."""
     rows = VectorFile(Path(path)).read().rows
     if len(rows) != 1:
         raise ValueError(
@@ -219,3 +219,4 @@ def _open_whole(columns: dict[str, Any]) -> _Source:
 
 
 _SOURCES = {".npy": _open_npy, ".npz": _open_npz, ".parquet": _open_parquet, ".csv": _open_csv, ".zarr": _open_zarr}
+SUFFIXES = frozenset(_SOURCES)  # of files with vectors

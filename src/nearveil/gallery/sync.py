@@ -147,7 +147,7 @@ def sync_folder(
 
 def _update_images(
     gallery: Index, root: Path, images: GalleryFeatures, options: dict[str, Any], start: Progress, workers: Cluster
-) -> tuple[int, int, Published | None, bool, list[Skipped]]:
+) -> tuple[int, int, int, Published | None, bool, list[Skipped]]:
     """Add, replace and delete images of a folder, and publish the map of an open gallery; return the changes."""
     gone, new, n_replaced = _compare(gallery, root, images)
     if gallery.is_private:
@@ -353,7 +353,7 @@ def list_files(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path
 
 
 def _compare(gallery: Index, root: Path, images: GalleryFeatures) -> tuple[list[int], list[int], int]:
-    """Return the ids of items that are gone or changed, the positions of new or changed images, and how many changed."""
+    """Return the ids of gone or changed items, the positions of new or changed images, and the number of changed."""
     stored: dict[Path, list[int]] = {}  # one id for each path, unless two runs were concurrent
     ids = gallery.ids()
     for start in range(0, len(ids), _CHUNK):

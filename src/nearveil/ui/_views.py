@@ -75,8 +75,8 @@ def _describe_declined(error: DeclinedError) -> PageError:
 def _describe_unanswered(error: UnansweredError) -> PageError:
     if error.again:
         words = (
-            f"The query is paid for, and has no answer yet: {_end_sentence(error.reason)} It is listed below; repeating "
-            "it sends the same message and is free. A new query is charged."
+            f"The query is paid for, and has no answer yet: {_end_sentence(error.reason)} It is listed below; "
+            "repeating it sends the same message and is free. A new query is charged."
         )
         return PageError(502, "unanswered", words, paid=True, again=True)
     words = (

@@ -53,8 +53,8 @@ class RecordingPayer:
 
 _FREE_PROMISE = "Nothing about your image is revealed."
 _NEW_LISTING = (
-    "The gallery changed its extractor. The list of galleries is up to date now; search again. No message was sent, and "
-    "nothing was paid."
+    "The gallery changed its extractor. The list of galleries is up to date now; search again. No message was sent, "
+    "and nothing was paid."
 )
 _SPOILED = (  # it hides an error after the debit
     "The query is paid for, but an unexpected error occurred before its answer could be shown. It is listed below; "
