@@ -2,7 +2,7 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -11,7 +11,8 @@ from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError
 from nearveil.gallery import Index
 from nearveil.gallery._directory import DirectoryIndex
-from nearveil.ledger import Debit
+from nearveil.ledger import Debit, Ledger
+from nearveil.server.galleries import OpenGallery
 from tests.service.asking import COUNT, DIMENSION, QUERIES, make_index, new_account, scene
 
 pytestmark = pytest.mark.usefixtures("no_pauses")
@@ -130,6 +131,39 @@ def test_an_index_without_a_map_is_searched_and_filtered(tmp_path: Path) -> None
         assert [match.id for match in client.nearest(rows[0], 5, where={"last": True}).matches] == [399]
         with pytest.raises(QuestionError, match="no item has 'colour'"):
             client.nearest(rows[0], where={"colour": "red"})
+
+
+@pytest.mark.parametrize(("metric", "name"), [("dot", "dot product"), ("euclidean", "Euclidean distance")])
+def test_every_way_ranks_by_the_metric_and_names_it(
+    tmp_path: Path, metric: Literal["dot", "euclidean"], name: str
+) -> None:
+    pytest.importorskip("cryptography")
+    rows = np.random.default_rng(0).standard_normal((60, DIMENSION)) * np.linspace(0.2, 3, 60)[:, None]
+    query = np.random.default_rng(1).standard_normal(DIMENSION)
+    values = rows @ query if metric == "dot" else np.linalg.norm(rows - query, axis=1)
+    order = np.argsort(-values if metric == "dot" else values)
+    with Index.create(tmp_path / "texts", dimension=DIMENSION, metric=metric) as index:
+        index.add_table(rows)
+        recall = index.publish(4.0, 0.1, code_bytes=None).code_recall
+        assert recall is not None
+        gallery = OpenGallery(index, "texts", offers=("codes", "sealed"))
+        account = Ledger(tmp_path / "budget.db").open_account(
+            "me", owner="me", protects="query", unit="text", relation="replace", epsilon=40.0, delta=0.0
+        )
+        with Client(gallery, home=tmp_path / "home", account=account) as client, Client(index) as local:
+            assert [info.metric for info in client.galleries()] == [metric]
+            home, exact = client.nearest(query), local.nearest(query)
+            sealed, paid = client.nearest(query, by="sealed"), client.nearest(query, epsilon=30.0)
+    for result in (home, exact, sealed, paid):
+        assert result.metric == metric
+        assert f" by the {name}" in result.quality_summary
+        assert ("10 nearest" in result.quality_summary) == (result.way != "index")
+        found = [match.value for match in result.matches]
+        assert found == pytest.approx([values[match.id] for match in result.matches], abs=0.02)
+        assert [match.distance is None for match in result.matches] == [metric == "dot"] * len(found)
+    for result in (home, exact):
+        assert [match.id for match in result.matches] == order[:8].tolist()
+    assert len(paid.matches) == paid.n_candidates == 6  # fewer than 8 are compared
 
 
 def test_an_index_behind_a_database_server_is_copied_and_not_searched_there(
