@@ -44,7 +44,7 @@ class SyncReport:
     metric: Metric
     revision: int
     added: int
-    replaced: int  #: items of the same external id or path whose vector, name or metadata has changed
+    replaced: int  #: items with the same external id or path, but another vector, name or metadata
     deleted: int
     published: Published | None  #: the map; private images have none
     learned: bool  #: whether the map was learned or updated
