@@ -200,9 +200,7 @@ def test_a_feature_of_another_length_is_told_both_lengths(here: Scene) -> None:
 @pytest.mark.parametrize("given", [2, "a.jpg", b"bytes"])
 def test_what_prepare_wants_is_said(here: Scene, given: Any) -> None:
     client, wire = here.client()
-    with pytest.raises(
-        QuestionError, match=r"images: it must be a list of images or vectors; prepare_sealed\(n\) prepares"
-    ):
+    with pytest.raises(QuestionError, match=r"images: it must be a list of queries; prepare_sealed\(n\) prepares"):
         client.prepare(given)
     assert wire.requests == []
 

@@ -327,14 +327,14 @@ def sync(
     most: int = option("Maximum download size in bytes.", default=2 << 30, min=1),
     as_json: bool = JSON,
 ) -> None:
-    """Download the codes of a gallery, or those that changed, to search them on this machine at epsilon 0.
+    """Download the codes of a gallery, or those that changed, to search them on this machine for free.
 
     Every client downloads the same, so this reveals nothing about your queries and costs nothing. Run it on a
     schedule, not because of an image: the server sees when you do.
 
     For example:
         nearveil sync https://birds.example:8321 --token-file token.txt
-        nearveil query me.jpg --epsilon 0 --server https://birds.example:8321 --token-file token.txt
+        nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt
     """
     with show_bars() as start:
         progress = show_done(start, "Downloading codes")
@@ -346,5 +346,5 @@ def sync(
     else:
         print_lines(
             f"{len(copy):,} items in {copy.folder} ({size / 1e6:,.2f} MB); {copy.fetched / 1e6:,.2f} MB downloaded.",
-            "`nearveil query IMAGE --server URL` searches them, reveals nothing and costs nothing.",
+            "`nearveil query IMAGE_OR_VECTOR --server URL` searches them, reveals nothing and costs nothing.",
         )

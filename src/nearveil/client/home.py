@@ -87,9 +87,7 @@ async def sync_codes(
         raise QuestionError("most", "it must be a whole number of bytes, at least 1")
     info = await session.find_gallery(gallery, "open", refresh=True)
     if "codes" not in info.offers:
-        raise QuestionError(
-            "gallery", f"{info.name} offers no copy of its codes: query it by messages, with an epsilon"
-        )
+        raise QuestionError("gallery", f"{info.name} offers no copy of its codes: query it with an epsilon")
     copy, traffic = copies.open(info.name), Traffic()
     download = _Download(session, info, copy, most, traffic, progress)
     with await _lock(copy):

@@ -158,9 +158,7 @@ class Session:
     async def prepare_features(self, images: Images, name: str | None) -> tuple[GalleryInfo, list[NDArray[Any]]]:
         """Return an open gallery and the features of images, which are decoded before the first request is sent."""
         if isinstance(images, (str, bytes, os.PathLike)) or not hasattr(images, "__iter__"):
-            raise QuestionError(
-                "images", "it must be a list of images or vectors; prepare_sealed(n) prepares sealed queries"
-            )
+            raise QuestionError("images", "it must be a list of queries; prepare_sealed(n) prepares sealed queries")
         # Now: the list of another question may come while images are decoded.
         info = await self.find_gallery(name, "open") if self._is_listed(name) else None
         traffic, period = Traffic(last_reply_at=self.clock.now()), extraction_period(images)
