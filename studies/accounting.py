@@ -1,6 +1,7 @@
-"""What the settings published for Private-kNN really cost: claimed, priced by every accountant, and from below."""
+"""What the settings published for Private-kNN really cost, by every accountant; and what messages and answers cost."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,15 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
-from dp_accounting import DpEvent, PoissonSampledDpEvent
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from matplotlib.figure import Figure
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from nearveil.privacy.accounting import Accountant, PldAccountant, RdpAccountant
+from nearveil.privacy.accounting import Accountant, GaussianFilter, PldAccountant, RdpAccountant, RenyiFilter
 from nearveil.privacy.checks import check_count, check_delta, check_positive, check_rate
-from nearveil.privacy.events import NoisyScreening, VoteHistogram
+from nearveil.privacy.events import NamedSets, NoisyScreening, VoteHistogram
 from studies import _figures as draw
 from studies._study import Case, Row, Study, list_cases, select
 from studies.screening import DIRECTIONS, compute_fixed_pair_epsilon
@@ -25,6 +26,11 @@ DELTA = 1e-5
 WHOLE_ORDERS = tuple(map(float, range(2, 257)))
 BELOW = "lower bound"
 CLAIMED = "claimed"
+MESSAGES, MESSAGE_DELTA = 100, 1e-6  # about one image
+BUDGET = 40.0  # epsilon, at the same delta
+SETS = (2, 20, 60)  # the first costs as much as any pure release
+NOISE = 100.0  # of Gaussian answers, times the sensitivity
+_MOST = 10_000  # releases of a budget
 _INTERVAL = 1e-5  # of the lower bound's privacy loss
 _NEAR = 5  # votes from the threshold at which a pair is tried
 _FFT = 1e-12  # more than the rounding of a convolution
@@ -164,6 +170,8 @@ def cases() -> list[Case]:
         *list_cases(plan=PLANS, accounting=(*ACCOUNTANTS, BELOW)),
         *list_cases(**{"plan": ("MNIST", "SVHN"), "noise for the claim by": (PUBLISHED, BEST)}),
         {"theorem": 2},
+        *list_cases(messages=(1.0, 2.0), sets=SETS),
+        *list_cases(answers=(1.0, 2.0, 4.0)),
     ]
 
 
@@ -171,6 +179,10 @@ def measure(case: Case) -> list[Row]:
     """Price a plan."""
     if "theorem" in case:
         return _apply_theorem()
+    if "messages" in case:
+        return [price_messages(case["messages"], case["sets"])]
+    if "answers" in case:
+        return [count_answers(case["answers"])]
     plan = PLANS[case["plan"]]
     if "accounting" not in case:
         name = case["noise for the claim by"]
@@ -182,6 +194,35 @@ def measure(case: Case) -> list[Row]:
         costs["votes"] = compute_votes_lower_bound(plan)
     kind = "lower" if name == BELOW else "upper"
     return [{"kind": kind, **case, "part": part, "epsilon": epsilon} for part, epsilon in costs.items()]
+
+
+def price_messages(epsilon: float, n_sets: int) -> Row:
+    """Return what messages that name one of some sets cost together, and how many a budget buys."""
+    message, gate = NamedSets(epsilon, n_sets), RenyiFilter(BUDGET, MESSAGE_DELTA)
+
+    def cost(count: int) -> float:
+        return PldAccountant().compose(message, count).epsilon(MESSAGE_DELTA)
+
+    return {
+        "kind": "messages",
+        "epsilon": epsilon,
+        "sets": n_sets,
+        "cost": cost(MESSAGES),
+        "filter": bisect_left(range(1, _MOST), True, key=lambda count: not gate.may_spend(message, count)),
+        "planned": bisect_left(range(1, _MOST), True, key=lambda count: cost(count) > BUDGET),
+    }
+
+
+def count_answers(epsilon: float) -> Row:
+    """Return how many Gaussian answers, chosen adaptively, a budget buys by each filter."""
+    counts = {
+        name: bisect_left(range(1, _MOST), True, key=lambda count: not gate.may_spend(GaussianDpEvent(NOISE), count))
+        for name, gate in (
+            ("Gaussian filter", GaussianFilter(epsilon, MESSAGE_DELTA)),
+            ("Renyi filter", RenyiFilter(epsilon, MESSAGE_DELTA)),
+        )
+    }
+    return {"kind": "answers", "epsilon": epsilon, **counts}
 
 
 def _apply_theorem() -> list[Row]:
@@ -233,7 +274,24 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     costs[costs["accounting"] == BEST] = costs[costs["accounting"] == BEST].map("**{}**".format)
     claims = {plan: f"{PLANS[plan].claimed:g}" for plan in ("MNIST", "SVHN")}
     theorems = select(rows, kind="theorem")
+    messages = select(rows, kind="messages")
+    answers = select(rows, kind="answers")
     return {
+        "messages": pd.DataFrame(
+            {
+                "epsilon of each": messages["epsilon"].map("{:g}".format),
+                "sets": messages["sets"].map("{:.0f}".format),
+                f"{MESSAGES} cost": messages["cost"].map("{:.1f}".format),
+                f"{BUDGET:g} buys, Renyi filter": messages["filter"].map("{:,.0f}".format),
+                "planned": messages["planned"].map("{:,.0f}".format),
+            }
+        ),
+        "answers": pd.DataFrame(
+            {
+                "epsilon": answers["epsilon"].map("{:g}".format),
+                **{name: answers[name].map("{:,.0f}".format) for name in ("Gaussian filter", "Renyi filter")},
+            }
+        ),
         "costs": pd.concat([pd.DataFrame([{"accounting": CLAIMED, **claims}]).reindex(columns=costs.columns), costs]),
         "times": {plan: results[plan, "all", BEST] / (PLANS[plan].claimed or math.nan) for plan in claims},
         "gap": (whole.loc[BEST] / whole.loc[BELOW] - 1).max(),

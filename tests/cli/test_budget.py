@@ -99,6 +99,24 @@ def test_a_plan_and_its_preview_mean_the_same_events(here: Path, mechanism: str,
     assert run("preview", "plan", "11x0.1", "--mechanism", mechanism).exit_code == 1
 
 
+def test_create_says_what_a_delta_buys(here: Path) -> None:
+    album = fine("create", "album", "--owner", "me", "--epsilon", "40", "--delta", "1e-6", "--sets", "20")
+    assert "149 at epsilon 1 (40), 25 at epsilon 2 (20), 9 at epsilon 4 (10)" in " ".join(album.split())
+    assert answer("preview", "album", "149x1", "--sets", "20")["allowed"]
+    assert not json.loads(run("preview", "album", "150x1", "--sets", "20", "--json").output)["allowed"]
+    pure = fine("create", "pure", "--owner", "me", "--epsilon", "40", "--delta", "0")
+    assert "with a delta of 1e-06 (and with delta 0): 149 at epsilon 1 (40)" in " ".join(pure.split())
+    words = ("--owner", "me", "--epsilon", "1", "--delta", "1e-6", "--protects", "database", "--releases", "gaussian")
+    noisy = fine("create", "noisy", *words)
+    assert "pays for 394, 560 with --releases gaussian" in " ".join(noisy.split())
+    assert "Accounting: Gaussian filter" in noisy
+    planned = fine("create", "plan", "178x1", "--sets", "20", "--owner", "me", "--epsilon", "40", "--delta", "1e-6")
+    assert "What delta buys" not in planned
+    assert run(
+        "create", "more", "179x1", "--sets", "20", "--owner", "me", "--epsilon", "40", "--delta", "1e-6"
+    ).exit_code
+
+
 def test_a_plan_that_costs_too_much_is_refused_with_figures(here: Path) -> None:
     result = run("create", "plan", "100x0.1", "--owner", "me", "--epsilon", "1")
     assert result.exit_code == 1

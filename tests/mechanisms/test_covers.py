@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.mechanisms.covers.members import find_near, find_prototypes_of, fit_coverage, measure_around
 from nearveil.metrics import ScoreSpace
-from nearveil.privacy.events import PureDp
+from nearveil.privacy.accounting import make_loss_curves
+from nearveil.privacy.events import NamedSets, PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
 from tests.mechanisms.test_cells import MappedContract
@@ -544,6 +546,36 @@ def test_tiny_galleries() -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-6, 1.4999e-6, 0.1234567891, math.nextafter(4.0, 5.0), 39.99999999])
 def test_a_message_states_and_costs_its_epsilon_to_the_last_bit(epsilon: float) -> None:
-    guarantee = set_guarantee(epsilon)
-    assert guarantee.epsilon == epsilon
-    assert guarantee.events == (PureDp(epsilon),)
+    for event in (PureDp(epsilon), NamedSets(epsilon, 20)):
+        guarantee = set_guarantee(event)
+        assert guarantee.epsilon == epsilon
+        assert guarantee.events == (event,)
+
+
+@pytest.mark.parametrize("kind", ["as learned", "no items", "all sets alike", "one set for each prototype"])
+def test_a_hostile_map_cannot_change_what_a_message_costs(kind: str) -> None:
+    """The event is the client's own law: it counts the sets that the client draws from, whatever they contain."""
+    rows = np.random.default_rng(0).standard_normal((300, 8))
+    honest = Covers(1.0, 0.1, n_sets=5).fit(rows).index(rows).map_
+    coverage = {
+        "as learned": honest.coverage,
+        "no items": np.zeros_like(honest.coverage),
+        "all sets alike": np.full_like(honest.coverage, 255),
+        "one set for each prototype": 255 * np.eye(len(honest.prototypes), dtype=np.uint8),
+    }[kind]
+    client = Covers(1.0, 0.1).fit(rows)
+    assert client.guarantee.events == (PureDp(1.0),)  # any number of sets
+    client = client.use_map(replace(honest, coverage=coverage))
+    assert client.guarantee.events == (NamedSets(1.0, coverage.shape[1]),)
+    channel = client._channel
+    assert channel.n_sets == coverage.shape[1] == client.map_.n_sets
+    messages = client.release(np.repeat(rows[:2], 40, axis=0), rng=unsafe_seeded(4))
+    assert max(int(client.read_sets(message)[0]) for message in messages) < channel.n_sets
+    # The odds of any two rows, exactly: all messages, from the words that the client compares.
+    densities = client.log_density(
+        [Message("covers", client.public_id, {"sets": np.array([i], np.int32)}) for i in range(channel.n_sets)], rows
+    )
+    masses = np.exp(densities) / np.exp(densities).sum(axis=0)
+    gain = (masses[:, :, None] - masses[:, None, :]).clip(min=0).sum(axis=0).max()  # at epsilon 0
+    assert gain <= float(make_loss_curves(client.guarantee.events[0], 1).remove(np.zeros(1))[0]) * (1 + 1e-12)
+    assert client.with_epsilon(2.0).guarantee.events == (NamedSets(2.0, coverage.shape[1]),)

@@ -273,7 +273,7 @@ HONEST = promise(delta=1e-5, events=(GaussianDpEvent(2.5),), extra_delta=1e-20)
         (Guarantee, {**vars(HONEST), "as_seeded": None}, "as_seeded"),
         (Guarantee, {"sound": True}, "epsilon"),
         (Guarantee, {**vars(promise()), "events": (Forged(PureDp, {"epsilon": -9.0}),)}, "number of at least 0"),
-        (FilterTerms, {"epsilon": 1.0, "delta": 0.0, "orders": (2.0,)}, "orders where delta is above 0"),
+        (FilterTerms, {"epsilon": 1.0, "delta": 0.0, "orders": (2.0,)}, "no orders where delta is 0"),
     ],
 )
 def test_a_pickle_that_was_changed_is_checked_again(kind: type, state: dict[str, Any], words: str) -> None:

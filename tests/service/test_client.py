@@ -28,6 +28,7 @@ from nearveil.ledger import Debit, KeyConflictError, Ledger, OverBudgetError, ne
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.privacy import Guarantee
+from nearveil.privacy.events import NamedSets
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.server.galleries import OpenGallery
 from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame
@@ -98,7 +99,7 @@ def test_what_a_seed_made_is_never_called_sound(here: Scene) -> None:
 
         def spend(self, promise: Guarantee, key: str, /) -> Debit:
             paid.append(promise)
-            return here.account.spend(set_guarantee(promise.epsilon), key)
+            return here.account.spend(set_guarantee(NamedSets(promise.epsilon, 4)), key)
 
     paid: list[Guarantee] = []
     rash, _ = here.client(account=Generous())

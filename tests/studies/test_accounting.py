@@ -72,3 +72,13 @@ def test_the_page_shows_claims_below_the_lower_bound(monkeypatch: pytest.MonkeyP
     assert f"**{values['SVHN', 'all', BEST]:.6f}**" in page
     assert f"{values['MNIST', 'all', BEST] / 0.3:.2f} times the claim on MNIST" in page
     assert values["8,192 screenings", "all", BEST] == values["8,192 screenings", "screenings", BEST]
+    assert "| 1 | 20 | 27.7 | 149 | 178 |" in page
+    assert "| 4 | 7,020 | 5,399 |" in page
+
+
+def test_messages_and_answers_cost_what_the_page_says() -> None:
+    rows = [accounting.price_messages(epsilon, 20) for epsilon in (1.0, 2.0)]
+    assert [round(row["cost"], 1) for row in rows] == [27.7, 97.0]
+    assert [(row["filter"], row["planned"]) for row in rows] == [(149, 178), (25, 29)]
+    row = accounting.count_answers(1.0)
+    assert (row["Gaussian filter"], row["Renyi filter"]) == (560, 394)

@@ -16,6 +16,7 @@ from nearveil.features.gallery import FeatureCache
 from nearveil.gallery.contact_sheet import ContactSheet
 from nearveil.ledger import Ledger
 from nearveil.mechanisms.covers.covers import set_guarantee
+from nearveil.privacy.events import PureDp
 from studies import photos
 from studies.photos import serve_on_loopback
 from tests.clocks import hurry
@@ -86,7 +87,7 @@ def test_figures_of_what_is_known(few: photos.Photos, tmp_path: Path) -> None:
 def _found(ids: list[int]) -> Nearest:
     """Return what a client would, of these items."""
     matches = tuple(Match(number, "", 0.5) for number in ids)
-    return Nearest(matches, "message", set_guarantee(4.0), "key", False, 30, 0, 3, 140, 30)
+    return Nearest(matches, "message", set_guarantee(PureDp(4.0)), "key", False, 30, 0, 3, 140, 30)
 
 
 def test_photographs_are_used_where_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

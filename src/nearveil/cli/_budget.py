@@ -41,7 +41,20 @@ PlanMechanism: TypeAlias = Literal["pure", "laplace", "gaussian"]
 MECHANISM = option(
     "Type of each release: any pure epsilon-private one, Laplace noise, or Gaussian noise.", default="pure"
 )
-_ACCOUNTING = {"pure": "pure epsilon, summed", "filter": "Renyi filter", "plan": "fixed plan, composed by PLD"}
+SETS = option(
+    "Number of sets in the gallery's map (see nearveil plan), for messages that name one. Each costs less than other "
+    "pure releases.",
+    min=2,
+    max=2**20,
+)
+_ACCOUNTING = {
+    "pure": "pure epsilon, summed",
+    "filter": "Renyi filter",
+    "gaussian": "Gaussian filter",
+    "plan": "fixed plan, composed by PLD",
+}
+_EXAMPLES = (1.0, 2.0, 4.0)  # epsilons of messages
+_EXAMPLE_SETS, _EXAMPLE_NOISE, _EXAMPLE_DELTA = 20, 100.0, 1e-6
 _KEY_LETTERS = 12  # of a key or client name in the table of entries
 
 
@@ -56,6 +69,10 @@ class TermOptions:
         "Protect the queries of clients, or records of a database.", default="query"
     )
     relation: Literal["replace", "add-remove"] = option("How neighbouring inputs differ.", default="replace")
+    releases: Literal["any", "gaussian"] = option(
+        "Pay for any releases, or only for Gaussian noise without sampling, of which the account then allows more.",
+        default="any",
+    )
 
 
 @command(app, plan="the plan")
@@ -69,19 +86,21 @@ def create(
         "for databases. Releases paid from the account must have the same unit."
     ),
     mechanism: PlanMechanism = MECHANISM,
+    sets: int | None = SETS,
     as_json: bool = JSON,
 ) -> None:
     """Open an account, and create the ledger if there is none. The terms of an account never change.
 
     With a plan, all releases are fixed now and composed by PLD. Without, a Renyi filter limits the account; with
-    --delta 0, the sum of the epsilons does.
+    --delta 0, the sum of the epsilons does. The last line says what the delta buys.
 
     For example:
         nearveil budget create camera --owner me --epsilon 4
+        nearveil budget create album --owner me --epsilon 40 --delta 1e-6 --sets 20
         nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
     check(0 < terms.epsilon < math.inf, "must be a finite number above 0", "--epsilon")
-    events = read_plan(plan, mechanism, terms.delta) if plan else None
+    events = read_plan(plan, mechanism, terms.delta, sets) if plan else None
     unit = unit or ("image" if terms.protects == "query" else "record")
     with options.open(create=True) as ledger:
         from nearveil.ledger import BudgetWarning
@@ -92,6 +111,8 @@ def create(
         for warning in caught:
             print_lines(str(warning.message), stderr=True)
         _print_accounts([account], details=True, as_json=as_json)
+        if not (plan or as_json):
+            print_lines(_explain_delta(account, sets or _EXAMPLE_SETS))
 
 
 @command(app)
@@ -114,6 +135,7 @@ def preview(
     plan: list[str] = argument("Releases: 10x0.5 is 10 at epsilon 0.5.", metavar=METAVAR),
     client: str | None = option("Also charge the quota of this client."),
     mechanism: PlanMechanism = MECHANISM,
+    sets: int | None = SETS,
     as_json: bool = JSON,
 ) -> None:
     """Compute the cost of releases and the budget left after them. Spends nothing. Exit code 1 if they don't fit.
@@ -127,7 +149,7 @@ def preview(
 
         payer = ledger.account(account)
         terms: Any = {"protects": payer.protects, "unit": payer.unit, "relation": payer.relation, "delta": payer.delta}
-        events = read_plan(plan, mechanism, payer.delta)
+        events = read_plan(plan, mechanism, payer.delta, sets)
         basis = Basis("a plan of releases")
         forecast = payer.preview(
             [(compose_events([event], basis=basis, **terms), count) for event, count in events], client=client
@@ -154,6 +176,7 @@ def quota(
     epsilon: float | None = option("The quota, in an account without a plan."),
     delta: float | None = option("Delta of the quota; the account's by default."),
     mechanism: PlanMechanism = MECHANISM,
+    sets: int | None = SETS,
     as_json: bool = JSON,
 ) -> None:
     """Give a client a share of an account: an epsilon, or a part of the account's plan. A quota never changes.
@@ -164,7 +187,7 @@ def quota(
     """
     with options.open() as ledger:
         payer = ledger.account(account)
-        events = read_plan(plan, mechanism, payer.delta) if plan else None
+        events = read_plan(plan, mechanism, payer.delta, sets) if plan else None
         balance = payer.quota(client, epsilon=epsilon, delta=delta, plan=events)
         if as_json:
             print_json(_describe_balance(balance))
@@ -269,17 +292,48 @@ def backup(options: LedgerOptions, file: Path = argument("A new file.")) -> None
     print_lines(f"Wrote the backup to {file}.")
 
 
-def read_plan(plan: list[str], mechanism: PlanMechanism, delta: float) -> "list[tuple[DpEvent, int]]":
+def _explain_delta(account: "Account", n_sets: int) -> str:
+    """Describe what a delta buys: how many equal releases an account pays for, with it and without."""
+    from dp_accounting import GaussianDpEvent
+
+    from nearveil.ledger.budget import count_affordable, open_budget
+    from nearveil.privacy.events import NamedSets
+
+    def count(event: "DpEvent", delta: float, releases: Literal["any", "gaussian"] = "any") -> str:
+        return f"{count_affordable(open_budget(account.epsilon, delta, None, account.relation, releases), event):,}"
+
+    delta = account.delta or _EXAMPLE_DELTA
+    if account.protects == "database" or account.kind == "gaussian":
+        noise = GaussianDpEvent(_EXAMPLE_NOISE)
+        more = f", {count(noise, delta, 'gaussian')} with --releases gaussian" if account.epsilon <= 64 else ""
+        return (
+            f"What delta buys: Gaussian noise needs one. Of answers with noise of {_EXAMPLE_NOISE:g} times the "
+            f"sensitivity, a delta of {delta:g} pays for {count(noise, delta)}{more}."
+        )
+    parts = [
+        f"{count(NamedSets(epsilon, n_sets), delta)} at epsilon {epsilon:g} ({count(NamedSets(epsilon, n_sets), 0.0)})"
+        for epsilon in _EXAMPLES
+    ]
+    return (
+        f"What delta buys: messages that name one of {n_sets} sets, if nothing else is paid, with a delta of {delta:g} "
+        f"(and with delta 0): {', '.join(parts)}. With more sets a message costs less; --sets compares."
+    )
+
+
+def read_plan(
+    plan: list[str], mechanism: PlanMechanism, delta: float, sets: int | None = None
+) -> "list[tuple[DpEvent, int]]":
     """Return the events of a plan; Gaussian noise is scaled for its epsilon at `delta`."""
     from dp_accounting import GaussianDpEvent, LaplaceDpEvent
 
-    from nearveil.privacy.events import PureDp
+    from nearveil.privacy.events import NamedSets, PureDp
     from nearveil.privacy.noise import analytic_gaussian_scale
 
+    check(sets is None or mechanism == "pure", "only messages name sets: use it with --mechanism pure", "--sets")
     is_priced = mechanism != "gaussian" or 0 < delta < 1
     check(is_priced, "Gaussian noise is not pure: it needs an account with a delta", "--mechanism")
     make_event: dict[PlanMechanism, Callable[[float], DpEvent]] = {
-        "pure": PureDp,
+        "pure": lambda epsilon: PureDp(epsilon) if sets is None else NamedSets(epsilon, sets),
         "laplace": lambda epsilon: LaplaceDpEvent(1 / epsilon),
         "gaussian": lambda epsilon: GaussianDpEvent(analytic_gaussian_scale(1.0, epsilon, delta)),
     }

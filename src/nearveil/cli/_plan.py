@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from nearveil.cli._budget import MECHANISM, METAVAR, PlanMechanism, read_plan
+from nearveil.cli._budget import MECHANISM, METAVAR, SETS, PlanMechanism, read_plan
 from nearveil.cli._options import JSON, argument, command, option
 from nearveil.cli._output import check, print_json, print_lines, print_table
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from nearveil.search.planning import SearchPlan
 
 _LEAST_DELTA = 1e-18  # for which noise is calibrated
+_DELTA = 1e-6  # of many messages
 _WAY_COLUMNS = ("way", "epsilon", "one-time download", "sent", "received", "server reads", "recall@8")
 
 
@@ -21,41 +22,54 @@ def cost(
     plan: list[str] = argument("Releases: 500x0.5 is 500 at epsilon 0.5 each.", metavar=METAVAR),
     delta: float = option("Delta of the whole plan.", default=1e-5),
     mechanism: PlanMechanism = MECHANISM,
+    sets: int | None = SETS,
     as_json: bool = JSON,
 ) -> None:
-    """Price a plan before it runs: by addition, by RDP and by PLD, side by side.
+    """Price a plan before it runs: by addition, by a Renyi filter, by RDP and by PLD, side by side.
 
-    All releases are about the same record, and their parameters are fixed before the first.
+    All releases are about the same record. For RDP and PLD their parameters are fixed before the first; a Renyi filter
+    limits an account without a plan.
 
     For example:
         nearveil cost 500x0.5
+        nearveil cost 100x1 --sets 20 --delta 1e-6
         nearveil cost 100x0.1 5x1 --delta 1e-6 --json
     """
     check(0 < delta < 1, "must be between 0 and 1", "--delta")
     check(delta >= _LEAST_DELTA, f"must be at least {_LEAST_DELTA:g}: smaller deltas are not supported", "--delta")
-    events = read_plan(plan, mechanism, delta)
-    from nearveil.privacy.accounting import AdditionAccountant, PldAccountant, RdpAccountant
+    events = read_plan(plan, mechanism, delta, sets)
+    from nearveil.privacy.accounting import FILTER_ORDERS, AdditionAccountant, PldAccountant, RdpAccountant
     from nearveil.privacy.guarantee import format_factor, format_rounded_up
 
     prices = {}
-    for name, accountant in (("addition", AdditionAccountant()), ("RDP", RdpAccountant()), ("PLD", PldAccountant())):
+    for name, accountant, share in (
+        ("addition", AdditionAccountant(), 1),
+        ("Renyi filter", RdpAccountant(orders=FILTER_ORDERS), len(FILTER_ORDERS)),  # its orders share delta
+        ("RDP", RdpAccountant(), 1),
+        ("PLD", PldAccountant(), 1),
+    ):
         for event, count in events:
             accountant.compose(event, count)
-        prices[name] = accountant.epsilon(delta)
+        prices[name] = accountant.epsilon(delta / share)
     releases = sum(count for _, count in events)
     if as_json:
         print_json({"releases": releases, "mechanism": mechanism, "delta": delta, "epsilon": prices})
         return
+    kind = mechanism if sets is None else f"each naming one of {sets} sets"
     print_table(
         ["composed by", "epsilon", "e^epsilon, at most"],
         [
             (name, format_rounded_up(epsilon, 5), format_factor(epsilon) if epsilon < 14 else "over a million")
             for name, epsilon in prices.items()
         ],
-        title=f"{releases:,} releases about one record, {mechanism}: {' + '.join(plan)}; delta {delta:g}",
+        title=f"{releases:,} releases about one record, {kind}: {' + '.join(plan)}; delta {delta:g}",
         right=("epsilon", "e^epsilon, at most"),
     )
-    print_lines(f"An account is charged the PLD price: {prices['PLD'] / prices['addition']:.1%} of plain addition.")
+    account = "the PLD price too, with --releases gaussian" if mechanism == "gaussian" else "that of the Renyi filter"
+    print_lines(
+        f"An account with this plan needs the PLD price: {prices['PLD'] / prices['addition']:.1%} of plain addition. "
+        f"An account without a plan needs {account}."
+    )
 
 
 @command()
@@ -119,11 +133,31 @@ def _print_plan(search_plan: "SearchPlan") -> None:
     for way in search_plan.ways:
         print_lines(
             f"{way.name}: the server learns {way.server_learns}; {way.reason}.",
-            *([str(search_plan)] if way.name == "message" else []),
+            *([str(search_plan), *_price_messages(search_plan)] if way.name == "message" else []),
             *(f"  {line}" for line in way.commands),
         )
     if all(way.name != "message" for way in search_plan.ways):
         print_lines(f"message: none. {search_plan}")
+
+
+def _price_messages(search_plan: "SearchPlan") -> list[str]:
+    """Describe what delta buys: the cost of many messages about one image, if messages can work."""
+    from nearveil.privacy.accounting import PldAccountant
+    from nearveil.privacy.events import NamedSets
+    from nearveil.privacy.guarantee import format_rounded_up
+
+    if not search_plan.n_sets:
+        return []
+    message = NamedSets(search_plan.epsilon, search_plan.n_sets)
+    costs = [
+        f"{count} cost epsilon {format_rounded_up(PldAccountant().compose(message, count).epsilon(_DELTA), 3)} instead "
+        f"of {count * search_plan.epsilon:g}"
+        for count in (10, 100)
+    ]
+    return [
+        f"Each message names one of about {search_plan.n_sets} sets. Planned together, with a delta of {_DELTA:g}, "
+        f"{', and '.join(costs)}; nearveil cost --sets {search_plan.n_sets} prices other numbers."
+    ]
 
 
 def _parse_size(text: str, option: str) -> int:

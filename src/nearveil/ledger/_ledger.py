@@ -18,7 +18,7 @@ from sqlalchemy.engine import URL
 from nearveil.ledger import store
 from nearveil.ledger._verify import Verification, find_witness_problems, verify
 from nearveil.ledger.account import Account
-from nearveil.ledger.budget import Events, canonical_json, find_plan_cost, format_up, open_budget
+from nearveil.ledger.budget import Events, Releases, canonical_json, find_plan_cost, format_up, open_budget
 from nearveil.ledger.database import Clock, LedgerDatabase, read_utc_clock
 from nearveil.ledger.errors import AccountError, BudgetWarning, LedgerError, OverBudgetError, RolledBackError
 from nearveil.ledger.store import OPENED, BudgetRow, Entry, Receipt
@@ -111,6 +111,7 @@ class Ledger:
         epsilon: float,
         delta: float,
         plan: Events | None = None,
+        releases: Releases = "any",
     ) -> Account:
         """Open an account. Its terms never change.
 
@@ -130,6 +131,9 @@ class Ledger:
             0: pure epsilons are summed.
         plan : DpEvent, or iterable of DpEvent or (DpEvent, int), optional
             All mechanisms that may ever be paid, in any order.
+        releases : {"any", "gaussian"}, default="any"
+            "gaussian": only Gaussian noise without sampling, chosen adaptively, by a Gaussian filter, which allows more
+            than the Renyi filter of any releases. It needs a delta above 0, and an epsilon of at most 64.
 
         Raises
         ------
@@ -143,7 +147,7 @@ class Ledger:
         check_choice(protects, "protects", Protects)
         check_choice(relation, "relation", Relation)
         opening = canonical_json({"owner": owner, "protects": protects, "unit": unit, "relation": relation})
-        budget = open_budget(epsilon, delta, plan, relation)
+        budget = open_budget(epsilon, delta, plan, relation, releases)
         if budget.epsilon > _VACUOUS:
             factor = math.floor(budget.epsilon / math.log(10))
             warnings.warn(

@@ -196,7 +196,7 @@ class _Replay:
         if cost is not None:
             is_wide = cost > budget.epsilon * (1 + 1 / _SLACK)
         else:
-            fresh = open_budget(budget.epsilon, budget.delta, None, "replace")
+            fresh = open_budget(budget.epsilon, budget.delta, None, "replace", budget.releases)
             # The limits of another version, which chose other orders, cannot be compared.
             limits = fresh.limits if replace(fresh, limits=budget.limits) == budget else budget.limits
             is_wide = any(

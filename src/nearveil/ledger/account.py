@@ -21,6 +21,7 @@ from nearveil.ledger.budget import (
     PlanBudget,
     UnpricedError,
     charge_guarantee,
+    drop_sets,
     join_charges,
     open_budget,
     read_charge,
@@ -193,7 +194,7 @@ class Account:
 
     @property
     def kind(self) -> str:
-        """The kind of budget: "plan", "filter" or "pure"."""
+        """The kind of budget: "plan", "filter" (Renyi), "gaussian" (filter) or "pure"."""
         return self._budget.kind
 
     @property
@@ -346,12 +347,9 @@ class Account:
 
     def count_left(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
         """Return how often a guarantee remains of the plan, if there is one, and of a cap, at most `most`."""
-        charge, counts = self._charge(guarantee), [most]
-        for row in map(self._load, {None, cap}):
-            if isinstance(row.budget, PlanBudget):
-                left = dict(row.budget.left(row.totals))
-                counts += [left.get(text, 0) // times for text, times in charge]
-        return min(counts)
+        charge, rows = self._charge(guarantee), map(self._load, {None, cap})
+        counts = [row.budget.count_left(row.totals, charge) for row in rows if isinstance(row.budget, PlanBudget)]
+        return min([most, *counts])
 
     def quota(
         self, client: str, *, epsilon: float | None = None, delta: float | None = None, plan: Events | None = None
@@ -367,7 +365,8 @@ class Account:
             epsilon = self.epsilon
         elif plan is not None or epsilon is None:
             raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
-        budget = open_budget(epsilon, self.delta if delta is None else delta, plan, self.relation)
+        delta = self.delta if delta is None else delta
+        budget = open_budget(epsilon, delta, plan, self.relation, self._budget.releases)
         if not self._budget.contains(budget):
             raise ValueError("quota must be a part of the account's budget: smaller, and at no larger delta")
         return make_balance(self._open_share(QUOTA, client, budget))
@@ -460,7 +459,7 @@ class Account:
 
 def _require_message(debit: Entry, stored: Entry | None, client: str | None, charge: Charge) -> bytes:
     """Return the stored message of a key that was spent before; raise unless it was spent for the same release."""
-    if debit.client != client or debit.charge != charge:
+    if debit.client != client or drop_sets(debit.charge) != drop_sets(charge):
         # The same text for both: a client that tries the key of another learns nothing more.
         raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
     if stored is None or stored.message is None:

@@ -21,9 +21,16 @@ from dp_accounting import DpEvent, UnsupportedEventError
 
 from nearveil.privacy import Guarantee
 from nearveil.privacy import events as nearveil_events
-from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter, find_pure_epsilon
-from nearveil.privacy.checks import check_count, check_delta, check_finite, check_positive
-from nearveil.privacy.events import PureDp, split_event
+from nearveil.privacy.accounting import (
+    GaussianFilter,
+    PldAccountant,
+    RdpAccountant,
+    RenyiFilter,
+    find_pure_epsilon,
+    sum_inverse_squares,
+)
+from nearveil.privacy.checks import check_choice, check_count, check_delta, check_finite, check_positive
+from nearveil.privacy.events import NamedSets, PureDp, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, find_epsilon, needs_add_remove
 
 Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
@@ -31,6 +38,9 @@ Events: TypeAlias = DpEvent | Iterable[DpEvent | tuple[DpEvent, int]]
 
 Charge: TypeAlias = tuple[tuple[str, int], ...]
 """The canonical text of each single mechanism and its count, sorted by the text."""
+
+Releases: TypeAlias = Literal["any", "gaussian"]
+"""The releases that an account pays for; Gaussian noise without sampling alone costs less."""
 
 _MOST = 2**63 - 1
 _SHARE, _LEAST_SHARE = 1e-5, 1e-20  # largest delta of a mechanism's samplers: a share of the account's, or this
@@ -55,6 +65,7 @@ _EVENTS: dict[str, type[DpEvent]] = {
     "SelfComposedDpEvent": dp.SelfComposedDpEvent,
     "ComposedDpEvent": dp.ComposedDpEvent,
     "PureDp": PureDp,
+    "NamedSets": NamedSets,
     "NoisyScreening": nearveil_events.NoisyScreening,
     "VoteHistogram": nearveil_events.VoteHistogram,
     "ClippedVotes": nearveil_events.ClippedVotes,
@@ -135,6 +146,14 @@ def join_charges(charges: Iterable[Charge]) -> Charge:
     counts: Counter[str] = Counter()
     for charge in charges:
         counts.update(dict(charge))
+    return _check_counts(counts)
+
+
+def drop_sets(charge: Charge) -> Charge:
+    """Return a charge without the numbers of sets of messages: a retry may know another map than the first attempt."""
+    counts: Counter[str] = Counter()
+    for event, times in read_charge(charge):
+        counts[format_event(PureDp(event.epsilon) if isinstance(event, NamedSets) else event)] += times
     return _check_counts(counts)
 
 
@@ -257,6 +276,7 @@ class Budget(ABC):
     delta: float
     limits: tuple[int, ...]  # the largest total of each quantity
     kind: ClassVar[str]
+    releases: ClassVar[Releases] = "any"
 
     @property
     def zero(self) -> Amounts:
@@ -289,7 +309,7 @@ class Budget(ABC):
 
     def contains(self, part: "Budget") -> bool:
         """Return whether another budget is of this kind and a part of this one."""
-        return isinstance(part, type(self)) and self.holds(part)
+        return type(part) is type(self) and self.holds(part)
 
 
 def add_amounts(totals: Amounts, price: Amounts) -> Amounts:
@@ -351,7 +371,7 @@ class FilterBudget(Budget):
     def price(self, charge: Charge) -> Amounts:
         totals: Amounts = self.zero
         for text, times in charge:
-            price = tuple(None if a is None else a * times for a in _price_renyi(text, self.orders))
+            price = tuple(None if a is None else a * times for a in _price_once(text, self.orders))
             totals = add_amounts(totals, price)
         return totals
 
@@ -371,12 +391,30 @@ class FilterBudget(Budget):
         return part.epsilon <= self.epsilon and part.delta <= self.delta
 
 
+@dataclass(frozen=True)
+class GaussianBudget(FilterBudget):
+    """A Gaussian filter: the sum of 1 / multiplier^2 of unsampled noise, without orders. Chosen adaptively, too."""
+
+    kind: ClassVar[str] = "gaussian"
+    releases: ClassVar[Releases] = "gaussian"
+
+    @classmethod
+    def open(cls, epsilon: float, delta: float) -> Self:
+        """Return the budget of a Gaussian filter."""
+        gate = GaussianFilter(epsilon, delta)
+        return cls(float(epsilon), float(delta), (round_units_down(gate.limit),), gate.orders)
+
+
 @lru_cache(maxsize=4096)
-def _price_renyi(text: str, orders: tuple[float, ...]) -> Amounts:
+def _price_once(text: str, orders: tuple[float, ...]) -> Amounts:
+    event = parse_event(text)
     try:
-        return tuple(map(round_units_up, map(float, RdpAccountant(orders=orders).compose(parse_event(text)).rdp)))
+        if not orders:
+            return (round_units_up(sum_inverse_squares(((event, 1),))),)
+        return tuple(map(round_units_up, map(float, RdpAccountant(orders=orders).compose(event).rdp)))
     except UnsupportedEventError as unknown:
-        raise UnpricedError(f"events: no Renyi divergence is known for {type(parse_event(text)).__name__}") from unknown
+        reason = f"no Renyi divergence is known for {type(event).__name__}" if orders else str(unknown)
+        raise UnpricedError(f"events: {reason}") from unknown
 
 
 @dataclass(frozen=True)
@@ -393,11 +431,10 @@ class PlanBudget(Budget):
         return cls(epsilon, delta, tuple(times for _, times in plan), tuple(text for text, _ in plan))
 
     def price(self, charge: Charge) -> Amounts:
-        counts = dict(charge)
-        unplanned = [text for text in counts if text not in self.plan]
-        if unplanned:
-            raise UnpricedError(f"events: not in the plan: {parse_event(unplanned[0])}")
-        return tuple(counts.get(text, 0) for text in self.plan)
+        counts: Counter[str] = Counter()
+        for text, times in charge:
+            counts[find_planned(text, self.plan)] += times
+        return tuple(counts[text] for text in self.plan)
 
     def allows(self, totals: Amounts) -> bool:
         return all(total is not None and total <= limit for total, limit in zip(totals, self.limits, strict=True))
@@ -414,6 +451,14 @@ class PlanBudget(Budget):
         ]
         return "; ".join(parts)
 
+    def count_left(self, totals: Amounts, charge: Charge) -> int:
+        """Return how often the rest of the plan pays for a charge."""
+        try:
+            rest = zip(self.limits, totals, self.price(charge), strict=True)
+        except UnpricedError:
+            return 0
+        return min((limit - (total or 0)) // count for limit, total, count in rest if count)
+
     def left(self, totals: Amounts) -> Charge:
         """Return the rest of the plan."""
         rest = tuple(limit - (total or 0) for limit, total in zip(self.limits, totals, strict=True))
@@ -425,6 +470,26 @@ class PlanBudget(Budget):
 
     def _charge(self, totals: Sequence[int | None]) -> Charge:
         return tuple((text, count) for text, count in zip(self.plan, totals, strict=True) if count)
+
+
+@lru_cache(maxsize=4096)
+def find_planned(text: str, plan: tuple[str, ...]) -> str:
+    """Return the mechanism of a plan that pays for an event, or raise UnpricedError.
+
+    A message that names one of k sets is paid by the same one, or by one of equal epsilon that costs no less: with
+    fewer sets, or any pure mechanism (``docs/theory/ledger.md``, Theorem 1).
+    """
+    event, payers = parse_event(text), []
+    for other in plan if isinstance(event, NamedSets) and text not in plan else ():
+        payer = parse_event(other)
+        n_sets = 2 if type(payer) is PureDp else 0
+        if isinstance(payer, NamedSets) and payer.size == event.size == 1:
+            n_sets = payer.n_sets
+        if 2 <= n_sets <= event.n_sets and payer.epsilon == event.epsilon:
+            payers.append((n_sets, other))
+    if not payers and text not in plan:
+        raise UnpricedError(f"events: not in the plan: {event}")
+    return max(payers)[1] if payers else text
 
 
 @lru_cache(maxsize=256)
@@ -455,16 +520,30 @@ def parse_budget(terms: str) -> Budget:
     if fields["kind"] == "pure":
         return PureBudget(fields["epsilon"], 0.0, limits)
     common = fields["epsilon"], fields["delta"], limits
-    if fields["kind"] == "filter":
-        return FilterBudget(*common, tuple(fields["orders"]))
+    if fields["kind"] in ("filter", "gaussian"):
+        kind = FilterBudget if fields["kind"] == "filter" else GaussianBudget
+        return kind(*common, tuple(fields["orders"]))
     return PlanBudget(*common, tuple(fields["plan"]))
 
 
-def open_budget(epsilon: float, delta: float, plan: Events | None, relation: Relation) -> Budget:
+def open_budget(
+    epsilon: float, delta: float, plan: Events | None, relation: Relation, releases: Releases = "any"
+) -> Budget:
     """Return the budget of an account: a plan, a filter, or pure epsilons."""
+    check_choice(releases, "releases", Releases)
+    if releases == "gaussian":
+        if plan is not None:
+            raise ValueError('releases must be "any" with a plan: a plan limits its releases already')
+        return GaussianBudget.open(epsilon, delta)
     if plan is not None:
         return PlanBudget.open(epsilon, delta, make_charge(plan, relation))
     return PureBudget.open(epsilon) if delta == 0 else FilterBudget.open(epsilon, delta)
+
+
+def count_affordable(budget: Budget, event: DpEvent) -> int:
+    """Return how many equal releases a budget without a plan pays for, if it pays for nothing else."""
+    prices = budget.price(make_charge(event, "add-remove"))
+    return max([limit // price for limit, price in zip(budget.limits, prices, strict=True) if price] + [0])
 
 
 def find_plan_cost(budget: Budget) -> float | None:

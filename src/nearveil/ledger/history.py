@@ -28,7 +28,7 @@ class Balance:
 
     account: str
     client: str | None
-    kind: str  #: "plan", "filter" or "pure"
+    kind: str  #: "plan", "filter", "gaussian" or "pure"
     epsilon: float  #: the budget, which holds for every order of spends
     delta: float
     #: Rounded up. Of a plan: the epsilon of the mechanisms paid so far, by PLD. Of a filter: the used share of the

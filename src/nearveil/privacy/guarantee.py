@@ -12,7 +12,14 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, UnsupportedEventError
 
-from nearveil.privacy.accounting import PldAccountant, RdpAccountant, RenyiFilter, Spent, sum_pure_epsilons
+from nearveil.privacy.accounting import (
+    GaussianFilter,
+    PldAccountant,
+    RdpAccountant,
+    RenyiFilter,
+    Spent,
+    sum_pure_epsilons,
+)
 from nearveil.privacy.checks import check_choice, check_count, check_text
 from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram, split_event
 from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source
@@ -71,10 +78,10 @@ def costs_at_most(spent: Spent, epsilon: float, delta: float) -> bool:
 
 @lru_cache(maxsize=1024)
 def passes_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[float, ...]) -> bool:
-    """Return whether a filter admits all events: a Renyi filter, or without orders a sum of pure epsilons."""
-    if not orders:
+    """Return whether a filter admits all events: Renyi; without orders Gaussian, or at delta 0 summed pure epsilons."""
+    if not delta:
         return sum_pure_epsilons(spent) <= epsilon * (1 + ROUNDING)
-    gate = RenyiFilter(epsilon, delta, orders)
+    gate = RenyiFilter(epsilon, delta, orders) if orders else GaussianFilter(epsilon, delta)
     return gate.may_spend(dp.ComposedDpEvent([dp.SelfComposedDpEvent(leaf, times) for leaf, times in spent]))
 
 
@@ -125,15 +132,18 @@ class _ValidatedOnUnpickling:
 
 @dataclass(frozen=True)
 class FilterTerms(_ValidatedOnUnpickling):
-    """The budget of a filter for adaptive mechanisms: Renyi `orders`, or none for summed pure epsilons and delta 0."""
+    """The budget of a filter for adaptive mechanisms.
+
+    With `orders` a Renyi filter; without, a Gaussian filter or, at delta 0, summed pure epsilons.
+    """
 
     epsilon: float
     delta: float
     orders: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.epsilon >= 0 or not 0 <= self.delta < 1 or bool(self.orders) != (self.delta > 0):
-            raise ValueError("within must have an epsilon from 0 upwards, and orders where delta is above 0")
+        if not self.epsilon >= 0 or not 0 <= self.delta < 1 or (self.orders and not self.delta):
+            raise ValueError("within must have an epsilon from 0 upwards, and no orders where delta is 0")
         _store_floats(self, "epsilon", "delta")
         object.__setattr__(self, "orders", tuple(map(float, self.orders)))
 
@@ -385,7 +395,7 @@ def needs_add_remove(event: DpEvent) -> bool:
 
 
 def compose(
-    guarantees: Sequence[Guarantee], *, delta: float | None = None, within: RenyiFilter | None = None
+    guarantees: Sequence[Guarantee], *, delta: float | None = None, within: RenyiFilter | GaussianFilter | None = None
 ) -> Guarantee:
     """Return the guarantee of several releases about the same record together; unsound if one of them is.
 
@@ -397,7 +407,7 @@ def compose(
     delta : float, optional
         The delta of the whole, if the parameters of all releases were fixed before the first; composed by privacy loss
         distributions. Parts (:meth:`Guarantee.part`) are refused: compose their wholes.
-    within : RenyiFilter, optional
+    within : RenyiFilter or GaussianFilter, optional
         The filter that admitted the releases, if parameters were chosen adaptively. Its epsilon and delta are the
         guarantee; an epsilon computed afterwards would not hold.
 
@@ -495,7 +505,7 @@ def _compose_fixed(guarantees: Sequence[Guarantee], delta: float | None, **merge
     }
 
 
-def _compose_filtered(within: RenyiFilter, **merged: Any) -> dict[str, Any]:
+def _compose_filtered(within: RenyiFilter | GaussianFilter, **merged: Any) -> dict[str, Any]:
     extra_delta = merged["extra_delta"]
     if not (extra_delta >= 0 and within.delta + extra_delta < 1):
         raise ValueError("extra_delta must not be negative, nor raise delta to 1")
@@ -504,7 +514,7 @@ def _compose_filtered(within: RenyiFilter, **merged: Any) -> dict[str, Any]:
     return {
         "epsilon": bound_epsilon(within.epsilon, extra_delta),
         "delta": within.delta + extra_delta,
-        "basis": Basis("Renyi filter, parameters chosen adaptively", _LINK),
+        "basis": Basis(f"{'Renyi' if within.orders else 'Gaussian'} filter, parameters chosen adaptively", _LINK),
         "within": FilterTerms(within.epsilon, within.delta, within.orders),
     }
 

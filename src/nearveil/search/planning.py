@@ -81,6 +81,7 @@ class SearchPlan:
     reach: float  #: approximate fraction of items in a set of covers; other items are never returned
     dimension: int
     item_bytes: int  #: per item in an answer, with `code_bytes` 128
+    n_sets: int  #: about as many sets as the map would have; 0 without a message
     extrapolated: bool  #: whether this is beyond the measured sizes
     ways: tuple[SearchWay, ...] = ()  #: home, sealed and, if it is useful, message
 
@@ -221,6 +222,7 @@ def plan(
         reach=float(np.interp(n_sets * fraction, _SET_SIZES, _REACHES)) if release == RELEASE else 1.0,
         dimension=int(dimension),
         item_bytes=size,
+        n_sets=n_sets,
         extrapolated=release == RELEASE and (fraction < _FRACTIONS[0] or items > _MOST_MEASURED),
     )
     return replace(search_plan, ways=_weigh_ways(search_plan, count, storage))

@@ -20,7 +20,7 @@ from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.metrics import METRIC_NAMES
 from nearveil.privacy import Basis, Guarantee, compose_events
-from nearveil.privacy.events import PureDp
+from nearveil.privacy.events import NamedSets, PureDp
 from nearveil.privacy.noise import Source
 from nearveil.search.outlook import EPSILONS, make_outlook
 from nearveil.ui._views import (
@@ -33,6 +33,7 @@ from nearveil.ui._views import (
     view_nearest,
 )
 from nearveil.wire.client import K
+from nearveil.wire.messages import PublicPart
 
 
 class RecordingPayer:
@@ -97,6 +98,9 @@ class PageSession:
         self._lock = threading.Lock()
         self._find_outlook = lru_cache(maxsize=_MAX_OUTLOOKS)(make_outlook)
         self._unanswered: dict[str, UnansweredQuery] = {}  # by key
+        self._n_sets: dict[
+            tuple[str, float | None], int
+        ] = {}  # of the latest maps; a query fetches no map to be priced
 
     def about(self) -> dict[str, Any]:
         """Return the location, the balance and the unanswered queries, without a request to the server."""
@@ -181,7 +185,7 @@ class PageSession:
 
     def map(self, gallery: str, candidates: float | None = None) -> dict[str, Any]:
         """Return the figures of a public map, and the recall to expect at each epsilon."""
-        public = self.client.map(candidates, gallery=gallery)
+        public = self._fetch_map(gallery, candidates)
         outlook = self._find_outlook(public)
         return {
             "map": public.map.map_id,
@@ -202,12 +206,17 @@ class PageSession:
             },
         }
 
-    def preview(self, epsilon: float = 0.0) -> dict[str, Any]:
-        """Return the cost and the guarantee of a query. Nothing is spent."""
+    def _fetch_map(self, gallery: str, candidates: float | None) -> PublicPart:
+        public = self.client.map(candidates, gallery=gallery)
+        self._n_sets[gallery, candidates] = public.map.n_sets
+        return public
+
+    def preview(self, epsilon: float = 0.0, n_sets: int = 2) -> dict[str, Any]:
+        """Return the cost and the guarantee of a query on a map with so many sets. Nothing is spent."""
         if epsilon == 0:
             left = self.balance()["left_words"]
             return {"allowed": True, "cost": "0", "before": left, "after": left, "words": "", "promise": _FREE_PROMISE}
-        guarantee = set_guarantee(epsilon)
+        guarantee = set_guarantee(NamedSets(epsilon, n_sets))
         return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
     def ask(
@@ -227,7 +236,7 @@ class PageSession:
         check_channel_epsilon(epsilon)
         with self._take_turn(gallery):
             info, (row,) = self.client.prepare([image], gallery=gallery)
-            cost = self._check_cost(epsilon)
+            cost = self._check_cost(NamedSets(epsilon, self._n_sets.get((gallery, candidates), 2)))
             entry = UnansweredQuery(info, row, epsilon, candidates, int(time.time()))
             return {**self._answer(new_key(), entry, is_connected), "cost": cost}
 
@@ -276,7 +285,7 @@ class PageSession:
 
     def _send(self, entry: UnansweredQuery, key: str) -> dict[str, Any]:
         info = entry.info
-        public = self.client.map(entry.candidates, gallery=info.name)
+        public = self._fetch_map(info.name, entry.candidates)
         if public.fingerprint != info.fingerprint:  # the row is useless there, and may have the same width
             self.galleries()
             raise PageError(409, "listing", _NEW_LISTING)
@@ -314,9 +323,9 @@ class PageSession:
         _LOG.error("a query failed: %s", type(error).__name__)
         return PageError(500, "failed", _SPOILED, paid=True, again=True), True
 
-    def _check_cost(self, epsilon: float) -> str:
+    def _check_cost(self, event: NamedSets) -> str:
         """Return the cost, or refuse a query before anything is sent; the debit checks again."""
-        preview = self.payer.account.preview(set_guarantee(epsilon))
+        preview = self.payer.account.preview(set_guarantee(event))
         if not preview.allowed:
             raise make_refusal(preview)
         return format_up(preview.cost)

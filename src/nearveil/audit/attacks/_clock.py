@@ -25,6 +25,7 @@ from nearveil.mechanisms import PublicMap, Release
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.metrics import CENTRED, ScoreSpace
+from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import FRAME, Galleries
@@ -134,7 +135,7 @@ def make_clock_experiment(
     ends[:, 0], ends[:, 1] = (1.0, -1.0), 0.1
     return Experiment(
         name=name,
-        guarantee=set_guarantee(EPSILON),
+        guarantee=set_guarantee(PureDp(EPSILON)),
         pairs=tuple(
             Pair(family, TimedQuestion(public, ends[0], ends[0]), TimedQuestion(public, ends[1], ends[0]))
             for family, public in make_hostile_parts().items()

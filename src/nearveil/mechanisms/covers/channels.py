@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.privacy.checks import NumberCheck
+from nearveil.privacy.events import NamedSets
 from nearveil.privacy.noise import Source
 
 _WORD = 1 << 64
@@ -47,6 +48,11 @@ class RandomizedResponse:
     def odds(self) -> Fraction:
         """Exact odds of the good set against one other, at most e^epsilon."""
         return Fraction(_WORD - (self.n_sets - 1) * self._miss, self._miss)
+
+    @property
+    def event(self) -> NamedSets:
+        """The privacy loss of one message, whatever the map contains (``docs/theory/covers.md``, Theorem 3)."""
+        return NamedSets(self.epsilon, self.n_sets)
 
     @property
     def hit(self) -> float:
@@ -87,6 +93,11 @@ class SubsetSelection:
     def odds(self) -> Fraction:
         """Exact odds of a subset with the good cell against one without, at most e^epsilon."""
         return Fraction(self._threshold * (self.n_sets - self.size), (_WORD - self._threshold) * self.size)
+
+    @property
+    def event(self) -> NamedSets:
+        """The privacy loss of one message, whatever the map contains (``docs/theory/covers.md``, Theorem 3)."""
+        return NamedSets(self.epsilon, self.n_sets, self.size)
 
     @property
     def hit(self) -> float:

@@ -148,7 +148,13 @@ class MappedRelease(TractableRelease):
         return other._with_attributes(**{name: vars(self)[name] for name in _GALLERY_ATTRIBUTES if name in vars(self)})
 
     def _make_guarantee(self) -> Guarantee:
-        return set_guarantee(self.epsilon)
+        return set_guarantee(self._channel.event if "map_" in vars(self) else PureDp(self.epsilon))
+
+    def _with_attributes(self, **attributes: Any) -> Self:
+        release = super()._with_attributes(**attributes)
+        if "map_" in attributes:  # its number of sets is a part of the event
+            release.__dict__["_guarantee"] = release._make_guarantee()
+        return release
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         good = self._map().choose(features)
@@ -220,11 +226,10 @@ class MappedRelease(TractableRelease):
 
 
 @lru_cache(maxsize=256)
-def set_guarantee(epsilon: float) -> Guarantee:
-    """Return the guarantee of a message that names sets: pure epsilon, for any map."""
-    epsilon = check_channel_epsilon(epsilon)
-    theorem = "exact odds of a channel that names sets"
-    return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(PureDp(epsilon),))
+def set_guarantee(event: PureDp) -> Guarantee:
+    """Return the guarantee of a message that names sets, for any map; with a `PureDp` event for any number of sets."""
+    epsilon, theorem = check_channel_epsilon(event.epsilon), "exact odds of a channel that names sets"
+    return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(event,))
 
 
 def spread_features(release: MappedRelease, gallery: SpreadRows) -> SpreadRows:

@@ -4,10 +4,12 @@
 * :class:`PldAccountant`: privacy loss distributions are convolved, screenings by Bellman's equation; the tightest;
 * :class:`AdditionAccountant`: basic composition, for comparison;
 * :class:`RenyiFilter`: a budget for mechanisms that are chosen after seeing earlier answers;
+* :class:`GaussianFilter`: the same for unsampled Gaussian noise alone; it allows more;
 * :func:`calibrate`: the least noise, or the largest count, for a budget.
 
 The first three take mechanisms with parameters *fixed in advance*; queries may depend on earlier answers. If noise or
-number depend on earlier answers too, only the filter's guarantee holds. An event is priced for the relation of its
+number depend on earlier answers too, only a filter's guarantee holds. Filters by privacy loss distributions are invalid
+in general (arXiv 2602.15815, 2602.06756), so PLD prices fixed plans only. An event is priced for the relation of its
 sensitivity; Poisson sampling and votes mean "add or remove one record". Proofs: ``docs/theory/accounting.md``.
 """
 
@@ -18,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import dp_accounting as dp
 import numpy as np
@@ -38,8 +40,9 @@ from nearveil.privacy.accounting._loss import (
     open_curve,
     reverse_curve,
 )
-from nearveil.privacy.accounting.binary import compute_binary_rdp, compute_screening_rdp, screening_curve
+from nearveil.privacy.accounting.binary import compute_screening_rdp, screening_curve
 from nearveil.privacy.checks import (
+    ROUNDING,
     check_choice,
     check_count,
     check_delta,
@@ -48,12 +51,14 @@ from nearveil.privacy.checks import (
     check_order,
     check_positive,
 )
-from nearveil.privacy.events import PureDp, SampledScreening, split_event
+from nearveil.privacy.events import PureDp, SampledScreening, find_noise_multiplier, split_event
+from nearveil.privacy.noise import analytic_gaussian_scale
 
 __all__ = [
     "Accountant",
     "AdditionAccountant",
     "BudgetExceededError",
+    "GaussianFilter",
     "PldAccountant",
     "RdpAccountant",
     "RenyiFilter",
@@ -91,6 +96,17 @@ def sum_pure_epsilons(spent: Spent) -> float:
         return math.inf
     nearest = float(total)
     return nearest if Fraction(nearest) >= total else math.nextafter(nearest, math.inf)
+
+
+def sum_inverse_squares(spent: Spent) -> Fraction:
+    """Return the exact sum of 1 / multiplier^2 of unsampled Gaussian noise; raise UnsupportedEventError for others."""
+    total = Fraction(0)
+    for leaf, times in spent:
+        multiplier = find_noise_multiplier(leaf)
+        if multiplier is None:
+            raise UnsupportedEventError(f"{type(leaf).__name__} is not Gaussian noise without sampling")
+        total += times / Fraction(multiplier) ** 2
+    return total
 
 
 @dataclass
@@ -204,9 +220,7 @@ class RdpAccountant(Accountant):
         relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         match leaf:
             case PureDp():
-                log_p = -np.logaddexp(0, [[-leaf.epsilon], [leaf.epsilon]])  # of a truthful and of a false answer
-                costs = [float(compute_binary_rdp(order, log_p, log_p[::-1])[0]) for order in self.orders]
-                return np.minimum(costs, leaf.epsilon)
+                return compute_response_rdp(np.array(self.orders), leaf.epsilon, leaf.exposure)
             case SampledScreening():
                 costs = [compute_screening_rdp(order, leaf.screening, leaf.sampling_rate) for order in self.orders]
                 return np.array(costs)
@@ -216,6 +230,15 @@ class RdpAccountant(Accountant):
         # The library reads a divergence that rounding made negative as perfect privacy. A value below its rounding,
         # about 1e-15, may come out as 0, so that much is added.
         return np.asarray(np.where(curve < 0, np.inf, curve + LIBRARY_ROUNDING))
+
+
+def compute_response_rdp(orders: NDArray[np.float64], epsilon: float, exposure: float) -> NDArray[np.float64]:
+    """Return the divergences of a release with loss +-epsilon or 0, from above (Theorem 10)."""
+    steps = (orders - 1) * epsilon
+    # log(1 + exposure (e^steps - 1) (1 - e^(-order epsilon))); beyond 700, where e^steps overflows, a hair above it.
+    moments = np.log1p(exposure * np.expm1(np.minimum(steps, 700.0)) * -np.expm1(-orders * epsilon))
+    divergences = (moments + np.maximum(steps - 700.0, 0.0)) / (orders - 1) * (1 + ROUNDING)
+    return np.asarray(np.minimum(divergences, epsilon))
 
 
 class LossCurves(NamedTuple):
@@ -237,7 +260,7 @@ def make_loss_curves(leaf: DpEvent, times: int) -> LossCurves:
         case dp.LaplaceDpEvent():
             curve = make_laplace_curve(leaf.noise_multiplier)
         case PureDp():
-            curve = make_response_curve(leaf.epsilon, 1 / (1 + math.exp(-leaf.epsilon)))
+            curve = make_response_curve(leaf.epsilon, leaf.exposure)
         case dp.RandomizedResponseDpEvent():
             uniform, truthful = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
             if uniform > 0:
@@ -346,7 +369,35 @@ class BudgetExceededError(NearveilError, ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class RenyiFilter:
+class _Filter(ABC):
+    """A budget for mechanisms that are chosen adaptively."""
+
+    epsilon: float  #: holds, as delta does, however the budget is spent
+    delta: float
+    _total: Accountant = field(init=False, repr=False)  # of everything admitted
+
+    @property
+    def spent(self) -> Spent:
+        """The mechanisms paid for so far, each with its number of runs."""
+        return self._total.spent
+
+    def may_spend(self, event: DpEvent, count: int = 1) -> bool:
+        """Return whether the budget covers the event too."""
+        return self._covers(self._total.copy().compose(event, count))
+
+    def spend(self, event: DpEvent, count: int = 1) -> None:
+        """Pay for the event, *before* it happens, or raise BudgetExceededError and spend nothing."""
+        if not self.may_spend(event, count):
+            raise BudgetExceededError("the budget does not cover this event: release nothing")
+        self._total.compose(event, count)
+
+    @abstractmethod
+    def _covers(self, total: Accountant) -> bool:
+        """Return whether the budget covers everything in an accountant."""
+
+
+@dataclass(frozen=True, eq=False)
+class RenyiFilter(_Filter):
     """A budget for mechanisms chosen after seeing earlier answers: noise, kind and number may depend on them.
 
     Each order has a budget, and each mechanism pays its divergence at every order. The filter admits a mechanism while
@@ -363,11 +414,8 @@ class RenyiFilter:
     (True, False)
     """
 
-    epsilon: float  #: holds, as delta does, however the budget is spent
-    delta: float
     orders: tuple[float, ...] = FILTER_ORDERS
     budgets: tuple[float, ...] = field(init=False)  #: of each order; a negative one admits nothing
-    _accountant: RdpAccountant = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_positive(self.epsilon, "epsilon")
@@ -378,22 +426,37 @@ class RenyiFilter:
         budgets = self.epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
         if np.all(budgets < 0):
             raise ValueError("orders are too small for this epsilon and delta: give larger ones, such as FILTER_ORDERS")
-        vars(self).update(orders=accountant.orders, budgets=tuple(budgets.tolist()), _accountant=accountant)
+        vars(self).update(orders=accountant.orders, budgets=tuple(budgets.tolist()), _total=accountant)
 
-    @property
-    def spent(self) -> Spent:
-        """The mechanisms paid for so far, each with its number of runs."""
-        return self._accountant.spent
+    def _covers(self, total: Accountant) -> bool:
+        return bool(np.any(RdpAccountant(total.spent, self.orders).rdp <= self.budgets))
 
-    def may_spend(self, event: DpEvent, count: int = 1) -> bool:
-        """Return whether the budget covers the event too."""
-        return bool(np.any(self._accountant.copy().compose(event, count).rdp <= self.budgets))
 
-    def spend(self, event: DpEvent, count: int = 1) -> None:
-        """Pay for the event, *before* it happens, or raise BudgetExceededError and spend nothing."""
-        if not self.may_spend(event, count):
-            raise BudgetExceededError("the budget does not cover this event: release nothing")
-        self._accountant.compose(event, count)
+@dataclass(frozen=True, eq=False)
+class GaussianFilter(_Filter):
+    """A budget for Gaussian noise without sampling, chosen after seeing earlier answers.
+
+    It admits noise while the sum of 1 / multiplier^2 is at most `limit`, that of the one Gaussian release that is
+    (epsilon, delta)-private: as many releases as a fixed plan (``docs/theory/accounting.md``, Theorem 11). Other events
+    raise UnsupportedEventError: they need a :class:`RenyiFilter` from the start.
+
+    Examples
+    --------
+    >>> from dp_accounting import GaussianDpEvent
+    >>> gates = GaussianFilter(1.0, 1e-6), RenyiFilter(1.0, 1e-6)
+    >>> [max(n for n in range(600) if gate.may_spend(GaussianDpEvent(100.0), n)) for gate in gates]
+    [560, 394]
+    """
+
+    limit: Fraction = field(init=False)  #: of the sum of 1 / multiplier^2
+    orders: ClassVar[tuple[float, ...]] = ()
+
+    def __post_init__(self) -> None:
+        scale = analytic_gaussian_scale(1.0, self.epsilon, check_delta(self.delta))  # certified, rounded up
+        vars(self).update(limit=1 / Fraction(scale) ** 2, _total=PldAccountant())
+
+    def _covers(self, total: Accountant) -> bool:
+        return sum_inverse_squares(total.spent) <= self.limit
 
 
 def calibrate(
@@ -417,7 +480,8 @@ def calibrate(
     bracket : (float, float)
         One end must meet the target and the other not.
     accountant : Accountant, optional
-        May have seen other events already; :class:`PldAccountant` by default.
+        One of this module, perhaps with other events already; :class:`PldAccountant` by default. Those of dp-accounting
+        are refused: its PLDAccountant (0.6.0) ignores the count of a ``RandomizedResponseDpEvent``.
     tolerance : float, default=1e-6
         Largest distance from the best parameter, relative to the bracket's larger end.
     integer : bool, default=False
@@ -436,6 +500,8 @@ def calibrate(
     low, high = sorted(check_finite(end, "bracket") for end in bracket)
     step = 1.0 if integer else check_positive(tolerance, "tolerance") * max(abs(low), abs(high))
     start = PldAccountant() if accountant is None else accountant
+    if not isinstance(start, Accountant):
+        raise TypeError("accountant must be one of nearveil.privacy.accounting; dp-accounting's may lose counts")
 
     def meets_target(parameter: float) -> bool:
         return start.copy().compose(make_event(int(parameter) if integer else parameter)).epsilon(delta) <= target

@@ -56,7 +56,7 @@ async function preview() {
     return;
   }
   try {
-    const data = await get("/api/preview", { epsilon: epsilon() }, 20);
+    const data = await get("/api/preview", { epsilon: epsilon(), n_sets: map?.n_sets ?? 2 }, 20);
     if (turn !== previewed) return;
     find("epsilon").setAttribute("aria-valuetext", `epsilon ${epsilon()}. ${data.promise}`);
     find("epsilon-note").textContent = isFree() ? `${data.promise} ${freeWay()}` : data.promise;
