@@ -105,9 +105,8 @@ def test_no_input_is_overwritten(private: Path, public: Path, out: str) -> None:
 def account(here: Path) -> Iterator[Callable[[], float]]:
     """An account in budget.db, and what is spent of it."""
     with Ledger(here / "budget.db") as ledger:
-        about = {"owner": "me", "unit": "record"}
         opened = ledger.open_account(
-            "archive", protects="database", relation="add-remove", epsilon=4.0, delta=1e-5, **about
+            "archive", owner="me", unit="record", protects="database", relation="add-remove", epsilon=4.0, delta=1e-5
         )
         yield lambda: opened.balance().spent
 
