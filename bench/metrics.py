@@ -47,9 +47,10 @@ class Line:
 
 
 def load_glove(count: int) -> Rows:
-    """Return the first word vectors of GloVe, as published."""
+    """Return word vectors of GloVe as published, drawn from all."""
     with np.load(find("glove100/glove100.npz")) as arrays:
-        return np.asarray(arrays["vectors"][:count], np.float32)
+        vectors = arrays["vectors"]
+    return vectors[np.sort(np.random.default_rng(1).permutation(len(vectors))[:count])].astype(np.float32)
 
 
 def load_pixels(count: int) -> Rows:

@@ -23,6 +23,7 @@ from nearveil.audit.attacks._clock import CountingSource, count_lines
 from nearveil.audit.registry import list_not_audited, make_experiment
 from nearveil.mechanisms import OME, AnalyticGaussian, Cells, Covers, Latent, PrivUnit, RandomProjection, Unary
 from nearveil.mechanisms.catalog import REGISTRY
+from nearveil.metrics import Metric
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import analytic_gaussian_scale, calibrate_gaussian, calibrate_laplace, unsafe_seeded
 from nearveil.private_knn import PateClassifier, PrivateKNeighborsClassifier
@@ -179,7 +180,11 @@ def test_numpys_laplace_at_its_low_bits() -> None:
 def test_a_request_after_the_answer() -> None:
     report = attacked(make_wire_experiment(broken.fetch_chosen), 400)
     assert report.verdict == "broken"
-    silent = attacked(make_wire_experiment(), 800)
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+def test_traffic_keeps_the_promise_for_every_metric(metric: Metric) -> None:
+    silent = attacked(make_wire_experiment(metric=metric), 2400)
     assert silent.verdict != "broken"
     assert silent.shown_epsilon > 0.2  # the message itself is seen, and tells what it may
 

@@ -16,12 +16,13 @@ from nearveil.mechanisms.covers import learning
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.mechanisms.covers.members import find_near, find_prototypes_of, fit_coverage, measure_around
-from nearveil.metrics import ScoreSpace
+from nearveil.metrics import METRICS, Metric, ScoreSpace
 from nearveil.privacy.accounting import make_loss_curves
 from nearveil.privacy.events import NamedSets, PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
 from tests.mechanisms.test_cells import MappedContract
+from tests.metrics import make_vectors
 
 
 class TestCovers(MappedContract):
@@ -484,6 +485,26 @@ def test_a_hostile_map_cannot_break_the_promise(coverage: NDArray[np.uint8]) -> 
     chances = np.exp(client.log_density(messages, rows))
     chances /= chances.sum(axis=0)
     assert (chances.max(axis=1) / chances.min(axis=1)).max() <= math.e * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_odds_of_messages_do_not_depend_on_the_metric(metric: Metric) -> None:
+    """Exactly for all pairs of rows, and drawn: Theorem 2 of docs/theory/metrics.md."""
+    rows = make_vectors(200)
+    server = Covers(1.0, 0.2, n_sets=5).fit_space(ScoreSpace.fit(metric, rows)).index(rows)
+    client = Covers(1.0, 0.2).fit_space(server.space_, server.public_digest).use_map(server.map_)
+    queries = np.concatenate([make_vectors(50, seed=1), 1e6 * np.eye(16), 1e-12 * np.eye(16), server.space_.mean[None]])
+    messages = [Message("covers", client.public_id, {"sets": np.array([number], np.int32)}) for number in range(5)]
+    chances = np.exp(client.log_density(messages, queries))
+    chances /= chances.sum(axis=0)
+    ratio = (chances.max(axis=1) / chances.min(axis=1)).max()
+    assert math.e * (1 - 1e-6) < ratio <= math.e * (1 + 1e-12)
+    assert client.guarantee == Covers(1.0, 0.2).fit(rows).guarantee
+    source, draws = unsafe_seeded(7), 4000
+    for row in (0, 3):
+        sets = [int(one["sets"][0]) for one in client.release(np.repeat(queries[row][None], draws, axis=0), rng=source)]
+        counts = np.bincount(sets, minlength=5)
+        assert np.abs(counts / draws - chances[:, row]).max() < 5 * 0.5 / np.sqrt(draws)
 
 
 def test_strange_bytes_are_no_map(digits: tuple[Floats, Floats, Floats]) -> None:

@@ -473,3 +473,35 @@ def test_the_best_are_chosen_by_work_that_depends_on_shapes_alone(
     assert found == [at for at in order.tolist() if filled[at]]
     assert len(set(best.tolist())) == 16
     assert len(choose_best(numbers, filled.reshape(5, 10), 99)) == 50
+
+
+def test_scores_of_rows_with_many_norms_do_not_wrap() -> None:
+    """Also of an item that is longer than all when the index was built: it is shortened to the public bound."""
+    rng = np.random.default_rng(3)
+    rows = make_rows(400) * np.exp(rng.normal(size=(400, 1)))
+    index = SealedIndex.build(rows, normalize=False, n_cells=4, n_colours=4)
+    client = SealedClient(index.layout.to_bytes(), index.get_hints())
+    long = 20 * rows[np.linalg.norm(rows, axis=1).argmax()]
+    index.add(long[None], items=[400])
+    client = client.update(index.layout.to_bytes(), index.get_hints(client.layout.version))
+    query = long / np.linalg.norm(long)
+    question = client.ask(query)
+    scores = {
+        index.get_item(m.position): m.score for m in client.read_scores(question, index.answer(question.data), 401)
+    }
+    best = max(scores, key=scores.__getitem__)
+    assert {best, 400} <= {400, int((rows @ query).argmax())}
+    assert 0.5 < scores[400] <= 1.01  # of the bound: not negative, as a product that wraps would be
+    true = rows @ query
+    unit = np.linalg.norm(rows, axis=1).max() / max(scores[n] / true[n] * true[n] for n in range(400) if true[n] > 0)
+    assert np.abs(np.array([scores[n] for n in range(400)]) * unit - true).max() < 0.05 * true.max()
+
+
+def test_cells_leave_out_the_column_of_norms() -> None:
+    rng = np.random.default_rng(4)
+    rows = make_rows(600) * np.exp(rng.normal(size=(600, 1)) / 2)
+    lengths = np.square(rows).sum(axis=1, keepdims=True)
+    index = SealedIndex.build(np.concatenate([rows, (1 - lengths) / 2], axis=1), normalize=False, norm_column=True)
+    axis = index.layout.projection[-1] / np.linalg.norm(index.layout.projection[-1])
+    parts = index.layout.centroids @ axis
+    assert np.abs(parts).max() < 0.02 * np.linalg.norm(index.layout.centroids, axis=1).max()

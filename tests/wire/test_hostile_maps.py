@@ -144,7 +144,17 @@ def test_every_row_is_asked_about_at_the_same_price_and_in_the_same_form(name: s
     assert [promise.epsilon for promise in purse.paid] == [EPSILON] * len(ROWS)
 
 
-@pytest.mark.parametrize("name", ["honest", "a cell for each item", "a map for one client", "the record as the mean"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "honest",
+        "a cell for each item",
+        "a map for one client",
+        "the record as the mean",
+        "the dot product",
+        "the Euclidean distance",
+    ],
+)
 def test_messages_that_were_sampled_keep_the_promise(name: str) -> None:
     public, source = CRAFTED[name](), unsafe_seeded(11)
     rows = np.concatenate([QUERIES, [2 * MEAN - VICTIM]])

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nearveil.audit._experiment import DIMENSION, Experiment, Floats, Pair, draw_gallery
 from nearveil.gallery import Index, Item
+from nearveil.metrics import Metric
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.wire import ClientProtocol, ServerProtocol
@@ -62,12 +63,14 @@ def ask_question(public: PublicPart, feature: Floats, send: Send, source: Source
     return np.asarray(rank_answer(public.table, encode_queries(public, feature).queries, answer, 3)[0][0])
 
 
-def make_wire_experiment(talk: Talk = ask_question, *, name: str = "covers: on the wire") -> Experiment:
+def make_wire_experiment(
+    talk: Talk = ask_question, *, name: str = "covers: on the wire", metric: Metric = "cosine"
+) -> Experiment:
     """Return the experiment of all traffic with a server.
 
     ``talk(public, feature, send, source)`` acts as the client. The observer sees all calls of `send`.
     """
-    public, server = _serve_default_gallery()
+    public, server = _serve_gallery(metric)
 
     def run(feature: Floats, runs: int, source: Source) -> list[list[bytes]]:
         conversations: list[list[bytes]] = []
@@ -101,23 +104,23 @@ def _flatten(sent: list[bytes]) -> NDArray[np.float64]:
 
 def _find_pairs(public: PublicPart) -> tuple[Pair, ...]:
     """Return opposite rows, and two rows with different good sets."""
-    axes, mean = np.concatenate([np.eye(DIMENSION), -np.eye(DIMENSION)]), public.space.mean
-    good = public.map.choose(axes)
+    space, axes = public.space, 10 * np.concatenate([np.eye(DIMENSION), -np.eye(DIMENSION)])
+    rows = space.scale * (space.mean + axes)
+    good = public.map.choose(encode_queries(public, rows).directions)
     other = int(np.flatnonzero(good != good[0])[0])
     return (
-        Pair("opposite unit vectors", mean + axes[0], mean - axes[0]),
-        Pair("rows of different sets", mean + axes[0], mean + axes[other]),
+        Pair("opposite rows", rows[0], rows[DIMENSION]),
+        Pair("rows of different sets", rows[0], rows[other]),
     )
 
 
-@lru_cache(maxsize=1)
-def _serve_default_gallery() -> tuple[PublicPart, ServerProtocol]:
-    """Return a server of the default gallery, and its public part."""
+@lru_cache(maxsize=4)
+def _serve_gallery(metric: Metric) -> tuple[PublicPart, ServerProtocol]:
+    """Return a server of the default gallery by a metric, and its public part."""
     rows = draw_gallery().astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Index.create(folder, dimension=DIMENSION, extractor="random rows") as index,
+        Index.create(folder, dimension=DIMENSION, extractor="random rows", metric=metric) as index,
     ):
         index.add(Item(row) for row in rows)
         index.publish(epsilon=_EPSILON, candidates=0.1)
