@@ -183,8 +183,11 @@ class ProductCodes(Codes):
         self.sample = sample
         self.dimension, self.columns = projection.shape
         self.width = _FACTOR_BYTES + groups
-        self._quantiser: Any = faiss.ProductQuantizer(groups * size, groups, 8)
-        faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), self._quantiser.centroids)
+        self._quantiser = _make_quantiser(centroids)
+        with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
+            self._decoder = _make_quantiser(
+                centroids / weights.reshape(groups, 1, size) + mean.reshape(groups, 1, size)
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickling, which the quantiser does not."""
@@ -234,12 +237,14 @@ class ProductCodes(Codes):
         return np.asarray(queries @ self.projection)
 
     def decode(self, codes: Bytes) -> Singles:
-        factors = np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
-        return np.asarray(self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors, dtype=np.float32)
+        rows = self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:]))
+        rows *= np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
+        return rows
 
     def _reconstruct(self, codes: Bytes) -> Singles:
         """Return the projected rows of codes without their factors."""
-        return np.asarray(self._quantiser.decode(codes) / self.weights + self.mean, dtype=np.float32)
+        rows: Singles = self._decoder.decode(codes)
+        return rows
 
     def _fit_factors(self, features: Singles, rows: Singles) -> Singles:
         """Return the least-squares factor from coded to true scores of the nearest sample rows, for each item."""
@@ -259,6 +264,14 @@ class ProductCodes(Codes):
             fitted = np.einsum("ij,ij->i", coded, true)
             np.divide(fitted, power, out=factors[block], where=power > 1e-12)
         return np.clip(factors, 0.5, 2.0)
+
+
+def _make_quantiser(centroids: Singles) -> Any:
+    """Return a quantiser of rows in groups of columns, by the centroids of each group, shape (groups, 256, size)."""
+    groups, _, size = centroids.shape
+    quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
+    faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), quantiser.centroids)
+    return quantiser
 
 
 def _find_bounds(rows: Singles, first: int, projection: Singles) -> Singles:
@@ -312,7 +325,11 @@ def limit_code_bytes(n_items: int) -> int:
 def list_code_sizes(n_items: int, width: int) -> list[int]:
     """Return the bytes of the codes that "auto" tries, those with the smallest copy (codes and table) first."""
     limit = limit_code_bytes(n_items) - ID_BYTES
-    sizes = [size for size in (width // 4, width // 2, width, width + width // 8, 2 * width) if size > _FACTOR_BYTES]
+    sizes = [
+        size
+        for size in (width // 4, width // 2, width, width + width // 8, width + width // 2, 2 * width)
+        if size > _FACTOR_BYTES
+    ]
     allowed = [size for size in sizes if size <= limit] or [min(limit, width)]
     return sorted(allowed, key=lambda size: n_items * size + _count_table_bytes(size, width))
 

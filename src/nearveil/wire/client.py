@@ -197,7 +197,7 @@ def encode_queries(public: PublicPart, rows: ArrayLike, name: str = "rows") -> Q
         return QueryRows(encoded, space.make_queries(encoded), space.make_directions(encoded))
 
 
-_BLOCK = 1 << 13  # candidates that are scored at once: codes are larger in memory than on the wire
+_BLOCK = 1 << 11  # candidates that are scored at once: their rows fit in a cache
 
 
 def rank_answer(
