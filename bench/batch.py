@@ -12,6 +12,7 @@ import multiprocessing
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,9 @@ def measure_ways(client: Any, queries: Any, ways: list[str]) -> Iterator[dict[st
 
     for way in ways:
         options = WAYS[way]
-        client.nearest(queries[0], **options)  # fetches and prepares what every question needs
+        client.nearest(queries[0], **options)  # fetches what every question needs
+        if way == "sealed":  # work that needs no query
+            client.prepare_sealed(2 * len(queries))
         single = timed(partial(ask_each, options))[0]
         many = timed(partial(client.nearest_many, queries, **options))[0]
         print(f"{way:8} {len(queries)} single {single:7.2f} s, nearest_many {many:7.2f} s, ratio {single / many:.1f}")
@@ -79,9 +82,27 @@ def measure_filter(client: Any, query: Any) -> dict[str, float]:
     return {"plain_s": plain, "filtered_s": filtered, "ratio": filtered / plain}
 
 
+@contextmanager
+def connect(folder: Path, path: Path, offers: tuple[str, ...], account: Any = None) -> Iterator[Any]:
+    """Yield a client, with a copy, of a server process that offers `offers`."""
+    from nearveil import Client
+
+    here, there = PROCESSES.Pipe()
+    process = PROCESSES.Process(
+        target=serve, daemon=True, args=(str(path), str(folder / "plain"), there, folder, offers)
+    )
+    process.start()
+    port, _, token = here.recv()
+    url = f"http://127.0.0.1:{port}"
+    with Client(url, token, home=folder / f"copy{len(offers)}", account=account, timeout=600) as client:
+        client.sync()
+        yield client
+    here.send("end")
+    process.join(60)
+
+
 def measure(folder: Path, path: Path, rows: int, ways: list[str]) -> dict[str, Any]:
     """Measure a gallery."""
-    from nearveil import Client
     from nearveil.gallery import Index
     from nearveil.ledger import Ledger
 
@@ -89,24 +110,14 @@ def measure(folder: Path, path: Path, rows: int, ways: list[str]) -> dict[str, A
     with Index.open(path) as index:
         items, dimension = len(index), index.dimension
     queries, record = clustered(rows, dimension, 1), {"items": items, "dimension": dimension, "rows": rows}
-    here, there = PROCESSES.Pipe()
-    offers = ("codes", "metadata", "sealed") if "sealed" in ways else ("codes", "metadata")
-    process = PROCESSES.Process(
-        target=serve, daemon=True, args=(str(path), str(folder / "plain"), there, folder, offers)
-    )
-    process.start()
-    port, _, token = here.recv()
+    offers = ("codes", "sealed") if "sealed" in ways else ("codes",)
     with Ledger(folder / "ledger.db") as ledger:
-        account = ledger.open_account(
-            "me", owner="me", protects="query", unit="image", relation="replace", epsilon=1e6, delta=0.0
-        )
-        url = f"http://127.0.0.1:{port}"
-        with Client(url, token, home=folder / "copy", account=account, timeout=600) as client:
-            client.sync()
+        terms = {"owner": "me", "protects": "query", "unit": "row", "relation": "replace"}
+        account = ledger.open_account("me", **terms, epsilon=4000.0, delta=0.0)
+        with connect(folder, path, offers, account) as client:
             record["ways"] = list(measure_ways(client, queries, ways))
-            record["where"] = measure_filter(client, queries[0])
-    here.send("end")
-    process.join(60)
+    with connect(folder, path, ("codes", "metadata")) as client:
+        record["where"] = measure_filter(client, queries[0])
     record |= {f"{name}_s": seconds for name, seconds in measure_change(path, queries[0])}
     return record
 

@@ -101,7 +101,8 @@ def choice_period(
     choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
     ranking = choice + _OPERATION * _CANDIDATE * count + scoring_period(public.table, features, count)
     reading = _TEXT_BYTE * (1 + filtered) * text_bytes + TEXT * texts + filtered * FILTERING * count
-    return float(_BASE / 2 + ranking * (1 + _MORE * (questions - 1)) + reading * questions)
+    more = questions - 1
+    return float(_BASE / 2 + ranking * (1 + _MORE * more) + _MESSAGE * more + reading * questions)
 
 
 def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:
