@@ -285,7 +285,7 @@ def test_what_was_answered_before_a_failure_is_not_lost(here: Scene) -> None:
 @pytest.mark.parametrize(
     ("rows", "keys", "words"),
     [
-        (np.zeros((2, DIMENSION)), None, "rows: number 0 must not be all zeros"),
+        (np.zeros((2, DIMENSION)), None, "query: its feature must not be all zeros"),
         ([[1.0] * DIMENSION, [np.inf] * DIMENSION], None, "rows: must be finite"),
         (QUERIES[:2], ["one"], "keys: there must be 2"),
         (QUERIES[:2], ["one", "one"], "no two the same"),

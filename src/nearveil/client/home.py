@@ -194,7 +194,8 @@ async def search_index(session: Session, question: NearestQuestion, index: "Inde
     check_filter(question.where, info)
     if not len(index):
         raise QuestionError("gallery", "the index is empty: add items first")
-    rows = await asyncio.to_thread(session.features.rows, question.queries, info.fingerprint, info.dimension)
+    extracted = question.queries, info.fingerprint, info.dimension, info.metric
+    rows = await asyncio.to_thread(session.features.rows, *extracted)
     return Outcome([await asyncio.to_thread(_search_index, index, row, question) for row in rows])
 
 
@@ -202,7 +203,6 @@ def _search_index(index: "Index", row: NDArray[Any], question: NearestQuestion) 
     """Search an index; with a filter, read more items until enough pass it."""
     index.assert_open()
     size, metric = len(index), index.metric
-    (row,) = features.rows([question.query], info.fingerprint, info.dimension, metric)
     count = limit_count(question.k, size, "the index")
     n_read = count if question.where is None else min(size, _FIRST_READ * count)
     while True:

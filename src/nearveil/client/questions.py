@@ -458,19 +458,13 @@ def make_matches(
     return tuple(match for match, passed in zip(matches, passes, strict=True) if passed)[:k]
 
 
-def check_many(
-    rows: Any, keys: Sequence[str] | None, metric: Metric = "euclidean"
-) -> tuple[NDArray[np.float32], list[str]]:
+def check_many(rows: Any, keys: Sequence[str] | None) -> tuple[NDArray[np.float32], list[str]]:
     """Return checked rows and a key for each, before the first is asked about."""
     from nearveil.ledger import new_key
 
     features = as_rows(rows)
     if not is_in_range(features):
         raise QuestionError("rows", OUT_OF_RANGE)
-    if metric != "euclidean" and not features.any(axis=1).all():
-        raise QuestionError(
-            "rows", f"number {features.any(axis=1).argmin()} must not be all zeros: it has no direction"
-        )
     names = [new_key() for _ in features] if keys is None else list(keys)
     for key in names:
         check_text(key, "keys")

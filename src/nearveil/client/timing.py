@@ -70,8 +70,8 @@ def extraction_period(images: Iterable[Any]) -> float:
 
 
 _BASE = 0.1  # seconds: a debit, and all that does not grow
-_DEBIT = 0.02  # seconds for each debit after the first
-_MORE = 1 / 6  # of the seconds for the operations of a question, for each one after the first: the margin is for all
+_DEBIT = 0.01  # seconds for each debit after the first: it takes 0.003
+_MORE = 1 / 8  # of the seconds for the operations of a question, for each one after the first: they take 1/20
 _MESSAGE = 5e-3  # seconds, besides its operations
 _BYTE = 2e-8  # seconds to read one
 _OPERATION = 5e-9  # seconds
