@@ -338,8 +338,7 @@ def estimate_code_bytes(n_items: int, width: int) -> int:
     """Return the bytes of a code without its id that "auto" is most likely to choose: it depends on the data."""
     # A byte or a little more for each number keeps .99 of the 10 nearest on features of images and of words.
     sizes = list_code_sizes(n_items, width)
-    usual = width + width // 8
-    return usual if usual in sizes else max(sizes)
+    return next((size for size in sizes if size >= width + width // 8), max(sizes))
 
 
 def count_table_bytes(size: int, width: int) -> int:

@@ -49,7 +49,7 @@ _TERMS = MapTerms()  # of `nearveil index`, without options
 STORAGE = 2 << 30  # bytes that a client stores by default
 _TOP = 8  # neighbours in NN-recall@8
 _NAME = 16 + IMAGE_HEADER_BYTES  # bytes of a name, for estimates
-_MESSAGE = 200  # approximate bytes
+_MESSAGE = 140  # bytes
 _PROBED = 0.947  # recall of sealed search among 100,000 photographs: docs/results/sealed.md
 _LARGEST_PASS = 100 << 30  # bytes that a server scans for a query: seconds on one GPU, a minute on a core
 _WORTH = 0.5  # minimum of e^eps f for a useful message
@@ -142,7 +142,7 @@ class SearchPlan:
         """Describe which items messages return, and what `--reach 0` changes."""
         low, high = self.free_expected
         share = f"about {self.free_reach:.0%} of the items are in a set, and others are never returned"
-        if self.reach == 0:
+        if self.reach < 1:
             return f"This is with --reach 0: {share}."
         return f"Every item can be returned. With --reach 0 expect {low:.0%} to {high:.0%}, but {share}."
 
