@@ -125,7 +125,17 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
     from nearveil.gallery.contact_sheet import right_set
 
     epsilon, named = nearest.guarantee.epsilon, nearest.set
-    same = ("named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated", "way", "paid")
+    same = (
+        "named_best_set",
+        "expected_share",
+        "bytes_sent",
+        "bytes_received",
+        "key",
+        "repeated",
+        "way",
+        "paid",
+        "code_recall",
+    )
     return {
         "found": [
             {

@@ -1,5 +1,6 @@
 """The results of a client."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -73,20 +74,26 @@ class Nearest:
     @property
     def quality_summary(self) -> str:
         """Return a one-line estimate of the quality of the answer. Private: show it to nobody else."""
+        codes = ""
+        if self.code_recall is not None and self.way != "index":
+            kept = math.floor(1000 * self.code_recall + 1e-9) / 10  # 100% would be wrong
+            codes = f" They were compared by codes, which keep {kept:g}% of the 10 nearest by the {self.metric}."
         if self.sealed:
-            return f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted."
+            return (
+                f"The {self.n_candidates:,} items of the cells nearest to your query were compared, encrypted.{codes}"
+            )
         if self.way == "index":
             return (
                 f"All {self.n_candidates:,} items of the index on this machine were compared with your query, exactly."
             )
         if self.set is None or self.expected_share is None:
-            return f"All {self.n_candidates:,} items of the copy on this machine were compared with your query."
-        share = f"about {self.expected_share:.0%} of the items nearest to your query"
+            return f"All {self.n_candidates:,} items of the copy on this machine were compared with your query.{codes}"
+        contents = f"about {self.expected_share:.0%} of the items nearest to your query.{codes}"
         if self.named_best_set:
-            return f"This answer comes from the set that suits your query, and holds {share}."
+            return f"This answer comes from the set that suits your query, and holds {contents}"
         return (
-            f"This answer comes from another set than the one that suits your query, and holds {share}: the noise that "
-            "hides your query named it. Do not ask again because of that: the retry itself leaks information."
+            f"This answer comes from another set than the one that suits your query, and holds {contents} The noise that "
+            "hides your query named that set. Do not ask again because of that: the retry itself leaks information."
         )
 
 

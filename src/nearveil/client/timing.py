@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXTRACTION_PERIOD = 1.0  # seconds to decode and extract an image; a photograph of 12 megapixels takes 0.3
-_MORE_VECTOR = 0.004  # seconds for each vector after the first
+_MORE_VECTOR = 0.002  # seconds for each vector after the first
 VECTOR_PERIOD = 0.02  # seconds to read, check and normalize a vector of at most 16,000 numbers: it takes 0.001
 
 
