@@ -156,7 +156,7 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
     protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
     keys = list(question.keys or [new_key() for _ in rows])
-    size, error = count_together(public), None
+    size, error, problem = count_together(public), None, None
     try:
         for start in range(0, len(rows), size):
             cut = slice(start, start + size)
@@ -175,16 +175,18 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
             period = choice_period(public, **texts, filtered=filtered, questions=max(1, len(replies)))
             async with private_step(session, traffic.last_reply_at, period):
                 ranked = await asyncio.to_thread(_rank_all, protocol, replies, k, payer.payments, question.where)
-            results += ranked.results
-            error = ranked.error or error
+            if problem is None:
+                results += ranked.results
+                problem = ranked.error
             if error is not None:
                 break
+            # After an error of a filter the others are asked nevertheless: what is sent does not depend on answers.
             traffic = Traffic(last_reply_at=session.clock.now())
     except BaseException as interrupt:
         words = f"key={keys[0]!r} asks the same again: it is" if len(keys) == 1 else f"keys={keys!r} go on: each is"
         interrupt.add_note(f"{words} paid for at most once")
         raise
-    return Outcome(results, error)
+    return Outcome(results, problem or error)
 
 
 class _Payment(NamedTuple):

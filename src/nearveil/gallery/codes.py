@@ -74,7 +74,11 @@ class Codes(ABC):
 
     def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return approximate inner products, shape (q, n), of query rows, shape (q, d), with n items."""
-        return np.asarray(self.project(queries) @ self.decode(codes).T, dtype=np.float32)
+        return self.compare(self.project(queries), codes)
+
+    def compare(self, projected: Rows, codes: Bytes) -> Singles:
+        """Return the scores of projected queries with n items."""
+        return np.asarray(projected @ self.decode(codes).T, dtype=np.float32)
 
 
 class WholeCodes(Codes):
@@ -237,9 +241,11 @@ class ProductCodes(Codes):
         return np.asarray(queries @ self.projection)
 
     def decode(self, codes: Bytes) -> Singles:
+        return self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * _read_factors(codes)
+
+    def compare(self, projected: Rows, codes: Bytes) -> Singles:
         rows = self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:]))
-        rows *= np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
-        return rows
+        return np.asarray(projected @ rows.T * _read_factors(codes).T, dtype=np.float32)
 
     def _reconstruct(self, codes: Bytes) -> Singles:
         """Return the projected rows of codes without their factors."""
@@ -264,6 +270,10 @@ class ProductCodes(Codes):
             fitted = np.einsum("ij,ij->i", coded, true)
             np.divide(fitted, power, out=factors[block], where=power > 1e-12)
         return np.clip(factors, 0.5, 2.0)
+
+
+def _read_factors(codes: Bytes) -> Singles:
+    return np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
 
 
 def _make_quantiser(centroids: Singles) -> Any:
