@@ -14,7 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from index import clustered
+
+from nearveil.wire.schema import Offer
 
 PROCESSES = multiprocessing.get_context("spawn")
 ROUNDS = 3
@@ -45,8 +47,10 @@ def make_index(place: Path, items: int, dimension: int) -> None:
         index.publish(4.0, 0.5, n_sets=2, reach=0.0)
 
 
-def serve(place: str, file: str, told: Connection) -> None:
-    """Serve an index and a plain file, until a word comes."""
+def serve(
+    place: str, file: str, told: Connection, folder: Path | None = None, offers: Sequence[Offer] = ("names", "codes")
+) -> None:
+    """Serve an index and a plain file, until a word comes; tokens and logs are in `folder`, or beside the index."""
     import socket
 
     import uvicorn
@@ -55,9 +59,10 @@ def serve(place: str, file: str, told: Connection) -> None:
     from nearveil.gallery import Index
     from nearveil.server import OpenGallery, Settings, TokenStore, create_app
 
-    folder = Path(place).parent
+    folder = folder or Path(place).parent
     with Index.open(place) as index, TokenStore(folder / "tokens.db") as tokens:
-        gallery = OpenGallery(index, "bench", offers=("names", "codes"))
+        gallery = OpenGallery(index, "bench", offers=offers)
+        gallery.prepare()
         settings = Settings(tokens=str(folder / "tokens.db"), rate=None, log_file=folder / "log")
         app = create_app([gallery], tokens, settings)
         bare = uvicorn.Config(_bare(FileResponse(file)), log_config=None)

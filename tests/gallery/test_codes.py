@@ -9,6 +9,7 @@ from nearveil.cluster import SpreadRows
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import (
     ID_BYTES,
+    KEPT_RECALL,
     Codes,
     ExactCodes,
     ProductCodes,
@@ -17,11 +18,15 @@ from nearveil.gallery.codes import (
     WholeCodes,
     codes_from_bytes,
     codes_to_bytes,
+    estimate_code_bytes,
+    learn_codes,
+    limit_code_bytes,
+    list_code_sizes,
     make_codes,
 )
 from nearveil.mechanisms import Message
 from nearveil.mechanisms.base import CODE_BYTES, fingerprint
-from nearveil.metrics import ScoreSpace
+from nearveil.metrics import Metric, ScoreSpace
 from nearveil.wire.frames import Kind, WireError, frame
 
 
@@ -117,6 +122,53 @@ def test_rows_of_zeros_and_equal_rows(size: int) -> None:
     scores = codes.scores(gallery, codes.encode(gallery))
     assert np.isfinite(scores).all()
     assert np.abs(scores[-1] - gallery[-1] @ gallery.T).max() < 0.05
+
+
+@pytest.mark.parametrize("metric", ["cosine", "dot", "euclidean"])
+@pytest.mark.parametrize("size", [12, 24, 52])
+def test_the_measured_recall_is_that_of_brute_force(metric: Metric, size: int) -> None:
+    """The share of each item's 10 nearest other items that are among its 10 nearest by their codes."""
+    original = rows(300, 40) * np.random.default_rng(1).uniform(0.5, 2, (300, 1))
+    space = ScoreSpace.fit(metric, original)
+    items = space.encode(original).astype(np.float32)
+    learned = learn_codes(SpreadRows.cut(items), size, space)
+    exact = -np.linalg.norm(original[:, None] - original[None], axis=2)
+    if metric != "euclidean":
+        queries = original / np.linalg.norm(original, axis=1, keepdims=True)
+        exact = queries @ (queries if metric == "cosine" else original).T
+    coded = learned.table.scores(space.make_queries(items), learned.codes).astype(np.float64)
+    kept = []
+    for number in range(300):
+        others = np.delete(np.arange(300), number)
+        truth, found = (set(others[np.argsort(-values[number, others])[:10]]) for values in (exact, coded))
+        kept.append(len(truth & found) / 10)
+    assert learned.recall == pytest.approx(np.mean(kept), abs=2e-3)
+    assert size > 12 or learned.recall < 0.9
+
+
+def test_auto_takes_the_smallest_codes_that_keep_what_is_stated() -> None:
+    gallery = SpreadRows.cut(rows(3000, 64))
+    space = ScoreSpace.fit("cosine", rows(3000, 64))
+    sizes, chosen = list_code_sizes(3000, 64), learn_codes(gallery, "auto", space)
+    assert chosen.recall >= KEPT_RECALL
+    assert chosen.table.width in sizes
+    smaller = [size for size in sizes[: sizes.index(chosen.table.width)] if size >= 64]
+    assert smaller
+    for size in smaller:
+        assert learn_codes(gallery, size + ID_BYTES, space).recall < KEPT_RECALL
+    assert estimate_code_bytes(3000, 64) in sizes
+
+
+def test_auto_stays_within_the_size_of_a_copy_and_then_keeps_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nearveil.gallery.codes._LARGEST_COPY", 600 * 40)
+    monkeypatch.setattr("nearveil.gallery.codes._SMALLEST_LIMIT", 0)
+    gallery = rows(600, 80)
+    assert limit_code_bytes(600) == 40
+    assert list_code_sizes(600, 80) == [20]
+    learned = learn_codes(SpreadRows.cut(gallery), "auto", ScoreSpace.fit("cosine", gallery))
+    assert learned.table.width == 20
+    assert 0.2 < learned.recall < KEPT_RECALL
+    assert estimate_code_bytes(600, 80) == 20
 
 
 def test_codes_of_an_item_do_not_depend_on_the_others_in_the_call() -> None:

@@ -137,7 +137,7 @@ def test_who_cancels_many_questions_is_told_all_keys(here: Scene) -> None:
         return raised.value.__notes__
 
     assert asyncio.run(ask())[-1] == "keys=['a', 'b', 'c'] go on: each is paid for at most once"
-    assert here.paid == 1
+    assert here.paid == 3  # together
 
 
 def test_a_time_limit_of_ones_own(here: Scene) -> None:

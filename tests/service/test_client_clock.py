@@ -82,7 +82,7 @@ def test_a_question_goes_out_when_public_sizes_say_so(here: Scene, watched: Watc
         assert watched.gaps()[1:] == [("query", 0.0)] * (requests - 1)
         ends.add(round(watched.clock.time - watched.heard[-1][1], 9))  # until the call returns
     (end,) = ends
-    assert end > choice_period(public, requests, 0, text_bytes=1)  # names come with the last answer
+    assert end > choice_period(public, texts=8)  # names come with the last answer
 
 
 def test_late_work_is_seen_as_a_number_of_periods(here: Scene, watched: Watched) -> None:
@@ -245,12 +245,15 @@ def test_periods_grow_with_sizes_and_with_nothing_else(here: Scene) -> None:
     held = public.map
     other = PublicMap(held.components * 0, held.prototypes[::-1], 255 - held.coverage, held.n_items, held.set_size)
     assert question_period(replace(public, map=other)) == question_period(public) > 0.1
-    assert choice_period(public, 2, 10**6) > choice_period(public, 1, 10**6) > choice_period(public, 1, 0) > 0.05
-    assert choice_period(public, 1, 0, filtered=True) > choice_period(public, 1, 0)
-    read = [choice_period(public, 1, 0, text_bytes=size, filtered=True) for size in (10**6, 10**7)]
+    assert choice_period(public, filtered=True) > choice_period(public) > 0.05
+    read = [choice_period(public, text_bytes=size, filtered=True) for size in (10**6, 10**7)]
     assert read[1] - read[0] == pytest.approx(9e6 * 2 * 3e-7)  # a hostile value is read, and encoded to be compared
-    texts = choice_period(public, 1, 10**6, text_bytes=10**6) - choice_period(public, 1, 10**6)
-    assert texts == pytest.approx(0.3 + 5e-5 * public.map.set_size)
+    texts = choice_period(public, texts=8, text_bytes=10**6) - choice_period(public)
+    assert texts == pytest.approx(0.3 + 5e-5 * 8)
+    for period in (question_period, choice_period):
+        one, two, many = (period(public, questions=count) for count in (1, 2, 10))
+        assert many - one == pytest.approx(9 * (two - one))
+        assert 0 < two - one < one
     # At the caps, as docs/theory/service.md states it.
     for count, n_sets in ((8192, 4096), (32_768, 1024)):
         tables = np.zeros((count, 64), np.int8), np.zeros((count, n_sets), np.uint8)
@@ -435,13 +438,21 @@ def test_a_search_at_home_returns_at_its_deadline(
         for where in filters:
             pairs = copy.count_pairs() if isinstance(where, dict) else None
             period = VECTOR_PERIOD + search_period(copy, 8, filtered=callable(where), pairs=pairs)
+            many = extraction_period(QUERIES[:5]) + search_period(
+                copy, 8, filtered=callable(where), pairs=pairs, questions=5
+            )
             for work in WORK:
                 seconds = work
                 watched.work()
                 start = watched.clock.time
                 client.nearest(QUERIES[0], epsilon=0, by="home", where=where)
                 assert watched.clock.time == pytest.approx(start + period, abs=1e-9)
+                results = client.nearest_many(QUERIES[:5], where=where)
+                assert watched.clock.time == pytest.approx(start + period + many, abs=1e-9)
                 assert watched.sent == []
+                assert [found.matches for found in results] == [
+                    client.nearest(row, where=where).matches for row in QUERIES[:5]
+                ]
 
 
 def test_periods_of_a_search_at_home_grow_with_public_sizes(made: Path, tmp_path: Path) -> None:

@@ -13,9 +13,10 @@ import torch
 
 from nearveil import AsyncClient, Client
 from nearveil.client import Match, QuestionError, UnfinishedError
-from nearveil.client.timing import question_period
+from nearveil.client.timing import choice_period, question_period
 from nearveil.gallery import Index
 from nearveil.gallery.answers import ItemDetails, encode_details, read_details
+from nearveil.ledger import OverBudgetError
 from nearveil.wire.frames import WireError
 from tests.clocks import Watched, watched
 from tests.search.standins import clustered
@@ -222,45 +223,69 @@ def test_many_rows_pay_one_debit_and_have_one_key_each(here: Scene) -> None:
     assert here.paid == 7
 
 
-def test_each_of_many_rows_is_sent_at_a_fixed_moment(here: Scene, watched: Watched) -> None:
+def test_many_rows_are_sent_at_a_moment_that_sizes_and_their_number_fix(here: Scene, watched: Watched) -> None:
     client, _ = here.client()
     client.galleries()
-    period, moments = question_period(public_of(here.gallery)), []
+    public, ends = public_of(here.gallery), set()
+    period = question_period(public, 3)
+    assert question_period(public) < period < 2 * question_period(public)
     for work in (0.0, 0.0078125, 0.03125):
-        start = watched.clock.time
-        watched.work(paying=work, ranking=work)
+        watched.work(paying=work, ranking=work / 4)
         client.nearest_many(QUERIES[:3], epsilon=4.0)
-        sent = [moment for what, moment in watched.sent if what == "query"]
-        heard = [moment for what, moment in watched.heard if what == "map"]
-        assert sent == [moment + period for moment in heard]
-        moments.append([moment - start for moment in sent])
-    # Answers differ by some bytes of names, which everybody on the way sees: less than a microsecond each.
-    assert np.ptp(moments, axis=0).max() < 1e-4
+        ((_, came),) = [seen for seen in watched.heard if seen[0] == "map"]
+        assert [moment for what, moment in watched.sent if what == "query"] == [came + period] * 3
+        ends.add(watched.clock.time - watched.heard[-1][1])  # until the call returns
+    # Texts of the sets that messages name differ by some bytes.
+    assert max(ends) - min(ends) < 1e-4
+    assert max(ends) == pytest.approx(choice_period(public, texts=8, text_bytes=500, questions=3), abs=1e-3)
+
+
+def test_many_rows_come_with_the_matches_of_each(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In batches, of which the last is smaller, and whatever the order of the replies."""
+    monkeypatch.setattr("nearveil.client.questions._MOST_TOGETHER", 5)
+    client, wire = here.client()
+    keys = [f"key {n}" for n in range(12)]
+    many = client.nearest_many(QUERIES[:12], epsilon=4.0, keys=keys)
+    assert here.paid == len(wire.posts) == 12
+    for row, key, together in zip(QUERIES, keys, many, strict=False):
+        single = client.nearest(row, epsilon=4.0, key=key)
+        assert single.repeated
+        assert (single.matches, single.set, single.key) == (together.matches, together.set, together.key)
+        assert single.names == together.names
+    assert here.paid == 12
+
+
+def test_rows_that_the_account_can_pay_are_answered(made: Path, tmp_path: Path) -> None:
+    with scene(made, tmp_path, epsilon=10.0, offers=OFFERS) as here:
+        client, wire = here.client()
+        with pytest.raises(UnfinishedError, match=r"rows\[2\]: ") as raised:
+            client.nearest_many(QUERIES[:4], epsilon=4.0)
+        assert len(raised.value.results) == len(wire.posts) == here.paid == 2
+        assert isinstance(raised.value.__cause__, OverBudgetError)
+        assert client.balance().spent == 8.0
+        assert [result.remaining for result in raised.value.results] == [6.0, 2.0]
 
 
 def test_what_was_answered_before_a_failure_is_not_lost(here: Scene) -> None:
-    seen: list[int] = []
-
     def broken(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
-        seen.append(is_post(request))
-        if sum(seen) > 2 and is_post(request):
+        if is_post(request) and tuple(request.headers.raw) in [seen[2] for seen in wire.posts[2:]]:
             raise httpx.ReadError("broken pipe", request=request)
         return reply
 
-    client, _ = here.client(broken, retries=0)
+    client, wire = here.client(broken, retries=0)
     with pytest.raises(UnfinishedError, match=r"rows\[2\]: .*nearest_many\(rows, keys=error.keys\)") as raised:
         client.nearest_many(QUERIES[:4], epsilon=4.0)
-    assert (len(raised.value.results), len(raised.value.keys), here.paid) == (2, 4, 3)
+    assert (len(raised.value.results), len(raised.value.keys), here.paid) == (2, 4, 4)
     other, _ = here.client()
     found = other.nearest_many(QUERIES[:4], epsilon=4.0, keys=raised.value.keys)
-    assert [one.repeated for one in found] == [True, True, True, False]
+    assert all(one.repeated for one in found)
     assert here.paid == 4
 
 
 @pytest.mark.parametrize(
     ("rows", "keys", "words"),
     [
-        (np.zeros((2, DIMENSION)), None, "rows: number 0 must not be all zeros"),
+        (np.zeros((2, DIMENSION)), None, "query: its feature must not be all zeros"),
         ([[1.0] * DIMENSION, [np.inf] * DIMENSION], None, "rows: must be finite"),
         (QUERIES[:2], ["one"], "keys: there must be 2"),
         (QUERIES[:2], ["one", "one"], "no two the same"),

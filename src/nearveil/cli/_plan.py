@@ -82,6 +82,8 @@ def plan(
     dimension: int = option("Dimension of a feature vector; EfficientNet-Lite0 has 1280.", default=1280, min=1),
     storage: str = option("Maximum size of a client's local copy, such as 2GiB.", default="2GiB", metavar="SIZE"),
     delta: float = option("Delta of one query.", default=0.0, min=0, max=1),
+    code_bytes: int | None = option("Bytes of an item in an answer, as of `nearveil index`.", min=7),
+    reach: float = option("Share of the items that must be in some set, as of `nearveil index`: 0 or 1.", default=1.0),
     as_json: bool = JSON,
 ) -> None:
     """Compare the ways to search a gallery: recall, what the server learns, and commands to run.
@@ -100,7 +102,8 @@ def plan(
     try:
         answer_bytes = None if answer is None else _parse_size(answer, "--answer")
         limits = {"dimension": dimension, "storage": _parse_size(storage, "--storage")}
-        search_plan = plan_search(items, epsilon, answer_bytes, delta=delta, **limits)
+        terms = {"code_bytes": code_bytes or "auto", "reach": reach}
+        search_plan = plan_search(items, epsilon, answer_bytes, delta=delta, **limits, **terms)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
@@ -130,6 +133,7 @@ def _print_plan(search_plan: "SearchPlan") -> None:
     print_lines(
         "Nearest by the cosine of image features, for which recall was measured; other vectors and metrics may differ."
     )
+    print_lines(search_plan.describe_codes())
     for way in search_plan.ways:
         print_lines(
             f"{way.name}: the server learns {way.server_learns}; {way.reason}.",

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nearveil.client.copies import HomeCopy
     from nearveil.client.home import Progress
     from nearveil.client.images import Image, Images
-    from nearveil.client.questions import Filter, Method, NearestQuestion
+    from nearveil.client.questions import Filter, Method, NearestQuestion, Outcome
     from nearveil.client.results import Classified, Nearest
     from nearveil.client.sealed import CachedSeal
     from nearveil.client.session import Payer
@@ -298,21 +298,34 @@ class AsyncClient:
         UnansweredError
             It is paid for. If `again` is true, repeat with its `key` at no cost; otherwise it cannot be answered.
         """
-        from nearveil.client.home import search_home, search_index
-        from nearveil.client.questions import NearestQuestion, ask_nearest
+        from nearveil.client.questions import NearestQuestion
 
-        question = NearestQuestion(query, k, epsilon, candidates, gallery, thumbnails, originals, key, rng, by, where)
+        keys = None if key is None else [key]
+        question = NearestQuestion(
+            [query], k, epsilon, candidates, gallery, thumbnails, originals, keys, rng, by, where
+        )
+        results, error = await self._ask(question)
+        if error is not None:
+            raise error
+        return results[0]
+
+    async def _ask(self, question: NearestQuestion) -> Outcome:
+        """Ask a question about one query or many, by the way that public facts choose."""
         way = await self._choose_way(question)
         if way == "message":
-            return await ask_nearest(self._session, question)
+            from nearveil.client.questions import ask_messages
+
+            return await ask_messages(self._session, question)
         if way == "sealed":
             from nearveil.client.sealed import ask_sealed
 
             return await ask_sealed(self._session, question, self._sealed)
+        from nearveil.client.home import search_home, search_index
+
         if self.index is not None:
             return await search_index(self._session, question, self.index)
         if not self._session.pad_timing:  # a gallery in this process: nobody sees when it is read
-            await self.sync(gallery=gallery)
+            await self.sync(gallery=question.gallery)
         return await search_home(self._session, question, self._copies)
 
     async def nearest_many(
@@ -324,18 +337,20 @@ class AsyncClient:
         *,
         gallery: str | None = None,
         keys: Sequence[str] | None = None,
+        by: Method = "auto",
         where: Filter | None = None,
     ) -> list[Nearest]:
-        """Find the nearest of many rows, one question after the other; with an epsilon, one key and one debit for each.
+        """Find the nearest of many rows, faster than one by one; with an epsilon, one key and one debit for each.
 
-        The result is a list of :class:`Nearest`. All rows are checked before the first is asked about. Each question is
-        sent at a moment that public sizes fix, as of :meth:`nearest`; the server sees how many there are.
+        The result is a list of :class:`Nearest`. All rows are checked before the first is asked about. Up to 64
+        messages, or 16 sealed questions, are made, sent and ranked together, each time at moments that public sizes and
+        the number of rows fix. The server sees that number.
 
         Parameters
         ----------
         rows : array-like of shape (n, d)
             Private; of NumPy, torch, pandas or pyarrow, or lists.
-        k, epsilon, candidates, gallery, where
+        k, epsilon, candidates, gallery, by, where
             As of :meth:`nearest`, for each row. The epsilons add up.
         keys : sequence of str, optional
             One for each row; new ones by default. Paid questions are free to repeat: keep the keys to
@@ -346,24 +361,16 @@ class AsyncClient:
         UnfinishedError
             If a question fails after others were answered. It holds their answers, and all keys.
         """
-        from nearveil.client.questions import check_many
+        from nearveil.client.questions import NearestQuestion, check_many
 
-        # Free questions refuse a row of zeros one by one.
-        metric = (await self._session.find_gallery(gallery, "open")).metric if epsilon else "euclidean"
-        features, names = check_many(rows, keys, metric)
-        results: list[Nearest] = []
-        try:
-            for row, key in zip(features, names, strict=True):
-                results.append(await self.nearest(row, k, epsilon, candidates, gallery=gallery, key=key, where=where))
-        except Exception as error:
-            if not results and not isinstance(error, UnansweredError):
-                raise  # nothing was paid yet
-            raise UnfinishedError(str(error).rstrip("."), tuple(results), tuple(names)) from error
-        except BaseException as interrupt:
-            if epsilon:
-                interrupt.add_note(f"keys={names!r} go on: each is paid for at most once")
-            raise
-        return results
+        features, names = check_many(rows, keys)
+        question = NearestQuestion(features, k, epsilon, candidates, gallery, keys=names, by=by, where=where)
+        results, error = await self._ask(question)
+        if error is None:
+            return results
+        if not results and not isinstance(error, UnansweredError):
+            raise error  # nothing was paid yet
+        raise UnfinishedError(str(error).rstrip("."), tuple(results), tuple(names)) from error
 
     async def _choose_way(self, question: NearestQuestion) -> Method:
         """Choose by public facts, before the query is read: the arguments, a copy, and what the gallery offers."""

@@ -7,14 +7,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearveil.client.copies import HomeCopy, HomeError, LoadedCopy
 from nearveil.client.errors import QuestionError, ReplyError
 from nearveil.client.images import FeatureMaker
-from nearveil.client.questions import NOTHING_SENT, NearestQuestion, check_filter, limit_count, make_matches
+from nearveil.client.questions import NOTHING_SENT, NearestQuestion, Outcome, check_filter, limit_count, make_matches
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import FILTERING, TEXT, extraction_period, private_step, scoring_period
@@ -37,6 +38,7 @@ _PARALLEL = 4  # requests for groups
 _LOCK_POLL, _LOCK_POLLS = 0.02, 500  # seconds between attempts to lock a copy, and their number
 _SEARCH = 0.1  # seconds: a search in a copy, besides its numbers
 _OPERATION = 2e-9  # seconds for each number that is compared
+_MORE, _MORE_FILTERED = 1 / 5, 1 / 2  # of the seconds to compare, for each query after the first
 _ITEM = 1e-7  # seconds for each item besides its numbers: a heap takes 3 to 30e-9, by the order of scores
 _TEXT_BYTE = 1e-7  # seconds to parse a byte of metadata
 _CONDITIONS = 8  # of a filter that fit into one period
@@ -116,8 +118,8 @@ async def _lock(copy: HomeCopy) -> BinaryIO:
     raise HomeError(f"Another program updates the copy in {copy.folder}; try again when it is done.")
 
 
-async def search_home(session: Session, question: NearestQuestion, copies: HomeCopies) -> Nearest:
-    """Find the nearest items in a local copy. Nothing is sent or paid."""
+async def search_home(session: Session, question: NearestQuestion, copies: HomeCopies) -> Outcome:
+    """Find the items nearest to each query in a local copy. Nothing is sent or paid."""
     for name, is_set in (("thumbnails", question.thumbnails), ("originals", question.originals)):
         if is_set:
             raise QuestionError(name, "a local copy holds no images; leave it out, or send a message with an epsilon")
@@ -140,60 +142,67 @@ async def search_home(session: Session, question: NearestQuestion, copies: HomeC
     pairs = await asyncio.to_thread(loaded.count_pairs) if is_mapping else None
     count, since = limit_count(question.k, len(loaded), "the copy"), session.clock.now()
     filtered = question.where is not None and not is_mapping
-    period = extraction_period([question.query]) + search_period(loaded, count, filtered=filtered, pairs=pairs)
-    async with private_step(session, since, period):
-        return await asyncio.to_thread(_search, loaded, session.features, question, count)
+    searching = search_period(loaded, count, filtered=filtered, pairs=pairs, questions=len(question.queries))
+    async with private_step(session, since, extraction_period(question.queries) + searching):
+        return Outcome(await asyncio.to_thread(_search, loaded, session.features, question, count))
 
 
-def search_period(copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | None = None) -> float:
+def search_period(
+    copy: LoadedCopy, count: int, *, filtered: bool, pairs: int | None = None, questions: int = 1
+) -> float:
     """Return the seconds for a search in a copy; a function filters (`filtered`), or a mapping by so many `pairs`."""
-    public = copy.public
+    public, more = copy.public, questions - 1
     features, n_scored = public.space.width, len(copy) if filtered else copy.count_scored(count)
     texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)
-    comparing = len(copy) * (_ITEM + _OPERATION * features + filtered * FILTERING)
+    share = _MORE if pairs is None else _MORE_FILTERED  # FAISS compares many queries with a row while it is in a cache
+    comparing = len(copy) * ((_ITEM + _OPERATION * features) * (1 + share * more) + filtered * FILTERING * questions)
     if pairs is not None:
         comparing += _CONDITIONS * (_CONDITION + _PAIR * (pairs + len(copy)))
     reading = TEXT * (len(copy) if filtered else count) + _TEXT_BYTE * texts
-    return _SEARCH + comparing + scoring_period(public.table, features, n_scored) + reading
+    return _SEARCH + comparing + questions * (scoring_period(public.table, features, n_scored) + reading)
 
 
-def _search(copy: LoadedCopy, features: FeatureMaker, question: NearestQuestion, count: int) -> Nearest:
+def _search(copy: LoadedCopy, features: FeatureMaker, question: NearestQuestion, count: int) -> list[Nearest]:
     """Search a copy. A filter reads all items, so that the time does not depend on how many pass it."""
-    metric = copy.public.space.metric
-    (row,) = features.rows([question.query], copy.public.fingerprint, copy.public.dimension, metric)
+    metric, results = copy.public.space.metric, []
+    rows = np.stack(features.rows(question.queries, copy.public.fingerprint, copy.public.dimension, metric))
     where, matching, n_ranked = question.where, None, count
     if isinstance(where, Mapping):
         matching, where = copy.find_matching(where), None
     elif where is not None:
         n_ranked = len(copy)
-    ids, values = (best[0] for best in copy.search(row[None], n_ranked, matching))
-    matches = make_matches(ids, values, copy.details(ids), metric=metric, where=where, k=count)
-    return Nearest(
-        matches=matches,
-        way="home",
-        metric=metric,
-        code_recall=copy.public.code_recall,
-        guarantee=_GUARANTEE,
-        n_candidates=len(copy),
-        names={match.id: match.name for match in matches},
-        expected_share=1.0,
-    )
+    for ids, values in zip(*copy.search(rows, n_ranked, matching), strict=True):
+        matches = make_matches(ids, values, copy.details(ids), metric=metric, where=where, k=count)
+        results.append(
+            Nearest(
+                matches=matches,
+                way="home",
+                metric=metric,
+                code_recall=copy.public.code_recall,
+                guarantee=_GUARANTEE,
+                n_candidates=len(copy),
+                names={match.id: match.name for match in matches},
+                expected_share=1.0,
+            )
+        )
+    return results
 
 
-async def search_index(session: Session, question: NearestQuestion, index: "Index") -> Nearest:
-    """Find the nearest items in an index in a folder of this machine, exactly. Nobody observes it: no deadline."""
+async def search_index(session: Session, question: NearestQuestion, index: "Index") -> Outcome:
+    """Find the items nearest to each query in a local index, exactly. Nobody observes it: no deadline."""
     info = await session.find_gallery(question.gallery, "open", refresh=True, published=False)
     check_filter(question.where, info)
     if not len(index):
         raise QuestionError("gallery", "the index is empty: add items first")
-    return await asyncio.to_thread(_search_index, index, info, session.features, question)
+    extracted = question.queries, info.fingerprint, info.dimension, info.metric
+    rows = await asyncio.to_thread(session.features.rows, *extracted)
+    return Outcome([await asyncio.to_thread(_search_index, index, row, question) for row in rows])
 
 
-def _search_index(index: "Index", info: GalleryInfo, features: FeatureMaker, question: NearestQuestion) -> Nearest:
+def _search_index(index: "Index", row: NDArray[Any], question: NearestQuestion) -> Nearest:
     """Search an index; with a filter, read more items until enough pass it."""
     index.assert_open()
     size, metric = len(index), index.metric
-    (row,) = features.rows([question.query], info.fingerprint, info.dimension, metric)
     count = limit_count(question.k, size, "the index")
     n_read = count if question.where is None else min(size, _FIRST_READ * count)
     while True:

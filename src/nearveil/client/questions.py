@@ -6,9 +6,10 @@ Requests are a function of messages, nonces and public facts, never of a feature
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from nearveil.client.copies import encode_value
 from nearveil.client.errors import QuestionError, UnansweredError, UnreachableError
-from nearveil.client.images import FeatureMaker, Image
+from nearveil.client.images import FeatureMaker, Image, Images
 from nearveil.client.results import Classified, Match, Nearest
 from nearveil.client.session import OPEN_ACCOUNT, CachedModel, Payer, Session, Traffic, fit_protocol, read_balance
 from nearveil.client.timing import choice_period, extraction_period, private_step, question_period, run_to_end
@@ -62,6 +63,9 @@ NOTHING_SENT = Guarantee(
 )
 _TEXTS: tuple[Extras, ...] = ("metadata", "names")  # extras that are text
 _UTF8 = 4  # bytes of a character, at most
+_PARALLEL = 4  # requests at the same time
+_MOST_TOGETHER = 64  # questions that are paid, sent and ranked together
+_TOGETHER_BYTES = 256 << 20  # of their answers
 _CLASSIFYING = 0.1  # seconds to classify, besides the numbers of the model
 _CLASSIFYING_NUMBER = 2e-8  # seconds for each number of the projection and the weights
 
@@ -70,15 +74,15 @@ _CLASSIFYING_NUMBER = 2e-8  # seconds for each number of the projection and the 
 class NearestQuestion:
     """The arguments of a question, checked as far as that is possible without a gallery."""
 
-    query: Image = field(repr=False)
+    queries: Images = field(repr=False)
     k: int | None
     epsilon: float | None  # None and 0 are the same: only free ways
-    candidates: float | None
-    gallery: str | None
-    thumbnails: bool
-    originals: bool
-    key: str | None
-    rng: Source | None
+    candidates: float | None = None
+    gallery: str | None = None
+    thumbnails: bool = False
+    originals: bool = False
+    keys: Sequence[str] | None = None  # one for each query
+    rng: Source | None = None
     by: Method = "auto"
     where: Filter | None = field(default=None, repr=False)
 
@@ -103,8 +107,8 @@ class NearestQuestion:
             raise QuestionError("k", "it must be a whole number of at least 1")
         if self.epsilon:
             check_channel_epsilon(self.epsilon)
-        if self.key is not None:
-            check_text(self.key, "key")
+        for key in self.keys or ():
+            check_text(key, "key")
 
 
 def _require(is_valid: bool, argument: str, words: str) -> None:
@@ -127,16 +131,23 @@ async def describe_ways(info: GalleryInfo, account: "Payer | None") -> str:
     return f"there is no local copy of {info.name}: {copy}, and searching it is free; {message}"
 
 
-async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
-    """Find the nearest items with one differentially private message: prepare, pay, send, rank."""
-    # The order is the guarantee: the debit is durable before the message exists, nothing is sent after the ranking, and
-    # every private step ends at a public deadline, on success and on error (docs/theory/service.md, Theorem 3).
+class Outcome(NamedTuple):
+    """The answers to the first queries of a question, and the error of the next one if there are fewer than queries."""
+
+    results: list[Nearest]
+    error: Exception | None = None
+
+
+async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
+    """Find the nearest items of each query with one differentially private message: prepare, pay, send, rank."""
+    # The order is the guarantee: the debits are durable before the messages exist, nothing is sent after the ranking,
+    # and every private step ends at a public deadline, on success and on error (docs/theory/service.md, Theorem 3).
     from nearveil.ledger import new_key  # a client that never pays loads no ledger
 
-    traffic, payment = Traffic(), None
+    traffic, results = Traffic(), list[Nearest]()
     try:
         account = await session.require_account(question.gallery)
-        info, (row,) = await session.prepare_features([question.query], question.gallery)
+        info, rows = await session.prepare_features(question.queries, question.gallery)
         check_filter(question.where, info)
         public = await session.fetch_map(info, question.candidates, traffic)
     except UnreachableError as error:
@@ -144,32 +155,42 @@ async def ask_nearest(session: Session, question: NearestQuestion) -> Nearest:
     assert question.epsilon is not None
     protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
-    key = question.key or new_key()
+    keys = list(question.keys or [new_key() for _ in rows])
+    size, error, problem = count_together(public), None, None
     try:
-        async with private_step(session, traffic.last_reply_at, question_period(public)):
-            payment = await run_to_end(lambda: _pay(protocol, row, account, key, question.rng))
-        assert payment.debit.message is not None
-        replies: list[tuple[Extras, bytes]] = []
-        for extras, most in plan:
-            frame = write_query(payment.debit.message, extras)
-            response = await session.send_query(info, frame, payment.debit.nonce, most, traffic)
-            if response.status >= 400 and response.media_type == FRAME:
-                protocol.read_answer(response.body, extras)  # raises the reason
-            replies.append((extras, read_body(response)))
-        size = sum(len(data) for _, data in replies)
-        text_bytes = sum(len(data) for extras, data in replies if extras in _TEXTS)
-        filtered = question.where is not None
-        period = choice_period(public, len(replies), size, text_bytes=text_bytes, filtered=filtered)
-        async with private_step(session, traffic.last_reply_at, period):
-            return await asyncio.to_thread(_rank, protocol, replies, k, payment, traffic, question.where)
-    except Exception as error:
-        if payment is None:
-            raise
-        again = not isinstance(error, OutdatedMapError)
-        raise UnansweredError(str(error).rstrip("."), key, again=again) from error
+        for start in range(0, len(rows), size):
+            cut = slice(start, start + size)
+            payer = _Payer(protocol, account, question.rng)
+            try:
+                period = question_period(public, len(rows[cut]))
+                async with private_step(session, traffic.last_reply_at, period):
+                    await run_to_end(partial(payer.pay, np.stack(rows[cut]), keys[cut]))
+            except Exception as failure:  # of the account: those that are paid are asked
+                if not payer.payments:
+                    return Outcome(results, failure)
+                error = failure
+            replies, failure = await _send_all(session, info, protocol, plan, payer.payments, traffic)
+            error, filtered = failure or error, question.where is not None
+            texts = measure_texts(replies, None if filtered else k)
+            period = choice_period(public, **texts, filtered=filtered, questions=max(1, len(replies)))
+            async with private_step(session, traffic.last_reply_at, period):
+                ranked = await asyncio.to_thread(_rank_all, protocol, replies, k, payer.payments, question.where)
+            if problem is None:
+                results += ranked.results
+                problem = ranked.error
+            if error is not None:
+                break
+            # After an error of a filter the others are asked nevertheless: what is sent does not depend on answers.
+            traffic = Traffic(last_reply_at=session.clock.now())
     except BaseException as interrupt:
-        interrupt.add_note(f"key={key!r} repeats the query: it is paid for at most once")
+        words = (
+            f"key={keys[0]!r} repeats the query: it is"
+            if len(keys) == 1
+            else f"keys={keys!r} repeat the queries: each is"
+        )
+        interrupt.add_note(f"{words} paid for at most once")
         raise
+    return Outcome(results, problem or error)
 
 
 class _Payment(NamedTuple):
@@ -181,20 +202,107 @@ class _Payment(NamedTuple):
     remaining: float | None
 
 
-def _pay(protocol: ClientProtocol, row: NDArray[Any], account: Payer, key: str, rng: Source | None) -> _Payment:
-    """Debit the account and store the message; translate errors of a key that was spent."""
-    query = encode_queries(protocol.public, row, "query:")
+@dataclass
+class _Payer:
+    """Pays for queries one by one, and keeps the payments if one fails."""
+
+    protocol: ClientProtocol
+    account: Payer
+    rng: Source | None
+    payments: list[_Payment] = field(default_factory=list)
+
+    def pay(self, rows: NDArray[Any], keys: Sequence[str]) -> None:
+        """Debit the account and store a message for each row; translate errors of a key that was spent."""
+        encoded = encode_queries(self.protocol.public, rows, "query:")
+        for number, key in enumerate(keys):
+            query = QueryRows(*(part[number : number + 1] for part in encoded))
+            try:
+                debit, message = self.protocol.pay_direction(query.directions, self.account, key, self.rng)
+            except OutdatedMapError:
+                words = "the gallery has another map than when this key was paid for"
+                raise UnansweredError(words, key, again=False) from None
+            except ProtocolError as error:
+                raise QuestionError("key", str(error)) from None
+            remaining = None
+            with suppress(Exception):  # the message is paid for: it must be sent
+                remaining = debit.balance().left
+            self.payments.append(_Payment(debit, message, query, remaining))
+
+
+@dataclass(eq=False)
+class _Replies:
+    """The replies to the message of a key, the answers in them, and their bytes."""
+
+    key: str
+    traffic: Traffic
+    parts: list[tuple[Extras, bytes]] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def texts(self) -> Answer | None:
+        """The answer with names or metadata, if there is one."""
+        return next((answer for answer in self.answers if answer.extras in _TEXTS), None)
+
+
+async def _send_all(
+    session: Session,
+    info: GalleryInfo,
+    protocol: ClientProtocol,
+    plan: Sequence[tuple[Extras, int]],
+    payments: Sequence[_Payment],
+    traffic: Traffic,
+) -> tuple[list[_Replies], Exception | None]:
+    """Send messages, a few at a time; return the replies to the first of them, and the error of the next."""
+    # `traffic` counts what was sent before, for the first message, and notes the time of the last reply.
+    replies = [_Replies(payment.debit.key, Traffic()) for payment in payments]
+    replies[0].traffic = Traffic(traffic.sent, traffic.received)
+    pending, errors = iter(list(enumerate(zip(payments, replies, strict=True)))), dict[int, Exception]()
+
+    async def send_next() -> None:
+        for number, (payment, reply) in pending:  # each is taken by one task
+            if errors:
+                return
+            try:
+                await _send(session, info, protocol, plan, payment, reply)
+            except Exception as error:
+                errors[number] = _to_unanswered(error, reply.key)
+            finally:
+                traffic.last_reply_at = max(traffic.last_reply_at, reply.traffic.last_reply_at)
+
+    tasks = [asyncio.ensure_future(send_next()) for _ in range(min(_PARALLEL, len(payments)))]
     try:
-        debit, message = protocol.pay_direction(query.directions, account, key, rng)
-    except OutdatedMapError:
-        words = "the gallery has another map than when this key was paid for"
-        raise UnansweredError(words, key, again=False) from None
-    except ProtocolError as error:
-        raise QuestionError("key", str(error)) from None
-    remaining = None
-    with suppress(Exception):  # the message is paid for: it must be sent
-        remaining = debit.balance().left
-    return _Payment(debit, message, query, remaining)
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+    first = min(errors, default=len(replies))
+    invalid = await asyncio.to_thread(_read_all, protocol, replies[:first])
+    return [reply for reply in replies[:first] if reply.answers], invalid or errors.get(first)
+
+
+async def _send(
+    session: Session,
+    info: GalleryInfo,
+    protocol: ClientProtocol,
+    plan: Sequence[tuple[Extras, int]],
+    payment: _Payment,
+    reply: _Replies,
+) -> None:
+    """Send all requests of one message."""
+    assert payment.debit.message is not None
+    for extras, most in plan:
+        frame = write_query(payment.debit.message, extras)
+        response = await session.send_query(info, frame, payment.debit.nonce, most, reply.traffic)
+        if response.status >= 400 and response.media_type == FRAME:
+            protocol.read_answer(response.body, extras)  # raises the reason
+        reply.parts.append((extras, read_body(response)))
+
+
+def _to_unanswered(error: Exception, key: str) -> UnansweredError:
+    """Return the error of a question that is paid for."""
+    unanswered = UnansweredError(str(error).rstrip("."), key, again=not isinstance(error, OutdatedMapError))
+    unanswered.__cause__ = error
+    return unanswered
 
 
 def check_filter(where: Filter | None, info: GalleryInfo) -> None:
@@ -232,27 +340,78 @@ def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[
     ]
 
 
-def _rank(
-    protocol: ClientProtocol,
-    replies: Sequence[tuple[Extras, bytes]],
-    k: int,
-    payment: _Payment,
-    traffic: Traffic,
-    where: Filter | None,
-) -> Nearest:
-    """Rank the candidates of an answer that came in several replies, and filter them."""
-    public, query, message = protocol.public, payment.query, payment.message
-    answers = [protocol.read_answer(data, extras) for extras, data in replies]
-    answer, named_set = answers[0], int(message.arrays["sets"][0])
-    details: dict[int, ItemDetails] = {}
-    for part in answers:
-        if part.extras in _TEXTS:
-            decode = read_details if part.extras == "metadata" else lambda data: ItemDetails(data.decode())
-            details |= {number: decode(data) for number, data in zip(part.ids.tolist(), part.contents, strict=True)}
+def count_together(public: PublicPart) -> int:
+    """Return how many messages are paid, sent and ranked together: as many as have small answers."""
+    answer = public.map.set_size * (ID_BYTES + public.table.width)
+    return max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // answer))
+
+
+def _read_all(protocol: ClientProtocol, replies: Sequence[_Replies]) -> Exception | None:
+    """Read answers up to the first invalid one, and return its error. All of this depends on replies alone."""
+    for reply in replies:
+        try:
+            reply.answers = [protocol.read_answer(data, extras) for extras, data in reply.parts]
+        except Exception as error:
+            return _to_unanswered(error, reply.key)
+    return None
+
+
+def measure_texts(replies: Sequence[_Replies], count: int | None) -> dict[str, int]:
+    """Return how many texts of an answer are read, at most `count`, and the most bytes that they have."""
+    texts = (reply.texts for reply in replies)
+    lengths = [sorted(map(len, answer.contents)) if answer is not None else [] for answer in texts] or [[]]
+    longest = [sizes[-(len(sizes) if count is None else count) :] for sizes in lengths]
+    return {"texts": max(map(len, longest)), "text_bytes": max(map(sum, longest))}
+
+
+def _rank_all(
+    protocol: ClientProtocol, replies: Sequence[_Replies], k: int, payments: Sequence[_Payment], where: Filter | None
+) -> Outcome:
+    """Rank the candidates of each answer; stop at the first error, such as one of a filter."""
+    results: list[Nearest] = []
+    for reply, payment in zip(replies, payments, strict=False):
+        try:
+            results.append(_rank(protocol, reply, k, payment, where))
+        except Exception as error:
+            return Outcome(results, _to_unanswered(error, reply.key))
+    return Outcome(results)
+
+
+class _Names(Mapping[int, str]):
+    """The names of all candidates by id, read on demand."""
+
+    def __init__(self, answer: Answer | None) -> None:
+        self._ids, self._contents = (np.empty(0, np.uint32), ()) if answer is None else (answer.ids, answer.contents)
+        self._has_details = answer is not None and answer.extras == "metadata"
+
+    def find(self, number: int) -> ItemDetails:
+        """Return the details of an item; none if the answer has no texts, or not of this item."""
+        position = int(np.searchsorted(self._ids, number))
+        if self._ids[position : position + 1].tolist() != [number]:
+            return ItemDetails()
+        content = self._contents[position]
+        return read_details(content) if self._has_details else ItemDetails(content.decode())
+
+    def __getitem__(self, number: int) -> str:
+        if number not in self._ids:
+            raise KeyError(number)
+        return self.find(number).name
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids.tolist())
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+
+def _rank(protocol: ClientProtocol, reply: _Replies, k: int, payment: _Payment, where: Filter | None) -> Nearest:
+    """Rank the candidates of an answer that came in several parts, and filter them."""
+    public, query, message, traffic = protocol.public, payment.query, payment.message, reply.traffic
+    answer, named_set, names = reply.answers[0], int(message.arrays["sets"][0]), _Names(reply.texts)
     has_images = answer.extras in ("thumbnails", "originals")
     ids, scores = rank_answer(public.table, query.queries, answer, k if where is None else len(answer.ids))
     (ids,), (values,) = ids, public.space.measure(query.encoded, scores)
-    texts = [details.get(number, ItemDetails()) for number in ids.tolist()]
+    texts = [names.find(number) for number in ids.tolist()]
     images = [answer.contents[row] for row in np.searchsorted(answer.ids, ids)] if has_images else None
     return Nearest(
         matches=make_matches(ids, values, texts, images, metric=public.space.metric, where=where, k=k),
@@ -268,7 +427,7 @@ def _rank(
         bytes_sent=traffic.sent,
         bytes_received=traffic.received,
         answer=answer,
-        names={number: item.name for number, item in details.items()},
+        names=names,
         named_best_set=int(public.map.choose(query.directions)[0]) == named_set,
         expected_share=find_share(public, query.directions, named_set),
         remaining=payment.remaining,
@@ -305,19 +464,13 @@ def make_matches(
     return tuple(match for match, passed in zip(matches, passes, strict=True) if passed)[:k]
 
 
-def check_many(
-    rows: Any, keys: Sequence[str] | None, metric: Metric = "euclidean"
-) -> tuple[NDArray[np.float32], list[str]]:
+def check_many(rows: Any, keys: Sequence[str] | None) -> tuple[NDArray[np.float32], list[str]]:
     """Return checked rows and a key for each, before the first is asked about."""
     from nearveil.ledger import new_key
 
     features = as_rows(rows)
     if not is_in_range(features):
         raise QuestionError("rows", OUT_OF_RANGE)
-    if metric != "euclidean" and not features.any(axis=1).all():
-        raise QuestionError(
-            "rows", f"number {features.any(axis=1).argmin()} must not be all zeros: it has no direction"
-        )
     names = [new_key() for _ in features] if keys is None else list(keys)
     for key in names:
         check_text(key, "keys")

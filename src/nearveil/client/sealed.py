@@ -2,13 +2,16 @@
 
 import asyncio
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nearveil.client.errors import QuestionError, ReplyError
-from nearveil.client.questions import NearestQuestion, limit_count, make_matches
+from nearveil.client.questions import NearestQuestion, Outcome, limit_count, make_matches
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import private_step, scoring_period
@@ -33,6 +36,8 @@ _PROJECTED = 5e-8  # seconds for each number of the projection and the centroids
 _RECORD = 5e-5  # seconds for each record, besides its bytes
 _UTF8 = 4  # bytes of a character, at most
 _MOST_TEXT = _UTF8 * (LONGEST_NAME + LONGEST_ID) + 1  # bytes of a name, a zero and the owner's id
+_MOST_TOGETHER = 16  # questions that are sent together
+_MORE = 1 / 4  # of the seconds for a question, for each one after the first: it takes 1/8
 _MAX_CACHED = 4  # galleries with hints in memory
 
 
@@ -67,33 +72,57 @@ async def prepare_sealed(session: Session, count: int, gallery: str | None, cach
     await (await _fetch_seal(session, info, cache, Traffic())).prepare(count)
 
 
-async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[str, CachedSeal]) -> Nearest:
-    """Find the nearest items by two encrypted questions: prepare, ask for scores, ask for records, rank."""
-    # Nothing is paid. The lengths of both questions are fixed, and each private step ends at a public deadline.
+async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[str, CachedSeal]) -> Outcome:
+    """Find the items nearest to each query by two encrypted questions."""
     _check_question(question)
-    traffic = Traffic(last_reply_at=session.clock.now())
-    info, (feature,) = await session.prepare_features([question.query], question.gallery)
+    traffic, results = Traffic(last_reply_at=session.clock.now()), list[Nearest]()
+    info, rows = await session.prepare_features(question.queries, question.gallery)
     _check_offered(info, "by")
     public = await session.fetch_map(info, None, traffic)
+    for start in range(0, len(rows), _MOST_TOGETHER):
+        try:
+            batch = rows[start : start + _MOST_TOGETHER]
+            results += await _ask_together(session, info, public, np.stack(batch), question.k, cache, traffic)
+        except Exception as error:
+            return Outcome(results, error)
+        traffic = Traffic()
+    return Outcome(results)
+
+
+async def _ask_together(
+    session: Session,
+    info: GalleryInfo,
+    public: PublicPart,
+    rows: NDArray[Any],
+    k: int | None,
+    cache: dict[str, CachedSeal],
+    traffic: Traffic,
+) -> list[Nearest]:
+    """Ask two encrypted questions about each row: prepare, ask for scores, ask for records, rank."""
+    # Nothing is paid. The lengths of both questions are fixed, and each private step ends at a public deadline.
     seal = await _fetch_seal(session, info, cache, traffic)
-    await seal.prepare()
-    client = await asyncio.to_thread(seal.client.reserve)  # before the private step: it is shared
-    records = client.layout.records
-    if records is None or client.layout.projection.shape[0] != public.space.width:
+    await seal.prepare(len(rows))
+    clients = await asyncio.to_thread(lambda: [seal.client.reserve() for _ in rows])  # before: the stock is shared
+    layout = seal.client.layout
+    if layout.records is None or layout.projection.shape[0] != public.space.width:
         raise ReplyError("The gallery's layout has other features than the gallery")
-    count = limit_count(question.k, min(records.n_fetched, int(client.layout.counts.sum())))
-    periods = sealed_periods(client.layout, public)
+    count = limit_count(k, min(layout.records.n_fetched, int(layout.counts.sum())))
+    periods, traffics = sealed_periods(layout, public, len(rows)), [traffic, *(Traffic() for _ in rows[1:])]
     async with private_step(session, session.clock.now(), periods.question):
-        query = await asyncio.to_thread(encode_queries, public, feature, "query:")
-        scores = await asyncio.to_thread(client.ask, query.queries[0], public.space.make_probes(query.encoded)[0])
-    answer = await _send(session, info, scores.data, traffic)
+        query = await asyncio.to_thread(encode_queries, public, rows, "query:")
+        points = zip(clients, query.queries, public.space.make_probes(query.encoded), strict=True)
+        scores = await asyncio.to_thread(lambda: [client.ask(row, near) for client, row, near in points])
+    answers = await _send_all(session, info, scores, traffics)
     async with private_step(session, traffic.last_reply_at, periods.choice):
-        fetch = await asyncio.to_thread(_choose_records, client, scores, answer)
-    answer = await _send(session, info, fetch.data, traffic)
+        fetches = await asyncio.to_thread(lambda: [*map(_choose_records, clients, scores, answers)])
+    answers = await _send_all(session, info, fetches, traffics)
     async with private_step(session, traffic.last_reply_at, periods.ranking):
-        result = await asyncio.to_thread(_rank, client, public, query, (scores, fetch), answer, count, traffic)
+        queries = (QueryRows(*(part[number : number + 1] for part in query)) for number in range(len(rows)))
+        pairs = zip(scores, fetches, strict=True)
+        arguments = (clients, repeat(public), queries, pairs, answers, repeat(count), traffics)
+        results = await asyncio.to_thread(lambda: [*map(_rank, *arguments)])
     seal.prepare_next()
-    return result
+    return results
 
 
 def _check_question(question: NearestQuestion) -> None:
@@ -116,19 +145,19 @@ class SealedPeriods(NamedTuple):
     ranking: float
 
 
-def sealed_periods(layout: "Layout", public: PublicPart) -> SealedPeriods:
-    """Return the seconds of each private step, from public sizes."""
+def sealed_periods(layout: "Layout", public: PublicPart, questions: int = 1) -> SealedPeriods:
+    """Return the seconds of each private step, from public sizes and the number of questions."""
     records = layout.records
     assert records is not None
     n_features, fetched, slots = public.space.width, records.n_fetched, layout.n_colours * layout.n_slots
     projecting = layout.dimension * (n_features + len(layout.centroids))
-    return SealedPeriods(
-        question=_BASE + _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
-        choice=_BASE + slots * (_SLOT + _SELECT * fetched) + _NUMBER * fetched * records.n_columns,
-        ranking=_BASE
-        + fetched * (_RECORD + _NUMBER * (records.n_rows + public.table.width))
+    seconds = (
+        _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
+        slots * (_SLOT + _SELECT * fetched) + _NUMBER * fetched * records.n_columns,
+        fetched * (_RECORD + _NUMBER * (records.n_rows + public.table.width))
         + scoring_period(public.table, n_features, fetched),
     )
+    return SealedPeriods(*(_BASE + (1 + _MORE * (questions - 1)) * work for work in seconds))
 
 
 def _check_offered(info: GalleryInfo, argument: str) -> None:
@@ -164,8 +193,15 @@ async def _fetch_seal(
     return seal
 
 
-async def _send(session: Session, info: GalleryInfo, body: bytes, traffic: Traffic) -> bytes:
-    return await session.fetch(Request("sealed", info.name, body, secrets.token_hex(16)), traffic)
+async def _send_all(
+    session: Session, info: GalleryInfo, questions: "Sequence[SealedQuestion]", traffics: Sequence[Traffic]
+) -> list[bytes]:
+    """Send questions, all at the same time: a server answers those that wait in one pass. Return the answers."""
+    # The first of `traffics` notes when the last answer came.
+    requests = [Request("sealed", info.name, question.data, secrets.token_hex(16)) for question in questions]
+    answers = await asyncio.gather(*map(session.fetch, requests, traffics))
+    traffics[0].last_reply_at = max(traffic.last_reply_at for traffic in traffics)
+    return answers
 
 
 def _read(decode: Any, *arguments: Any) -> Any:

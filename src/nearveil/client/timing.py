@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 EXTRACTION_PERIOD = 1.0  # seconds to decode and extract an image; a photograph of 12 megapixels takes 0.3
+_MORE_VECTOR = 0.002  # seconds for each vector after the first
 VECTOR_PERIOD = 0.02  # seconds to read, check and normalize a vector of at most 16,000 numbers: it takes 0.001
 
 
@@ -63,10 +64,14 @@ def needs_extraction(image: Any) -> bool:
 
 def extraction_period(images: Iterable[Any]) -> float:
     """Return the seconds for making features of images, by their number and types."""
-    return sum(EXTRACTION_PERIOD if needs_extraction(image) else VECTOR_PERIOD for image in images)
+    extracted = [needs_extraction(image) for image in images]
+    vectors = len(extracted) - sum(extracted)
+    return EXTRACTION_PERIOD * sum(extracted) + (VECTOR_PERIOD + _MORE_VECTOR * (vectors - 1) if vectors else 0.0)
 
 
 _BASE = 0.1  # seconds: a debit, and all that does not grow
+_DEBIT = 0.01  # seconds for each debit after the first: it takes 0.003
+_MORE = 1 / 8  # of the seconds for the operations of a question, for each one after the first: they take 1/20
 _MESSAGE = 5e-3  # seconds, besides its operations
 _BYTE = 2e-8  # seconds to read one
 _OPERATION = 5e-9  # seconds
@@ -78,25 +83,26 @@ TEXT = 5e-5  # seconds for the texts of an item, besides their bytes: they take 
 _TEXT_BYTE = 3e-7  # seconds for each byte of texts of an answer: hostile JSON takes 85e-9, read twice
 
 
-def question_period(public: "PublicPart") -> float:
-    """Return the seconds for reading a public part, paying and making a message."""
+def question_period(public: "PublicPart", questions: int = 1) -> float:
+    """Return the seconds for reading a public part, paying and making messages."""
     table = public.map
     features, dimensions = table.components.shape
     work = features * dimensions + len(table.prototypes) * (dimensions + _NETWORK + table.coverage.shape[1])
     size = table.components.nbytes + table.prototypes.nbytes + table.coverage.nbytes + public.table.nbytes
-    return float(_BASE + _MESSAGE + _BYTE * size + _OPERATION * work)
+    more = questions - 1
+    return float(_BASE + _MESSAGE + _BYTE * size + _OPERATION * work * (1 + _MORE * more) + _DEBIT * more)
 
 
 def choice_period(
-    public: "PublicPart", answers: int, size: int, *, text_bytes: int = 0, filtered: bool = False
+    public: "PublicPart", *, texts: int = 0, text_bytes: int = 0, filtered: bool = False, questions: int = 1
 ) -> float:
-    """Return the seconds for reading answers of `size` bytes, `text_bytes` with names, and ranking candidates."""
+    """Return the seconds for ranking the answers of `questions`, and reading `texts` of each, of `text_bytes`."""
     count, features = public.map.set_size, public.space.width
     choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
-    reading = _BYTE * (size + public.table.nbytes) + _OPERATION * _CANDIDATE * answers * count
-    scoring = scoring_period(public.table, features, count)
-    texts = _TEXT_BYTE * (1 + filtered) * text_bytes + TEXT * count * (text_bytes > 0)
-    return float(_BASE / 2 + choice + reading + texts + scoring + filtered * FILTERING * count)
+    ranking = choice + _OPERATION * _CANDIDATE * count + scoring_period(public.table, features, count)
+    reading = _TEXT_BYTE * (1 + filtered) * text_bytes + TEXT * texts + filtered * FILTERING * count
+    more = questions - 1
+    return float(_BASE / 2 + ranking * (1 + _MORE * more) + _MESSAGE * more + reading * questions)
 
 
 def scoring_period(table: Codes, n_features: int, n_codes: int) -> float:

@@ -74,7 +74,11 @@ class Codes(ABC):
 
     def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return approximate inner products, shape (q, n), of query rows, shape (q, d), with n items."""
-        return np.asarray(self.project(queries) @ self.decode(codes).T, dtype=np.float32)
+        return self.compare(self.project(queries), codes)
+
+    def compare(self, projected: Rows, codes: Bytes) -> Singles:
+        """Return the scores of projected queries with n items."""
+        return np.asarray(projected @ self.decode(codes).T, dtype=np.float32)
 
 
 class WholeCodes(Codes):
@@ -183,8 +187,11 @@ class ProductCodes(Codes):
         self.sample = sample
         self.dimension, self.columns = projection.shape
         self.width = _FACTOR_BYTES + groups
-        self._quantiser: Any = faiss.ProductQuantizer(groups * size, groups, 8)
-        faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), self._quantiser.centroids)
+        self._quantiser = _make_quantiser(centroids)
+        with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
+            self._decoder = _make_quantiser(
+                centroids / weights.reshape(groups, 1, size) + mean.reshape(groups, 1, size)
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickling, which the quantiser does not."""
@@ -234,12 +241,16 @@ class ProductCodes(Codes):
         return np.asarray(queries @ self.projection)
 
     def decode(self, codes: Bytes) -> Singles:
-        factors = np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
-        return np.asarray(self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * factors, dtype=np.float32)
+        return self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:])) * _read_factors(codes)
+
+    def compare(self, projected: Rows, codes: Bytes) -> Singles:
+        rows = self._reconstruct(np.ascontiguousarray(codes[:, _FACTOR_BYTES:]))
+        return np.asarray(projected @ rows.T * _read_factors(codes).T, dtype=np.float32)
 
     def _reconstruct(self, codes: Bytes) -> Singles:
         """Return the projected rows of codes without their factors."""
-        return np.asarray(self._quantiser.decode(codes) / self.weights + self.mean, dtype=np.float32)
+        rows: Singles = self._decoder.decode(codes)
+        return rows
 
     def _fit_factors(self, features: Singles, rows: Singles) -> Singles:
         """Return the least-squares factor from coded to true scores of the nearest sample rows, for each item."""
@@ -259,6 +270,18 @@ class ProductCodes(Codes):
             fitted = np.einsum("ij,ij->i", coded, true)
             np.divide(fitted, power, out=factors[block], where=power > 1e-12)
         return np.clip(factors, 0.5, 2.0)
+
+
+def _read_factors(codes: Bytes) -> Singles:
+    return np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
+
+
+def _make_quantiser(centroids: Singles) -> Any:
+    """Return a quantiser of rows in groups of columns, by the centroids of each group, shape (groups, 256, size)."""
+    groups, _, size = centroids.shape
+    quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
+    faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), quantiser.centroids)
+    return quantiser
 
 
 def _find_bounds(rows: Singles, first: int, projection: Singles) -> Singles:
@@ -312,12 +335,23 @@ def limit_code_bytes(n_items: int) -> int:
 def list_code_sizes(n_items: int, width: int) -> list[int]:
     """Return the bytes of the codes that "auto" tries, those with the smallest copy (codes and table) first."""
     limit = limit_code_bytes(n_items) - ID_BYTES
-    sizes = [size for size in (width // 4, width // 2, width, width + width // 8, 2 * width) if size > _FACTOR_BYTES]
+    sizes = [
+        size
+        for size in (width // 4, width // 2, width, width + width // 8, width + width // 2, 2 * width)
+        if size > _FACTOR_BYTES
+    ]
     allowed = [size for size in sizes if size <= limit] or [min(limit, width)]
-    return sorted(allowed, key=lambda size: n_items * size + _count_table_bytes(size, width))
+    return sorted(allowed, key=lambda size: n_items * size + count_table_bytes(size, width))
 
 
-def _count_table_bytes(size: int, width: int) -> int:
+def estimate_code_bytes(n_items: int, width: int) -> int:
+    """Return the bytes of a code without its id that "auto" is most likely to choose: it depends on the data."""
+    # A byte or a little more for each number keeps .99 of the 10 nearest on features of images and of words.
+    sizes = list_code_sizes(n_items, width)
+    return next((size for size in sizes if size >= width + width // 8), max(sizes))
+
+
+def count_table_bytes(size: int, width: int) -> int:
     """Return the bytes of the table of codes of `size` bytes for rows of `width` numbers."""
     if size == 2 * width:
         return 0

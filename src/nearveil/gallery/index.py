@@ -584,11 +584,12 @@ class Index(MapPublisher):
     ) -> IndexSnapshot:
         """Load the rows of a revision into memory, except those that an earlier snapshot has."""
         ids, start = store.load_ids(connection, header, self._location), 0
-        rows = np.zeros((len(ids), self.dimension), np.float32)
+        rows = np.empty((len(ids), self.dimension), np.float32)
         if earlier is not None and len(earlier):
             remaining = np.flatnonzero(np.isin(earlier.ids, ids))
-            start = len(remaining)  # ids grow, and are never used again
-            np.take(earlier.features, remaining, axis=0, out=rows[:start], mode="clip")  # other modes need a buffer
+            for run in np.split(remaining, np.flatnonzero(np.diff(remaining) > 1) + 1):  # faster than one by one
+                rows[start : start + len(run)] = earlier.features[run[0] : run[-1] + 1] if len(run) else 0
+                start += len(run)  # ids grow, and are never used again
         if not self._fill_rows(connection, ids[start:].astype(np.int64), rows[start:]).all():
             raise CorruptedIndexError(self._location, "the list of features")
         return IndexSnapshot(header.revision, ids, rows)
@@ -600,6 +601,9 @@ class Index(MapPublisher):
         for block in np.unique(ids[(ids >= 0) & (ids < MOST_ITEMS)] // size).tolist():
             block_ids, features = self._read_block(connection, block)
             span = slice(*np.searchsorted(ids, (block * size, (block + 1) * size)))
+            if np.array_equal(block_ids, ids[span]):  # much faster than row by row
+                exist[span], rows[span] = True, features
+                continue
             exist[span] = np.isin(ids[span], block_ids)
             rows[span][exist[span]] = features[np.isin(block_ids, ids[span])]
         return exist

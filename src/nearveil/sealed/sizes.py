@@ -56,9 +56,9 @@ def count_question_bytes(parameters: LweParameters, count: int) -> int:
 
 @dataclass(frozen=True)
 class SealedSizes:
-    """Bytes of sealed search for a gallery: hints of a client, a question, its answer, and a pass over the codes."""
+    """Bytes of sealed search for a gallery: of a client, a question, its answer, and a pass over the codes."""
 
-    hint: int
+    kept: int  #: hints, projection, centroids and counts of cells
     question: int
     answer: int
     passed: int
@@ -74,4 +74,5 @@ def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> S
     hint = HINT_BYTES["scores"] * rows[0] * SCORES.dimension + HINT_BYTES["records"] * rows[1] * FETCH.dimension
     question = count_question_bytes(SCORES, n_cells * dimension) + count_question_bytes(FETCH, N_FETCHED * n_columns)
     answer = ANSWER_BYTES * (rows[0] + N_FETCHED * rows[1])
-    return SealedSizes(hint, question, answer, n_cells * slots * (dimension + width))
+    kept = hint + 4 * dimension * (n_features + n_cells) + 2 * n_cells
+    return SealedSizes(kept, question, answer, n_cells * slots * (dimension + width))

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import cut_rows
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import Answer, Extras
 from nearveil.gallery.codes import ID_BYTES, Codes, Singles
@@ -197,7 +198,7 @@ def encode_queries(public: PublicPart, rows: ArrayLike, name: str = "rows") -> Q
         return QueryRows(encoded, space.make_queries(encoded), space.make_directions(encoded))
 
 
-_BLOCK = 1 << 13  # candidates that are scored at once: codes are larger in memory than on the wire
+_BLOCK = 1 << 19  # numbers of candidates that are scored at once: they fit in a cache
 
 
 def rank_answer(
@@ -212,9 +213,9 @@ def rank_answer(
         raise WireError(f"answer must hold at least k = {k} candidates; it holds {len(answer.ids)}")
     # A hostile table may make scores overflow for some queries and not for others. An error would reveal which.
     with np.errstate(all="ignore"):
-        parts = [
-            codes.scores(queries, answer.codes[start : start + _BLOCK]) for start in range(0, len(answer.ids), _BLOCK)
-        ]
+        blocks = cut_rows(len(answer.ids), max(1, _BLOCK // codes.columns))
+        projected = codes.project(queries)
+        parts = [codes.compare(projected, answer.codes[block]) for block in blocks]
         scores = np.nan_to_num(np.concatenate(parts, axis=1), nan=float(np.finfo(np.float32).min))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return answer.ids[order].astype(np.int64), np.take_along_axis(scores, order, axis=1)

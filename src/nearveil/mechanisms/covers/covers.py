@@ -1,5 +1,6 @@
 """Covers and cells: mechanisms with messages that name a set of a public map."""
 
+import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
@@ -379,14 +380,12 @@ class Covers(MappedRelease):
         if self.n_sets is not None and not 2 <= self.n_sets <= len(features):
             raise ValueError("n_sets must be at least 2 and at most the number of items in the gallery")
         n = len(features)
-        reached = int(np.ceil(self.reach * n - 1e-9))
-        least = -(-reached // set_size)
-        if self.n_sets is not None and self.n_sets < least:
+        least = count_least_sets(n, set_size, self.reach)
+        if self.n_sets is not None and self.n_sets * set_size < self.reach * n - 1e-9:
+            least = -(-math.ceil(self.reach * n - 1e-9) // set_size)
             raise ValueError(f"n_sets must be at least {least}, so that sets of this size reach so many items")
-        if least > MOST_SETS:
+        if least * set_size < self.reach * n - 1e-9:
             raise ValueError(f"candidates must be larger, or reach smaller: {MOST_SETS} sets reach fewer items")
-        if least * set_size < reached + least:  # no spare position in each set, for smaller sets after deletions
-            least = min(least + 1, n, MOST_SETS)
         learned = learn_sets(features, self.space_, set_size, self.epsilon, self.n_sets, report, least=least)
         report("making the map", 0.8)
         members = learned.sets.astype(np.uint8)
@@ -396,6 +395,14 @@ class Covers(MappedRelease):
             local = measure_local(features, self.space_, initial)
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
         return members, map_around_prototypes(features, self.space_, members, components, learned)
+
+
+def count_least_sets(n_items: int, set_size: int, reach: float) -> int:
+    """Return how many sets are needed to reach a fraction of the items, at most `MOST_SETS`."""
+    reached = math.ceil(reach * n_items - 1e-9)
+    least = -(-reached // set_size)
+    # A spare position in each set, for smaller sets after deletions.
+    return min(least + (least * set_size < reached + least), n_items, MOST_SETS)
 
 
 CellKind = Literal["kmeans", "balanced"]
