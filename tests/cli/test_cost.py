@@ -93,7 +93,7 @@ def test_version_and_help() -> None:
 
 def test_a_search_plan_prices_its_messages() -> None:
     """Of about as many sets as the map would have, which `--json` and `nearveil cost` take."""
-    words = ("plan", "--items", "1000000", "--epsilon", "2", "--answer", "12MB")
+    words = ("plan", "--items", "1000000", "--epsilon", "2", "--answer", "12MB", "--code-bytes", "128")
     n_sets = json.loads(run(*words, "--json").output)["n_sets"]
     cost = prices("100x2", "--sets", f"{n_sets}", "--delta", "1e-6")["PLD"]
     output = " ".join(run(*words).output.split())
