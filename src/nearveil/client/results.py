@@ -93,7 +93,7 @@ class Nearest:
             return f"This answer comes from the set that suits your query, and holds {contents}"
         return (
             f"This answer comes from another set than the one that suits your query, and holds {contents} The noise "
-            "that hides your query named that set. Do not ask again because of that: the retry itself leaks information."
+            "that hides your query named it. Do not ask again because of that: the retry itself leaks information."
         )
 
 
