@@ -24,7 +24,7 @@ from home import serve, timed
 from index import clustered
 
 PROCESSES = multiprocessing.get_context("spawn")
-WAYS = {"home": {}, "sealed": {"by": "sealed"}, "message": {"epsilon": 4.0}}
+WAYS: dict[str, dict[str, Any]] = {"home": {}, "sealed": {"by": "sealed"}, "message": {"epsilon": 4.0}}
 KINDS = 10  # values of the metadata that is filtered by
 ROUNDS = 3
 
@@ -47,11 +47,14 @@ def measure_change(path: Path, row: Any) -> Iterator[tuple[str, float]]:
 
     file = path.parent / "row.npz"
     np.savez(file, vectors=row[None], ids=np.array(["doc-0"]))
-    for name, words in (("delete", ["--delete", "doc-0"]), ("add", [str(file), "--ids", "ids"])):
-        seconds, result = timed(lambda words=words: CliRunner().invoke(app, ["index", *words, "--into", str(path)]))
+
+    def run(words: list[str]) -> None:
+        result = CliRunner().invoke(app, ["index", *words, "--into", str(path)])
         if result.exit_code:
             raise RuntimeError(result.output)
-        yield name, seconds
+
+    for name, words in (("delete", ["--delete", "doc-0"]), ("add", [str(file), "--ids", "ids"])):
+        yield name, timed(partial(run, words))[0]
 
 
 def measure_ways(client: Any, queries: Any, ways: list[str]) -> Iterator[dict[str, Any]]:
@@ -109,10 +112,11 @@ def measure(folder: Path, path: Path, rows: int, ways: list[str]) -> dict[str, A
     (folder / "plain").write_bytes(b"")
     with Index.open(path) as index:
         items, dimension = len(index), index.dimension
-    queries, record = clustered(rows, dimension, 1), {"items": items, "dimension": dimension, "rows": rows}
+    queries = clustered(rows, dimension, 1)
+    record: dict[str, Any] = {"items": items, "dimension": dimension, "rows": rows}
     offers = ("codes", "sealed") if "sealed" in ways else ("codes",)
     with Ledger(folder / "ledger.db") as ledger:
-        terms = {"owner": "me", "protects": "query", "unit": "row", "relation": "replace"}
+        terms: Any = {"owner": "me", "protects": "query", "unit": "row", "relation": "replace"}
         account = ledger.open_account("me", **terms, epsilon=4000.0, delta=0.0)
         with connect(folder, path, offers, account) as client:
             record["ways"] = list(measure_ways(client, queries, ways))

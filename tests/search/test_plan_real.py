@@ -42,7 +42,7 @@ def measure_ways(path: Path, folder: Path, rows: Any) -> dict[str, SearchWay]:
         real["home"] = SearchWay("home", "", 0.0, files, 0, 0, 0, (0, 1))
         for name, options in (("sealed", {"by": "sealed"}), ("message", {"epsilon": EPSILON})):
             client, _ = here.client(home=folder / "none")
-            first, second = (client.nearest(row, **options) for row in rows[:2])  # type: ignore[arg-type]
+            first, second = (client.nearest(row, **options) for row in rows[:2])
             kept = first.bytes_received - second.bytes_received
             real[name] = SearchWay(name, "", 0.0, kept, second.bytes_sent, second.bytes_received, 0, (0, 1))
     return real

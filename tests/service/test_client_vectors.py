@@ -255,6 +255,24 @@ def test_many_rows_come_with_the_matches_of_each(here: Scene, monkeypatch: pytes
     assert here.paid == 12
 
 
+def test_an_error_of_a_filter_does_not_change_what_is_sent(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It depends on matches, and whether more rows are asked about is seen."""
+    monkeypatch.setattr("nearveil.client.questions._MOST_TOGETHER", 2)
+    client, wire = here.client()
+    asked: list[int] = []
+
+    def refuse(match: Match) -> bool:
+        asked.append(match.id)
+        if len(asked) > CANDIDATES:
+            raise RuntimeError("no")
+        return True
+
+    with pytest.raises(UnfinishedError, match=r"rows\[1\]: no") as raised:
+        client.nearest_many(QUERIES[:5], epsilon=4.0, where=refuse)
+    assert len(raised.value.results) == 1
+    assert len(wire.posts) == here.paid == 5
+
+
 def test_rows_that_the_account_can_pay_are_answered(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, epsilon=10.0, offers=OFFERS) as here:
         client, wire = here.client()

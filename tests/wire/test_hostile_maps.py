@@ -402,13 +402,13 @@ def test_tables_of_tiny_numbers_are_read_in_wide_arithmetic(monkeypatch: pytest.
     """Where 32-bit numbers are subnormal some processors are slow, for some queries more than for others."""
     seen = []
     table = type(part().table)
-    scores = table.scores
+    compare = table.compare
 
-    def watched(self: Any, queries: Any, codes: Any) -> Any:
-        seen.append(queries.dtype)
-        return scores(self, queries, codes)
+    def watched(self: Any, projected: Any, codes: Any) -> Any:
+        seen.append(projected.dtype)
+        return compare(self, projected, codes)
 
-    monkeypatch.setattr(table, "scores", watched)
+    monkeypatch.setattr(table, "compare", watched)
     assert outcome(ANSWER.to_bytes(), VICTIM) == "chosen"
     assert seen == [np.float64]
 

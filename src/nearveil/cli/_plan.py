@@ -1,7 +1,7 @@
 """``nearveil plan``, ``cost`` and ``mechanisms``: compare ways to search, prices of releases, and mechanisms."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -101,8 +101,8 @@ def plan(
 
     try:
         answer_bytes = None if answer is None else _parse_size(answer, "--answer")
-        limits = {"dimension": dimension, "storage": _parse_size(storage, "--storage")}
-        terms = {"code_bytes": code_bytes or "auto", "reach": reach}
+        limits: Any = {"dimension": dimension, "storage": _parse_size(storage, "--storage")}
+        terms: Any = {"code_bytes": code_bytes or "auto", "reach": reach}
         search_plan = plan_search(items, epsilon, answer_bytes, delta=delta, **limits, **terms)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None

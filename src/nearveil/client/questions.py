@@ -145,32 +145,32 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
     from nearveil.ledger import new_key  # a client that never pays loads no ledger
 
     traffic, results = Traffic(), list[Nearest]()
+    failure: Exception | None
     try:
         account = await session.require_account(question.gallery)
         info, rows = await session.prepare_features(question.queries, question.gallery)
         check_filter(question.where, info)
         public = await session.fetch_map(info, question.candidates, traffic)
-    except UnreachableError as error:
-        raise UnreachableError(f"{error}; nothing was paid", again=error.again) from None
+    except UnreachableError as unreachable:
+        raise UnreachableError(f"{unreachable}; nothing was paid", again=unreachable.again) from None
     assert question.epsilon is not None
     protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
     keys = list(question.keys or [new_key() for _ in rows])
-    size, error, problem = count_together(public), None, None
+    size, filtered, problem = count_together(public), question.where is not None, None
     try:
         for start in range(0, len(rows), size):
-            cut = slice(start, start + size)
+            cut, failure = slice(start, start + size), None
             payer = _Payer(protocol, account, question.rng)
             try:
                 period = question_period(public, len(rows[cut]))
                 async with private_step(session, traffic.last_reply_at, period):
                     await run_to_end(partial(payer.pay, np.stack(rows[cut]), keys[cut]))
-            except Exception as failure:  # of the account: those that are paid are asked
+            except Exception as unpaid:  # of the account: those that are paid are asked
                 if not payer.payments:
-                    return Outcome(results, failure)
-                error = failure
-            replies, failure = await _send_all(session, info, protocol, plan, payer.payments, traffic)
-            error, filtered = failure or error, question.where is not None
+                    return Outcome(results, problem or unpaid)
+                failure = unpaid
+            replies, unanswered = await _send_all(session, info, protocol, plan, payer.payments, traffic)
             texts = measure_texts(replies, None if filtered else k)
             period = choice_period(public, **texts, filtered=filtered, questions=max(1, len(replies)))
             async with private_step(session, traffic.last_reply_at, period):
@@ -178,9 +178,9 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
             if problem is None:
                 results += ranked.results
                 problem = ranked.error
-            if error is not None:
-                break
             # After an error of a filter the others are asked nevertheless: what is sent does not depend on answers.
+            if failure := unanswered or failure:
+                return Outcome(results, problem or failure)
             traffic = Traffic(last_reply_at=session.clock.now())
     except BaseException as interrupt:
         words = (
@@ -190,7 +190,7 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
         )
         interrupt.add_note(f"{words} paid for at most once")
         raise
-    return Outcome(results, problem or error)
+    return Outcome(results, problem)
 
 
 class _Payment(NamedTuple):
