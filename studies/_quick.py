@@ -34,6 +34,7 @@ NOTICE = (
 _SMALL_MAIL: dict[str, Any] = {"_privatemail:ANCHORS": 80}
 _ONE_SET: dict[str, Any] = {"_search:SETS": {"cub200_cropped_lite0": 100}, "_search:QUERIES": 100}
 _EASY: dict[str, Any] = {"screening": NoisyScreening(noise=5.0, threshold=10.0, n_neighbors=20), "sampling_rate": 0.5}
+_EASY_PATE = {"threshold": 20, "screening_noise": 10, "vote_noise": 5, "max_screened": 60, "max_answered": 40}
 _RECALL = (0.1, 4.0, 16.0)
 _FIRST = (0.023, 10.527)
 
@@ -136,7 +137,12 @@ CHANGES: dict[str, dict[str, Any]] = {
     "screening": {"screening:COUNTS": (1, 16)},
     "accounting": {
         "accounting:PLANS": _shrink_plans(
-            claim=0.3, sampling_rate=0.2, screening=NoisyScreening(40.0, 20.0, 30), screened=40, vote_noise=15.0, answered=25,
+            claim=0.3,
+            sampling_rate=0.2,
+            screening=NoisyScreening(40.0, 20.0, 30),
+            screened=40,
+            vote_noise=15.0,
+            answered=25,
         ),
         "accounting:_INTERVAL": 1e-4,
         "accounting:WHOLE_ORDERS": (2.0, 4.0, 8.0, 16.0, 32.0, 64.0),
@@ -150,10 +156,7 @@ CHANGES: dict[str, dict[str, Any]] = {
         "private_knn:EPSILONS": {"mnist": (0.05, 40.0), "svhn": (40.0,)},
         "private_knn:TEACHERS": {"mnist": 20, "svhn": 10},
         "private_knn:PUBLISHED_TEACHERS": 40,
-        "private_knn:PATE_PUBLISHED": dict.fromkeys(
-            ("mnist", "svhn"),
-            {"threshold": 20, "screening_noise": 10, "vote_noise": 5, "max_screened": 60, "max_answered": 40},
-        ),
+        "private_knn:PATE_PUBLISHED": dict.fromkeys(("mnist", "svhn"), _EASY_PATE),
         "private_knn:EPOCHS": 1,
         "accounting:PLANS": _shrink_plans(**_EASY, screened=100, answered=80),
     },
@@ -164,7 +167,9 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "cost": {
         "cost:SIZES": (200,),
-        "cost:LARGEST": _keep("cost:LARGEST", ("exact (ours, NumPy)", "float32"), ("dense NumPy (the authors' way)", "float64")),
+        "cost:LARGEST": _keep(
+            "cost:LARGEST", ("exact (ours, NumPy)", "float32"), ("dense NumPy (the authors' way)", "float64")
+        ),
         "cost:PRIVATE": (500,),
         "cost:VOTERS": lambda: dict.fromkeys(_look_up("cost:VOTERS"), 8),
         "cost:REPEATS": 2,
@@ -172,9 +177,9 @@ CHANGES: dict[str, dict[str, Any]] = {
         "_cost_release:PUBLIC": 40,
         "_cost_release:_TIMED": _keep("_cost_release:_TIMED", "analytic Gaussian", "k-means cells"),
         "_cost_votes:K": 30,
-        "_cost_votes:load_rows": lambda: lambda: (np.random.default_rng(0).random((520, 324), np.float32), "random rows"),
+        "_cost_votes:load_rows": lambda: _make_rows,
     },
-}  # fmt: skip
+}
 """Constants of modules that are smaller in a quick run, by study; a function is called for the value."""
 
 
@@ -251,6 +256,10 @@ def _make_views(*_: Any) -> tuple[list[NDArray[np.float32]], NDArray[np.intp]]:
     hidden = rng.normal(size=(20, 40))[labels] + 0.3 * rng.normal(size=(240, 40))
     views = [hidden @ np.linalg.qr(rng.normal(size=(40, 40)))[0] for _ in range(2)]
     return [(view / np.linalg.norm(view, axis=1, keepdims=True)).astype(np.float32) for view in views], labels
+
+
+def _make_rows() -> tuple[NDArray[np.float32], str]:
+    return np.random.default_rng(0).random((520, 324), np.float32), "random rows"
 
 
 def _put_notice(page: str) -> str:

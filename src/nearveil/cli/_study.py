@@ -52,7 +52,7 @@ def study(
     unknown = [name for name in names if name not in studies and name != "all"]
     check(not unknown, f"{', '.join(unknown)!r} is none of: all, {', '.join(studies)}", "NAME")
     chosen = list(studies) if "all" in names else list(dict.fromkeys(names))
-    check(not (quick and docs), "--quick figures are rough and do not belong into the documentation: drop one", "--docs")
+    check(not (quick and docs), "figures of --quick are rough: publish those of a whole run", "--docs")
     out = out / "quick" if quick else out
     make_folder(out, "--out")
     make_folder(docs, "--docs")
