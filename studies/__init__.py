@@ -30,6 +30,7 @@ NAMES = (
     "sensitivity",
     "latent-ome",
     "screening",
+    "data-dependent",
     "accounting",
     "private-knn",
     "bridge",

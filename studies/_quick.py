@@ -135,6 +135,14 @@ CHANGES: dict[str, dict[str, Any]] = {
         "latent_ome:METHODS": ("PrivUnit", "unary, symmetric", "LATENT", "OME"),
     },
     "screening": {"screening:COUNTS": (1, 16)},
+    "data-dependent": {
+        "data_dependent:COUNT": 30,
+        "data_dependent:NEIGHBOURS": 60,
+        "data_dependent:THRESHOLD": 36.0,
+        "data_dependent:NOISES": (75.0, 15.0),
+        "data_dependent:BETAS": np.geomspace(1e-3, 0.1, 5),
+        "data_dependent:DATA": ("mnist", "voters who all agree"),
+    },
     "accounting": {
         "accounting:PLANS": _shrink_plans(
             claim=0.3,
