@@ -96,6 +96,13 @@ CHANGES: dict[str, dict[str, Any]] = {
         "label_weight:LABEL_WEIGHTS": (0.0, 0.6),
         "label_weight:SEEDS": (0, 1),
     },
+    "manifold-theorems": {
+        "manifold_theorems:DIGITS": 80,
+        "manifold_theorems:SEEDS": (0,),
+        "manifold_theorems:BANDWIDTHS": (0.3, 0.4),
+        "manifold_theorems:PER_CLASS": 250,
+        "manifold_theorems:SPREADS": (0.02, 0.4),
+    },
     "retrieval": {
         **_ONE_SET,
         "retrieval:SETTINGS": _keep(
@@ -126,6 +133,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "sensitivity:MOST_SEARCHED": 20,
         "sensitivity:SEEDS": (0, 1),
         "sensitivity:STARTS": 2,
+    },
+    "smooth-sensitivity": {
+        "smooth_sensitivity:ANCHORS": 60,
+        "smooth_sensitivity:TARGETS": 50,
+        "smooth_sensitivity:BANDWIDTHS": (1.0,),
+        "smooth_sensitivity:EPSILONS": (0.5, 4.0),
     },
     "latent-ome": {
         **_ONE_SET,

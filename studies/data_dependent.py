@@ -50,7 +50,6 @@ WORST, EXACT, FREE, PAID, SVT = (
     "own votes, published",
     "sparse vector technique",
 )
-LABELS = {FREE: f"{FREE} (no guarantee)"}
 
 
 @functools.cache
@@ -223,7 +222,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         for position, way in enumerate((WORST, EXACT, FREE, PAID, SVT)):
             points = select(group, way=way).set_index("noise")["epsilon"].sort_index()
             curve = draw.without_interval(points)
-            draw.curve(axes, way, curve, sound=way != FREE, index=position, label=LABELS.get(way, way))
+            draw.curve(axes, way, curve, sound=way != FREE, index=position)
         axes.set(title=TITLES[data], xlabel="noise of a screening, votes", xscale="log", yscale="log")
         draw.set_ticks(
             axes, sorted(group["noise"].unique()), [f"{noise:g}" for noise in sorted(group["noise"].unique())]
