@@ -35,6 +35,7 @@ NAMES = (
     "data-dependent",
     "accounting",
     "private-knn",
+    "multi-label",
     "bridge",
     "cost",
 )

@@ -181,6 +181,12 @@ CHANGES: dict[str, dict[str, Any]] = {
         "private_knn:EPOCHS": 1,
         "accounting:PLANS": _shrink_plans(**_EASY, screened=100, answered=80),
     },
+    "multi-label": {
+        "multi_label:EPSILONS": (1.0, 16.0),
+        "multi_label:CLIPS": (1.0, 3.0),
+        "multi_label:QUERIES": 40,
+        "multi_label:SEEDS": (0, 1),
+    },
     "bridge": {
         "bridge:MobileNetV2": lambda: object,
         "bridge:EfficientNetLite0": lambda: object,
@@ -232,16 +238,24 @@ def write_sets(folder: Path) -> None:
 def _thin(path: Path) -> dict[str, NDArray[Any]]:
     with np.load(path) as arrays:
         features, labels = arrays["features"], arrays["labels"]
+        names = {"class_names": arrays["class_names"]} if "class_names" in arrays.files else {}
     order = np.argsort(labels, kind="stable")
     position = np.arange(len(labels)) - np.searchsorted(labels[order], labels[order])
     rows = order[position < PER_CLASS]
-    return {"features": features[rows], "labels": labels[rows]}
+    return {
+        "features": features[rows],
+        "labels": labels[rows],
+        "is_train": np.arange(len(rows)) % PER_CLASS > 0,
+        **names,
+    }
 
 
 def _make_features(classes: int, seed: int) -> dict[str, NDArray[Any]]:
     rng, labels = np.random.default_rng(seed), np.repeat(np.arange(classes), PER_CLASS)
     features = rng.normal(size=(classes, DIMENSIONS))[labels] + 0.3 * rng.normal(size=(len(labels), DIMENSIONS))
-    return {"features": features.astype(np.float16), "labels": labels}
+    names = np.array([f"Make{c % 7} {('Sedan', 'SUV', 'Coupe')[c % 3]} {2007 + c % 5}" for c in range(classes)])
+    train = np.arange(len(labels)) % PER_CLASS > 0
+    return {"features": features.astype(np.float16), "labels": labels, "is_train": train, "class_names": names}
 
 
 def write_digits(folder: Path) -> None:
