@@ -181,6 +181,14 @@ CHANGES: dict[str, dict[str, Any]] = {
         "private_knn:EPOCHS": 1,
         "accounting:PLANS": _shrink_plans(**_EASY, screened=100, answered=80),
     },
+    "svhn-student": {
+        "svhn_student:EPSILONS": (40.0,),
+        "svhn_student:SEEDS": (0,),
+        "svhn_student:EPOCHS": 1,
+        "svhn_student:ARCHITECTURE": "mnist",
+        "private_knn:HELD": 60,
+        "private_knn:ANSWERS": 60,
+    },
     "multi-label": {
         "multi_label:EPSILONS": (1.0, 16.0),
         "multi_label:CLIPS": (1.0, 3.0),

@@ -79,15 +79,19 @@ def measure(case: Case) -> list[Row]:
         results = score_references(digits, public, testing)
         return [{"data": name, "way": entry, "seed": seed, "accuracy": value} for entry, value in results.items()]
     makers = [lambda source: make_ours(NETWORK_EPSILON, source)] if way == NETWORK else list_ways(name)[way]
-    return [{**case, **_teach(digits, make, public, testing, seed, network=way == NETWORK)} for make in makers]
+    learner = NetworkStudent(digits.name, epochs=EPOCHS) if way == NETWORK else None
+    return [{**case, **teach(digits, make, public, testing, seed, learner=learner)} for make in makers]
 
 
-def _teach(digits: Digits, make: Make, public: "np.ndarray", testing: "np.ndarray", seed: int, *, network: bool) -> Row:
+def teach(
+    digits: Digits, make: Make, public: "np.ndarray", testing: "np.ndarray", seed: int, *, learner: Any = None
+) -> Row:
+    """Teach a student by votes on public images, and score it; without a learner, the default student."""
     student = Student(
         make(unsafe_seeded(seed)),
-        NetworkStudent(digits.name, epochs=EPOCHS) if network else None,
+        learner,
         features=digits.features,
-        self_training=0 if network else 1,
+        self_training=0 if learner is not None else 1,
         random_state=seed,
     ).fit(digits.private, digits.private_y, digits.test[public])
     (answers,) = student.rounds_

@@ -22,7 +22,8 @@ DOTTED = [token for token in TOKENS if re.fullmatch(r"(nearveil|studies)(\.\w+)+
 SECTIONS = dict(re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL))
 IN_THE_PAPERS = {  # what each paper numbers or names
     "PrivateMail 2021": (
-        "Definitions 1 and 2", "Theorem 1", "Corollary 1.1", "Algorithm 1", *(f"Figure {number}" for number in range(1, 5)),
+        "Definitions 1 and 2", "Theorem 1", "Corollary 1.1", "Algorithm 1",
+        *(f"Figure {number}" for number in range(1, 5)),
         "eq. 2", "Eq. 3", "eqs. 4 to 6", "eq. 7", "Eqs. 8 and 9", "eq. 43", "Appendix B", "Appendix C", "Appendix E",
         "Majorization-minimization", "Concave-convex procedure", "Welch-Satterthwaite", "Kabsch-Umeyama", "CGD",
         "ResNet-50", "Homomorphic encryption", "oblivious transfer", "Laplacian eigenmaps", "Strong composition",
