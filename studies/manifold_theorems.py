@@ -307,7 +307,7 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
     for axes, profile, group in cells:
         points = group.set_index("depth")
         for position, (column, name) in enumerate(TAILS.items()):
-            curve = draw.without_interval(points[column].clip(lower=1e-16))
+            curve = draw.without_interval(points[column].where(points[column] >= 1e-16))
             draw.curve(axes, name, curve, sound=column == "exact", index=position)
         axes.set(title=profile, xscale="log", yscale="log", xlabel="threshold over the mean", ylim=(1e-16, 1))
         draw.set_ticks(axes, list(DEPTHS), [f"{depth:g}" for depth in DEPTHS])

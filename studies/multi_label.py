@@ -156,7 +156,8 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         voted = rows[rows["way"].isin(ways)]
         draw.curves(axes, voted.astype({"epsilon": float}), attribute, "epsilon", by="way", only=ways)
         top = mean(select(rows, way=NOISELESS)[attribute])
-        draw.curve(axes, NOISELESS, draw.level(top, [min(EPSILONS), max(EPSILONS)]))
+        level = draw.level(top, [min(EPSILONS), max(EPSILONS)])
+        draw.curve(axes, NOISELESS, level, index=len(ways))
         draw.floor(axes, float(select(rows, way=FLOOR)[attribute].mean()), label=FLOOR)
         draw.epsilon_axis(axes, EPSILONS, label="epsilon of all answers")
         axes.set(title=attribute, ylim=(0, 1))

@@ -136,9 +136,10 @@ def make_resnet50(last_stride: int = 2) -> Any:
             self.downsample = None if straight else nn.Sequential(*unit(inside, 4 * wide, 1, stride))
 
         def forward(self, x: Any) -> Any:
-            out = nn.functional.relu(self.bn1(self.conv1(x)))
-            out = self.bn3(self.conv3(nn.functional.relu(self.bn2(self.conv2(out)))))
-            return nn.functional.relu(out + (x if self.downsample is None else self.downsample(x)))
+            parts: Any = self
+            out = nn.functional.relu(parts.bn1(parts.conv1(x)))
+            out = parts.bn3(parts.conv3(nn.functional.relu(parts.bn2(parts.conv2(out)))))
+            return nn.functional.relu(out + (x if parts.downsample is None else parts.downsample(x)))
 
     conv, norm = unit(3, 64, 7, 2)
     layers: dict[str, Any] = {"conv1": conv, "bn1": norm, "relu": nn.ReLU(), "maxpool": nn.MaxPool2d(3, 2, 1)}

@@ -190,7 +190,7 @@ def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool, *, 
     return Z, [query.objective(Z)]
 
 
-SOLVERS = {
+SOLVERS: dict[str, Callable[[ManifoldQuery, Array, int, bool], Result]] = {
     "majorize": majorize,
     "cccp": cccp,
     "spectral": spectral,
