@@ -34,6 +34,7 @@ ANSWERS, PATE_ANSWERS = 500, 100  # PATE's are fewer, in its favour: its counts 
 TEACHERS: dict[DigitSet, int] = {"mnist": 250, "svhn": 50}
 PLAN_OF: dict[DigitSet, str] = {"mnist": "MNIST", "svhn": "SVHN"}
 REPORTED: dict[DigitSet, float] = {"mnist": 0.988, "svhn": 0.916}  # accuracy of Private-kNN's students, as published
+PUBLISHED_TEACHERS = 250
 PATE_PUBLISHED: dict[DigitSet, dict[str, Any]] = {  # Papernot et al. 2018, table 1
     "mnist": {"threshold": 200, "screening_noise": 150, "vote_noise": 40, "max_screened": 640, "max_answered": 286},
     "svhn": {"threshold": 300, "screening_noise": 200, "vote_noise": 40, "max_screened": 8500, "max_answered": 3098},
@@ -78,15 +79,19 @@ def measure(case: Case) -> list[Row]:
         results = score_references(digits, public, testing)
         return [{"data": name, "way": entry, "seed": seed, "accuracy": value} for entry, value in results.items()]
     makers = [lambda source: make_ours(NETWORK_EPSILON, source)] if way == NETWORK else list_ways(name)[way]
-    return [{**case, **_teach(digits, make, public, testing, seed, network=way == NETWORK)} for make in makers]
+    learner = NetworkStudent(digits.name, epochs=EPOCHS) if way == NETWORK else None
+    return [{**case, **teach(digits, make, public, testing, seed, learner=learner)} for make in makers]
 
 
-def _teach(digits: Digits, make: Make, public: "np.ndarray", testing: "np.ndarray", seed: int, *, network: bool) -> Row:
+def teach(
+    digits: Digits, make: Make, public: "np.ndarray", testing: "np.ndarray", seed: int, *, learner: Any = None
+) -> Row:
+    """Teach a student by votes on public images, and score it; without a learner, the default student."""
     student = Student(
         make(unsafe_seeded(seed)),
-        NetworkStudent(digits.name, epochs=EPOCHS) if network else None,
+        learner,
         features=digits.features,
-        self_training=0 if network else 1,
+        self_training=0 if learner is not None else 1,
         random_state=seed,
     ).fit(digits.private, digits.private_y, digits.test[public])
     (answers,) = student.rounds_
@@ -130,7 +135,7 @@ def list_ways(name: DigitSet) -> dict[str, list[Make]]:
         OURS: [partial(make_ours, epsilon) for epsilon in EPSILONS[name]],
         PATE: [partial(pate, epsilon=epsilon) for epsilon in EPSILONS[name]],
         GIVEN: [partial(make_private_knn, PLANS[PLAN_OF[name]])],
-        PATE_GIVEN: [partial(make_pate, 250, **PATE_PUBLISHED[name])],
+        PATE_GIVEN: [partial(make_pate, PUBLISHED_TEACHERS, **PATE_PUBLISHED[name])],
     }
     if name == "mnist":  # figure 4: all but sampling rate and number of queries as published
         base = PLANS["MNIST"]

@@ -39,8 +39,8 @@ JSON = option("Print JSON.", "--json")
 FORCE = option("Overwrite the file if it exists.")
 HOME = option("Folder of local copies; below ~/.local/share/nearveil by default.", metavar="DIR")
 EXTRACTOR = option(
-    "Feature extractor: efficientnet-lite0, mobilenet-v2, hog, a model from `nearveil train` (.nvm) or an ONNX file. "
-    "auto: the extractor of the index, else the best installed.",
+    "Feature extractor: efficientnet-lite0, mobilenet-v2, hog, a model from `nearveil train` (.nvm), an ONNX file, or "
+    "weights of ResNet-50 (.pth). auto: the extractor of the index, else the best installed.",
     default=AUTO,
     metavar="NAME_OR_FILE",
 )

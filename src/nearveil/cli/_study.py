@@ -2,6 +2,7 @@
 
 import importlib.util
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ def study(
     out: Path = option("Output folder, with one subfolder per study.", default=Path("out/study")),
     docs: Path | None = option("Documentation folder: pages go to its study/, findings to its index.md."),
     fresh: bool = option("Measure everything again."),
+    quick: bool = option("Few cases on few rows, in seconds; the figures are rough. Output goes to OUT/quick."),
     jobs: int = option("Number of processes; timing studies use one.", default=2, min=1, max=64),
 ) -> None:
     """Make tables and figures of the papers and of this library, as CSV, JSON, SVG, PNG and a page.
@@ -35,11 +37,12 @@ def study(
 
     For example:
         nearveil study
-        nearveil study sensitivity
+        nearveil study sensitivity --quick
         nearveil study all --docs docs/results
     """
     check(importlib.util.find_spec("studies") is not None, _NOT_INSTALLED, "NAME")
     from studies import load_studies
+    from studies._quick import shrink
     from studies._report import write_findings
 
     studies = load_studies()
@@ -49,12 +52,18 @@ def study(
     unknown = [name for name in names if name not in studies and name != "all"]
     check(not unknown, f"{', '.join(unknown)!r} is none of: all, {', '.join(studies)}", "NAME")
     chosen = list(studies) if "all" in names else list(dict.fromkeys(names))
+    check(not (quick and docs), "figures of --quick are rough: publish those of a whole run", "--docs")
+    out = out / "quick" if quick else out
     make_folder(out, "--out")
     make_folder(docs, "--docs")
     begin = time.monotonic()
     with options.connect() as connected:
         cluster = None if options.cluster is None else connected
-        made = [name for name in chosen if _run_study(studies[name], out, docs, fresh, jobs, cluster)]
+        made = []
+        for name in chosen:
+            with shrink(studies[name]) if quick else nullcontext(studies[name]) as chosen_study:
+                if _run_study(chosen_study, out, docs, fresh or quick, jobs, cluster):
+                    made.append(name)
     if docs is not None:
         write_findings(docs)
     if len(chosen) > 1:
@@ -69,7 +78,7 @@ def _run_study(study: "Study", out: Path, docs: Path | None, fresh: bool, jobs: 
     from studies._study import run
     from studies.data import DataMissingError
 
-    if study.note:
+    if study.note and not study.parameters.get("quick"):
         print_lines(f"{study.name}: {study.note}")
     folder = out / study.name
     try:

@@ -4,6 +4,9 @@ import functools
 import hashlib
 import importlib.util
 import io
+import os
+import pickle
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any, Literal
 
 from nearveil.features.extractor import Extractor, HogColor
 from nearveil.features.networks import OnnxExtractor, TorchExtractor, import_torch
+from nearveil.privacy.checks import check_integer
 
 BackboneName = Literal["EfficientNet-Lite0", "MobileNetV2"]
 
@@ -77,6 +81,74 @@ class MobileNetV2(TorchExtractor):
 
     def __init__(self) -> None:
         super().__init__(backbone("MobileNetV2"), name="MobileNetV2")
+
+
+class ResNet50(TorchExtractor):
+    """ResNet-50 (He et al. 2015), the backbone of CGD, with your own weights: 2,048 dimensions.
+
+    Parameters
+    ----------
+    weights : path
+        A state dict with the names of torchvision, as ``torch.save(model.state_dict(), path)`` writes it; a classifier
+        (``fc``) is ignored. No code from the file is run. For an ONNX file, use :class:`OnnxExtractor`.
+    last_stride : int, default=2
+        Stride of the last stage: 2 or 1. 1 keeps its maps at 14 x 14 pixels, as CGD does.
+    side : int, default=224
+
+    Examples
+    --------
+    >>> ResNet50("resnet50.pth", last_stride=1).dimension  # doctest: +SKIP
+    2048
+    """
+
+    def __init__(self, weights: str | os.PathLike[str], *, last_stride: int = 2, side: int = 224) -> None:
+        check_integer(last_stride, "last_stride", 1, 2)
+        torch = import_torch()
+        module = make_resnet50(last_stride)
+        try:
+            stored = torch.load(weights, map_location="cpu", weights_only=True)
+            module.load_state_dict({name: value for name, value in stored.items() if not name.startswith("fc.")})
+        except (AttributeError, EOFError, KeyError, RuntimeError, TypeError, pickle.UnpicklingError):
+            raise ValueError(
+                "weights: not a state dict of ResNet-50 with torchvision's names: save one by "
+                "torch.save(model.state_dict(), path)"
+            ) from None
+        super().__init__(module, side=side, name=f"ResNet-50 (stride {last_stride})")
+
+
+def make_resnet50(last_stride: int = 2) -> Any:
+    """Return ResNet-50 up to its last map, without weights, with the names of torchvision."""
+    import_torch()
+    from torch import nn
+
+    def unit(inside: int, outside: int, kernel: int, stride: int = 1) -> list[Any]:
+        return [nn.Conv2d(inside, outside, kernel, stride, kernel // 2, bias=False), nn.BatchNorm2d(outside)]
+
+    class Bottleneck(nn.Module):
+        def __init__(self, inside: int, wide: int, stride: int) -> None:
+            super().__init__()
+            shapes = (inside, wide, 1, 1), (wide, wide, 3, stride), (wide, 4 * wide, 1, 1)
+            for number, shape in enumerate(shapes, 1):
+                conv, norm = unit(*shape)
+                self.add_module(f"conv{number}", conv)
+                self.add_module(f"bn{number}", norm)
+            straight = stride == 1 and inside == 4 * wide
+            self.downsample = None if straight else nn.Sequential(*unit(inside, 4 * wide, 1, stride))
+
+        def forward(self, x: Any) -> Any:
+            parts: Any = self
+            out = nn.functional.relu(parts.bn1(parts.conv1(x)))
+            out = parts.bn3(parts.conv3(nn.functional.relu(parts.bn2(parts.conv2(out)))))
+            return nn.functional.relu(out + (x if parts.downsample is None else parts.downsample(x)))
+
+    conv, norm = unit(3, 64, 7, 2)
+    layers: dict[str, Any] = {"conv1": conv, "bn1": norm, "relu": nn.ReLU(), "maxpool": nn.MaxPool2d(3, 2, 1)}
+    inside = 64
+    for number, (wide, count, stride) in enumerate(((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, last_stride)), 1):
+        blocks = [Bottleneck(inside if i == 0 else 4 * wide, wide, stride if i == 0 else 1) for i in range(count)]
+        layers[f"layer{number}"] = nn.Sequential(*blocks)
+        inside = 4 * wide
+    return nn.Sequential(OrderedDict(layers))
 
 
 def backbone(name: BackboneName) -> Any:
@@ -204,10 +276,11 @@ def make_extractor(name: str) -> Extractor:
     if name in EXTRACTORS:
         return EXTRACTORS[name]()
     path = Path(name)
-    readers: dict[str, Callable[[Path], Extractor]] = {".nvm": load_extractor, ".onnx": OnnxExtractor}
+    readers: dict[str, Callable[[Path], Extractor]] = {".nvm": load_extractor, ".onnx": OnnxExtractor, ".pth": ResNet50}
     if path.suffix not in readers or not path.is_file():
         raise ValueError(
-            f"extractor must be one of auto, {', '.join(EXTRACTORS)}, or a model file that exists (.nvm, .onnx)"
+            f"extractor must be one of auto, {', '.join(EXTRACTORS)}, or a model file that exists: .nvm, .onnx, "
+            "or .pth (weights of ResNet-50)"
         )
     return readers[path.suffix](path)
 

@@ -1,4 +1,4 @@
-"""The supervised manifold learning query (step, three solvers, scikit-learn estimator) and Umeyama alignment.
+"""The supervised manifold learning query (step, four solvers, scikit-learn estimator) and Umeyama alignment.
 
 A solver takes the query and a start of shape (n, k). It returns the embedding and the objective
 ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` of every iterate, including the start.
@@ -7,6 +7,7 @@ A solver takes the query and a start of shape (n, k). It returns the embedding a
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -156,29 +157,45 @@ def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Resu
     return Z, history
 
 
-def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
-    """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``."""
+def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool, *, normalised: bool = False) -> Result:
+    """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
+
+    `normalised`: under ``Z' D Z = I`` and columns of weighted mean zero, as Laplacian eigenmaps do.
+    """
     # The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is shifted to the
     # other end of the spectrum.
     del n_iter
     n, k = start.shape
     if k >= n:
-        raise ValueError(f'n_components must be below the {n} rows for solver="spectral"; got {k}')
-    beyond = 2 * float(query.graph.degree.max()) + 1
-    matrix = _make_operator(
-        (n, 1), lambda z: _bring_to_host(query.gradient(convert_like(z, start))) + beyond * z.mean()
-    )
+        raise ValueError(f"n_components must be below the {n} rows for the spectral solvers; got {k}")
+    degree = _bring_to_host(query.graph.degree)[:, None]
+    weight = np.sqrt(degree) if normalised else np.ones((n, 1))
+    constant = weight / np.linalg.norm(weight)
+    beyond = 2 * float((degree / weight**2).max()) + 1
+
+    def multiply(z: Floats) -> Floats:
+        product = _bring_to_host(query.gradient(convert_like(z / weight, start))) / weight
+        return np.asarray(product + beyond * constant * (constant * z).sum())
+
     try:
-        _, vectors = eigsh(matrix, k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n))
+        _, vectors = eigsh(
+            _make_operator((n, 1), multiply), k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n)
+        )
     except ArpackNoConvergence:
         raise ValueError("the eigenvectors did not converge: use a larger bandwidth or another solver") from None
+    vectors = vectors / weight
     peaks = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(k)]
     Z = convert_like(vectors * np.sign(peaks), start)
     Z = Z * _find_norm_factor(Z) if rescale else Z
     return Z, [query.objective(Z)]
 
 
-SOLVERS = {"majorize": majorize, "cccp": cccp, "spectral": spectral}
+SOLVERS: dict[str, Callable[[ManifoldQuery, Array, int, bool], Result]] = {
+    "majorize": majorize,
+    "cccp": cccp,
+    "spectral": spectral,
+    "eigenmaps": partial(spectral, normalised=True),
+}
 
 
 def _find_norm_factor(Z: Array) -> float:
@@ -232,8 +249,8 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     label_weight : float, default=0.6
         The alpha, the strength of the repulsion between labels. 0 ignores them.
     n_iter : int, default=20
-        Number of steps ("spectral" has none). More is not better: all columns converge to the eigenspace of one
-        eigenvalue, usually to multiples of one vector.
+        Number of steps (the spectral solvers have none). More is not better: all columns converge to the eigenspace of
+        one eigenvalue, usually to multiples of one vector.
     init : "random" or array-like of shape (n, n_components), default="random"
         The start. "random" draws from the standard normal distribution and subtracts the degree-weighted mean. Such a
         start depends on the rows, so the sensitivity bounds do not cover it: for privacy, pass a public array.
@@ -244,9 +261,10 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     tolerance : float, default=1e-6
     random_state : int, RandomState instance or None, default=None
         Seed of the random start. Not a source of privacy.
-    solver : {"majorize", "cccp", "spectral"}, default="majorize"
-        "majorize" is the query, eq. 4 of the 2022 paper. "cccp" is the first pass of the 2021 paper
-        (its eq. 6), "spectral" the eigenvectors of ``L_X - alpha L_Y`` (its eq. 3), for comparison.
+    solver : {"majorize", "cccp", "spectral", "eigenmaps"}, default="majorize"
+        "majorize" is the query, eq. 4 of the 2022 paper. For comparison: "cccp" is the first pass of the 2021 paper
+        (its eq. 6), "spectral" the eigenvectors of ``L_X - alpha L_Y`` (its eq. 3), "eigenmaps" those relative to the
+        degrees, ``Z' D Z = I`` (Laplacian eigenmaps, if ``label_weight=0``).
     n_neighbors : int, default=15
     label_encoding : {"integer", "one-hot"}, default="integer"
         See :func:`nearveil.privatemail.graph.label_graph`. The papers use "integer"; "one-hot" suits

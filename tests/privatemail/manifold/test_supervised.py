@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.base import clone
@@ -235,6 +236,34 @@ def test_spectral_is_the_minimum_under_orthonormal_columns(bandwidth: float, lab
     assert least <= dense_objective(np.linalg.qr(other - other.mean(axis=0))[0], W, V, label_weight)
 
 
+@pytest.mark.parametrize(("bandwidth", "label_weight"), [(6.0, 0.6), (0.5, 0.6), (0.5, 0.0)])
+def test_eigenmaps_are_those_of_the_generalised_problem(bandwidth: float, label_weight: float) -> None:
+    X, y, _ = problem(60)
+    W, V = dense_weights(X, bandwidth), dense_label_weights(y, bandwidth)
+    matrix, degree = laplacian(W) - label_weight * laplacian(V), W.sum(axis=1)
+    values, vectors = scipy.linalg.eigh(matrix, np.diag(degree))
+    constant = np.abs(degree @ vectors) > 1e-6 * np.sqrt(degree.sum())
+    assert constant.sum() == 1  # of weighted mean zero are all but the constant
+    least, expected = values[~constant][:3], vectors[:, ~constant][:, :3]
+    manifold = SupervisedManifold(
+        3, bandwidth=bandwidth, label_weight=label_weight, solver="eigenmaps", rescale=False, graph="exact"
+    ).fit(X, y)
+    Z = manifold.embedding_
+    np.testing.assert_allclose(Z.T @ (degree[:, None] * Z), np.eye(3), atol=1e-9)
+    np.testing.assert_allclose(degree @ Z, 0, atol=1e-7)
+    assert manifold.objective_ == pytest.approx(least.sum(), rel=1e-6, abs=1e-8)
+    cosines = np.linalg.svd(np.sqrt(degree)[:, None] * Z, full_matrices=False)[0].T @ (
+        np.sqrt(degree)[:, None] * expected
+    )
+    assert np.linalg.svd(cosines)[1].min() > 1 - 1e-6
+    plain = SupervisedManifold(
+        3, bandwidth=bandwidth, label_weight=label_weight, solver="spectral", rescale=False, graph="exact"
+    ).fit(X, y)
+    if bandwidth < 1:  # at bandwidth 6 all degrees are nearly equal
+        other = np.linalg.svd(np.linalg.qr(plain.embedding_)[0].T @ np.linalg.qr(Z)[0])[1]
+        assert other.min() < 0.999
+
+
 def test_a_start_with_a_tiny_mean_is_left_as_it_is() -> None:
     X, y, Q = problem()
     W, V = dense_weights(X, 1.0), dense_label_weights(y, 1.0)
@@ -247,7 +276,7 @@ def test_a_start_with_a_tiny_mean_is_left_as_it_is() -> None:
         assert np.max(np.abs(fit.embedding_ - expected) / np.abs(start).max(axis=0)) < 1e-12
 
 
-@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral"])
+@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral", "eigenmaps"])
 @pytest.mark.parametrize("rescale", [True, False])
 def test_the_objective_is_that_of_the_embedding(solver: str, rescale: bool) -> None:
     X, y, Q = problem()
@@ -258,7 +287,7 @@ def test_the_objective_is_that_of_the_embedding(solver: str, rescale: bool) -> N
     assert fit.objective_ == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral"])
+@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral", "eigenmaps"])
 @pytest.mark.parametrize("n", [40, 600])
 def test_every_solver_takes_float32(solver: str, n: int) -> None:
     X, y, Q = problem(n)
@@ -313,14 +342,14 @@ def test_a_step_refuses_a_weight_that_its_theorem_excludes(label_weight: float) 
         smlq_step(np.eye(3), gaussian_graph(np.eye(3), 1.0), None, label_weight)
 
 
-@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral"])
+@pytest.mark.parametrize("solver", ["majorize", "cccp", "spectral", "eigenmaps"])
 def test_seeds_repeat_and_none_differs(solver: str) -> None:
     X, y, _ = problem()
     first, again, other = (
         SupervisedManifold(solver=solver, random_state=seed).fit(X, y).embedding_ for seed in (0, 0, 1)
     )
     np.testing.assert_array_equal(first, again)
-    if solver != "spectral":  # eigenvectors do not depend on where one starts
+    if solver not in ("spectral", "eigenmaps"):  # eigenvectors do not depend on where one starts
         assert not np.allclose(first, other)
 
 
