@@ -91,8 +91,7 @@ def measure_items(queries: Singles, items: Any, ids: NDArray[np.int64], metric: 
     values = np.full(ids.shape, -np.inf)
     for row, (query, chosen) in enumerate(zip(queries.astype(np.float64), ids, strict=True)):
         present = chosen >= 0
-        order, positions = np.unique(chosen[present], return_inverse=True)  # datasets on the disk want sorted ids
-        rows = np.asarray(items[order], np.float64)[positions]
+        rows = np.asarray(items[chosen[present]], np.float64)
         if metric == "euclidean":
             values[row, present] = -np.linalg.norm(rows - query, axis=1)
         else:
@@ -141,7 +140,9 @@ def make_faiss(way: str, dimension: int, count: int, metric: str) -> Any:
     bits = min(8, max(1, int(np.log2(count / _TRAINED))))
     # The random rotation costs little, and k-means cannot fail for want of different values, as of black pixels.
     index = faiss.index_factory(dimension, f"RR{dimension},IVF{lists},PQ{parts}x{bits}", kind)
-    faiss.extract_index_ivf(index).nprobe = max(1, lists // 16)
+    inner = faiss.downcast_index(faiss.extract_index_ivf(index))
+    inner.nprobe = max(1, lists // 16)
+    inner.do_polysemous_training = False  # takes minutes, for filters that are not used
     return index
 
 

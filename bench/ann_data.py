@@ -124,6 +124,8 @@ def _read_hdf5(path: Path) -> Benchmark:
     missing = [name for name in ("train", "test") if name not in file]
     if missing:
         raise DataError(f"{path} has no {missing[0]!r}: it must have the layout of ann-benchmarks")
+    if file["train"].ndim != 2:
+        raise DataError(f"{path} holds sets, not vectors: 'train' must be a matrix, one vector in each row")
     distance = str(file.attrs.get("distance", ""))
     if distance and distance not in METRICS:
         raise DataError(f"{path} is about the distance {distance!r}: only {', '.join(METRICS)} can be compared")
