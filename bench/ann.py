@@ -45,7 +45,7 @@ WAYS = (*FAISS, "whole", "copy", "sealed", "messages")
 EPSILONS = (2.0, 4.0, 8.0)
 LEARNED_FOR = 4.0  # epsilon of the map that all messages are for
 NO_LIMIT = 1 << 40  # bytes of a copy
-COLUMNS = {
+COLUMNS: dict[str, Callable[[dict[str, Any]], str]] = {
     "recall@10": lambda row: f"{row['recall']:.3f}",
     "queries/s": lambda row: (
         f"{row['queries_per_s']:,.0f}" if row["queries_per_s"] >= 10 else f"{row['queries_per_s']:.1f}"
@@ -115,7 +115,7 @@ def find_limits(queries: Singles, items: Any, neighbors: NDArray[np.int64] | Non
             both, ids = np.concatenate([best, scores], axis=1), np.concatenate([neighbors, nearest + start], axis=1)
             order = np.argsort(both if is_distance else -both, axis=1, kind="stable")[:, :K]
             best, neighbors = np.take_along_axis(both, order, axis=1), np.take_along_axis(ids, order, axis=1)
-    return measure_items(queries, items, neighbors, metric).min(axis=1)
+    return np.asarray(measure_items(queries, items, neighbors, metric).min(axis=1))
 
 
 def measure_recall(values: Values, limits: Values) -> float:
@@ -132,15 +132,15 @@ def make_faiss(way: str, dimension: int, count: int, metric: str) -> Any:
     if way == "flat":
         return faiss.IndexFlat(dimension, kind)
     if way == "hnsw":
-        index = faiss.IndexHNSWFlat(dimension, 32, kind)
-        index.hnsw.efConstruction, index.hnsw.efSearch = 100, 128
-        return index
+        graph = faiss.IndexHNSWFlat(dimension, 32, kind)
+        graph.hnsw.efConstruction, graph.hnsw.efSearch = 100, 128
+        return graph
     lists = max(1, min(int(4 * count**0.5), count // _TRAINED))
     parts = max(part for part in range(1, min(max(dimension // 2, 1), 64) + 1) if dimension % part == 0)
     bits = min(8, max(1, int(np.log2(count / _TRAINED))))
     # The random rotation costs little, and k-means cannot fail for want of different values, as of black pixels.
     index = faiss.index_factory(dimension, f"RR{dimension},IVF{lists},PQ{parts}x{bits}", kind)
-    inner = faiss.downcast_index(faiss.extract_index_ivf(index))
+    inner: Any = faiss.downcast_index(faiss.extract_index_ivf(index))
     inner.nprobe = max(1, lists // 16)
     inner.do_polysemous_training = False  # takes minutes, for filters that are not used
     return index
@@ -173,7 +173,7 @@ def search_faiss(folder: Path, way: str, metric: str) -> tuple[dict[str, float],
     }, np.stack(answers)  # fmt: skip
 
 
-def build_index(folder: Path, metric: str, candidates: float, *, whole: bool) -> dict[str, float]:
+def build_index(folder: Path, metric: Any, candidates: float, *, whole: bool) -> dict[str, float]:
     """Index and publish the items, as an operator does; with whole features, the map plays no part and is small."""
     from nearveil.cli._output import show_bars
     from nearveil.gallery import Index
@@ -230,7 +230,7 @@ def search_client(
     from nearveil.server import OpenGallery
 
     queries = np.load(folder / "queries.npy")
-    offers = {"whole": ("codes",), "copy": ("codes",), "sealed": ("sealed",), "messages": ()}[way]
+    offers: Any = {"whole": ("codes",), "copy": ("codes",), "sealed": ("sealed",), "messages": ()}[way]
     before = resident()
     with (
         tempfile.TemporaryDirectory() as name,
