@@ -387,9 +387,13 @@ def draw(reports: Sequence[dict[str, Any]], path: Path) -> None:
             question = record["bytes_up"] + record["bytes_down"]
             first = question + record["bytes_kept"]
             (line,) = axes.plot([question, first], [record["recall"]] * 2, linewidth=1, alpha=0.6)
-            axes.plot(
-                question, record["recall"], markers[order % len(markers)], color=line.get_color(), label=record["way"]
-            )
+            style: dict[str, Any] = {
+                "color": line.get_color(),
+                "markersize": 13 - order,
+                "fillstyle": "none",
+                "linestyle": "",
+            }
+            axes.plot(question, record["recall"], markers[order % len(markers)], label=record["way"], **style)
         axes.set_xscale("symlog", linthresh=100)
         axes.set_xlim(-10, None)
         axes.set_ylim(0, 1.03)
@@ -399,8 +403,7 @@ def draw(reports: Sequence[dict[str, Any]], path: Path) -> None:
         axes.set_xlabel("bytes of a question, up and down; line: with what is kept")
         axes.set_ylabel("recall@10")
         axes.grid(alpha=0.3)
-        if number == 0:
-            axes.legend(fontsize=7, loc="lower right")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path)
 
 
