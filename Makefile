@@ -51,6 +51,7 @@ bench: $(VENV)/.bench ## Measure; a table, JSON and a picture
 	$(BIN)/python bench/private_steps.py --out $(OUT)/bench
 	$(BIN)/python bench/service.py --out $(OUT)/bench
 	$(BIN)/python bench/strangers.py --out $(OUT)/bench
+	$(BIN)/python bench/ann.py --data digits --out $(OUT)/bench
 
 audit: $(VENV)/.dev ## Attack every promise in full, up to half an hour; a table, Markdown, JSON
 	$(BIN)/nearveil audit all --out $(OUT)/audit
