@@ -15,10 +15,13 @@ from pathlib import Path
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from nearveil.cluster import SpreadRows
+from nearveil.features import load_image
+from nearveil.features.backbones import EfficientNetLite0
 from nearveil.mechanisms import Covers
-from nearveil.metrics import CENTRED, Metric, ScoreSpace
+from nearveil.metrics import CENTRED, Metric, ScoreSpace, scale_to_unit
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.client import make_messages
@@ -126,8 +129,9 @@ class Search:
 
     def measure_sealed(self, truth: NDArray[np.int64]) -> tuple[float, float]:
         """Return the recall of sealed questions, and its ratio to the share inside the probed cells."""
-        shape = {"normalize": False, "norm_column": self.space.metric == "euclidean"}
-        index = SealedIndex.build(self.items, **shape)
+        index = SealedIndex.build(
+            self.items, normalize=False, axis=self.space.axis, by_direction=self.space.metric == "dot"
+        )
         layout, probes = index.layout, self.space.make_probes(self.encoded)
         client = SealedClient(layout.to_bytes(), index.get_hints())
         results, inside = [], []
@@ -183,13 +187,57 @@ def compare_shares() -> Iterator[str]:
                 )
 
 
+def compare_photographs() -> Iterator[str]:
+    """Yield how features of photographs retrieve their class and their changed copies, as given and centred."""
+    features = {name: load_features(name) for name in ("cub200_cropped_lite0", "cars196_cropped_lite0")}
+    public = {
+        name: found.features[found.labels < np.unique(found.labels).size // 2] for name, found in features.items()
+    }
+    both = np.concatenate(list(public.values())).mean(axis=0)
+    for name, found in features.items():
+        tested = found.labels >= np.unique(found.labels).size // 2
+        rows, labels = found.features[tested], found.labels[tested]
+        for kind, mean in {"as given": 0 * both, "less the mean of the public classes": public[name].mean(axis=0),
+                           "less the mean of public birds and cars": both}.items():  # fmt: skip
+            unit = scale_to_unit((rows - mean).astype(np.float64))
+            scores = unit @ unit.T
+            np.fill_diagonal(scores, -2)
+            same = labels[np.argsort(-scores, axis=1)[:, :8]] == labels[:, None]
+            yield f"| {name}, classes | {kind} | {same[:, 0].mean():.3f} | {same.mean():.3f} |"
+    pictures = [load_image(path) for path in sorted(find("birds_photos").rglob("*.jpg"))]
+    extractor = EfficientNetLite0()
+    rows = extractor.extract(pictures).astype(np.float64)
+    for change, changed in {"cropped by a fifth, mirrored": _crop, "of 40 pixels": _shrink}.items():
+        queries = extractor.extract([changed(picture) for picture in pictures]).astype(np.float64)
+        for kind, mean in {"as given": 0 * both, "less the mean of public birds and cars": scale_to_unit(both[None])[0],
+                           "less the mean of the gallery": rows.mean(axis=0)}.items():  # fmt: skip
+            near = np.argsort(-scale_to_unit(queries - mean) @ scale_to_unit(rows - mean).T, axis=1)
+            hits = near[:, :8] == np.arange(len(rows))[:, None]
+            yield f"| {len(rows)} photographs, {change} | {kind} | {hits[:, 0].mean():.3f} | {hits.any(axis=1).mean():.3f} |"
+
+
+def _crop(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    down, across = picture.shape[0] // 5, picture.shape[1] // 5
+    return np.ascontiguousarray(picture[down:, across:][:, ::-1])
+
+
+def _shrink(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.asarray(Image.fromarray(picture).resize((40, 40)))
+
+
 def main() -> None:
     """Print tables, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--shares", action="store_true", help="compare shares of the ceiling on CUB and Cars instead")
+    parser.add_argument("--photographs", action="store_true", help="compare features of photographs, centred or not")
     parser.add_argument("--out", type=Path, help="folder for metrics.json")
     arguments = parser.parse_args()
+    if arguments.photographs:
+        print("| data | features | the nearest | of the 8 nearest |\n" + "|---" * 4 + "|")
+        for text in compare_photographs():
+            print(text, flush=True)
+        return
     if arguments.shares:
         print("| data | epsilon | metric | NN-recall@8 | ceiling | share of the ceiling | reach |\n" + "|---" * 7 + "|")
         for text in compare_shares():
