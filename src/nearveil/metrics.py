@@ -72,7 +72,7 @@ class ScoreSpace:
     def axis(self) -> Floats | None:
         """The direction in which query rows are long and item rows vary little, shape (width,), if there is one."""
         if self.metric == "euclidean":
-            return np.eye(self.width)[-1]
+            return np.asarray(np.eye(self.width)[-1])
         return None if self.metric == CENTRED else self.mean
 
     @classmethod

@@ -19,8 +19,8 @@ from nearveil.metrics import METRICS, Metric, ScoreSpace
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Floats
-from tests.metrics import make_vectors
 from tests.mechanisms.test_cells import MappedContract
+from tests.metrics import make_vectors
 
 
 class TestCovers(MappedContract):

@@ -125,7 +125,17 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
     from nearveil.gallery.contact_sheet import right_set
 
     epsilon, named = nearest.guarantee.epsilon, nearest.set
-    same = ("named_best_set", "expected_share", "bytes_sent", "bytes_received", "key", "repeated", "way", "paid")
+    same = (
+        "named_best_set",
+        "expected_share",
+        "bytes_sent",
+        "bytes_received",
+        "key",
+        "repeated",
+        "way",
+        "paid",
+        "metric",
+    )
     return {
         "found": [
             {
@@ -133,6 +143,7 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
                 "id": match.id,
                 "name": match.name or match.external_id or f"item {match.id}",
                 "similarity": match.similarity,
+                **({} if match.distance is None else {"distance": match.distance}),
             }
             for rank, match in enumerate(nearest.matches, 1)
         ],
@@ -173,8 +184,11 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
     from nearveil.ledger.budget import format_down
 
     print_lines(nearest.quality_summary)
-    rows = [(match["rank"], match["name"], f"{match['similarity']:.3f}") for match in answer["found"]]
-    print_table(["", "name", "similarity"], rows, right=("", "similarity"))
+    rows = [
+        (match["rank"], match["name"], f"{match.get('distance', match['similarity']):.3f}") for match in answer["found"]
+    ]
+    value = "distance" if nearest.metric == "euclidean" else f"similarity ({nearest.metric})"
+    print_table(["", "name", value], rows, right=("", value))
     print_lines(_describe_server_view(nearest, answer["server_saw"]), nearest.guarantee)
     if balance is not None:
         print_lines(
@@ -227,7 +241,8 @@ def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", p
     assert nearest.set is not None
     assert nearest.answer is not None
     captions = [
-        f"{clean(Path(match['name']).stem)}\n{match['rank']}: {match['similarity']:.3f}" for match in answer["found"]
+        f"{clean(Path(match['name']).stem)}\n{match['rank']}: {match.get('distance', match['similarity']):.3f}"
+        for match in answer["found"]
     ]
     sheet = ContactSheet(
         query=pixels,

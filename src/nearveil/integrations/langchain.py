@@ -147,7 +147,7 @@ _UNANSWERED = _UnansweredKeys()
 
 
 def _make_document(match: Any, text_key: str) -> Document:
-    """Convert a match to a document, with its similarity in the metadata."""
+    """Convert a match to a document, with its similarity, or its distance times -1, in the metadata."""
     metadata = {name: value for name, value in match.metadata.items() if name != text_key}
     text = match.metadata.get(text_key, match.name)
     return Document(

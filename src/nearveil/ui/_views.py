@@ -188,6 +188,7 @@ def _view_match(match: Match) -> dict[str, Any]:
         "id": match.id,
         "name": match.name or match.external_id or "",
         "similarity": round(match.similarity, 4),
+        "distance": None if match.distance is None else round(match.distance, 4),
         "image": make_image_address(match.image or b""),
     }
 

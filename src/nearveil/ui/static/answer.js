@@ -49,7 +49,7 @@ export function showSaw(target, data) {
 }
 
 function match(one, rank) {
-  const like = make("span", { class: "like" }, `similarity ${one.similarity.toFixed(2)}`);
+  const like = make("span", { class: "like" }, one.distance === null ? `similarity ${one.similarity.toFixed(2)}` : `distance ${one.distance.toFixed(2)}`);
   return make("li", { "data-id": one.id }, picture(one.image, one.name || `match ${rank + 1}`), make("span", { class: "name" }, one.name || `item ${one.id}`), like);
 }
 
