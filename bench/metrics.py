@@ -1,7 +1,7 @@
 """Measure the metric in every way to search, beside the centred cosine of version 0.2, by which all of them ranked.
 
-The truth is a plain search by the metric of the vectors as given. A local copy has whole features; a message names a set
-of a map that reaches every item, and its recall is the expectation over the channel; a sealed question compares the
+The truth is a plain search by the metric of the vectors as given. A local copy has whole features; a message names a
+set of a map that reaches every item, and its recall is the expectation over the channel; a sealed question compares the
 items of the probed cells. Data that is not on this machine is left out; clusters need none.
 """
 
@@ -15,10 +15,13 @@ from pathlib import Path
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from nearveil.cluster import SpreadRows
+from nearveil.features import load_image
+from nearveil.features.backbones import EfficientNetLite0
 from nearveil.mechanisms import Covers
-from nearveil.metrics import CENTRED, Metric, ScoreSpace
+from nearveil.metrics import CENTRED, Metric, ScoreSpace, scale_to_unit
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.client import make_messages
@@ -50,14 +53,20 @@ def load_glove(count: int) -> Rows:
     """Return word vectors of GloVe as published, drawn from all."""
     with np.load(find("glove100/glove100.npz")) as arrays:
         vectors = arrays["vectors"]
-    return vectors[np.sort(np.random.default_rng(1).permutation(len(vectors))[:count])].astype(np.float32)
+    chosen = np.sort(np.random.default_rng(1).permutation(len(vectors))[:count])
+    return np.asarray(vectors[chosen], np.float32)
 
 
 def load_pixels(count: int) -> Rows:
     """Return images of MNIST as rows of pixels."""
     with np.load(next(find("mnist").glob("*.npz"))) as arrays:
         images = max((arrays[name] for name in arrays.files), key=lambda array: array.size)
-    return images[:count].reshape(min(count, len(images)), -1).astype(np.float32)
+    return np.asarray(images[:count].reshape(min(count, len(images)), -1), np.float32)
+
+
+def load_birds(count: int) -> Rows:
+    """Return features of birds, neither centred nor of norm one."""
+    return load_features("cub200_cropped_lite0").features[:count]
 
 
 def draw_clusters(count: int, dimension: int = 384) -> Rows:
@@ -72,7 +81,7 @@ CASES: dict[str, tuple[Callable[[], Rows], Metric]] = {
     "GloVe-100 words": (lambda: load_glove(41_429 + QUERIES), "cosine"),
     "GloVe-100, euclidean": (lambda: load_glove(20_000 + QUERIES), "euclidean"),
     "GloVe-100, dot product": (lambda: load_glove(20_000 + QUERIES), "dot"),
-    "CUB birds, EfficientNet-Lite0": (lambda: load_features("cub200_cropped_lite0").features[: 10_940 + QUERIES], "cosine"),
+    "CUB birds, EfficientNet-Lite0": (lambda: load_birds(10_940 + QUERIES), "cosine"),
     "MNIST pixels": (lambda: load_pixels(20_000 + QUERIES), "cosine"),
     "clusters with a strong mean, 384 dimensions": (lambda: draw_clusters(9940 + QUERIES), "cosine"),
 }  # fmt: skip
@@ -126,8 +135,9 @@ class Search:
 
     def measure_sealed(self, truth: NDArray[np.int64]) -> tuple[float, float]:
         """Return the recall of sealed questions, and its ratio to the share inside the probed cells."""
-        shape = {"normalize": False, "norm_column": self.space.metric == "euclidean"}
-        index = SealedIndex.build(self.items, **shape)
+        index = SealedIndex.build(
+            self.items, normalize=False, axis=self.space.axis, by_direction=self.space.metric == "dot"
+        )
         layout, probes = index.layout, self.space.make_probes(self.encoded)
         client = SealedClient(layout.to_bytes(), index.get_hints())
         results, inside = [], []
@@ -183,13 +193,58 @@ def compare_shares() -> Iterator[str]:
                 )
 
 
+def compare_photographs() -> Iterator[str]:
+    """Yield how features of photographs retrieve their class and their changed copies, as given and centred."""
+    features = {name: load_features(name) for name in ("cub200_cropped_lite0", "cars196_cropped_lite0")}
+    public = {
+        name: found.features[found.labels < np.unique(found.labels).size // 2] for name, found in features.items()
+    }
+    both = np.concatenate(list(public.values())).mean(axis=0)
+    for name, found in features.items():
+        tested = found.labels >= np.unique(found.labels).size // 2
+        rows, labels = found.features[tested], found.labels[tested]
+        for kind, mean in {"as given": 0 * both, "less the mean of the public classes": public[name].mean(axis=0),
+                           "less the mean of public birds and cars": both}.items():  # fmt: skip
+            unit = scale_to_unit((rows - mean).astype(np.float64))
+            scores = unit @ unit.T
+            np.fill_diagonal(scores, -2)
+            same = labels[np.argsort(-scores, axis=1)[:, :8]] == labels[:, None]
+            yield f"| {name}, classes | {kind} | {same[:, 0].mean():.3f} | {same.mean():.3f} |"
+    pictures = [load_image(path) for path in sorted(find("birds_photos").rglob("*.jpg"))]
+    extractor = EfficientNetLite0()
+    rows = extractor.extract(pictures).astype(np.float64)
+    for change, changed in {"cropped by a fifth, mirrored": _crop, "of 40 pixels": _shrink}.items():
+        queries = extractor.extract([changed(picture) for picture in pictures]).astype(np.float64)
+        for kind, mean in {"as given": 0 * both, "less the mean of public birds and cars": scale_to_unit(both[None])[0],
+                           "less the mean of the gallery": rows.mean(axis=0)}.items():  # fmt: skip
+            near = np.argsort(-scale_to_unit(queries - mean) @ scale_to_unit(rows - mean).T, axis=1)
+            hits = near[:, :8] == np.arange(len(rows))[:, None]
+            shares = f"{hits[:, 0].mean():.3f} | {hits.any(axis=1).mean():.3f}"
+            yield f"| {len(rows)} photographs, {change} | {kind} | {shares} |"
+
+
+def _crop(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    down, across = picture.shape[0] // 5, picture.shape[1] // 5
+    return np.ascontiguousarray(picture[down:, across:][:, ::-1])
+
+
+def _shrink(picture: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    return np.asarray(Image.fromarray(picture).resize((40, 40)))
+
+
 def main() -> None:
     """Print tables, and write JSON if asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     parser.add_argument("--shares", action="store_true", help="compare shares of the ceiling on CUB and Cars instead")
+    parser.add_argument("--photographs", action="store_true", help="compare features of photographs, centred or not")
     parser.add_argument("--out", type=Path, help="folder for metrics.json")
     arguments = parser.parse_args()
+    if arguments.photographs:
+        print("| data | features | the nearest | of the 8 nearest |\n" + "|---" * 4 + "|")
+        for text in compare_photographs():
+            print(text, flush=True)
+        return
     if arguments.shares:
         print("| data | epsilon | metric | NN-recall@8 | ceiling | share of the ceiling | reach |\n" + "|---" * 7 + "|")
         for text in compare_shares():

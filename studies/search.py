@@ -60,7 +60,7 @@ def split_digits() -> Digits:
 def ask(data: Digits, retriever: Retriever, console: Console) -> list[Answer]:
     """Ask until the budget is spent; every debit stands before its message exists."""
     answers: list[Answer] = []
-    rows = retriever.mechanism.features(data.queries).astype(np.float32)
+    rows = retriever.space.make_queries(retriever.space.encode(data.queries)).astype(np.float32)
     truth = true_neighbors(rows, retriever.features, 8)
     copies = Copies(retriever.features)
     with tempfile.TemporaryDirectory() as folder, Ledger(Path(folder) / "budget.db") as ledger:

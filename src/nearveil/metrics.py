@@ -23,7 +23,7 @@ METRIC_NAMES: dict[Metric, str] = {  # for people
 NORMALIZED: frozenset[Metric] = frozenset({"cosine", CENTRED})  # an index stores rows of norm one
 
 Floats = NDArray[np.float64]
-_PROBED = 3.0  # norm of a point near to items with large products, relative to that of all items
+_PROBED = 1.5  # norm of a point near to items with large products, relative to that of all items
 _TINY = 1e-30  # a row whose numbers are all smaller has no direction
 SMALLEST_SCALE, LARGEST_SCALE = 1e-9, 1e9
 
@@ -73,6 +73,13 @@ class ScoreSpace:
     def width(self) -> int:
         """The number of columns of encoded rows."""
         return len(self.mean) + (self.metric == "euclidean")
+
+    @property
+    def axis(self) -> Floats | None:
+        """The direction in which query rows are long and item rows vary little, shape (width,), if there is one."""
+        if self.metric == "euclidean":
+            return np.asarray(np.eye(self.width)[-1])
+        return None if self.metric == CENTRED else self.mean
 
     @classmethod
     def fit(cls, metric: Metric, rows: NDArray[np.floating]) -> Self:

@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +15,8 @@ from nearveil.metrics import CENTRED, METRICS, Metric, ScoreSpace
 from nearveil.wire.client import encode_queries
 from nearveil.wire.server import serve_maps
 from tests import stored
-from tests.gallery.index_places import index_server, index_url, one_thread, where
-from tests.metrics import CHOICES, DIMENSION, make_vectors, measure_dense, rank_dense
 from tests.cli.galleries import run
+from tests.metrics import CHOICES, DIMENSION, make_vectors, measure_dense, rank_dense
 
 ROWS, QUERIES = make_vectors(300), make_vectors(40, seed=1)
 
@@ -65,7 +65,7 @@ def test_an_index_searches_by_its_metric(where: str, metric: Metric) -> None:
 
 @pytest.mark.parametrize("metric", CHOICES)
 @pytest.mark.parametrize("code_bytes", [None, "auto"])
-def test_the_candidates_of_a_message_are_ranked_by_the_metric(where: str, metric: Metric, code_bytes: None) -> None:
+def test_the_candidates_of_a_message_are_ranked_by_the_metric(where: str, metric: Metric, code_bytes: Any) -> None:
     with Index.create(where, dimension=DIMENSION, metric=metric) as index:
         index.add_table(ROWS[:250])
         index.publish(4.0, 0.2, n_sets=8, code_bytes=code_bytes)

@@ -501,7 +501,7 @@ def test_cells_leave_out_the_column_of_norms() -> None:
     rng = np.random.default_rng(4)
     rows = make_rows(600) * np.exp(rng.normal(size=(600, 1)) / 2)
     lengths = np.square(rows).sum(axis=1, keepdims=True)
-    index = SealedIndex.build(np.concatenate([rows, (1 - lengths) / 2], axis=1), normalize=False, norm_column=True)
+    index = SealedIndex.build(np.concatenate([rows, (1 - lengths) / 2], axis=1), normalize=False, axis=np.eye(25)[-1])
     axis = index.layout.projection[-1] / np.linalg.norm(index.layout.projection[-1])
     parts = index.layout.centroids @ axis
     assert np.abs(parts).max() < 0.02 * np.linalg.norm(index.layout.centroids, axis=1).max()

@@ -147,7 +147,8 @@ class SealedIndex:
         n_jobs: int = 1,
         seed: bytes | None = None,
         normalize: bool = True,
-        norm_column: bool = False,
+        axis: ArrayLike | None = None,
+        by_direction: bool = False,
         cluster: Any = None,
     ) -> Self:
         """Build an index of rows.
@@ -180,18 +181,28 @@ class SealedIndex:
         normalize : bool, default=True
             Whether rows are divided by their norms; none may be zero then. If not, scores are inner products with the
             query of norm one, and the longest row bounds the error (``docs/theory/metrics.md``).
-        norm_column : bool, default=False
-            Whether the last column holds norms of items: scores count it, and the choice of cells does not.
+        axis : array-like of shape (n_features,), optional
+            A direction in which queries are longer than items vary, such as a column of norms: codes keep it, however
+            little items vary there, and cells leave it out.
+        by_direction : bool, default=False
+            Whether a cell has items of about one direction, for products with items of different norms; else, items
+            that are near to one another.
         cluster : str or dask.distributed.Client, optional
             The workers that make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
         vectors = np.atleast_1d(np.asarray(rows))
         dimension = choose_dimension(len(vectors)) if dimension is None else check_count(dimension, "dimension", 1)
-        projection = _find_projection(check_rows(vectors[_spread(len(vectors))], normalize=normalize), dimension)
+        sample = check_rows(vectors[_spread(len(vectors))], normalize=normalize)
+        projection = _find_projection(sample, dimension, axis)
         codes, scale, reach = _quantise(vectors, projection, normalize=normalize)
         n_cells, n_colours = choose_shape(len(codes), codes.shape[1], n_cells, n_colours)
         n_slots = count_slots(len(codes), n_cells)
-        cells = make_cells(_drop_axis(codes, projection[-1]) if norm_column else codes, n_cells, n_colours, n_slots)
+        places = codes
+        if by_direction:
+            places = _equalise(codes)
+        elif axis is not None:
+            places = _drop_axis(codes, np.asarray(axis, np.float32) @ projection)
+        cells = make_cells(places, n_cells, n_colours, n_slots)
         counts = np.bincount(cells.cells, minlength=n_cells)
         order = np.argsort(cells.cells, kind="stable")
         slots = np.empty(len(codes), np.int64)
@@ -547,11 +558,16 @@ def _name_version(seed: bytes, database: Bytes, records: Bytes | None) -> int:
     return _read_version(digest.digest())
 
 
-def _find_projection(vectors: Singles, dimension: int) -> Singles:
-    """Return the leading directions of vectors, rotated at random: one scale fits all coordinates."""
+def _find_projection(vectors: Singles, dimension: int, axis: ArrayLike | None) -> Singles:
+    """Return an axis and the leading directions of vectors, rotated at random: one scale fits all coordinates."""
     n_features = vectors.shape[1]
     rank = min(dimension, n_features)
-    _, directions = np.linalg.eigh((vectors.T @ vectors).astype(np.float64))
+    moments = (vectors.T @ vectors).astype(np.float64)
+    if axis is not None and np.any(axis):
+        unit = np.asarray(axis, np.float64) / np.linalg.norm(np.asarray(axis, np.float64))
+        beside = np.eye(n_features) - np.outer(unit, unit)
+        moments = beside @ moments @ beside + 2 * np.trace(moments) * np.outer(unit, unit)  # the axis leads
+    _, directions = np.linalg.eigh(moments)
     width = -(-rank // TILE) * TILE
     rotation, _ = np.linalg.qr(np.random.default_rng(_SEED).normal(size=(width, width)))
     return np.asarray(directions[:, ::-1][:, :rank] @ rotation[:rank], dtype=np.float32)
@@ -583,6 +599,17 @@ def _drop_axis(codes: Bytes, axis: Singles) -> Bytes:
         block = codes[start : start + _SAMPLE].astype(np.float32)
         flat[start : start + _SAMPLE] = np.clip(np.rint(block - np.outer(block @ unit, unit)), -_DIGITS, _DIGITS)
     return flat
+
+
+def _equalise(codes: Bytes) -> Bytes:
+    """Return codes scaled to their median length, rounded."""
+    lengths = np.concatenate([np.linalg.norm(codes[i : i + _SAMPLE].astype(np.float32), axis=1)
+                              for i in range(0, len(codes), _SAMPLE)])  # fmt: skip
+    factors, equal = np.median(lengths) / np.maximum(lengths, 1), np.empty_like(codes)
+    for start in range(0, len(codes), _SAMPLE):
+        block = slice(start, start + _SAMPLE)
+        equal[block] = np.clip(np.rint(codes[block] * factors[block, None]), -_DIGITS, _DIGITS)
+    return equal
 
 
 def _clip(steps: Singles, reach: int) -> Bytes:

@@ -110,9 +110,17 @@ def _build(served: ServedMap, workers: Cluster) -> SealedIndex:
     ids = served.read_alive()[0]
     rows, records = _read(served, ids)
     n_jobs = joblib.cpu_count() if workers is LOCAL else 1  # a worker of a cluster has one core
-    shape = {"normalize": False, "norm_column": served.published.space.metric == "euclidean"}
+    space = served.published.space
     return SealedIndex.build(
-        rows, records=records, items=ids, seed=_make_seed(served), n_jobs=n_jobs, cluster=workers, **shape
+        rows,
+        records=records,
+        items=ids,
+        normalize=False,
+        axis=space.axis,
+        by_direction=space.metric == "dot",
+        seed=_make_seed(served),
+        n_jobs=n_jobs,
+        cluster=workers,
     )
 
 
