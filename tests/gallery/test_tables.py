@@ -139,3 +139,30 @@ def test_a_failure_after_a_change_says_that_it_stands(tmp_path: Path) -> None:
         assert index.current().published.public_id == map_of(made).public_id
     again = sync_table(VectorTable(ROWS[:1], ["b"]), tmp_path / "i", epsilon=2.0)
     assert (again.added, again.learned) == (0, True)
+
+
+def test_one_item_is_deleted_and_added_without_learning_the_map_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.random.default_rng(0).standard_normal((600, 8)).astype(np.float32)
+    ids: list[Any] = [f"doc-{n}" for n in range(600)]
+    learned = sync_table(VectorTable(rows, ids), tmp_path / "index").published
+    assert learned is not None
+
+    def learn(*_: Any, **__: Any) -> Any:
+        raise AssertionError("it takes minutes for a large gallery")
+
+    monkeypatch.setattr(Published, "learn", learn)
+    for table, deleted, count in ((None, ["doc-7", "doc-300"], 598), (VectorTable(rows[7:8], ids[7:8]), [], 599)):
+        report = sync_table(table, tmp_path / "index", delete=deleted)
+        assert (report.items, report.learned) == (count, True)
+        assert report.published is not None
+        assert (report.published.reach, report.published.code_recall) == (1.0, learned.code_recall)
+    with Index.open(tmp_path / "index") as index:
+        earlier = index.snapshot()
+        index.delete(["doc-0", "doc-100", "doc-101", "doc-599"])
+        changed, (published, _) = index.snapshot(), index.current()
+        assert np.array_equal(changed.features, earlier.features[np.isin(earlier.ids, changed.ids)])
+        with Index.open(tmp_path / "index") as fresh:
+            assert np.array_equal(fresh.snapshot().features, changed.features)
+        assert published.release.drift_ > 0
