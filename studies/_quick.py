@@ -170,7 +170,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     },
     "private-knn": {
         "private_knn:HELD": 60,
-        "private_knn:SEEDS": (0, 1),
+        "private_knn:SEEDS": (0,),
         "private_knn:ANSWERS": 60,
         "private_knn:SCREENED": (40,),
         "private_knn:RATES": (0.5, 0.8),

@@ -63,7 +63,7 @@ def load_votes(data: str) -> Votes:
 
 def count_max_votes(digits: Digits, count: int) -> Votes:
     """Return the largest count of the votes on some test images."""
-    private, public = digits.features(digits.private), digits.features(digits.test)
+    private, public = (digits.features(images).astype(np.float64) for images in (digits.private, digits.test))
     space = HalfWhitening.learn(public, COMPONENTS)
     rows, queries = space.transform(private), space.transform(public[:count])
     search = NeighborSearch(rows, engine="numpy")

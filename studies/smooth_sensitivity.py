@@ -81,7 +81,7 @@ def _climb(direction: Floats, anchors: Floats, start: Floats, bandwidth: float) 
         weights = weights / weights.sum()
         gradient = anchors.T @ (weights * (values - weights @ values))
         x = gradient / np.linalg.norm(gradient)
-    return x[None]
+    return np.asarray(x[None])
 
 
 def compute_plain_scale(epsilon: float) -> float:

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from nearveil.private_knn import PrivateKNeighborsClassifier
 from studies import multi_label
 from studies._quick import shrink
 from studies._report import write
@@ -58,7 +59,7 @@ def test_both_ways_have_the_noise_that_their_sensitivities_ask_for() -> None:
     rows, known = rng.normal(size=(300, 8)), np.array([["a", "x", "1"], ["b", "y", "2"]])[rng.integers(0, 2, 300)]
     data, values = (rows, known, rows[:20], known[:20]), multi_label.list_values(known)
     noises = []
-    voter = multi_label.PrivateKNeighborsClassifier
+    voter = PrivateKNeighborsClassifier
     for clip in (1.0, 3.0):
         made = voter(4.0, 1e-5, 20, votes="binary", clip=clip, max_screened=0, n_neighbors=50)
         noises.append(made.fit(rows, multi_label.encode(known, values)).plan_.vote_noise)

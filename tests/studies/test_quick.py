@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nearveil.cli import app
-from studies import NAMES, _quick, data, load_studies, retrieval
+from studies import NAMES, _quick, _search, data, load_studies, retrieval
 from studies._quick import CHANGES, shrink, write_digits, write_sets
 from studies._study import run
 
@@ -23,14 +23,14 @@ def test_every_study_has_its_miniature() -> None:
 
 def test_a_miniature_leaves_everything_as_it_was() -> None:
     study, before = load_studies()["retrieval"], dict(os.environ)
-    searched, epsilons = dict(retrieval.SETS), retrieval.EPSILONS
+    searched, epsilons = dict(_search.SETS), retrieval.EPSILONS
     with shrink(study) as small:
         assert len(retrieval.EPSILONS) < len(epsilons)
-        assert len(retrieval.SETS) < len(searched)
+        assert len(_search.SETS) < len(searched)
         assert len(small.cases()) > 0
         assert small.parameters != study.parameters  # nothing of it is taken for a result of the whole study
     assert epsilons == retrieval.EPSILONS
-    assert searched == retrieval.SETS
+    assert searched == _search.SETS
     assert dict(os.environ) == before
 
 
