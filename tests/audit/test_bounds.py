@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom, binomtest, norm
 
-from nearveil.audit.attacks._scores import (
+from nearveil.audit._scores import (
     Guesser,
     HockeyStick,
     Moments,

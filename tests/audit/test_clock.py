@@ -11,15 +11,15 @@ pytest.importorskip("httpx")
 
 from nearveil.audit import audit
 from nearveil.audit._experiment import Experiment
-from nearveil.audit._specimens import HeapMap, make_hasty_question, make_heap_search, open_hasty_client, use_heap
-from nearveil.audit.attacks import _clock
-from nearveil.audit.attacks._clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
 from nearveil.client import session
 from nearveil.client.timing import question_period
 from nearveil.mechanisms import PublicMap
 from nearveil.mechanisms.covers.maps import NEIGHBORS
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire.messages import PublicPart
+from studies.audits import clock as _clock
+from studies.audits.clock import TimedQuestion, ask_through_client, make_clock_experiment, make_hostile_parts
+from studies.audits.specimens import HeapMap, make_hasty_question, make_heap_search, open_hasty_client, use_heap
 from tests.audit.mechanisms import SURE
 from tests.clocks import SetClock
 

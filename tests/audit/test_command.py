@@ -11,6 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 import nearveil.audit
+import studies.audits
 from nearveil.audit import Check, audit
 from nearveil.audit.registry import AuditEntry
 from nearveil.cli import _audit
@@ -22,6 +23,11 @@ app.command()(_audit.audit)
 runner = CliRunner()
 
 
+@pytest.fixture(autouse=True)
+def no_side_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(studies.audits, "list_side_channels", lambda _: [])
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """A house with one mechanism that keeps its promise, and one specimen that does not."""
@@ -31,7 +37,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     monkeypatch.setattr(nearveil.audit, "list_mechanisms", lambda _: kept)
     monkeypatch.setattr(
-        nearveil.audit, "list_specimens", lambda: [AuditEntry("loud bit", lambda: repeatable(coin(1.0, 3.0)), "broken")]
+        studies.audits, "list_specimens", lambda: [AuditEntry("loud bit", lambda: repeatable(coin(1.0, 3.0)), "broken")]
     )
 
 
@@ -79,7 +85,7 @@ def test_a_promise_that_is_broken_and_a_specimen_that_is_not_caught_are_errors(m
         nearveil.audit, "list_mechanisms", lambda _: [AuditEntry("bad", lambda: repeatable(coin(1.0, 3.0)))]
     )
     monkeypatch.setattr(
-        nearveil.audit, "list_specimens", lambda: [AuditEntry("good", lambda: repeatable(coin(1.0, 0.5)), "broken")]
+        studies.audits, "list_specimens", lambda: [AuditEntry("good", lambda: repeatable(coin(1.0, 0.5)), "broken")]
     )
     done = runner.invoke(app, ["all", "--effort", "0.2"])
     assert done.exit_code == 1
@@ -123,7 +129,7 @@ def verdicts(monkeypatch: pytest.MonkeyPatch, **found: str) -> Any:
 
     monkeypatch.setattr("nearveil.audit.auditing.audit", attack)
     monkeypatch.setattr(nearveil.audit, "list_mechanisms", lambda _: entries)
-    monkeypatch.setattr(nearveil.audit, "list_specimens", list)
+    monkeypatch.setattr(studies.audits, "list_specimens", list)
     return runner.invoke(app, ["all", "--json"])
 
 
@@ -190,3 +196,12 @@ def test_the_command_is_there() -> None:
     done = runner.invoke(whole, ["audit", "--help"])
     assert done.exit_code == 0
     assert "[NAME|all]" in done.output
+
+
+@pytest.mark.usefixtures("small")
+def test_mechanisms_are_audited_without_the_studies_and_all_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_audit, "has_studies", lambda: False)
+    done = runner.invoke(app, ["all"])
+    assert (done.exit_code, "nearveil-studies" in done.output) == (2, True)
+    assert runner.invoke(app, ["bit,", "--effort", "0.1"]).exit_code == 0
+    assert "loud bit" not in runner.invoke(app, ["--list"]).output

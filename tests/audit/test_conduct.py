@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check
-from nearveil.audit import _specimens as planted
 from nearveil.audit._conduct import (
     _check_account,
     _check_caps,
@@ -31,6 +30,7 @@ from nearveil.private_knn import (
     PrivateKNeighborsRegressor,
     Student,
 )
+from studies.audits import specimens as planted
 
 DELTA = 1e-2
 

@@ -18,7 +18,7 @@ from nearveil.audit._experiment import (
     compute_uniforms,
     hash_rows,
 )
-from nearveil.audit.attacks._scores import Slices
+from nearveil.audit._scores import Slices
 
 ALPHA = 1e-9
 

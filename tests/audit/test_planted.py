@@ -7,10 +7,10 @@ of "broken" is 1 - 5e-7 in every audit; seeds are fixed, so that a pass repeats.
 from typing import Any
 
 from nearveil.audit import Report, audit
-from nearveil.audit import _specimens as planted
 from nearveil.audit.registry import make_experiment
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import PrivateDiscriminant, PrivateKNeighborsClassifier
+from studies.audits import specimens as planted
 
 
 def attacked(make: Any, trials: int, *, screened: int = 0) -> Report:

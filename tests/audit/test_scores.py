@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nearveil.audit._experiment import Outcomes
-from nearveil.audit.attacks._scores import (
+from nearveil.audit._scores import (
     Score,
     find_last_bits,
     learn_finest_bit,

@@ -6,10 +6,10 @@ import pytest
 pytest.importorskip("cryptography")
 
 from nearveil.audit import audit
-from nearveil.audit.attacks._sealed import SPECIMENS, are_dependent, make_sealed_experiment
 from nearveil.privacy.noise import Source, secure_source, unsafe_seeded
 from nearveil.sealed.lwe import draw_gaussians
 from nearveil.sealed.parameters import SCORES
+from studies.audits.sealed import SPECIMENS, are_dependent, make_sealed_experiment
 
 SHOWN = {  # to a check that knows the secrets, and to no attack that an audit can afford
     "300 numbers of each secret twice": ["secrets of scores are", "secrets of records are"],

@@ -64,7 +64,7 @@ class Mutant:
     name : str
         Unique.
     file : str
-        Relative to the folder of sources.
+        Relative to the folder of sources; or below ``studies/``.
     old : str
         Text that the file holds exactly once.
     new : str
@@ -84,7 +84,7 @@ class Mutant:
 
     def apply(self, sources: Path) -> str:
         """Return the changed text of the file."""
-        path = sources / self.file
+        path = (sources.parent if self.file.startswith("studies/") else sources) / self.file
         if not path.is_file():
             raise MutantError(f"{self.name} does not apply: there is no file {self.file}")
         text = path.read_text(encoding="utf-8")
@@ -197,6 +197,8 @@ def check_green(mutants: Sequence[Mutant], root: Path, *, jobs: int, timeout: fl
 def _copy(sources: Path, copy: Path) -> Path:
     """Copy the sources. Their bytecode is checked by hash, so that no stale one hides a mutant of the same second."""
     shutil.copytree(sources, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    if (studies := sources.parent / "studies").is_dir():
+        shutil.copytree(studies, copy / "studies", ignore=shutil.ignore_patterns("__pycache__"))
     (copy / "mutants_profile.py").write_text(_PROFILE)
     compileall.compile_dir(copy, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
     return copy
@@ -236,7 +238,8 @@ def _pytest(arguments: Sequence[str], root: Path, copy: Path, timeout: float) ->
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
     ):
-        command = [sys.executable, "-m", "pytest", *_OPTIONS, f"--basetemp={folder}/tests", *arguments]
+        paths = ("-o", f"pythonpath={copy} .")  # the copy of `studies` comes before that of the root
+        command = [sys.executable, "-m", "pytest", *_OPTIONS, *paths, f"--basetemp={folder}/tests", *arguments]
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
             cwd=root,

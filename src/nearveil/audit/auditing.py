@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from nearveil.audit import _scores as attacks
 from nearveil.audit._experiment import Experiment, Floats, LawTest, Outcomes, Pair
-from nearveil.audit.attacks import _scores as attacks
-from nearveil.audit.attacks._scores import Bound, Direction, Event, Guesser, Score, score_likelihood
+from nearveil.audit._scores import Bound, Direction, Event, Guesser, Score, score_likelihood
 from nearveil.audit.registry import AuditEntry, make_experiment
 from nearveil.audit.report import FALSE_ALARM, Attack, Check, Report, Verdict, judge
 from nearveil.privacy import Guarantee

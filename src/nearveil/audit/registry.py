@@ -1,18 +1,14 @@
-"""All mechanisms by name, the specimens that must be caught, and public names that are not audited."""
+"""All mechanisms by name, and public names that are not audited."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.util import find_spec
 from typing import Any, Literal
 
-from nearveil.audit import _specimens as broken
 from nearveil.audit._experiment import Experiment
 from nearveil.audit._releases import make_noise_experiment, make_projector_experiment, make_release_experiment
 from nearveil.audit._voters import make_discriminant_experiment, make_membership_experiment, make_student_experiment
-from nearveil.audit.attacks._clock import make_clock_experiment, make_time_experiment, time_choice
-from nearveil.audit.attacks._wire import make_wire_experiment
-from nearveil.mechanisms import AnalyticGaussian, Cells, Covers, PrivatePCA, PrivatePCARelease, PrivUnit, Release
+from nearveil.mechanisms import PrivatePCA, PrivatePCARelease, Release
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, calibrate_gaussian, calibrate_laplace
 from nearveil.private_knn import (
@@ -27,8 +23,7 @@ from nearveil.privatemail import PrivateMail
 EPSILON = 4.0
 DELTA = 1e-4  # small enough to matter, large enough to be seen in affordable runs
 _SLOW_DELTA = 1e-3  # of slow mechanisms
-_FEW_DELTA = 0.05  # of mechanisms that are fitted in every run
-_SPECIMEN_TRIALS = 200_000  # of defects that need few runs
+FEW_DELTA = 0.05  # of mechanisms that are fitted in every run
 
 # Parameters for fast runs with events that are frequent enough to be seen, by name prefix.
 _CHANGED: dict[str, dict[str, Any]] = {
@@ -38,7 +33,6 @@ _CHANGED: dict[str, dict[str, Any]] = {
     "random-projection": {"delta": DELTA, "n_components": 16},
     "private-pca": {"n_components": 1},
 }
-_HAS_CLIENT, _HAS_SEALED = find_spec("httpx") is not None, find_spec("cryptography") is not None
 
 Make = Callable[[], Any]
 Expected = Literal["kept", "broken", "open"]
@@ -61,7 +55,7 @@ class AuditEntry:
 
 
 def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
-    """Return all mechanisms of the library, by their names in ``nearveil mechanisms``, and their side channels.
+    """Return all mechanisms of the library, by their names in ``nearveil mechanisms``.
 
     An entry has a `name`, the public name of its `subject`, and `make()`, which returns the experiment.
 
@@ -77,10 +71,10 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
         changed = next((values for prefix, values in _CHANGED.items() if entry.name.startswith(prefix)), {})
         package = "privatemail" if entry.kind is PrivateMail else "mechanisms"
         make, expected = partial(entry.make, epsilon, **changed), _EXPECTED.get(entry.name, "kept")
-        releases.append(_make_entry(entry.name, make, expected, f"nearveil.{package}.{entry.kind.__name__}"))
+        releases.append(make_entry(entry.name, make, expected, f"nearveil.{package}.{entry.kind.__name__}"))
     return releases + [
-        _make_entry(name, make, subject=f"nearveil.{subject}")
-        for subject, makers in (_list_estimators(epsilon) | _list_side_channels(epsilon)).items()
+        make_entry(name, make, subject=f"nearveil.{subject}")
+        for subject, makers in _list_estimators(epsilon).items()
         for name, make in makers.items()
     ]
 
@@ -90,7 +84,7 @@ def _list_estimators(epsilon: float) -> dict[str, dict[str, Make]]:
     vote: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "max_answered": 1}
     neighbors = partial(PrivateKNeighborsClassifier, **vote, max_screened=0)
     numbers, teachers = partial(PrivateKNeighborsRegressor, 0, 1, **vote), partial(PateClassifier, 40, **vote)
-    few = PrivateKNeighborsClassifier(epsilon, _FEW_DELTA, 8, max_screened=0)
+    few = PrivateKNeighborsClassifier(epsilon, FEW_DELTA, 8, max_screened=0)
     return {
         "privacy.noise.GaussianNoise": {
             "gaussian noise": lambda: calibrate_gaussian(epsilon, 1e-5, sensitivity=1.0, size=1)
@@ -117,79 +111,10 @@ def _list_estimators(epsilon: float) -> dict[str, dict[str, Make]]:
             "pate (confident-gnmax)": partial(teachers, mechanism="confident-gnmax", max_screened=1),
         },
         "private_knn.PrivateDiscriminant": {
-            "discriminant": partial(PrivateDiscriminant, epsilon, _FEW_DELTA, classes=("in", "out"), publications=2)
+            "discriminant": partial(PrivateDiscriminant, epsilon, FEW_DELTA, classes=("in", "out"), publications=2)
         },
         "private_knn.Student": {"student": partial(Student, few, rounds=2)},
     }
-
-
-def _list_side_channels(epsilon: float) -> dict[str, dict[str, Make]]:
-    """Return experiments on work, time and traffic, by the public names that they attack."""
-    timed = {
-        "covers": Covers(epsilon, n_sets=10),
-        "cells (randomized)": Cells(epsilon),
-        "privunit": PrivUnit(epsilon),
-        "analytic-gaussian": AnalyticGaussian(epsilon),
-    }
-    channels: dict[str, dict[str, Make]] = {
-        "wire.ClientProtocol": {"covers: on the wire": make_wire_experiment},
-        "mechanisms.PublicMap": {"covers: choice": partial(make_clock_experiment, time_choice, at_once=1)},
-        "audit.attacks.make_time_experiment": {
-            f"{name}: time": partial(make_time_experiment, release) for name, release in timed.items()
-        },
-    }
-    if _HAS_CLIENT:
-        channels["Client"] = {"covers: clock": make_clock_experiment}
-    if _HAS_SEALED:
-        from nearveil.audit.attacks._sealed import make_sealed_experiment
-
-        channels["sealed.SealedClient"] = {"sealed: question": make_sealed_experiment}
-    return channels
-
-
-def list_specimens() -> list[AuditEntry]:
-    """Return mechanisms that are broken on purpose. A reliable audit calls each of them broken.
-
-    Examples
-    --------
-    >>> list_specimens()[0].name, list_specimens()[0].expected
-    ('the label kept after the noise', 'broken')
-    """
-    makers: dict[str, Make] = {
-        "the label kept after the noise": broken.make_label_after_noise,
-        "a variance for a deviation": broken.make_variance_as_deviation,
-        "fixed-size sample charged as Poisson": broken.make_fixed_size_sample,
-        "one sample charged as two": broken.make_shared_sample,
-        "OME's claim at alpha 7": broken.make_ome_claim,
-        "half the noise of privunit": broken.make_quiet_privunit,
-        "numpy's Laplace noise": broken.make_float_laplace,
-        "a request after the answer": partial(make_wire_experiment, broken.fetch_chosen),
-        "work that depends on the record": lambda: make_time_experiment(broken.BusyCells(1.0)),
-        "a search with a heap": broken.make_heap_search,
-        "half the noise of a discriminant": partial(broken.QuietDiscriminant, EPSILON, _FEW_DELTA),
-        "a discriminant that does not pay": partial(broken.FreeDiscriminant, EPSILON, _FEW_DELTA),
-        "the largest private value in a discriminant": partial(broken.ReachingDiscriminant, EPSILON, _FEW_DELTA),
-        "four fifths of the noise on counts": partial(broken.QuietCounts, EPSILON, _FEW_DELTA),
-    }
-    if _HAS_CLIENT:
-        makers["a question sent as soon as it is made"] = broken.make_hasty_question
-    if _HAS_SEALED:
-        from nearveil.audit.attacks._sealed import SPECIMENS
-
-        makers |= {f"sealed, with {name}": make for name, make in SPECIMENS.items()}
-    unscreened: dict[str, Any] = {"max_answered": 1, "max_screened": 0}
-    planted: dict[str, Make] = {
-        "classical Gaussian at epsilon 12": broken.make_classical_gaussian,
-        "four fifths of the vote noise": partial(broken.QuietVotes, EPSILON, **unscreened),
-        "exact votes in one of 2,000 answers": partial(broken.OnceExactVotes, EPSILON, **unscreened),
-        "labels decided before the noise": partial(broken.NoiselessLabels, EPSILON, **unscreened),
-        "caps that are ignored": partial(broken.EndlessVotes, EPSILON, **unscreened),
-        "screening that is not charged": partial(broken.FreeScreening, EPSILON, max_answered=1, max_screened=1),
-    }
-    return [
-        *(_make_entry(name, make, "broken") for name, make in makers.items()),
-        *(_make_entry(name, make, "broken", trials=_SPECIMEN_TRIALS) for name, make in planted.items()),
-    ]
 
 
 def list_not_audited() -> dict[str, str]:
@@ -218,9 +143,11 @@ def list_not_audited() -> dict[str, str]:
     }
 
 
-def _make_entry(
+def make_entry(
     name: str, make: Make, expected: Expected = "kept", subject: str = "", trials: int | None = None
 ) -> AuditEntry:
+    """Return an entry that makes an experiment of its name; `make` returns a mechanism, or also its claim."""
+
     def make_named() -> Experiment:
         result = make()
         mechanism, claim = result if isinstance(result, tuple) else (result, None)

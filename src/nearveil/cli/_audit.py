@@ -12,7 +12,16 @@ import typer
 from rich.text import Text
 
 from nearveil.cli._options import JSON, argument, command, option
-from nearveil.cli._output import check, make_folder, print_json, print_lines, print_table, show_bars
+from nearveil.cli._output import (
+    NOT_INSTALLED,
+    check,
+    has_studies,
+    make_folder,
+    print_json,
+    print_lines,
+    print_table,
+    show_bars,
+)
 
 if TYPE_CHECKING:
     from nearveil.audit import Report
@@ -87,16 +96,27 @@ def audit(
 
 def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
     check(name != "", "required: a mechanism of --list, or all", "NAME")
-    from nearveil.audit import list_mechanisms, list_specimens
-
-    mechanisms, specimens = list_mechanisms(epsilon), list_specimens()
+    mechanisms, specimens = _load_entries(epsilon)
     if name == "all":
+        check(has_studies(), f"all also audits specimens of the studies: {NOT_INSTALLED}", "NAME")
         return {"Mechanisms": mechanisms, _SPECIMENS: specimens}
     entries = [*mechanisms, *specimens]
     exact = [entry for entry in entries if entry.name == name]
     chosen = exact or [entry for entry in entries if entry.name.startswith(name)]
     check(bool(chosen), f"{name!r} is none of: all, {', '.join(entry.name for entry in entries)}", "NAME")
     return {"Mechanisms": chosen}
+
+
+def _load_entries(epsilon: float) -> "tuple[list[AuditEntry], list[AuditEntry]]":
+    """Return mechanisms and specimens; side channels and specimens come with the studies."""
+    from nearveil import audit
+
+    mechanisms = audit.list_mechanisms(epsilon)
+    if not has_studies():
+        return mechanisms, []
+    from studies import audits
+
+    return [*mechanisms, *audits.list_side_channels(epsilon)], audits.list_specimens()
 
 
 def _run_audit(
@@ -130,10 +150,10 @@ def _print_reports(reports: "dict[str, list[Report]]", wrong: list[str], out: Pa
 
 def _print_list(epsilon: float, *, as_json: bool) -> None:
     """Print all mechanisms and specimens that can be audited by name, and the public names that cannot."""
-    from nearveil.audit import list_mechanisms, list_specimens
     from nearveil.audit.registry import list_not_audited
 
-    entries, missing = [*list_mechanisms(epsilon), *list_specimens()], list_not_audited()
+    mechanisms, specimens = _load_entries(epsilon)
+    entries, missing = [*mechanisms, *specimens], list_not_audited()
     if as_json:
         names = [{"name": entry.name, "audits": entry.subject, "must_be": entry.expected} for entry in entries]
         print_json({"auditable": names, "not_auditable": missing})

@@ -6,6 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from rich.text import Text
 from nearveil.errors import NearveilError
 from nearveil.progress import Progress, Tick, hide_spinners
 
+NOT_INSTALLED = 'the studies are a package of their own: pip install nearveil-studies, or, in a clone, -e ".[study]"'
 _PROGRESS_INTERVAL = 10.0  # seconds between progress lines without a terminal
 _FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
 _COMMANDS = {  # Python calls in error messages, and the commands that do the same
@@ -195,6 +197,11 @@ def show_done(start: Progress, text: str) -> Callable[[int, int], None]:
         done_before = done
 
     return show
+
+
+def has_studies() -> bool:
+    """Return whether the studies are installed."""
+    return find_spec("studies") is not None
 
 
 def check(is_valid: bool, message: str, name: str) -> None:

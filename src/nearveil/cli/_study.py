@@ -1,6 +1,5 @@
 """``nearveil study``: tables and figures of the papers and of this library."""
 
-import importlib.util
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -9,15 +8,19 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nearveil.cli._options import ClusterOptions, argument, command, option
-from nearveil.cli._output import check, make_folder, print_lines, print_table, show_bars, show_done
+from nearveil.cli._output import (
+    NOT_INSTALLED,
+    check,
+    has_studies,
+    make_folder,
+    print_lines,
+    print_table,
+    show_bars,
+    show_done,
+)
 
 if TYPE_CHECKING:
     from studies._study import Study
-
-_NOT_INSTALLED = (  # they are in the repository, and not in the package
-    "the studies are not installed with nearveil: clone its repository, run pip install -e '.[study]' there, and run "
-    "this command again"
-)
 
 
 @command()
@@ -40,7 +43,7 @@ def study(
         nearveil study sensitivity --quick
         nearveil study all --docs docs/results
     """
-    check(importlib.util.find_spec("studies") is not None, _NOT_INSTALLED, "NAME")
+    check(has_studies(), NOT_INSTALLED, "NAME")
     from studies import load_studies
     from studies._quick import shrink
     from studies._report import write_findings

@@ -15,17 +15,6 @@ from scipy.stats import binom
 from nearveil.audit._conduct import compute_epsilon
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import make_release_experiment
-from nearveil.audit.attacks._clock import (
-    DIMENSION,
-    ETAG,
-    QuestionTimer,
-    TimedQuestion,
-    ask_through_client,
-    make_clock_experiment,
-    make_hostile_parts,
-    time_choice,
-)
-from nearveil.audit.attacks._wire import Send, ask_question
 from nearveil.mechanisms import OME, Cells, Message, PrivUnit, PublicMap
 from nearveil.mechanisms.covers.maps import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
@@ -37,6 +26,17 @@ from nearveil.private_knn.spending import MemorySpending, Spending
 from nearveil.privatemail import PrivateMail
 from nearveil.progress import Tick
 from nearveil.wire.messages import PublicPart
+from studies.audits.clock import (
+    DIMENSION,
+    ETAG,
+    QuestionTimer,
+    TimedQuestion,
+    ask_through_client,
+    make_clock_experiment,
+    make_hostile_parts,
+    time_choice,
+)
+from studies.audits.wire import Send, ask_question
 
 DELTA = 1e-5
 _ONE_IN = np.uint64(2000)

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import fit_release, make_release_experiment
-from nearveil.audit.attacks._wire import FreeAccount
 from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
 from nearveil.mechanisms.covers.covers import set_guarantee
@@ -29,6 +28,7 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 from nearveil.wire.messages import PublicPart
 from nearveil.wire.schema import FRAME, Galleries
+from studies.audits.wire import FreeAccount
 
 QuestionTimer = Callable[[Floats], float]
 Observer = Callable[[PublicPart], AbstractContextManager[QuestionTimer]]
