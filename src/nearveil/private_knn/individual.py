@@ -1,0 +1,239 @@
+"""Individual accounting: a record votes within a public radius of a query, and at most a fixed number of times.
+
+All that is here is public: radii, budgets and noise follow from public rows and queries, and the log holds what was
+asked and answered. How often a record has voted is a function of the record and of the log, and is stored nowhere
+(``docs/theory/private-knn.md``, Theorems 12 and 13; attacked by ``tests/private_knn/test_individual.py``).
+"""
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nearveil.private_knn.neighbors import NeighborSearch, Scores
+
+_LEAST_SHARE, _LEAST_ROWS = 0.0025, 5  # of the public rows within a radius
+_LARGEST_SHARE, _RARE_CLASS = 0.1, 0.01  # at most half a class, within these limits
+_CLEAR = 12.0  # votes for each unit of noise at which the radius grows no more
+_COVERED = 0.9  # share of the public rows' own votes that the budget covers
+_PLAYED = 1000  # public rows that play the queries of a stream
+_OPEN = 0.5  # least share of the public voters left near a query of a stream
+CLEAR_RATIO = 4.0
+"""Expected votes for each unit of noise, below which a private discriminant is better."""
+LEAST_PUBLIC = 300
+"""Public rows from which on ``accounting="auto"`` relies on them."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The quality that answers to a batch of queries can have. Computed from public values alone.
+
+    Examples
+    --------
+    >>> forecast = Forecast(voters=120.0, noise=10.0, max_votes=7)
+    >>> f"{forecast.ratio:.0f} votes for a unit of noise; clear: {forecast.is_clear}"
+    '12 votes for a unit of noise; clear: True'
+    """
+
+    voters: float  #: expected number of records that vote on a query
+    noise: float  #: standard deviation of the noise on each count
+    max_votes: int  #: votes of one record on the whole batch, at most
+
+    @property
+    def ratio(self) -> float:
+        """Expected votes for each unit of noise."""
+        return self.voters / self.noise
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the votes stand out. If not, :class:`PrivateDiscriminant` is the better choice."""
+        return self.ratio >= CLEAR_RATIO
+
+
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """Queries with the radius of each, and the budget of votes and the noise, fixed before any vote is counted."""
+
+    queries: NDArray[np.int16]  # rounded
+    radii: Scores  # least score 2 x.y - |y|^2 of a voter
+    max_votes: int  # of one record
+    noise: float  # standard deviation on each count
+    voters: float  # expected number for a query
+    rank: int  # of the public row at the radius
+
+    @property
+    def forecast(self) -> Forecast:
+        """The expected quality."""
+        return Forecast(self.voters, self.noise, self.max_votes)
+
+    def to_bytes(self) -> bytes:
+        """Return an entry of a log."""
+        plan = {"max_votes": self.max_votes, "noise": self.noise, "voters": self.voters, "rank": self.rank}
+        rows = {"queries": _encode_array(self.queries, "<i2"), "columns": self.queries.shape[1]}
+        return _encode(**rows, radii=self.radii.tolist(), **plan)
+
+    @classmethod
+    def read(cls, entry: dict[str, Any]) -> Self:
+        """Return the terms of an entry of a log."""
+        queries = _decode_array(entry["queries"], "<i2").reshape(-1, entry["columns"])
+        radii = np.array(entry["radii"], dtype=np.int32)
+        plan = (entry[name] for name in ("max_votes", "noise", "voters", "rank"))
+        return cls(queries.astype(np.int16), radii, *plan)
+
+
+class RadiusRule:
+    """Fix radius, budget and noise from public rows and public queries.
+
+    The radius of a query is the score of its m-th nearest public row. From the least m upwards, `max_votes` is the
+    least budget that covers 90% of the public rows' own votes over the batch, and the noise follows from it; m grows
+    until 12 records for each unit of noise are expected within the radius.
+    """
+
+    def __init__(self, public: ArrayLike, n_classes: int, feature_norm: float | None = None) -> None:
+        self.search = NeighborSearch(public, feature_norm=feature_norm, engine="numpy")
+        self.n_rows = n_rows = self.search.n_rows
+        self._played = np.linspace(0, n_rows - 1, min(_PLAYED, n_rows)).astype(int)
+        self._played_rows = self.search.round(np.asarray(public)[self._played])
+        if n_rows < 2 * _LEAST_ROWS:
+            raise ValueError(f"public must hold at least {2 * _LEAST_ROWS} rows, better 1,000: they set the radius")
+        self.least = max(math.ceil(_LEAST_SHARE * n_rows), _LEAST_ROWS)
+        share = min(max(1 / (2 * n_classes), _RARE_CLASS), _LARGEST_SHARE)
+        self.most = min(max(self.least, math.floor(share * n_rows)), n_rows)
+
+    def plan_batch(self, queries: NDArray[np.int16], unit_noise: float, n_records: float) -> Terms:
+        """Return the terms of a batch that pays for each of its queries with one vote at `unit_noise`."""
+        ids, scores = self.search.rank(queries, self.most)
+        rank, max_votes, noise = self._widen(ids, max(len(queries), 1), unit_noise, n_records)
+        return Terms(queries, scores[:, rank - 1], max_votes, noise, n_records * rank / self.n_rows, rank)
+
+    def plan_stream(
+        self, queries: NDArray[np.int16], unit_noise: float, n_records: float, n_queries: int, crowding: float
+    ) -> Terms:
+        """Return the terms of the first of `n_queries` queries to come: planned for calm ones, times `crowding`."""
+        ids, _ = self.search.rank(self._played_rows, min(self.most + 1, self.n_rows))
+        order = np.argsort(ids == self._played[:, None], axis=1, kind="stable")  # each row itself comes last
+        ids = np.take_along_axis(ids, order, axis=1)
+        rank, max_votes, noise = self._widen(ids, n_queries, unit_noise, n_records, crowding)
+        terms = Terms(queries, np.zeros(0), max_votes, noise, n_records * rank / self.n_rows, rank)
+        return self.continue_stream(queries, terms)
+
+    def continue_stream(self, queries: NDArray[np.int16], first: Terms) -> Terms:
+        """Return the terms of more queries of a stream."""
+        return replace(first, queries=queries, radii=self.search.rank(queries, first.rank)[1][:, -1])
+
+    def drop_worn(self, terms: Terms, earlier: Sequence[Terms]) -> Terms:
+        """Leave out queries near which fewer than half of the public rows would still vote."""
+        passes = np.zeros(self.n_rows, dtype=np.int64)
+        for entry in earlier:
+            for rows in self.search.within(entry.queries, entry.radii):
+                passes[rows] += 1
+        chosen: list[int] = []
+        for number, rows in enumerate(self.search.within(terms.queries, terms.radii)):
+            if np.mean(passes[rows] < terms.max_votes) >= _OPEN:
+                chosen.append(number)
+                passes[rows] += 1
+        return replace(terms, queries=terms.queries[chosen], radii=terms.radii[chosen])
+
+    def _widen(
+        self, ids: NDArray[np.int32], n_queries: int, unit_noise: float, n_records: float, crowding: float = 1.0
+    ) -> tuple[int, int, float]:
+        """Return the rank of the radius, the budget and the noise; `ids` stand for the queries that will come."""
+        passes = np.zeros(self.n_rows, dtype=np.int64)
+        for rank in range(1, self.most + 1):
+            np.add.at(passes, ids[:, rank - 1], 1)
+            if rank < self.least:
+                continue
+            most = find_budget(passes) * n_queries / max(len(ids), 1) * crowding
+            max_votes = max(1, min(math.ceil(most), n_queries))
+            noise = unit_noise * math.sqrt(max_votes / n_queries) * (1 + 2.0**-40)
+            if n_records * rank >= _CLEAR * noise * self.n_rows:
+                break
+        return rank, max_votes, noise
+
+
+def find_budget(passes: NDArray[np.int64]) -> int:
+    """Return the least number of votes of each row that keeps 90% of all passes.
+
+    Examples
+    --------
+    >>> find_budget(np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 2])), find_budget(np.array([4, 0, 0]))
+    (1, 4)
+    """
+    reaching = np.cumsum(np.bincount(passes)[::-1])[::-1][1:]  # rows that pass at least 1, 2, ... times
+    covered = np.cumsum(reaching)
+    return int(np.searchsorted(covered, _COVERED * covered[-1])) + 1 if len(covered) else 1
+
+
+@dataclass(frozen=True)
+class QueryLog:
+    """The public log of an estimator: queries, their answers, and the number of records with noise."""
+
+    entries: Sequence[dict[str, Any]] = field(repr=False)
+
+    @classmethod
+    def read(cls, entries: Sequence[bytes]) -> Self:
+        """Parse the entries of a log."""
+        return cls([json.loads(entry) for entry in entries])
+
+    @property
+    def n_records(self) -> float | None:
+        """The released lower bound of the number of records."""
+        return next((float(entry["n_records"]) for entry in self.entries if "n_records" in entry), None)
+
+    @cached_property
+    def asked(self) -> list[Terms]:
+        """All queries that were paid for, in their order; also those that were never answered."""
+        return [Terms.read(entry) for entry in self.entries if "queries" in entry]
+
+    @property
+    def n_asked(self) -> int:
+        """The number of queries that were paid for."""
+        return sum(len(terms.radii) for terms in self.asked)
+
+    @cached_property
+    def answers(self) -> dict[bytes, tuple[NDArray[np.float64], float]]:
+        """The votes on each answered query, by its rounded row, and the noise on them."""
+        answers = {}
+        for entry in self.entries:
+            if "answers" in entry:
+                terms = Terms.read(self.entries[entry["answers"]])
+                votes = _decode_array(entry["votes"], "<f8").reshape(len(terms.queries), -1)
+                answers |= {
+                    query.tobytes(): (row, terms.noise) for query, row in zip(terms.queries, votes, strict=True)
+                }
+        return answers
+
+    def find_new(self, queries: NDArray[np.int16]) -> NDArray[np.intp]:
+        """Return the queries that have no answer, each once."""
+        first: dict[bytes, int] = {}
+        for number, query in enumerate(queries):
+            first.setdefault(query.tobytes(), number)
+        return np.array([number for row, number in first.items() if row not in self.answers], dtype=np.intp)
+
+
+def encode_answers(position: int, votes: NDArray[np.float64]) -> bytes:
+    """Return the entry of a log with the noisy votes on the queries of the entry at `position`."""
+    return _encode(answers=position, votes=_encode_array(votes, "<f8"))
+
+
+def encode_n_records(n_records: float) -> bytes:
+    """Return the entry of a log with the released number of records."""
+    return _encode(n_records=n_records)
+
+
+def _encode(**fields: Any) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()
+
+
+def _encode_array(values: NDArray[Any], kind: str) -> str:
+    return base64.b64encode(np.ascontiguousarray(values, dtype=kind).tobytes()).decode("ascii")
+
+
+def _decode_array(text: str, kind: str) -> NDArray[Any]:
+    return np.frombuffer(base64.b64decode(text), dtype=kind)
