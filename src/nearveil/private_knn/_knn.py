@@ -232,9 +232,13 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         if not self._use_individual(rows, public):
             return super()._choose_plan(ballot, rows, None)
         self._rule = self._read_public(public)
-        request = super()._make_request(replace(ballot, event=GaussianSums(1.0), can_screen=False))
-        options = {"n_neighbors": 1, "max_screened": None, "individual": True}
-        plan = make_plan(replace(request, **options, count_records=self.least_records is None))
+        request = replace(
+            self._make_request(replace(ballot, event=GaussianSums(1.0), can_screen=False)),
+            n_neighbors=1,
+            individual=True,
+            count_records=self.least_records is None,
+        )
+        plan = make_plan(request)
         if self.accounting == "auto" and not can_pay(self.ledger, self.account, self._make_guarantee(plan)):
             return super()._choose_plan(ballot, rows, None)  # an account keeps the accounting that it was opened for
         return plan

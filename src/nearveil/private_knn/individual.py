@@ -36,7 +36,7 @@ class Forecast:
 
     Examples
     --------
-    >>> forecast = Forecast(voters=120.0, noise=10.0, max_votes=7)
+    >>> forecast = Forecast(voters=120.0, noise=10.0, max_votes=7, n_records=20_000)
     >>> f"{forecast.ratio:.0f} votes for a unit of noise; clear: {forecast.is_clear}"
     '12 votes for a unit of noise; clear: True'
     """
@@ -44,6 +44,7 @@ class Forecast:
     voters: float  #: expected number of records that vote on a query
     noise: float  #: standard deviation of the noise on each count
     max_votes: int  #: votes of one record on the whole batch, at most
+    n_records: float  #: lower bound on the number of records: as given, or released with noise
 
     @property
     def ratio(self) -> float:
@@ -65,16 +66,17 @@ class Terms:
     max_votes: int  # of one record
     noise: float  # standard deviation on each count
     voters: float  # expected number for a query
+    n_records: float  # a lower bound
     rank: int  # of the public row at the radius
 
     @property
     def forecast(self) -> Forecast:
         """The expected quality."""
-        return Forecast(self.voters, self.noise, self.max_votes)
+        return Forecast(self.voters, self.noise, self.max_votes, self.n_records)
 
     def to_bytes(self) -> bytes:
         """Return an entry of a log."""
-        plan = {"max_votes": self.max_votes, "noise": self.noise, "voters": self.voters, "rank": self.rank}
+        plan = {name: getattr(self, name) for name in _PLANNED}
         rows = {"queries": _encode_array(self.queries, "<i2"), "columns": self.queries.shape[1]}
         return _encode(**rows, radii=self.radii.tolist(), **plan)
 
@@ -83,8 +85,10 @@ class Terms:
         """Return the terms of an entry of a log."""
         queries = _decode_array(entry["queries"], "<i2").reshape(-1, entry["columns"])
         radii = np.array(entry["radii"], dtype=np.int32)
-        plan = (entry[name] for name in ("max_votes", "noise", "voters", "rank"))
-        return cls(queries.astype(np.int16), radii, *plan)
+        return cls(queries.astype(np.int16), radii, *(entry[name] for name in _PLANNED))
+
+
+_PLANNED = ("max_votes", "noise", "voters", "n_records", "rank")
 
 
 class RadiusRule:
@@ -110,7 +114,7 @@ class RadiusRule:
         """Return the terms of a batch that pays for each of its queries with one vote at `unit_noise`."""
         ids, scores = self.search.rank(queries, self.most)
         rank, max_votes, noise = self._widen(ids, max(len(queries), 1), unit_noise, n_records)
-        return Terms(queries, scores[:, rank - 1], max_votes, noise, n_records * rank / self.n_rows, rank)
+        return Terms(queries, scores[:, rank - 1], max_votes, noise, n_records * rank / self.n_rows, n_records, rank)
 
     def plan_stream(
         self, queries: NDArray[np.int16], unit_noise: float, n_records: float, n_queries: int, crowding: float
@@ -120,7 +124,9 @@ class RadiusRule:
         order = np.argsort(ids == self._played[:, None], axis=1, kind="stable")  # each row itself comes last
         ids = np.take_along_axis(ids, order, axis=1)
         rank, max_votes, noise = self._widen(ids, n_queries, unit_noise, n_records, crowding)
-        terms = Terms(queries, np.zeros(0), max_votes, noise, n_records * rank / self.n_rows, rank)
+        terms = Terms(
+            queries, np.zeros(0, dtype=np.int32), max_votes, noise, n_records * rank / self.n_rows, n_records, rank
+        )
         return self.continue_stream(queries, terms)
 
     def continue_stream(self, queries: NDArray[np.int16], first: Terms) -> Terms:
@@ -199,7 +205,7 @@ class QueryLog:
     @cached_property
     def answers(self) -> dict[bytes, tuple[NDArray[np.float64], float]]:
         """The votes on each answered query, by its rounded row, and the noise on them."""
-        answers = {}
+        answers: dict[bytes, tuple[NDArray[np.float64], float]] = {}
         for entry in self.entries:
             if "answers" in entry:
                 terms = Terms.read(self.entries[entry["answers"]])

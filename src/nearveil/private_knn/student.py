@@ -24,6 +24,7 @@ from sklearn.utils.validation import check_is_fitted
 from nearveil.features import Extractor
 from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import Parameters, allow_integers, parameter
+from nearveil.private_knn._knn import PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Answers, VotingClassifier
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.records import check_public_rows
@@ -207,7 +208,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         self._space = HalfWhitening.learn(extract_rows(public_rows, self.features), components)
         first, space = (map_rows(rows, self.features, self._space) for rows in (private, public_rows))
         inputs = public_rows if self._takes_images else normalize_rows(space)
-        voter = _copy_voter(self.voter).fit(first, y)
+        voter = self._fit_voter(first, y, space)
         self.plan_, guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
         done: list[StudentRound] = []
         for number, share in enumerate(shares):
@@ -217,7 +218,10 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
             if number:
                 rows, space = self._transform_rows(private if self._takes_images else first, inputs)
                 noise = {name: getattr(self.plan_, name) for name in ("vote_noise", "screening_noise", "threshold")}
-                voter = _copy_voter(self.voter, **noise, **caps).fit(rows, y)
+                if self.plan_.individual:
+                    records = done[-1].answers.forecast
+                    noise |= {"accounting": "individual", "least_records": records and math.floor(records.n_records)}
+                voter = self._fit_voter(rows, y, space, **noise, **caps)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
             queried = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
             answers = voter.answer(space[queried], progress=progress)
@@ -227,6 +231,10 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         self.rounds_ = tuple(done)
         whitening = None if self._takes_images else self._space
         self._public = PublicStudent(self.classes_, guarantee, self.student_, self.features, whitening)
+
+    def _fit_voter(self, rows: Rows, y: ArrayLike, space: Rows, **fixed: Any) -> VotingClassifier:
+        voter = _copy_voter(self.voter, **fixed)
+        return voter.fit(rows, y, public=space if isinstance(voter, PrivateKNeighborsClassifier) else None)
 
     def export(self) -> PublicStudent:
         """Return the public part, which predicts as this one does. Publish its bytes: readers need nearveil alone."""
@@ -305,10 +313,18 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         queried = np.concatenate([rows[answers.answered] for rows, answers in rounds])
         if not len(queried):
             raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
-        votes = np.concatenate([answers.votes[answers.answered] for _, answers in rounds])
-        links = build_graph(space)
-        voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
-        labels = self._spread_to_labels(links, regress_votes(space, queried, votes / voters, noise / voters))
+        # Of each round: the expected number of voters, and the noise on the votes.
+        scales = [
+            (answers.forecast.voters, answers.forecast.noise)
+            if answers.forecast
+            else (self.plan_.n_neighbors, self.plan_.vote_noise)
+            for _, answers in rounds
+        ]
+        shares = [
+            answers.votes[answers.answered] / scale[0] for (_, answers), scale in zip(rounds, scales, strict=True)
+        ]
+        links, noise = build_graph(space), max(scale / voters for voters, scale in scales)
+        labels = self._spread_to_labels(links, regress_votes(space, queried, np.concatenate(shares), noise))
         self.student_ = self._train_student(inputs, labels, seed)
         for _ in range(self.self_training):
             predicted = self.student_.predict(inputs)[:, None] == self.classes_
@@ -342,7 +358,9 @@ def _is_row_exact(features: Features | None) -> bool:
 
 def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:
     """Return the caps of the next round; the last round gets all that remains."""
-    caps = {"max_answered": plan.max_answered - sum(int(step.answers.answered.sum()) for step in done)}
+    # By individual accounting a query is paid for where it is declined, too.
+    paid = (len(step.rows) if plan.individual else int(step.answers.answered.sum()) for step in done)
+    caps = {"max_answered": plan.max_answered - sum(paid)}
     if plan.screening is not None:
         caps["max_screened"] = plan.max_screened - sum(len(step.rows) for step in done)
     if last:
