@@ -80,6 +80,7 @@ class NeighborEstimator(VotingEstimator[A]):
     def _read_groups(self, groups: ArrayLike | None, n_records: int) -> None:
         if groups is not None:
             self._groups = check_groups(groups, n_records)
+            self.unit = "group of records" if self.unit == "record" else self.unit  # of the copy that is fitted
 
     def _read_bounds(self, rows: Any) -> None:
         if self.bounds is not None:

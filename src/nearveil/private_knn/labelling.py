@@ -256,7 +256,7 @@ def _check_agreement(plan: VotePlan, class_numbers: NDArray[np.int64]) -> None:
 
 def _check_forecast(forecast: Forecast, warn: Callable[[str], object], *, allow_noise: bool) -> None:
     """Raise, before labels are paid for, if only noise is expected; warn if a discriminant would be better. Public."""
-    text = f"{forecast.voters:,.0f} records are expected to vote on a row, with noise {forecast.noise:.1f} on each count"
+    text = f"{forecast.voters:,.0f} records may vote on a row, with noise {forecast.noise:.1f} on each count"
     if forecast.ratio < _NOISE_RATIO and not allow_noise:
         raise ValueError(
             f"epsilon: only noise is to be expected, and at most the number of records was paid for. {text}. Give a "
