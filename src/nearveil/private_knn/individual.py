@@ -21,6 +21,7 @@ from nearveil.private_knn.neighbors import NeighborSearch, Scores
 _LEAST_SHARE, _LEAST_ROWS = 0.0025, 5  # of the public rows within a radius
 _LARGEST_SHARE, _RARE_CLASS = 0.1, 0.01  # at most half a class, within these limits
 _CLEAR = 12.0  # votes for each unit of noise at which the radius grows no more
+_LEAST_VOTERS = 30.0  # as many without noise
 _COVERED = 0.9  # share of the public rows' own votes that the budget covers
 _PLAYED = 1000  # public rows that play the queries of a stream
 _OPEN = 0.5  # least share of the public voters left near a query of a stream
@@ -102,17 +103,17 @@ class RadiusRule:
     def __init__(self, public: ArrayLike, n_classes: int, feature_norm: float | None = None) -> None:
         self.search = NeighborSearch(public, feature_norm=feature_norm, engine="numpy")
         self.n_rows = n_rows = self.search.n_rows
-        self._played = np.linspace(0, n_rows - 1, min(_PLAYED, n_rows)).astype(int)
-        self._played_rows = self.search.round(np.asarray(public)[self._played])
+        self._rounded = self.search.round(public)
+        self._numbers = {row.tobytes(): number for number, row in enumerate(self._rounded)}
         if n_rows < 2 * _LEAST_ROWS:
             raise ValueError(f"public must hold at least {2 * _LEAST_ROWS} rows, better 1,000: they set the radius")
         self.least = max(math.ceil(_LEAST_SHARE * n_rows), _LEAST_ROWS)
         share = min(max(1 / (2 * n_classes), _RARE_CLASS), _LARGEST_SHARE)
-        self.most = min(max(self.least, math.floor(share * n_rows)), n_rows)
+        self.most = min(max(self.least, math.floor(share * n_rows)), n_rows - 1)
 
     def plan_batch(self, queries: NDArray[np.int16], unit_noise: float, n_records: float) -> Terms:
         """Return the terms of a batch that pays for each of its queries with one vote at `unit_noise`."""
-        ids, scores = self.search.rank(queries, self.most)
+        ids, scores = self._rank(queries, self.most)
         rank, max_votes, noise = self._widen(ids, max(len(queries), 1), unit_noise, n_records)
         return Terms(queries, scores[:, rank - 1], max_votes, noise, n_records * rank / self.n_rows, n_records, rank)
 
@@ -120,9 +121,8 @@ class RadiusRule:
         self, queries: NDArray[np.int16], unit_noise: float, n_records: float, n_queries: int, crowding: float
     ) -> Terms:
         """Return the terms of the first of `n_queries` queries to come: planned for calm ones, times `crowding`."""
-        ids, _ = self.search.rank(self._played_rows, min(self.most + 1, self.n_rows))
-        order = np.argsort(ids == self._played[:, None], axis=1, kind="stable")  # each row itself comes last
-        ids = np.take_along_axis(ids, order, axis=1)
+        played = np.linspace(0, self.n_rows - 1, min(_PLAYED, self.n_rows)).astype(int)
+        ids, _ = self._rank(self._rounded[played], self.most)
         rank, max_votes, noise = self._widen(ids, n_queries, unit_noise, n_records, crowding)
         terms = Terms(
             queries, np.zeros(0, dtype=np.int32), max_votes, noise, n_records * rank / self.n_rows, n_records, rank
@@ -131,7 +131,7 @@ class RadiusRule:
 
     def continue_stream(self, queries: NDArray[np.int16], first: Terms) -> Terms:
         """Return the terms of more queries of a stream."""
-        return replace(first, queries=queries, radii=self.search.rank(queries, first.rank)[1][:, -1])
+        return replace(first, queries=queries, radii=self._rank(queries, first.rank)[1][:, -1])
 
     def drop_worn(self, terms: Terms, earlier: Sequence[Terms]) -> Terms:
         """Leave out queries near which fewer than half of the public rows would still vote."""
@@ -146,6 +146,13 @@ class RadiusRule:
                 passes[rows] += 1
         return replace(terms, queries=terms.queries[chosen], radii=terms.radii[chosen])
 
+    def _rank(self, queries: NDArray[np.int16], length: int) -> tuple[NDArray[np.int32], Scores]:
+        """Return the nearest public rows of each query and their scores, without a row that is the query itself."""
+        ids, scores = self.search.rank(queries, min(length + 1, self.n_rows))
+        own = np.array([self._numbers.get(query.tobytes(), -1) for query in queries], dtype=np.int32)
+        order = np.argsort(ids == own[:, None], axis=1, kind="stable")[:, :length]
+        return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+
     def _widen(
         self, ids: NDArray[np.int32], n_queries: int, unit_noise: float, n_records: float, crowding: float = 1.0
     ) -> tuple[int, int, float]:
@@ -158,7 +165,7 @@ class RadiusRule:
             most = find_budget(passes) * n_queries / max(len(ids), 1) * crowding
             max_votes = max(1, min(math.ceil(most), n_queries))
             noise = unit_noise * math.sqrt(max_votes / n_queries) * (1 + 2.0**-40)
-            if n_records * rank >= _CLEAR * noise * self.n_rows:
+            if n_records * rank >= max(_CLEAR * noise, _LEAST_VOTERS) * self.n_rows:
                 break
         return rank, max_votes, noise
 

@@ -26,6 +26,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import Parameters, allow_integers, parameter
 from nearveil.private_knn._knn import PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Answers, VotingClassifier
+from nearveil.private_knn.individual import Forecast
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.records import check_public_rows
 from nearveil.private_knn.scaling import Rows, warn_of_scaled_rows
@@ -313,17 +314,10 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         queried = np.concatenate([rows[answers.answered] for rows, answers in rounds])
         if not len(queried):
             raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
-        # Of each round: the expected number of voters, and the noise on the votes.
-        scales = [
-            (answers.forecast.voters, answers.forecast.noise)
-            if answers.forecast
-            else (self.plan_.n_neighbors, self.plan_.vote_noise)
-            for _, answers in rounds
-        ]
-        shares = [
-            answers.votes[answers.answered] / scale[0] for (_, answers), scale in zip(rounds, scales, strict=True)
-        ]
-        links, noise = build_graph(space), max(scale / voters for voters, scale in scales)
+        plan, links = self.plan_, build_graph(space)
+        terms = [answers.forecast or Forecast(plan.n_neighbors, plan.vote_noise, 1, 1) for _, answers in rounds]
+        shares = [_share_votes(answers, each.voters) for (_, answers), each in zip(rounds, terms, strict=True)]
+        noise = max(each.noise / each.voters for each in terms)
         labels = self._spread_to_labels(links, regress_votes(space, queried, np.concatenate(shares), noise))
         self.student_ = self._train_student(inputs, labels, seed)
         for _ in range(self.self_training):
@@ -338,6 +332,15 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     def _train_student(self, inputs: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._make_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
         return student.fit(inputs, labels)
+
+
+def _share_votes(answers: Answers, voters: float) -> Rows:
+    """Return the shares of the votes; within a radius, more than the expected number of records may vote, or fewer."""
+    votes = answers.votes[answers.answered]
+    if answers.forecast is None:
+        return votes / voters
+    shares = votes / np.maximum(votes.sum(axis=1, keepdims=True), voters)
+    return np.asarray(shares - shares.mean(axis=1, keepdims=True) + 1 / votes.shape[1])
 
 
 def _copy_voter(voter: VotingClassifier | None, **fixed: Any) -> VotingClassifier:
