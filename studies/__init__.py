@@ -32,6 +32,7 @@ NAMES = (
     "screening",
     "accounting",
     "private-knn",
+    "individual",
     "bridge",
     "cost",
 )
