@@ -305,6 +305,18 @@ def test_copies_pickles_and_refits_share_one_log(ledger: Ledger) -> None:
     assert ledger.verify().ok
 
 
+def test_a_stream_in_other_features_pays_again(ledger: Ledger) -> None:
+    """Passes in other features say nothing about the votes that a record has given: a log of its own, and its price."""
+    terms: dict[str, Any] = {"ledger": ledger, "account": "digits", "crowding": 1.0}
+    first = fit(**terms)
+    first.predict(QUERIES[:5])
+    turned = make_voter(**terms).fit(X[:, ::-1], Y, public=PUBLIC[:, ::-1])
+    assert turned._poll._spending.read_log() == []
+    with pytest.raises(ExhaustedError):
+        turned.predict(QUERIES[:5, ::-1])
+    assert fit(**terms).answer(QUERIES[:8]).answered.all()
+
+
 def test_a_pickle_or_fork_without_an_account_refuses() -> None:
     voter = fit()
     before = voter.answer(QUERIES[:5])

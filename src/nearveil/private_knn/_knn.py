@@ -369,10 +369,14 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
 
     @property
     def _log_name(self) -> str:
-        """A digest of all public parameters that the meaning of the log depends on."""
+        """A digest of all that the meaning of the log depends on, also of the public rows: they show the features."""
+        if not self.plan_.individual:
+            return ""
         bounds = [] if self._bounds is None else [self._bounds.low.tolist(), self._bounds.high.tolist()]
         space = [self.n_features_in_, self.feature_norm, *bounds, list(map(str, self.classes_.tolist())), self.votes]
-        return digest(*map(str, [*space, self.plan_.vote_noise, self.plan_.max_answered, self.crowding]))[:32]
+        return digest(
+            *map(str, [*space, self._rule.fingerprint, self.plan_.vote_noise, self.plan_.max_answered, self.crowding])
+        )[:32]
 
     def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
         draws = 1 if self.plan_.screening is None else 2

@@ -6,6 +6,7 @@ asked and answered. How often a record has voted is a function of the record and
 """
 
 import base64
+import hashlib
 import json
 import math
 from collections.abc import Sequence
@@ -104,6 +105,7 @@ class RadiusRule:
         self.search = NeighborSearch(public, feature_norm=feature_norm, engine="numpy")
         self.n_rows = n_rows = self.search.n_rows
         self._rounded = self.search.round(public)
+        self.fingerprint = hashlib.sha256(self._rounded.tobytes()).hexdigest()
         self._numbers = {row.tobytes(): number for number, row in enumerate(self._rounded)}
         if n_rows < 2 * _LEAST_ROWS:
             raise ValueError(f"public must hold at least {2 * _LEAST_ROWS} rows, better 1,000: they set the radius")
