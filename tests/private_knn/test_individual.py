@@ -21,9 +21,21 @@ from sklearn.datasets import load_digits
 
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.private_knn import ExhaustedError, NoiseWarning, PrivateKNeighborsClassifier, PublicStudent, Student
+from nearveil.private_knn import (
+    ExhaustedError,
+    NoiseWarning,
+    PateClassifier,
+    PrivateDiscriminant,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    PublicStudent,
+    Student,
+    _pate,
+)
+from nearveil.private_knn.discriminant import merge_groups, sum_classes
+from nearveil.private_knn.discriminant_model import SENSITIVITY
 from nearveil.private_knn.individual import QueryLog, RadiusRule, Terms, find_budget
-from nearveil.private_knn.neighbors import NeighborSearch
+from nearveil.private_knn.neighbors import IntegerRows, NeighborSearch
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(DIGITS))
@@ -523,3 +535,49 @@ def test_the_nearest_groups_vote_each_by_its_nearest_image(seed: int, k: int) ->
     less = voter.fit(rows[out], labels[out], groups=groups[out]).answer(rows[:9] + 0.1).votes
     assert np.max(np.sum(np.rint(votes - less) ** 2, axis=1)) <= 2  # a whole person, and sqrt 2
     assert voter.guarantee.unit == "group of records"
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.booleans())
+def test_a_group_adds_no_more_to_a_discriminant_than_a_record(seed: int, alike: bool) -> None:
+    rng = np.random.default_rng(seed)
+    rows = IntegerRows(6).round(rng.normal(size=(50, 6)) + 9 * alike)
+    classes, groups = rng.integers(0, 3, size=50) * (not alike), rng.integers(0, 8, size=50)
+    whole = sum_classes(*merge(rows, classes, groups))
+    for out in range(8):
+        rest = groups != out
+        less = sum_classes(*merge(rows[rest], classes[rest], groups[rest]))
+        assert np.linalg.norm(whole - less) <= SENSITIVITY
+    single = np.arange(50)
+    np.testing.assert_array_equal(sum_classes(*merge(rows, classes, single)), sum_classes(rows, classes, 3))
+
+
+def merge(rows: Any, classes: Any, groups: Any) -> Any:
+    merged, numbers, counts = merge_groups(rows, classes, groups)
+    return merged, numbers, 3, counts
+
+
+def test_groups_are_whole_for_every_estimator() -> None:
+    groups = np.arange(1000) // 5
+    model = PrivateDiscriminant(4.0, classes=range(10)).fit(X, Y, PUBLIC, groups=groups)
+    assert model.guarantee.unit == "group of records"
+    assert model.score(QUERIES, TRUTH) > 0.5
+    regressor = PrivateKNeighborsRegressor(0, 9, epsilon=8.0, max_answered=5, n_neighbors=50)
+    assert regressor.fit(X, Y, groups=groups).guarantee.unit == "group of records"
+    assert np.isfinite(regressor.predict(QUERIES[:5])).all()
+    pate = PateClassifier(20, mechanism="gnmax", epsilon=8.0, max_answered=5, classes=range(10), unit="person")
+    assert pate.fit(X, Y, groups=groups).guarantee.unit == "person"
+    with pytest.raises(ValueError, match="groups must have one name"):
+        make_voter().fit(X, Y, public=PUBLIC, groups=groups[:9])
+
+
+def test_a_group_has_one_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(_pate, "_train_teacher", lambda _, X, *rest: seen.append(set(X[:, 0].tolist())) or len(rest))
+    groups = np.arange(60) // 6
+    _pate.train_teachers(
+        None,  # type: ignore[arg-type]
+        groups[:, None].astype(float), np.zeros(60, int), n_teachers=4, n_classes=9, source=unsafe_seeded(0),
+        groups=groups,
+    )  # fmt: skip
+    assert sorted(group for part in seen for group in part) == list(range(10))

@@ -35,7 +35,6 @@ from nearveil.private_knn.records import (
     Labels,
     Votes,
     Weights,
-    check_groups,
     check_public_rows,
     check_records,
     make_hard_votes,
@@ -64,7 +63,6 @@ class NeighborEstimator(VotingEstimator[A]):
     engine: SearchEngine = parameter("auto", StrOptions(set(get_args(SearchEngine))))
     _votes: Labels | Weights = field(init=False)  # of each record
     _search: NeighborSearch | GroupSearch = field(init=False)
-    _groups: NDArray[np.int64] | None = field(init=False, default=None)  # of each record
 
     def _learn(self, rows: Any) -> None:
         """Prepare the search. Within bounds, distances are compared: no row is longer than the corner of the box."""
@@ -76,11 +74,6 @@ class NeighborEstimator(VotingEstimator[A]):
     def _find_norm(self, n_features: int) -> float | None:
         within_bounds = self._bounds is not None and self.feature_norm is None
         return math.sqrt(n_features) if within_bounds else self.feature_norm
-
-    def _read_groups(self, groups: ArrayLike | None, n_records: int) -> None:
-        if groups is not None:
-            self._groups = check_groups(groups, n_records)
-            self.unit = "group of records" if self.unit == "record" else self.unit  # of the copy that is fitted
 
     def _read_bounds(self, rows: Any) -> None:
         if self.bounds is not None:

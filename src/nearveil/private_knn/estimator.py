@@ -22,8 +22,16 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
 from nearveil.private_knn.individual import Forecast
 from nearveil.private_knn.plan import Ballot, NoiseWarning, PlanRequest, VotePlan, find_needed_votes, make_plan
+from nearveil.private_knn.records import check_groups
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
-from nearveil.private_knn.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
+from nearveil.private_knn.spending import (
+    PayingEstimator,
+    Spending,
+    find_account,
+    name_group_unit,
+    name_inferred_unit,
+    open_spending,
+)
 from nearveil.progress import Tick
 
 A = TypeVar("A")
@@ -62,6 +70,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     plan_: VotePlan = field(init=False)
     _guarantee: Guarantee = field(init=False)
     _spending: Spending = field(init=False)
+    _groups: NDArray[np.int64] | None = field(init=False, default=None)  # of each record
     _bounds: ColumnBounds | None = field(init=False, default=None)  # queries are scaled by them, as the records were
     _poll: Self = field(init=False)
 
@@ -118,10 +127,11 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> A:
         """Return the answers to all queries from the noisy sums of those that were answered."""
 
-    def _read_groups(self, groups: ArrayLike | None, n_records: int) -> None:  # noqa: ARG002
-        """Store the group of each record."""
+    def _read_groups(self, groups: ArrayLike | None, n_records: int) -> None:
+        """Store the group of each record: from here on, the groups are what is protected."""
         if groups is not None:
-            raise ValueError(f"groups must be None: {type(self).__name__} protects single records")
+            self._groups = check_groups(groups, n_records)
+            self.unit = name_group_unit(self.unit)  # of the copy that is fitted
 
     def _choose_plan(self, ballot: Ballot, rows: Any, public: ArrayLike | None) -> VotePlan:  # noqa: ARG002
         """Return the plan of noise and caps."""

@@ -192,6 +192,11 @@ def can_pay(ledger: Ledger | Path | str | None, account: Account | str | None, g
     return True
 
 
+def name_group_unit(unit: str) -> str:
+    """Return the unit of protection if records have groups."""
+    return "group of records" if unit == "record" else unit
+
+
 def name_inferred_unit(unit: str) -> str:
     """Return the unit of protection if the classes are read from the labels."""
     return f"{unit} of a class that occurs anyway"
