@@ -61,7 +61,7 @@ def measure(case: Case) -> list[Row]:
 Part = tuple[Rows, Labels]
 
 
-def _measure_calm(private: Part, public: Rows, queries: Part) -> Iterator[Row]:
+def _measure_calm(private: Part, public: Part, queries: Part) -> Iterator[Row]:
     for epsilon in EPSILONS:
         for count in QUERIES:
             part = queries[0][:count], queries[1][:count]
@@ -69,11 +69,11 @@ def _measure_calm(private: Part, public: Rows, queries: Part) -> Iterator[Row]:
                 yield _score(way, epsilon, private, public, part)
             if epsilon in DISCRIMINANT_EPSILONS:
                 model = PrivateDiscriminant(epsilon, DELTA, classes=np.unique(private[1]))
-                right = np.mean([model.fit(*private, public).score(*part) for _ in range(DRAWS)])
+                right = np.mean([model.fit(*private, public[0]).score(*part) for _ in range(DRAWS)])
                 yield {"way": DISCRIMINANT, "epsilon": epsilon, "queries": count, "right": float(right)}
 
 
-def _measure_crowd(private: Part, public: Rows, queries: Part) -> Iterator[Row]:
+def _measure_crowd(private: Part, public: Part, queries: Part) -> Iterator[Row]:
     """Ask about a single class at a time: the first, and the largest."""
     for label in sorted({int(np.unique(private[1])[0]), int(np.bincount(private[1]).argmax())}):
         chosen = np.flatnonzero(queries[1] == label)[:CROWD_QUERIES]
@@ -83,21 +83,28 @@ def _measure_crowd(private: Part, public: Rows, queries: Part) -> Iterator[Row]:
                 yield {**row, "label": label}
 
 
-def _measure_persons(private: Part, public: Rows, queries: Part) -> Iterator[Row]:
-    """Make persons of images of one class, and ask for their votes."""
-    rows, labels = private
-    order = np.argsort(labels, kind="stable")
-    order = order[: len(order) // PERSON_IMAGES * PERSON_IMAGES]
-    groups = np.arange(len(order)) // PERSON_IMAGES
+def _measure_persons(private: Part, public: Part, queries: Part) -> Iterator[Row]:
+    """Make persons of images of one class, and ask for their votes. Public rows are of persons, too."""
+    private, groups = _make_persons(private)
+    public, public_groups = _make_persons(public)
     part = queries[0][:PERSON_QUERIES], queries[1][:PERSON_QUERIES]
-    alone = order[::PERSON_IMAGES]
+    alone = tuple(values[::PERSON_IMAGES] for values in private)
     for epsilon in PERSON_EPSILONS:
-        yield {**_score(WORST, epsilon, (rows[alone], labels[alone]), public, part), "way": ONE_IMAGE}
+        yield {**_score(WORST, epsilon, alone, public, part), "way": ONE_IMAGE}  # type: ignore[arg-type]
         for way in (WORST, INDIVIDUAL):
-            yield _score(way, epsilon, (rows[order], labels[order]), public, part, groups)
+            yield _score(way, epsilon, private, public, part, (groups, public_groups))
 
 
-def _score(way: str, epsilon: float, private: Part, public: Rows, queries: Part, groups: Labels | None = None) -> Row:
+def _make_persons(part: Part) -> tuple[Part, Labels]:
+    """Return images in the order of their persons, and the person of each."""
+    order = np.argsort(part[1], kind="stable")
+    order = order[: len(order) // PERSON_IMAGES * PERSON_IMAGES]
+    return (part[0][order], part[1][order]), np.arange(len(order)) // PERSON_IMAGES
+
+
+def _score(
+    way: str, epsilon: float, private: Part, public: Part, queries: Part, groups: tuple[Labels, Labels] | None = None
+) -> Row:
     """Return the share of right labels; every query is answered."""
     rows, truth = queries
     results: list[float] = []
@@ -110,7 +117,11 @@ def _score(way: str, epsilon: float, private: Part, public: Rows, queries: Part,
             max_screened=0,
             classes=np.unique(private[1]),
             accounting="individual" if way == INDIVIDUAL else "worst-case",
-        ).fit(*private, groups=groups, public=public if way == INDIVIDUAL else None)
+        )
+        given: dict[str, Any] = {"groups": None if groups is None else groups[0]}
+        if way == INDIVIDUAL:
+            given |= {"public": public[0], "public_groups": None if groups is None else groups[1]}
+        voter.fit(*private, **given)
         answers = voter.answer(rows)
         results.append(float(np.mean(answers.labels == truth)))
         if answers.forecast is not None:
@@ -119,7 +130,7 @@ def _score(way: str, epsilon: float, private: Part, public: Rows, queries: Part,
     return {**row, "right": float(np.mean(results))}
 
 
-def _split(name: str, seed: int) -> tuple[Part, Rows, Part]:
+def _split(name: str, seed: int) -> tuple[Part, Part, Part]:
     """Return private, public and query rows of a random split of the pool, in the components of the public ones."""
     pool, labels = _load_pool(name)
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -133,7 +144,7 @@ def _split(name: str, seed: int) -> tuple[Part, Rows, Part]:
         parts = [pool[part].astype(np.float64) for part in (private, public, queries)]
     space = HalfWhitening.learn(parts[1].astype(np.float64), COMPONENTS)
     rows = [space.transform(part.astype(np.float64)) for part in parts]
-    return (rows[0], labels[private]), rows[1], (rows[2], labels[queries])
+    return (rows[0], labels[private]), (rows[1], labels[public]), (rows[2], labels[queries])
 
 
 def _load_pool(name: str) -> tuple[NDArray[Any], Labels]:

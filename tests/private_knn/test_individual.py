@@ -50,7 +50,8 @@ def make_voter(**changed: Any) -> PrivateKNeighborsClassifier:
 
 
 def fit(*, rows: Any = X, labels: Any = Y, groups: Any = None, **changed: Any) -> PrivateKNeighborsClassifier:
-    return make_voter(**changed).fit(rows, labels, public=PUBLIC, groups=groups)
+    singles = None if groups is None else range(len(PUBLIC))
+    return make_voter(**changed).fit(rows, labels, public=PUBLIC, groups=groups, public_groups=singles)
 
 
 @pytest.fixture
@@ -232,26 +233,34 @@ def test_replacing_a_record_costs_root_two_more() -> None:
     assert np.sum(difference**2) == 2 * 9
 
 
-def test_the_rule_is_that_of_the_theory() -> None:
+@pytest.mark.parametrize(
+    ("unit", "n_records", "n_classes", "crowd"),
+    [(20, 1000, 10, 0), (60, 1000, 10, 0), (15, 400, 2, 0), (5, 5000, 200, 0), (40, 1000, 10, 1), (200, 1000, 10, 1)],
+)
+def test_the_rule_is_that_of_the_theory(unit: float, n_records: float, n_classes: int, crowd: bool) -> None:
     """Against loops: the least radius with 30 votes, 12 for a unit of noise, and the least budget that keeps 90%."""
-    for unit, n_records, n_classes in ((20.0, 1000, 10), (60.0, 1000, 10), (15.0, 400, 2), (5.0, 5000, 200)):
-        rule = RadiusRule(PUBLIC, n_classes)
-        queries = rule.search.round(QUERIES)
-        terms = rule.plan_batch(queries, unit, n_records)
-        table = rule.search.round(PUBLIC).astype(np.int64)
-        scores = 2 * queries.astype(np.int64) @ table.T - (table**2).sum(axis=1)
-        ranks = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
-        most = max(5, math.floor(min(0.1, max(1 / (2 * n_classes), 0.01)) * len(PUBLIC)))
-        for m in range(max(5, math.ceil(0.0025 * len(PUBLIC))), most + 1):
-            votes = (ranks < m).sum(axis=0)
-            budget = next(b for b in range(1, 101) if np.minimum(votes, b).sum() >= 0.9 * votes.sum())
-            noise = unit * math.sqrt(budget / 100)
-            if n_records * m / len(PUBLIC) >= max(12 * noise, 30):
-                break
-        assert (terms.rank, terms.max_votes) == (m, budget)
-        assert terms.noise == pytest.approx(noise)
-        np.testing.assert_array_equal(terms.radii, np.sort(scores, axis=1)[:, -m])
-        assert find_budget(votes) == budget
+    rule = RadiusRule(PUBLIC, n_classes)
+    queries = rule.search.round(QUERIES[:1] + np.arange(100)[:, None] * 1e-3 if crowd else QUERIES)
+    terms = rule.plan_batch(queries, unit, n_records)
+    table = rule.search.round(PUBLIC).astype(np.int64)
+    scores = 2 * queries.astype(np.int64) @ table.T - (table**2).sum(axis=1)
+    ranks = np.argsort(np.argsort(-scores, axis=1, kind="stable"), axis=1)
+    cap = max(5, math.floor(min(0.1, max(1 / (2 * n_classes), 0.01)) * 400))
+    end, ratio = cap, 12.0
+    for m in range(5, 401):
+        votes = (ranks < m).sum(axis=0)
+        budget = next(b for b in range(1, 101) if np.minimum(votes, b).sum() >= 0.9 * votes.sum())
+        noise, voters = unit * math.sqrt(budget / 100), n_records * m / 400
+        if m == cap:
+            crowded = budget > 2.5 * 100 * m / 400
+            assert crowded == crowd
+            end, ratio = (200, 8.0) if crowded else (math.floor(min(3 / (2 * n_classes), 0.25) * 400), 4.0)
+        if voters >= max(ratio * noise, 30) or m >= max(cap, end):
+            break
+    assert (terms.rank, terms.max_votes) == (m, budget)
+    assert terms.noise == pytest.approx(noise)
+    np.testing.assert_array_equal(terms.radii, np.sort(scores, axis=1)[:, -m])
+    assert find_budget(votes) == budget
 
 
 # State is the public log
@@ -565,6 +574,16 @@ def test_groups_are_whole_for_every_estimator() -> None:
     regressor = PrivateKNeighborsRegressor(0, 9, epsilon=8.0, max_answered=5, n_neighbors=50)
     assert regressor.fit(X, Y, groups=groups).guarantee.unit == "group of records"
     assert np.isfinite(regressor.predict(QUERIES[:5])).all()
+    persons: dict[str, Any] = {"accounting": "auto", "least_records": 200, "unit": "person"}
+    voter = make_voter(**persons).fit(X, Y, groups=groups, public=PUBLIC)
+    assert not voter.plan_.individual  # how often a person passes is not known
+    order = np.argsort(LABELS[1000:1400], kind="stable")
+    public = PUBLIC[order]
+    voter = make_voter(**persons | {"accounting": "individual"}).fit(
+        X, Y, groups=groups, public=public, public_groups=np.arange(400) // 5
+    )
+    assert voter.guarantee.unit == "person"
+    assert voter.answer(QUERIES[:60]).forecast.max_votes > 10  # type: ignore[union-attr]
     pate = PateClassifier(20, mechanism="gnmax", epsilon=8.0, max_answered=5, classes=range(10), unit="person")
     assert pate.fit(X, Y, groups=groups).guarantee.unit == "person"
     with pytest.raises(ValueError, match="groups must have one name"):

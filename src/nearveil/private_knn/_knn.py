@@ -35,6 +35,7 @@ from nearveil.private_knn.records import (
     Labels,
     Votes,
     Weights,
+    check_groups,
     check_public_rows,
     check_records,
     make_hard_votes,
@@ -220,12 +221,14 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         self._abstain_label = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else self.classes_)
         return X, ballot
 
-    def _choose_plan(self, ballot: Ballot, rows: Any, public: ArrayLike | None) -> VotePlan:
+    def _choose_plan(
+        self, ballot: Ballot, rows: Any, public: ArrayLike | None = None, public_groups: ArrayLike | None = None
+    ) -> VotePlan:
         if public is not None:
             check_public_rows(public, rows)
-        if not self._use_individual(rows, public):
-            return super()._choose_plan(ballot, rows, None)
-        self._rule = self._read_public(public)
+        if not self._use_individual(rows, public, public_groups):
+            return super()._choose_plan(ballot, rows)
+        self._rule = self._read_public(public, public_groups)
         request = replace(
             self._make_request(replace(ballot, event=GaussianSums(1.0), can_screen=False)),
             n_neighbors=1,
@@ -234,10 +237,10 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         )
         plan = make_plan(request)
         if self.accounting == "auto" and not can_pay(self.ledger, self.account, self._make_guarantee(plan)):
-            return super()._choose_plan(ballot, rows, None)  # an account keeps the accounting that it was opened for
+            return super()._choose_plan(ballot, rows)  # an account keeps the accounting that it was opened for
         return plan
 
-    def _use_individual(self, rows: Any, public: ArrayLike | None) -> bool:
+    def _use_individual(self, rows: Any, public: ArrayLike | None, public_groups: ArrayLike | None) -> bool:
         """Return whether a record's own votes are limited; raise if they must be and cannot."""
         if self.accounting == "worst-case":
             return False
@@ -248,6 +251,8 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         problems += ["X must be in memory"] * is_dask_array(rows)
         if public is None or (self.accounting == "auto" and np.shape(public)[0] < LEAST_PUBLIC):
             problems += ["public must be given in fit"]
+        if self._groups is not None and public_groups is None:
+            problems += ["public_groups must be given with groups"]
         if problems and self.accounting == "individual":
             raise ValueError(f'{problems[0]} for accounting="individual"')
         return not problems and not (self.accounting == "auto" and self.vote_noise is not None)
@@ -286,9 +291,10 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
             raise ValueError("public must be given in fit: only individual accounting has a public forecast")
         return poll._fix_terms(poll._search.round(poll._check_queries(X)), poll._read_log())[0].forecast
 
-    def _read_public(self, public: Any) -> RadiusRule:
+    def _read_public(self, public: Any, public_groups: ArrayLike | None) -> RadiusRule:
         rows = self._check_queries(public)
-        return RadiusRule(rows, len(self.classes_), self._find_norm(rows.shape[1]))
+        groups = None if self._groups is None else check_groups(public_groups, len(rows))
+        return RadiusRule(rows, len(self.classes_), self._find_norm(rows.shape[1]), groups)
 
     def _read_log(self) -> QueryLog:
         """Return the public log. Its first entry is the number of records with noise, unless a bound is given."""

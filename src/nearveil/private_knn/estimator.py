@@ -75,7 +75,13 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     _poll: Self = field(init=False)
 
     def fit(
-        self, X: ArrayLike, y: ArrayLike, *, groups: ArrayLike | None = None, public: ArrayLike | None = None
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        public: ArrayLike | None = None,
+        public_groups: ArrayLike | None = None,
     ) -> Self:
         """Store the private records, and fix the plan of noise and caps.
 
@@ -91,12 +97,15 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         public : array-like of shape (n_public, d), optional
             Public rows like the private ones, better 1,000 than 300, for individual accounting. No private row may be
             among them.
+        public_groups : array-like of shape (n_public,), optional
+            The group of each public row. Individual accounting of `groups` needs them: how often a person passes
+            depends on the number of its records.
         """
         self._warn_of_parameter_search()
         poll = self._copy_parameters()
         rows, ballot = poll._read_records(X, y)
         poll._read_groups(groups, len(rows))
-        poll.plan_ = plan = poll._choose_plan(ballot, rows, public)
+        poll.plan_ = plan = poll._choose_plan(ballot, rows, public, public_groups)
         poll._guarantee = poll._make_guarantee(plan)
         if not is_dask_array(rows):
             warn_of_scaled_rows(rows)
@@ -133,9 +142,15 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
             self._groups = check_groups(groups, n_records)
             self.unit = name_group_unit(self.unit)  # of the copy that is fitted
 
-    def _choose_plan(self, ballot: Ballot, rows: Any, public: ArrayLike | None) -> VotePlan:  # noqa: ARG002
+    def _choose_plan(
+        self,
+        ballot: Ballot,
+        rows: Any,  # noqa: ARG002
+        public: ArrayLike | None = None,
+        public_groups: ArrayLike | None = None,
+    ) -> VotePlan:
         """Return the plan of noise and caps."""
-        if public is not None:
+        if public is not None or public_groups is not None:
             raise ValueError(f"public must be None: {type(self).__name__} has no individual accounting")
         return make_plan(self._make_request(ballot))
 

@@ -17,11 +17,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.private_knn.neighbors import NeighborSearch, Scores
+from nearveil.private_knn.neighbors import GroupSearch, NeighborSearch, Scores
 
 _LEAST_SHARE, _LEAST_ROWS = 0.0025, 5  # of the public rows within a radius
 _LARGEST_SHARE, _RARE_CLASS = 0.1, 0.01  # at most half a class, within these limits
 _CLEAR = 12.0  # votes for each unit of noise at which the radius grows no more
+# Where the votes do not stand out there, the radius grows on: up to 3 halves of a class, and for a batch that crowds in
+# one region (rows pass 2.5 times as often as on average) up to half of all rows, for twice the clear ratio.
+_WIDE, _WIDEST_SHARE, _CROWD, _CROWD_RATIO = 3, 0.25, 2.5, 8.0
 _LEAST_VOTERS = 30.0  # as many without noise
 _COVERED = 0.9  # share of the public rows' own votes that the budget covers
 _PLAYED = 1000  # public rows that play the queries of a stream
@@ -98,41 +101,47 @@ class RadiusRule:
 
     The radius of a query is the score of its m-th nearest public row. From the least m upwards, `max_votes` is the
     least budget that covers 90% of the public rows' own votes over the batch, and the noise follows from it; m grows
-    until 12 records for each unit of noise are expected within the radius.
+    until 12 records for each unit of noise are expected within the radius (docs/theory/private-knn.md, section 13).
     """
 
-    def __init__(self, public: ArrayLike, n_classes: int, feature_norm: float | None = None) -> None:
-        self.search = NeighborSearch(public, feature_norm=feature_norm, engine="numpy")
+    def __init__(
+        self,
+        public: ArrayLike,
+        n_classes: int,
+        feature_norm: float | None = None,
+        groups: NDArray[np.int64] | None = None,  # of the public rows, if records have groups
+    ) -> None:
+        rows = NeighborSearch(public, feature_norm=feature_norm, engine="numpy")
+        self.search = rows if groups is None else GroupSearch(rows, groups)
         self.n_rows = n_rows = self.search.n_rows
         self._rounded = self.search.round(public)
-        self.fingerprint = hashlib.sha256(self._rounded.tobytes()).hexdigest()
+        digest = hashlib.sha256(self._rounded.tobytes() + (b"" if groups is None else groups.tobytes()))
+        self.fingerprint = digest.hexdigest()
         self._numbers = {row.tobytes(): number for number, row in enumerate(self._rounded)}
         if n_rows < 2 * _LEAST_ROWS:
-            raise ValueError(f"public must hold at least {2 * _LEAST_ROWS} rows, better 1,000: they set the radius")
+            raise ValueError(
+                f"public must hold at least {2 * _LEAST_ROWS} rows (or groups), better 1,000: they set the radius"
+            )
         self.least = max(math.ceil(_LEAST_SHARE * n_rows), _LEAST_ROWS)
-        share = min(max(1 / (2 * n_classes), _RARE_CLASS), _LARGEST_SHARE)
+        half_class = 1 / (2 * n_classes)
+        share = min(max(half_class, _RARE_CLASS), _LARGEST_SHARE)
         self.most = min(max(self.least, math.floor(share * n_rows)), n_rows - 1)
+        self.widest = min(math.floor(min(_WIDE * half_class, _WIDEST_SHARE) * n_rows), n_rows - 1)
 
     def plan_batch(self, queries: NDArray[np.int16], unit_noise: float, n_records: float) -> Terms:
         """Return the terms of a batch that pays for each of its queries with one vote at `unit_noise`."""
-        ids, scores = self._rank(queries, self.most)
-        rank, max_votes, noise = self._widen(ids, max(len(queries), 1), unit_noise, n_records)
-        return Terms(queries, scores[:, rank - 1], max_votes, noise, n_records * rank / self.n_rows, n_records, rank)
+        return self.continue_stream(queries, self._plan(queries, unit_noise, n_records, len(queries)))
 
     def plan_stream(
         self, queries: NDArray[np.int16], unit_noise: float, n_records: float, n_queries: int, crowding: float
     ) -> Terms:
         """Return the terms of the first of `n_queries` queries to come: planned for calm ones, times `crowding`."""
-        played = np.linspace(0, self.n_rows - 1, min(_PLAYED, self.n_rows)).astype(int)
-        ids, _ = self._rank(self._rounded[played], self.most)
-        rank, max_votes, noise = self._widen(ids, n_queries, unit_noise, n_records, crowding)
-        terms = Terms(
-            queries, np.zeros(0, dtype=np.int32), max_votes, noise, n_records * rank / self.n_rows, n_records, rank
-        )
-        return self.continue_stream(queries, terms)
+        n_rows = len(self._rounded)
+        played = self._rounded[np.linspace(0, n_rows - 1, min(_PLAYED, n_rows)).astype(int)]
+        return self.continue_stream(queries, self._plan(played, unit_noise, n_records, n_queries, crowding))
 
     def continue_stream(self, queries: NDArray[np.int16], first: Terms) -> Terms:
-        """Return the terms of more queries of a stream."""
+        """Return the terms of queries with the rank, the budget and the noise of others."""
         return replace(first, queries=queries, radii=self._rank(queries, first.rank)[1][:, -1])
 
     def drop_worn(self, terms: Terms, earlier: Sequence[Terms]) -> Terms:
@@ -140,36 +149,46 @@ class RadiusRule:
         passes = np.zeros(self.n_rows, dtype=np.int64)
         for entry in earlier:
             for rows in self.search.within(entry.queries, entry.radii):
-                passes[rows] += 1
+                passes[self.search.find_units(rows)] += 1
         chosen: list[int] = []
         for number, rows in enumerate(self.search.within(terms.queries, terms.radii)):
-            if np.mean(passes[rows] < terms.max_votes) >= _OPEN:
+            units = self.search.find_units(rows)
+            if np.mean(passes[units] < terms.max_votes) >= _OPEN:
                 chosen.append(number)
-                passes[rows] += 1
+                passes[units] += 1
         return replace(terms, queries=terms.queries[chosen], radii=terms.radii[chosen])
 
-    def _rank(self, queries: NDArray[np.int16], length: int) -> tuple[NDArray[np.int32], Scores]:
-        """Return the nearest public rows of each query and their scores, without a row that is the query itself."""
-        ids, scores = self.search.rank(queries, min(length + 1, self.n_rows))
+    def _rank(self, queries: NDArray[np.int16], length: int) -> tuple[NDArray[Any], Scores]:
+        """Return the nearest public units of each query and their scores, without that of the query itself."""
+        rows, scores = self.search.rank(queries, min(length + 1, self.n_rows))
+        units = self.search.find_units(rows)
         own = np.array([self._numbers.get(query.tobytes(), -1) for query in queries], dtype=np.int32)
-        order = np.argsort(ids == own[:, None], axis=1, kind="stable")[:, :length]
-        return np.take_along_axis(ids, order, axis=1), np.take_along_axis(scores, order, axis=1)
+        is_own = (units == self.search.find_units(own)[:, None]) & (own[:, None] >= 0)
+        order = np.argsort(is_own, axis=1, kind="stable")[:, :length]
+        return np.take_along_axis(units, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
-    def _widen(
-        self, ids: NDArray[np.int32], n_queries: int, unit_noise: float, n_records: float, crowding: float = 1.0
-    ) -> tuple[int, int, float]:
-        """Return the rank of the radius, the budget and the noise; `ids` stand for the queries that will come."""
-        passes = np.zeros(self.n_rows, dtype=np.int64)
-        for rank in range(1, self.most + 1):
-            np.add.at(passes, ids[:, rank - 1], 1)
+    def _plan(
+        self, played: NDArray[np.int16], unit_noise: float, n_records: float, n_queries: int, crowding: float = 1.0
+    ) -> Terms:
+        """Return the terms of `n_queries` queries that are spread like those played, without their radii."""
+        passes, n_queries = np.zeros(self.n_rows, dtype=np.int64), max(n_queries, 1)
+        units, target, limit = self._rank(played, self.most)[0], _CLEAR, self.most
+        for rank in range(1, self.n_rows):
+            if rank > units.shape[1]:
+                units = self._rank(played, limit)[0]
+            np.add.at(passes, units[:, rank - 1], 1)
             if rank < self.least:
                 continue
-            most = find_budget(passes) * n_queries / max(len(ids), 1) * crowding
-            max_votes = max(1, min(math.ceil(most), n_queries))
+            votes = find_budget(passes) * n_queries / max(len(played), 1)
+            max_votes = max(1, min(math.ceil(votes * crowding), n_queries))
             noise = unit_noise * math.sqrt(max_votes / n_queries) * (1 + 2.0**-40)
-            if n_records * rank >= max(_CLEAR * noise, _LEAST_VOTERS) * self.n_rows:
+            voters = n_records * rank / self.n_rows
+            if rank == self.most:
+                is_crowd = votes * self.n_rows > _CROWD * n_queries * rank
+                target, limit = (_CROWD_RATIO, self.n_rows // 2) if is_crowd else (CLEAR_RATIO, self.widest)
+            if voters >= max(target * noise, _LEAST_VOTERS) or rank >= max(limit, self.most):
                 break
-        return rank, max_votes, noise
+        return Terms(played[:0], np.zeros(0, dtype=np.int32), max_votes, noise, voters, n_records, rank)
 
 
 def find_budget(passes: NDArray[np.int64]) -> int:

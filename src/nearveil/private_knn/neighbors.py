@@ -207,6 +207,15 @@ class GroupSearch:
             part = slice(start, start + _HOST_BLOCK)
             yield part, self.nearest(rows[part], length)
 
+    def rank(self, rounded: NDArray[np.int16], length: int) -> tuple[Ids, Scores]:
+        """Return the nearest row of each of the nearest groups of each rounded query, and their scores."""
+        ids, scores = (np.empty((len(rounded), length), dtype=np.int32) for _ in range(2))
+        for number in range(len(rounded)):
+            (rows,), (listed,) = self._search.rank(rounded[number : number + 1], self._search.n_rows)
+            firsts = np.sort(np.unique(self._groups[rows], return_index=True)[1])[:length]
+            ids[number], scores[number] = rows[firsts], listed[firsts]
+        return ids, scores
+
     def within(self, rounded: NDArray[np.int16], radii: Scores) -> Iterator[Ids]:
         """Yield, for each rounded query, the nearest row of each group that has one of at least the score `radii`."""
         for rows in self._search.within(rounded, radii, nearest_first=True):

@@ -180,7 +180,7 @@ def check_classes(classes: ArrayLike) -> NDArray[Any]:
     return np.asarray(names)
 
 
-def check_groups(groups: ArrayLike, n_records: int) -> NDArray[np.int64]:
+def check_groups(groups: ArrayLike | None, n_records: int) -> NDArray[np.int64]:
     """Return the number of each record's group."""
     names = run_shielded(column_or_1d, _check_types(groups, "groups"))
     if len(names) != n_records:
