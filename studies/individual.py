@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nearveil.private_knn import PrivateDiscriminant, PrivateKNeighborsClassifier
+from nearveil.private_knn import PrivateDiscriminant, PrivateKNeighborsClassifier, Student
 from nearveil.private_knn.student_model import HalfWhitening
 from studies import _figures as draw
 from studies._study import Case, Row, Study, list_cases, select, summarise
@@ -28,21 +28,29 @@ SEEDS = (0,)
 DRAWS = 2  # of the noise
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 QUERIES = (100, 500, 2_000)
-CROWD_QUERIES, CROWD_EPSILONS = 500, (0.5, 2.0)
+CROWD_QUERIES, CROWD_EPSILONS = 500, (0.1, 0.5, 2.0)
 PERSON_IMAGES, PERSON_QUERIES, PERSON_EPSILONS = 10, 500, (0.5, 2.0)
 DISCRIMINANT_EPSILONS = EPSILONS
 LEAST_SPECIES = 4  # of a family of birds
 BODY_TYPES = ("Sedan", "SUV", "Convertible", "Coupe", "Cab", "Hatchback", "Van", "Wagon", "Minivan")
+STUDENT_ANSWERS, STUDENT_EPSILONS = 500, (0.1, 0.5, 2.0)
 WORST, INDIVIDUAL, DISCRIMINANT, ONE_IMAGE = "worst case", "individual", "discriminant", "one image of each person"
-CALM, CROWD, PERSONS = "calm", "one class", "persons"
-KINDS = {"mnist": (CALM, CROWD, PERSONS), "svhn": (CALM, CROWD), "cub": (CALM, CROWD), "cars": (CALM, CROWD)}
+CALM, CROWD, PERSONS, STUDENTS = "calm", "one class", "persons", "students"
+KINDS = {
+    "mnist": (CALM, CROWD, PERSONS, STUDENTS),
+    "svhn": (CALM, CROWD, STUDENTS),
+    "cub": (CALM, CROWD),
+    "cars": (CALM, CROWD, STUDENTS),
+}
 Rows = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 
 def cases() -> list[Case]:
     """Return every kind of batch on every split of every set."""
-    return [case for case in list_cases(data=SIZES, kind=(CALM, CROWD, PERSONS), seed=SEEDS) if _is_measured(case)]
+    return [
+        case for case in list_cases(data=SIZES, kind=(CALM, CROWD, PERSONS, STUDENTS), seed=SEEDS) if _is_measured(case)
+    ]
 
 
 def _is_measured(case: Case) -> bool:
@@ -54,8 +62,10 @@ def measure(case: Case) -> list[Row]:
     private, public, queries = _split(case["data"], case["seed"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # answers that are mostly noise are a part of the study
-        measured = {CALM: _measure_calm, CROWD: _measure_crowd, PERSONS: _measure_persons}[case["kind"]]
-        return [{**case, **row} for row in measured(private, public, queries)]
+        measures = {
+            CALM: _measure_calm, CROWD: _measure_crowd, PERSONS: _measure_persons, STUDENTS: _measure_students
+        }  # fmt: skip
+        return [{**case, **row} for row in measures[case["kind"]](private, public, queries)]
 
 
 Part = tuple[Rows, Labels]
@@ -93,6 +103,18 @@ def _measure_persons(private: Part, public: Part, queries: Part) -> Iterator[Row
         yield {**_score(WORST, epsilon, alone, public, part), "way": ONE_IMAGE}  # type: ignore[arg-type]
         for way in (WORST, INDIVIDUAL):
             yield _score(way, epsilon, private, public, part, (groups, public_groups))
+
+
+def _measure_students(private: Part, public: Part, queries: Part) -> Iterator[Row]:
+    """Train students on the answers about public rows, and score them on the queries."""
+    for epsilon in STUDENT_EPSILONS:
+        for way in (WORST, INDIVIDUAL):
+            accounting: Any = "individual" if way == INDIVIDUAL else "worst-case"
+            terms: Any = {"max_answered": STUDENT_ANSWERS, "max_screened": 0, "accounting": accounting}
+            voter = PrivateKNeighborsClassifier(epsilon, DELTA, classes=np.unique(private[1]), **terms)
+            students = [Student(voter, random_state=seed).fit(*private, public[0]) for seed in range(DRAWS)]
+            right = np.mean([student.score(*queries) for student in students])
+            yield {"way": way, "epsilon": epsilon, "queries": STUDENT_ANSWERS, "right": float(right)}
 
 
 def _make_persons(part: Part) -> tuple[Part, Labels]:
@@ -184,13 +206,16 @@ def facts(rows: pd.DataFrame) -> dict[str, Any]:
     calm = rows[rows["kind"] == CALM]
     tables = {TITLES[name]: _compare(select(calm, data=name)) for name in SIZES if name in set(calm["data"])}
     gains = pd.concat([table["gain"].astype(float) for table in tables.values()])
-    crowd, persons = rows[rows["kind"] == CROWD], rows[rows["kind"] == PERSONS]
+    crowd, persons, students = (rows[rows["kind"] == kind] for kind in (CROWD, PERSONS, STUDENTS))
     return {
         "tables": {name: _print(table) for name, table in tables.items()},
         "least": gains.min(),
         "mean": gains.mean(),
         "settings": len(gains),
         "crowd": _print(_compare(crowd.assign(set=crowd["data"].map(TITLES)), "set", "label")),
+        "students": _print(_compare(students.assign(set=students["data"].map(TITLES)), "set"))
+        if len(students)
+        else pd.DataFrame(),
         "persons": _print(_pivot(persons, "epsilon")) if len(persons) else pd.DataFrame(),
         **_compare_advice(calm),
     }

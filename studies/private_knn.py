@@ -102,7 +102,8 @@ def _teach(digits: Digits, make: Make, public: "np.ndarray", testing: "np.ndarra
 
 def make_ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
     """Return our voter: no sampling, no screening, few answers."""
-    return PrivateKNeighborsClassifier(epsilon, max_answered=ANSWERS, max_screened=0, **_COMMON, source=source)
+    caps: Any = {"max_answered": ANSWERS, "max_screened": 0, "accounting": "worst-case"}
+    return PrivateKNeighborsClassifier(epsilon, **caps, **_COMMON, source=source)
 
 
 def make_private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:

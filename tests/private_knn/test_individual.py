@@ -331,6 +331,7 @@ def test_a_stream_in_other_features_pays_again(ledger: Ledger) -> None:
     terms: dict[str, Any] = {"ledger": ledger, "account": "digits", "crowding": 1.0}
     first = fit(**terms)
     first.predict(QUERIES[:5])
+    assert first._poll._spending.left()["answered"] == 0  # a stream pays all with its first query
     turned = make_voter(**terms).fit(X[:, ::-1], Y, public=PUBLIC[:, ::-1])
     assert turned._poll._spending.read_log() == []
     with pytest.raises(ExhaustedError):
@@ -510,6 +511,13 @@ def test_a_student_learns_by_it_and_is_published() -> None:
     np.testing.assert_array_equal(read.predict(QUERIES), student.predict(QUERIES))
     assert read.guarantee.epsilon == student.guarantee.epsilon
     assert np.mean(student.predict(QUERIES) == TRUTH) > 0.7
+
+
+def test_declined_queries_of_a_round_are_paid_for() -> None:
+    voter = make_voter(accounting="auto", max_answered=300, max_screened=None, margin=4.0)
+    student = Student(voter, rounds=2, random_state=0).fit(X, Y, public=PUBLIC)
+    assert not student.rounds_[0].answers.answered.all()
+    assert sum(len(step.rows) for step in student.rounds_) == 300
 
 
 # Whole persons

@@ -137,7 +137,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         """Return the answers to all queries from the noisy sums of those that were answered."""
 
     def _read_groups(self, groups: ArrayLike | None, n_records: int) -> None:
-        """Store the group of each record: from here on, the groups are what is protected."""
+        """Store the group of each record: from here on, groups are protected."""
         if groups is not None:
             self._groups = check_groups(groups, n_records)
             self.unit = name_group_unit(self.unit)  # of the copy that is fitted

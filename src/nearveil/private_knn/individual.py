@@ -1,7 +1,7 @@
 """Individual accounting: a record votes within a public radius of a query, and at most a fixed number of times.
 
-All that is here is public: radii, budgets and noise follow from public rows and queries, and the log holds what was
-asked and answered. How often a record has voted is a function of the record and of the log, and is stored nowhere
+All that is here is public: radii, budgets and noise follow from public rows and queries, and the log holds queries
+and answers. How often a record has voted is a function of the record and of the log, and is stored nowhere
 (``docs/theory/private-knn.md``, Theorems 12 and 13; attacked by ``tests/private_knn/test_individual.py``).
 """
 
@@ -162,8 +162,8 @@ class RadiusRule:
         """Return the nearest public units of each query and their scores, without that of the query itself."""
         rows, scores = self.search.rank(queries, min(length + 1, self.n_rows))
         units = self.search.find_units(rows)
-        own = np.array([self._numbers.get(query.tobytes(), -1) for query in queries], dtype=np.int32)
-        is_own = (units == self.search.find_units(own)[:, None]) & (own[:, None] >= 0)
+        numbers = np.array([self._numbers.get(query.tobytes(), -1) for query in queries], dtype=np.int32)
+        is_own = (units == self.search.find_units(numbers)[:, None]) & (numbers[:, None] >= 0)
         order = np.argsort(is_own, axis=1, kind="stable")[:, :length]
         return np.take_along_axis(units, order, axis=1), np.take_along_axis(scores, order, axis=1)
 

@@ -172,7 +172,7 @@ class NeighborSearch:
 
 
 class GroupSearch:
-    """Search among groups of rows: each is where its nearest row is. Rows stand for their groups in what it returns."""
+    """Search among groups of rows by the nearest row of each, which stands for its group in all results."""
 
     # The order of groups is by the score of a group's nearest row, then by that row's number, so it is a total order in
     # which two groups are compared by their own rows alone, as in Theorem 1.
