@@ -598,6 +598,14 @@ def test_groups_are_whole_for_every_estimator() -> None:
         make_voter().fit(X, Y, public=PUBLIC, groups=groups[:9])
 
 
+def test_a_student_of_whole_persons() -> None:
+    persons: dict[str, Any] = {"groups": np.arange(1000) // 2, "public_groups": np.arange(400) // 2}
+    for voter in (make_voter(least_records=500), PateClassifier(30, mechanism="gnmax", epsilon=8.0, max_answered=50)):
+        student = Student(voter, random_state=0).fit(X, Y, PUBLIC, **persons)
+        assert "group of records" in student.guarantee.unit
+        assert not hasattr(student, "_groups")
+
+
 def test_a_group_has_one_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(_pate, "_train_teacher", lambda _, X, *rest: seen.append(set(X[:, 0].tolist())) or len(rest))

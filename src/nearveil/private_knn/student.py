@@ -168,9 +168,19 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     self_training: int = parameter(1, allow_integers(0))
     random_state: int | np.random.RandomState | None = parameter(None, "random_state")
     plan_: VotePlan = field(init=False)
+    _groups: dict[str, ArrayLike | None] = field(init=False)  # during a fit
     _public: PublicStudent = field(init=False)
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Tick | None = None) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        public: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        public_groups: ArrayLike | None = None,
+        progress: Tick | None = None,
+    ) -> Self:
         """Let the private records vote on public rows, and train the student.
 
         Parameters
@@ -181,6 +191,8 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
             Private.
         public : array-like of shape (n_public, ...)
             Public rows of the same shape as the private ones, without labels.
+        groups, public_groups : array-like, optional
+            The person of each private record and of each public row, as for the voter.
         progress : callable, optional
             Called with the number of queries that were finished since the last call.
         """
@@ -188,7 +200,9 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         # Fit a copy, with a copy of the voter's parameters: other threads may set parameters or fit at the same time.
         copy = type(self)(**{**parameters, "voter": self.voter and _copy_voter(self.voter)})
         copy._validate_params()
+        copy._groups = {"groups": groups, "public_groups": public_groups}
         copy._learn_from(X, y, public, progress)
+        del copy._groups
         self.__dict__.update({name: value for name, value in vars(copy).items() if name not in parameters})
         return self
 
@@ -235,7 +249,9 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
 
     def _fit_voter(self, rows: Rows, y: ArrayLike, space: Rows, **fixed: Any) -> VotingClassifier:
         voter = _copy_voter(self.voter, **fixed)
-        return voter.fit(rows, y, public=space if isinstance(voter, PrivateKNeighborsClassifier) else None)
+        if not isinstance(voter, PrivateKNeighborsClassifier):
+            return voter.fit(rows, y, groups=self._groups["groups"])
+        return voter.fit(rows, y, public=space, **self._groups)
 
     def export(self) -> PublicStudent:
         """Return the public part, which predicts as this one does. Publish its bytes: readers need nearveil alone."""
