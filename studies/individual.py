@@ -30,7 +30,6 @@ EPSILONS = (0.1, 0.5, 1.0, 2.0)
 QUERIES = (100, 500, 2_000)
 CROWD_QUERIES, CROWD_EPSILONS = 500, (0.1, 0.5, 2.0)
 PERSON_IMAGES, PERSON_QUERIES, PERSON_EPSILONS = 10, 500, (0.5, 2.0)
-DISCRIMINANT_EPSILONS = EPSILONS
 LEAST_SPECIES = 4  # of a family of birds
 BODY_TYPES = ("Sedan", "SUV", "Convertible", "Coupe", "Cab", "Hatchback", "Van", "Wagon", "Minivan")
 STUDENT_ANSWERS, STUDENT_EPSILONS = 500, (0.1, 0.5, 2.0)
@@ -77,10 +76,9 @@ def _measure_calm(private: Part, public: Part, queries: Part) -> Iterator[Row]:
             part = queries[0][:count], queries[1][:count]
             for way in (WORST, INDIVIDUAL):
                 yield _score(way, epsilon, private, public, part)
-            if epsilon in DISCRIMINANT_EPSILONS:
-                model = PrivateDiscriminant(epsilon, DELTA, classes=np.unique(private[1]))
-                right = np.mean([model.fit(*private, public[0]).score(*part) for _ in range(DRAWS)])
-                yield {"way": DISCRIMINANT, "epsilon": epsilon, "queries": count, "right": float(right)}
+            model = PrivateDiscriminant(epsilon, DELTA, classes=np.unique(private[1]))
+            right = np.mean([model.fit(*private, public[0]).score(*part) for _ in range(DRAWS)])
+            yield {"way": DISCRIMINANT, "epsilon": epsilon, "queries": count, "right": float(right)}
 
 
 def _measure_crowd(private: Part, public: Part, queries: Part) -> Iterator[Row]:
@@ -160,7 +158,7 @@ def _split(name: str, seed: int) -> tuple[Part, Part, Part]:
     private, public, queries = np.split(order[: ends[-1]], ends[:-1])
     if name in FOLDERS:
         used = np.concatenate([private, public, queries])
-        features = dict(zip(used.tolist(), extract_digit_features(name, pool[used]), strict=True))  # type: ignore[arg-type]
+        features = dict(zip(used.tolist(), extract_digit_features(name, pool[used]), strict=True))
         parts = [np.array([features[number] for number in part.tolist()]) for part in (private, public, queries)]
     else:
         parts = [pool[part].astype(np.float64) for part in (private, public, queries)]
@@ -172,7 +170,7 @@ def _split(name: str, seed: int) -> tuple[Part, Part, Part]:
 def _load_pool(name: str) -> tuple[NDArray[Any], Labels]:
     """Return all images or features of a set, and their classes: digits, families of birds, body types of cars."""
     if name in FOLDERS:
-        with np.load(find(f"{FOLDERS[name]}/{FOLDERS[name]}.npz")) as arrays:  # type: ignore[index]
+        with np.load(find(f"{FOLDERS[name]}/{FOLDERS[name]}.npz")) as arrays:
             images = np.concatenate([arrays["x_train"], arrays["x_test"]])
             return images, np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)
     folder = {"cub": "cub200_cropped_lite0", "cars": "cars196_cropped_lite0"}[name]
