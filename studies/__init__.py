@@ -35,6 +35,7 @@ NAMES = (
     "data-dependent",
     "accounting",
     "private-knn",
+    "individual",
     "svhn-student",
     "multi-label",
     "bridge",

@@ -107,7 +107,8 @@ def teach(
 
 def make_ours(epsilon: float, source: Source) -> PrivateKNeighborsClassifier:
     """Return our voter: no sampling, no screening, few answers."""
-    return PrivateKNeighborsClassifier(epsilon, max_answered=ANSWERS, max_screened=0, **_COMMON, source=source)
+    caps: Any = {"max_answered": ANSWERS, "max_screened": 0, "accounting": "worst-case"}
+    return PrivateKNeighborsClassifier(epsilon, **caps, **_COMMON, source=source)
 
 
 def make_private_knn(plan: Plan, source: Source) -> PrivateKNeighborsClassifier:

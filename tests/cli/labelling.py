@@ -73,8 +73,8 @@ class Plain:
     account: Account | None
     guarantee: Guarantee = field(init=False)
 
-    def fit(self, X: Any, y: Any) -> Self:
-        self.plan_ = SimpleNamespace(n_neighbors=1, threshold=1.0, vote_noise=0.0)
+    def fit(self, X: Any, y: Any, public: Any = None) -> Self:  # noqa: ARG002
+        self.plan_ = SimpleNamespace(n_neighbors=1, threshold=1.0, vote_noise=0.0, individual=False)
         self._X, self._y, self._left = _unit(X), np.asarray(y), self.max_answered
         self.guarantee = Guarantee(
             epsilon=self.epsilon,

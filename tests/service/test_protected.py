@@ -601,3 +601,26 @@ def test_records_never_show(scans: ProtectedGallery) -> None:
     assert features.shape == (240, DIMENSION)
     assert not any(f"{value:.4f}"[:6] in shown for value in features[:20].ravel())
     assert "771234" not in shown
+
+
+def test_all_records_of_a_group_add_as_much_as_one(tmp_path: Path) -> None:
+    """A person with a hundred scans moves the sums no further than a record, and the account says whom it protects."""
+    features, which = rows(60, 5)
+    private, public = (
+        Index.create(tmp_path / name, dimension=features.shape[1], extractor="toy") for name in ("mine", "all")
+    )
+    items = [
+        Item(row, f"{CLASSES[code]}/scan", metadata={"person": number // 3})
+        for number, (row, code) in enumerate(zip(features, which, strict=True))
+    ]
+    private.add(items, row_exact=True)
+    public.add(Item(row) for row in rows(60, 6)[0])
+    terms = {"classes": CLASSES, "epsilon": 8.0, "delta": 1e-6, "ledger": tmp_path / "ledger.db", "account": "persons"}
+    gallery = ProtectedGallery(private, public, "scans", group="person", **terms)  # type: ignore[arg-type]
+    records = gallery._load_records()
+    assert records.groups is not None
+    assert sorted(np.unique(records.groups, return_counts=True)[1]) == [3] * 20
+    gallery.publish(allow_noise=True)
+    guarantee = PublicDiscriminant.from_bytes(gallery.model()).guarantee
+    assert guarantee.unit == "person with all records"
+    gallery.close()

@@ -115,8 +115,10 @@ def test_who_may_listen_beyond_this_machine(tmp_path: Path) -> None:
 def test_a_protected_gallery(tmp_path: Path) -> None:
     (gallery,) = Settings.load(galleries=[PROTECTED]).galleries
     assert (gallery.kind, gallery.classes, gallery.publications) == ("protected", ("benign", "malignant"), None)
-    (gallery,) = Settings.load(galleries=[PROTECTED | {"publications": 4, "allow_noise": True}]).galleries
-    assert (gallery.publications, gallery.allow_noise) == (4, True)
+    (gallery,) = Settings.load(
+        galleries=[PROTECTED | {"publications": 4, "allow_noise": True, "group": "person"}]
+    ).galleries
+    assert (gallery.publications, gallery.allow_noise, gallery.group) == (4, True, "person")
     for gone in ("answers", "answers_per_client"):
         assert f"{gone}: no such setting" in refused(galleries=[PROTECTED | {gone: 3}])
     for useless in ("publications", "allow_noise"):

@@ -17,7 +17,20 @@ from nearveil.ledger.budget import (
 )
 from nearveil.ledger.database import LedgerDatabase
 from nearveil.ledger.errors import CorruptLedgerError
-from nearveil.ledger.store import CAP, DEBIT, GENESIS, MESSAGE, OPENED, QUOTA, TAKE, BudgetRow, Entry, Receipt, digest
+from nearveil.ledger.store import (
+    CAP,
+    DEBIT,
+    GENESIS,
+    LOG,
+    MESSAGE,
+    OPENED,
+    QUOTA,
+    TAKE,
+    BudgetRow,
+    Entry,
+    Receipt,
+    digest,
+)
 
 _SLACK = 10**9  # accountants of different versions may differ by one part in this many
 
@@ -172,7 +185,10 @@ class _Replay:
                 self._replay_debit(entry, entry.client, content["client_price"])
         elif entry.kind == TAKE and entry.key in self._charges:
             self._replay_debit(entry, str(entry.client), content["price"])
-        elif not (entry.kind == MESSAGE and entry.key in self._charges and isinstance(content["message"], str)):
+        elif not (
+            (entry.kind == MESSAGE and entry.key in self._charges and isinstance(content["message"], str))
+            or (entry.kind == LOG and entry.key is not None and isinstance(content["log"], str))
+        ):
             self._report(entry, "does not follow from the entries before it")
         if None in self._rows and entry.state != self._rows[None].digest:
             self._report(entry, "records other totals than the sum of the entries up to it")

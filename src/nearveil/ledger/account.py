@@ -29,7 +29,7 @@ from nearveil.ledger.budget import (
 )
 from nearveil.ledger.errors import AccountError, KeyConflictError, KeySpentError, LedgerError, OverBudgetError
 from nearveil.ledger.history import Balance, Preview, make_balance, make_preview, make_refusal
-from nearveil.ledger.store import CAP, DEBIT, MESSAGE, QUOTA, TAKE, BudgetRow, Entry, Receipt, UnaffordableError
+from nearveil.ledger.store import CAP, DEBIT, LOG, MESSAGE, QUOTA, TAKE, BudgetRow, Entry, Receipt, UnaffordableError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import check_count, check_text
 from nearveil.privacy.events import Budgeted
@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from nearveil.ledger._ledger import Ledger
 
 LARGEST_MESSAGE: Final = 16 * 2**20
+_LARGEST_LOG: Final = 64 * 2**20  # of one entry
+_LOG_STEP: Final = 32  # entries of a log that are looked up at once
 
 Parts: TypeAlias = Iterable[tuple[Guarantee, int]]
 """Several releases, each with a count."""
@@ -326,6 +328,62 @@ class Account:
             refused = error.row
         raise make_refusal(make_preview(refused, charge))  # figures take time: computed without the lock
 
+    def read_log(self, name: str) -> list[bytes]:
+        """Return the entries of a public log, in their order."""
+
+        def work(connection: sa.Connection) -> list[bytes]:
+            entries: list[bytes] = []
+            while True:
+                keys = [_make_log_key(name, len(entries) + step) for step in range(_LOG_STEP)]
+                stored = store.find_log(connection, self.name, keys)
+                entries += [stored[key].message or b"" for key in keys if key in stored]
+                if len(stored) < _LOG_STEP:
+                    return entries
+
+        return self._ledger._database.read(work)
+
+    def append_log(
+        self,
+        name: str,
+        position: int,
+        entry: bytes,
+        guarantee: Guarantee | None = None,
+        *,
+        times: int = 1,
+        cap: str | None = None,
+    ) -> bool:
+        """Append an entry to a public log, and pay `times` for a guarantee in the same durable transaction.
+
+        Returns False, and pays nothing, if the log has an entry at `position` already: another process was faster.
+        Raises as :meth:`spend`. Log only what may be public: anyone who can read the ledger can read it.
+        """
+        if len(entry) > _LARGEST_LOG:
+            raise ValueError(f"an entry of a log must be at most {_LARGEST_LOG:,} bytes: ask fewer queries at a time")
+        charge = None if guarantee is None else self._charge(guarantee, times)
+        content, database = {"log": base64.b64encode(entry).decode("ascii")}, self._ledger._database
+        key = _make_log_key(name, position)
+        call: Any = {"time": database.now(), "nonce": secrets.token_hex(16), "key": key}
+
+        def append(connection: sa.Connection) -> tuple[bool, Receipt | None]:
+            row = store.load_account(connection, self.name, database.witness, lock=True)
+            earlier = store.find_log(connection, self.name, [key]).get(key)
+            if earlier is not None:  # perhaps by an attempt of this call, whose reply was lost
+                return earlier.nonce == call["nonce"], None
+            if charge is not None:
+                limit = None if cap is None else store.load_share(connection, self.name, cap).after(charge)
+                row, price = row.after(charge)
+                row = store.append_entry(connection, row, DEBIT, {"charge": charge, "price": price}, **call)
+                if limit is not None:
+                    row = store.append_entry(connection, row, TAKE, {"price": limit[1]}, share=limit[0], **call)
+            row = store.append_entry(connection, row, LOG, content, **call)
+            return True, row.receipt
+
+        try:
+            return database.write(append)
+        except UnaffordableError as error:
+            refused = error.row
+        raise make_refusal(make_preview(refused, charge or ()))
+
     def take(self, guarantee: Guarantee, most: int, *, cap: str | None = None) -> int:
         """Pay for a release as often as a cap, and the account's plan if it has one, still allow, at most `most` times.
 
@@ -455,6 +513,10 @@ class Account:
 
     def __repr__(self) -> str:
         return f"Account({self.name!r} of {self._ledger!r})"
+
+
+def _make_log_key(name: str, position: int) -> str:
+    return f"{name} {position}"
 
 
 def _require_message(debit: Entry, stored: Entry | None, client: str | None, charge: Charge) -> bytes:

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
@@ -36,6 +36,7 @@ CAP: Final = "cap"
 DEBIT: Final = "debit"
 TAKE: Final = "take"  # counts the debit before it in a cap
 MESSAGE: Final = "message"
+LOG: Final = "log"  # of public facts, such as queries, that are stored before they are answered
 
 GENESIS = "0" * 64
 """The hash before the first entry of an account."""
@@ -57,7 +58,8 @@ class Entry:
 
     account: str
     sequence: int  #: 1, 2, 3, ... in every account; times are only informative
-    kind: str  #: "opened", "quota", "cap", "debit", "take" (the previous debit counts in a cap, too) or "message"
+    #: "opened", "quota", "cap", "debit", "take" (the previous debit counts in a cap, too), "message" or "log"
+    kind: str
     time: str  #: UTC, from the clock of the writer
     key: str | None
     client: str | None  #: the client of a quota, or the name of a cap
@@ -94,13 +96,13 @@ class Entry:
 
     @property
     def message(self) -> bytes | None:
-        """The stored message, None for other kinds of entries."""
+        """The stored message, or the text of a log; None for other kinds of entries."""
         return self._decoded[1]
 
     @cached_property
     def _decoded(self) -> tuple[tuple[tuple[DpEvent, int], ...], bytes | None]:
         try:
-            message = self.content.get("message")
+            message = self.content.get("message", self.content.get("log"))
             return read_charge(self.charge), None if message is None else base64.b64decode(message, validate=True)
         except (AttributeError, TypeError, ValueError):
             raise CorruptLedgerError(
@@ -367,6 +369,13 @@ def find_entries_by_key(connection: sa.Connection, name: str, key: str) -> tuple
     rows = connection.execute(sa.select(*_ENTRY_COLUMNS).where(entries.c.slot.in_(slots)))
     stored = {row.slot: Entry(**row._mapping) for row in rows}
     return stored.get(slots[0]), stored.get(slots[1])
+
+
+def find_log(connection: sa.Connection, name: str, keys: Iterable[str]) -> dict[str | None, Entry]:
+    """Return entries of public logs by their keys."""
+    slots = [make_slot(name, key, LOG) for key in keys]
+    rows = connection.execute(sa.select(*_ENTRY_COLUMNS).where(entries.c.slot.in_(slots)))
+    return {row.key: Entry(**row._mapping) for row in rows}
 
 
 def read_entries(connection: sa.Connection, name: str) -> Iterator[Entry]:

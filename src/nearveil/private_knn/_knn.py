@@ -1,8 +1,9 @@
 """Private-kNN: the nearest private records vote on a public query."""
 
 import math
+import warnings
 from collections.abc import Iterator
-from dataclasses import KW_ONLY, MISSING, dataclass, field
+from dataclasses import KW_ONLY, MISSING, dataclass, field, replace
 from numbers import Real
 from typing import Any, Literal, get_args
 
@@ -11,22 +12,45 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import RegressorMixin
 from sklearn.metrics import r2_score
 from sklearn.utils._param_validation import Interval, StrOptions
+from sklearn.utils.validation import check_is_fitted
 
+from nearveil.cluster import is_dask_array
+from nearveil.ledger.store import digest
 from nearveil.privacy.parameters import PROBABILITY, allow_integers, allow_reals, parameter
 from nearveil.private_knn.estimator import A, Answers, Tally, VotingClassifier, VotingEstimator
-from nearveil.private_knn.neighbors import NO_VOTER, NeighborSearch, SearchEngine, Voters, draw_voters
-from nearveil.private_knn.plan import Ballot, GaussianSums
+from nearveil.private_knn.individual import (
+    CLEAR_RATIO,
+    LEAST_PUBLIC,
+    Forecast,
+    QueryLog,
+    RadiusRule,
+    Terms,
+    encode_answers,
+    encode_n_records,
+)
+from nearveil.private_knn.neighbors import NO_VOTER, GroupSearch, NeighborSearch, SearchEngine, Voters, draw_voters
+from nearveil.private_knn.plan import Ballot, GaussianSums, NoiseWarning, VotePlan, make_plan
 from nearveil.private_knn.records import (
     MULTILABEL,
     Labels,
     Votes,
     Weights,
+    check_groups,
+    check_public_rows,
     check_records,
     make_hard_votes,
     make_label_votes,
     make_soft_votes,
 )
 from nearveil.private_knn.scaling import ColumnBounds
+from nearveil.private_knn.spending import ExhaustedError, can_pay
+from nearveil.progress import Tick
+
+Accounting = Literal["auto", "individual", "worst-case"]
+
+_CAPS_ONLY = ("n_neighbors", "screening_noise", "threshold")  # parameters without meaning for individual accounting
+_MARGIN = 2.0  # units of noise between the first two classes of an answer
+_DEVIATIONS = 2.0  # of the noise between the released number of records and its lower bound
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -39,15 +63,22 @@ class NeighborEstimator(VotingEstimator[A]):
     bounds: ArrayLike | None = parameter(None, "array-like", None)
     engine: SearchEngine = parameter("auto", StrOptions(set(get_args(SearchEngine))))
     _votes: Labels | Weights = field(init=False)  # of each record
-    _search: NeighborSearch = field(init=False)
+    _search: NeighborSearch | GroupSearch = field(init=False)
 
     def _learn(self, rows: Any) -> None:
         """Prepare the search. Within bounds, distances are compared: no row is longer than the corner of the box."""
-        norm = self.feature_norm
+        if self._bounds is not None:
+            rows = self._bounds.scale(rows)
+        search = NeighborSearch(rows, feature_norm=self._find_norm(rows.shape[1]), engine=self.engine)
+        self._search = search if self._groups is None else GroupSearch(search, self._groups)
+
+    def _find_norm(self, n_features: int) -> float | None:
+        within_bounds = self._bounds is not None and self.feature_norm is None
+        return math.sqrt(n_features) if within_bounds else self.feature_norm
+
+    def _read_bounds(self, rows: Any) -> None:
         if self.bounds is not None:
             self._bounds = ColumnBounds.make(self.bounds, rows.shape[1])
-            rows, norm = self._bounds.scale(rows), math.sqrt(rows.shape[1]) if norm is None else norm
-        self._search = NeighborSearch(rows, feature_norm=norm, engine=self.engine)
 
     def _draw_voters(self, queries: NDArray[np.float64], draws: int = 1) -> Iterator[list[Voters]]:
         plan = self.plan_
@@ -84,6 +115,22 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     n_neighbors : int, optional
         Number of records that vote, chosen without looking at the private records. By default 8 for each unit of vote
         noise.
+    accounting : {"auto", "individual", "worst-case"}, default="auto"
+        "individual" limits the votes of each record: a record votes where it is within a public radius of the query,
+        until its votes are used up, with noise for these alone. It needs `public` rows in `fit`, and all queries at
+        once: a call of `predict` with a part of `max_answered` queries gets that part of the budget. "worst-case"
+        charges every answer to every record. "auto" is individual where at least 300 public rows are given and no
+        parameter of the worst case is.
+    least_records : int, optional
+        Public lower bound on the number of records (or groups), for individual accounting. By default the number is
+        released with noise, for a hundredth of the budget.
+    crowding : float, optional
+        For a stream of queries, with individual accounting: votes are planned for calm queries, spread like the public
+        rows, times this factor, for all calls together. Queries near which most public rows have used up their votes
+        are declined, publicly. By default each call is a batch of its own.
+    margin : float, optional
+        Decline if the noisy votes of the two first classes differ by less than so many units of noise, with individual
+        accounting. Costs nothing. By default 2, and 0 if `max_screened` is 0.
     sampling_rate : float, default=1.0
         Chance of a record to take part in a vote. Less than 1 saves nothing: at equal cost, a rate of 0.15 with 300
         voters is as noisy as a rate of 1 with 2,000, and adds the sampling's own variance.
@@ -156,9 +203,15 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     _: KW_ONLY
     votes: Votes = parameter("classes", StrOptions({"classes", "soft", *MULTILABEL}))
     clip: float | None = parameter(None, allow_reals(0), None)
+    accounting: Accounting = parameter("auto", StrOptions(set(get_args(Accounting))))
+    least_records: int | None = parameter(None, allow_integers(1), None)
+    crowding: float | None = parameter(None, Interval(Real, 1, None, closed="left"), None)
+    margin: float | None = parameter(None, Interval(Real, 0, None, closed="left"), None)
+    _rule: RadiusRule = field(init=False)
 
     def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
         X, _ = check_records(self, X, y, multi_output=True)
+        self._read_bounds(X)
         if self.votes == "classes":
             self.classes_, self._votes, ballot = make_hard_votes(y, self.classes)
         elif self.votes == "soft":
@@ -167,6 +220,162 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
             self.classes_, self._votes, ballot = make_label_votes(y, self.classes, self.clip, self.votes)
         self._abstain_label = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else self.classes_)
         return X, ballot
+
+    def _choose_plan(
+        self, ballot: Ballot, rows: Any, public: ArrayLike | None = None, public_groups: ArrayLike | None = None
+    ) -> VotePlan:
+        if public is not None:
+            check_public_rows(public, rows)
+        if not self._use_individual(rows, public, public_groups):
+            return super()._choose_plan(ballot, rows)
+        self._rule = self._read_public(public, public_groups)
+        request = replace(
+            self._make_request(replace(ballot, event=GaussianSums(1.0), can_screen=False)),
+            n_neighbors=1,
+            individual=True,
+            count_records=self.least_records is None,
+        )
+        plan = make_plan(request)
+        if self.accounting == "auto" and not can_pay(self.ledger, self.account, self._make_guarantee(plan)):
+            return super()._choose_plan(ballot, rows)  # an account keeps the accounting that it was opened for
+        return plan
+
+    def _use_individual(self, rows: Any, public: ArrayLike | None, public_groups: ArrayLike | None) -> bool:
+        """Return whether a record's own votes are limited; raise if they must be and cannot."""
+        if self.accounting == "worst-case":
+            return False
+        problems = [f"{name} must be left out" for name in _CAPS_ONLY if getattr(self, name) is not None]
+        problems += ['votes must be "classes" or "soft"'] * (self.votes in MULTILABEL)
+        problems += ["sampling_rate must be 1"] * (self.sampling_rate != 1)
+        problems += ["max_screened must be 0 or None"] * bool(self.max_screened)
+        problems += ["X must be in memory"] * is_dask_array(rows)
+        if public is None or (self.accounting == "auto" and np.shape(public)[0] < LEAST_PUBLIC):
+            problems += ["public must be given in fit"]
+        if self._groups is not None and public_groups is None:
+            problems += ["public_groups must be given with groups"]
+        if problems and self.accounting == "individual":
+            raise ValueError(f'{problems[0]} for accounting="individual"')
+        return not problems and not (self.accounting == "auto" and self.vote_noise is not None)
+
+    def _answer(self, queries: NDArray[np.float64], progress: Tick | None) -> Answers:
+        """Answer within each record's own cap on votes; a query that was answered before gets its stored votes.
+
+        The order is the guarantee: fix radius, cap and noise from public values; log the queries and pay, durably;
+        count the votes by the log; add noise; store and answer (``docs/theory/private-knn.md``, Theorem 12).
+        """
+        if not self.plan_.individual:
+            return super()._answer(queries, progress)
+        rounded, is_logged = self._search.round(queries), False
+        while not is_logged:  # another call may be faster, and then the log is longer
+            log = self._read_log()
+            terms, price = self._fix_terms(rounded, log)
+            if len(terms.radii):
+                _warn_of_forecast(terms.forecast)
+            is_logged = not len(terms.radii) or self._spending.append_log(
+                len(log.entries), terms.to_bytes(), "answered", price
+            )
+        if len(terms.radii):
+            sums = self._count_within(log.asked if self.crowding else [], terms, progress)
+            votes = replace(self.plan_.votes, noise=terms.noise).release(sums, self._source)
+            log = self._store_answers(len(log.entries), votes)
+        return self._make_stored_answers(rounded, log, terms)
+
+    def forecast(self, X: ArrayLike) -> Forecast:
+        """Return what a call of `predict` on these queries would rely on. Public, and free.
+
+        Without `least_records`, the first call releases the number of records, with noise, which is in the guarantee.
+        """
+        check_is_fitted(self)
+        poll = self._poll
+        if not poll.plan_.individual:
+            raise ValueError("public must be given in fit: only individual accounting has a public forecast")
+        return poll._fix_terms(poll._search.round(poll._check_queries(X)), poll._read_log())[0].forecast
+
+    def _read_public(self, public: Any, public_groups: ArrayLike | None) -> RadiusRule:
+        rows = self._check_queries(public)
+        groups = None if self._groups is None else check_groups(public_groups, len(rows))
+        return RadiusRule(rows, len(self.classes_), self._find_norm(rows.shape[1]), groups)
+
+    def _read_log(self) -> QueryLog:
+        """Return the public log. Its first entry is the number of records with noise, unless a bound is given."""
+        spending, plan = self._spending, self.plan_
+        while True:
+            log = QueryLog.read(spending.read_log())
+            if plan.count_noise is None or log.n_records is not None:
+                return log
+            if not spending.left()["counted"]:
+                raise ExhaustedError("the number of records was released for another fit: give least_records")
+            counting = replace(plan.votes, ballot=Ballot(GaussianSums(1.0), 1), noise=plan.count_noise)
+            counted = counting.release(np.array([[self._search.n_rows]]), self._source).item()
+            # Paid for in the transaction that stores it.
+            bound = max(counted - _DEVIATIONS * plan.count_noise, 1.0)
+            spending.append_log(len(log.entries), encode_n_records(bound), "counted")
+
+    def _fix_terms(self, rounded: NDArray[np.int16], log: QueryLog) -> tuple[Terms, int]:
+        """Return the terms of the queries that have no stored answer, as far as the cap goes, and their price."""
+        plan, new = self.plan_, log.find_new(rounded)
+        left = self._spending.left()["answered"]
+        if self.crowding:  # a stream pays everything with its first query
+            left = plan.max_answered - log.n_asked if log.asked else left // plan.max_answered * plan.max_answered
+        if len(new) and left <= 0:
+            raise ExhaustedError(
+                "max_answered is reached: only queries that were answered before are answered again. Fit again with a "
+                "new budget; its cost is added to this one"
+            )
+        queries, n_records = rounded[new[:left]], self.least_records or log.n_records or 1.0
+        if not self.crowding:
+            return self._rule.plan_batch(queries, plan.vote_noise, n_records), len(queries)
+        if log.asked:
+            return self._rule.drop_worn(self._rule.continue_stream(queries, log.asked[0]), log.asked), 0
+        terms = self._rule.plan_stream(queries, plan.vote_noise, n_records, plan.max_answered, self.crowding)
+        return self._rule.drop_worn(terms, []), plan.max_answered
+
+    def _count_within(self, earlier: list[Terms], terms: Terms, progress: Tick | None) -> NDArray[np.int64]:
+        """Count the votes of records within the radii that passed fewer than `max_votes` times before. Private."""
+        # Work does not depend on which records are used up: these are counted as no voter.
+        passes = np.zeros(self._search.n_rows, dtype=np.int64)
+        for entry in earlier:
+            for rows in self._search.within(entry.queries, entry.radii):
+                passes[self._search.find_units(rows)] += 1
+        sums = np.zeros((len(terms.radii), self.plan_.size), dtype=np.int64)
+        for number, rows in enumerate(self._search.within(terms.queries, terms.radii)):
+            units = self._search.find_units(rows)
+            passes[units] += 1
+            sums[number] = self._votes.count(np.where(passes[units] <= terms.max_votes, rows, NO_VOTER)[None])[0]
+            if progress is not None:
+                progress(1)
+        return sums
+
+    def _store_answers(self, position: int, votes: NDArray[np.float64]) -> QueryLog:
+        """Append the released votes on the queries of an entry to the log, and return it."""
+        entries, entry = self._spending.read_log(), encode_answers(position, votes)
+        while not self._spending.append_log(len(entries), entry):
+            entries = self._spending.read_log()
+        return QueryLog.read([*entries, entry])
+
+    def _make_stored_answers(self, rounded: NDArray[np.int16], log: QueryLog, terms: Terms) -> Answers:
+        """Answer from the log, or abstain where the noisy votes of two classes are close: post-processing."""
+        votes, noise = np.full((len(rounded), self.plan_.size), np.nan), np.full(len(rounded), np.inf)
+        for number, query in enumerate(rounded):
+            if query.tobytes() in log.answers:
+                votes[number], noise[number] = log.answers[query.tobytes()]
+        least = (0.0 if self.max_screened == 0 else _MARGIN) if self.margin is None else self.margin
+        order = np.sort(votes, axis=1)
+        with np.errstate(invalid="ignore"):
+            answered = np.isfinite(noise) & ~(order[:, -1] - order[:, -2:].min(axis=1) < least * noise)
+        forecast = terms.forecast if len(terms.radii) else None
+        return replace(self._make_answers(votes[answered], answered), forecast=forecast)
+
+    @property
+    def _log_name(self) -> str:
+        """A digest of all that the meaning of the log depends on, also of the public rows: they show the features."""
+        if not self.plan_.individual:
+            return ""
+        bounds = [] if self._bounds is None else [self._bounds.low.tolist(), self._bounds.high.tolist()]
+        space = [self.n_features_in_, self.feature_norm, *bounds, list(map(str, self.classes_.tolist())), self.votes]
+        return digest(
+            *map(str, [*space, self._rule.fingerprint, self.plan_.vote_noise, self.plan_.max_answered, self.crowding])
+        )[:32]
 
     def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
         draws = 1 if self.plan_.screening is None else 2
@@ -185,6 +394,18 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
             thresholds = weight / 2
         labels = np.where(answered[:, None], votes > thresholds[:, None], self._abstain_label)
         return Answers(labels.astype(int), answered, votes, weight)
+
+
+def _warn_of_forecast(forecast: Forecast) -> None:
+    """Warn of answers that are mostly noise, before anything is paid. The warning is public."""
+    if not forecast.is_clear:
+        warnings.warn(
+            f"only {forecast.ratio:.2g} votes are expected for each unit of noise: below {CLEAR_RATIO:g} a "
+            "PrivateDiscriminant is more accurate at the same epsilon. Ask fewer queries, or give a larger epsilon or "
+            "more records",
+            NoiseWarning,
+            stacklevel=4,
+        )
 
 
 _STEPS = 2**20  # values are rounded to this part of their range, or finer
@@ -298,6 +519,7 @@ class PrivateKNeighborsRegressor(RegressorMixin, NeighborEstimator[NDArray[np.fl
 
     def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
         X, y = check_records(self, X, y, y_numeric=True)
+        self._read_bounds(X)
         self._statistic = statistic = ValueStatistic(float(self.low), float(self.high), self.method, int(self.depth))
         self._votes = statistic.votes(np.asarray(y, dtype=np.float64))
         self._gain = statistic.width / 2 if self.method == "mean" else 0.5

@@ -57,11 +57,21 @@ def assign_records(n_records: int, n_teachers: int, source: Source) -> list[NDAr
 
 
 def train_teachers(
-    estimator: BaseEstimator, X: NDArray[Any], y: NDArray[np.int64], *, n_teachers: int, n_classes: int, source: Source
+    estimator: BaseEstimator,
+    X: NDArray[Any],
+    y: NDArray[np.int64],
+    *,
+    n_teachers: int,
+    n_classes: int,
+    source: Source,
+    groups: NDArray[np.int64] | None = None,
 ) -> Teachers:
     """Train a clone of the estimator on each of `n_teachers` disjoint parts; an empty one names class 0."""
     # A ``random_state`` of None is drawn beforehand: NumPy's shared generator would tie one teacher to others' records.
-    parts = assign_records(len(X), n_teachers, source)
+    n_units = len(X) if groups is None else int(groups.max(initial=-1)) + 1
+    parts = assign_records(n_units, n_teachers, source)
+    if groups is not None:  # a group's records go to one teacher
+        parts = [np.flatnonzero(np.isin(groups, part)) for part in parts]
     seeds = source.words(n_teachers) % np.uint64(2**31 - 1)
     members = [_train_teacher(estimator, X[part], y[part], int(seed)) for part, seed in zip(parts, seeds, strict=True)]
     return Teachers(tuple(members), n_classes)
@@ -166,6 +176,7 @@ class PateClassifier(VotingClassifier):
             n_teachers=self.n_teachers,
             n_classes=len(self.classes_),
             source=self._source,
+            groups=self._groups,
         )
         del self._class_numbers
 

@@ -47,12 +47,13 @@ from nearveil.private_knn.plan import (
     make_plan,
 )
 from nearveil.private_knn.published import MOST_CLASSES, check_publishable
-from nearveil.private_knn.records import check_public_rows, make_hard_votes, run_shielded
+from nearveil.private_knn.records import check_groups, check_public_rows, make_hard_votes, run_shielded
 from nearveil.private_knn.scaling import ColumnBounds, Rows, warn_of_scaled_rows
 from nearveil.private_knn.spending import (
     ExhaustedError,
     PayingEstimator,
     find_account,
+    name_group_unit,
     name_inferred_unit,
     open_spending,
 )
@@ -180,8 +181,11 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
     _class_numbers: NDArray[np.int64] = field(init=False)  # the number of each record's class
     _public: Rows | None = field(init=False)
     _column_bounds: ColumnBounds | None = field(init=False)
+    _groups: NDArray[np.int64] | None = field(init=False, default=None)  # of each record
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+    def fit(
+        self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None, *, groups: ArrayLike | None = None
+    ) -> Self:
         """Pay, sum the records with noise, and compute the model.
 
         The order is the guarantee: plan, learn the projection from public rows, pay, sum, add noise, compute the model.
@@ -198,13 +202,16 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         public : array-like of shape (n_public, d), optional
             Public rows without labels; the more like the private ones, the better. None may be a private row. Without
             them, rows are scaled to norm one as they are, and all directions count the same.
+        groups : array-like of shape (n,), optional
+            Private. The person, or other owner, of each record: the guarantee is about all records of one, which
+            together count as much as one record.
 
         Raises
         ------
         ExhaustedError
             If the account has paid for all publications before.
         """
-        estimator, plan = self._prepare(X, y, public)
+        estimator, plan = self._prepare(X, y, public, groups)
         projection = estimator._learn_projection(plan.vote_noise)
         unit = name_inferred_unit(estimator.unit) if estimator.classes is None else estimator.unit
         guarantee = replace(plan.guarantee(estimator.delta, unit=unit, source=estimator._source), basis=BASIS)
@@ -219,13 +226,15 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         _warn_of_noise(model)
         return self._set_fitted(estimator, statistics_=statistics, _model=model)
 
-    def forecast(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Forecast:
+    def forecast(
+        self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None, *, groups: ArrayLike | None = None
+    ) -> Forecast:
         """Estimate the accuracy before anything is paid. For the owner of the records alone: never publish it.
 
         Takes what :meth:`fit` takes. Cross-validation with simulated noise. The result is computed from the private
         records and is not protected.
         """
-        estimator, plan = self._prepare(X, y, public)
+        estimator, plan = self._prepare(X, y, public, groups)
         records = estimator._project_simulated(plan.vote_noise)
         noise = _split_noise(plan.vote_noise, records.projection.sums_share)
         shares = records.cross_validate(noise, _DRAWS)
@@ -258,11 +267,16 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         check_is_fitted(self, "_model")
         return self._model._score(validate_data(self, X, dtype=np.float64, reset=False))
 
-    def _prepare(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> tuple[Self, VotePlan]:
+    def _prepare(
+        self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None, groups: ArrayLike | None
+    ) -> tuple[Self, VotePlan]:
         """Return a copy of the parameters that holds the checked records, and the plan of noise."""
         copy = self._copy_parameters()
         plan = plan_publications(check_epsilon_given(copy.epsilon), copy.delta, copy.publications)
         copy._read_records(X, y, public)
+        if groups is not None:
+            copy._groups = check_groups(groups, len(copy._rows))
+            copy.unit = name_group_unit(copy.unit)
         return copy, plan
 
     def _read_records(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> None:
@@ -309,9 +323,8 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         if self._public is not None:
             public_rows = projection.transform(self._public)
         shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
-        return _ProjectedRecords(
-            self.classes_, self._class_numbers, projection, projection.round(self._rows), public_rows, shrinkage
-        )
+        rows, class_numbers, counts = merge_groups(projection.round(self._rows), self._class_numbers, self._groups)
+        return _ProjectedRecords(self.classes_, class_numbers, projection, rows, counts, public_rows, shrinkage)
 
     def _project_simulated(self, noise: float) -> "_ProjectedRecords":
         """Map the records with noise from a local simulation, for a forecast."""
@@ -327,7 +340,8 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         assert self._column_bounds is not None
         length = _CENTRE_NORM * math.sqrt(self.n_features_in_)
         rows = IntegerRows(self.n_features_in_, length).round(self._column_bounds.scale(self._rows))
-        (released,) = release(sum_classes(rows, np.zeros_like(self._class_numbers), 1), CENTRE_SHARE)
+        merged, whole, counts = merge_groups(rows, np.zeros_like(self._class_numbers), self._groups)
+        (released,) = release(sum_classes(merged, whole, 1, counts), CENTRE_SHARE)
         count = max(released[-1] / COUNT_UNIT, 1.0)
         return np.asarray(np.clip(released[:-1] / LONGEST * length / count, -1, 1))
 
@@ -351,7 +365,8 @@ class _ProjectedRecords:
     classes: NDArray[Any]
     class_numbers: NDArray[np.int64]  # the number of each record's class
     projection: ClassProjection
-    rows: NDArray[np.int16]  # private
+    rows: NDArray[np.int16]  # private; of groups, their means
+    counts: NDArray[np.int64] | None  # of each row, if it stands for a group's records
     public_rows: Rows
     shrinkage: float
 
@@ -362,7 +377,8 @@ class _ProjectedRecords:
 
     def sums(self, chosen: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.int64]:
         """Return whole-number sums and counts of each class, shape (n_classes, n_directions + 1)."""
-        return sum_classes(self.rows[chosen], self.class_numbers[chosen], len(self.classes))
+        counts = None if self.counts is None else self.counts[chosen]
+        return sum_classes(self.rows[chosen], self.class_numbers[chosen], len(self.classes), counts)
 
     def model(self, statistics: NoisyStatistics, guarantee: Guarantee) -> PublicDiscriminant:
         """Return the model of released numbers."""
@@ -395,13 +411,32 @@ class _ProjectedRecords:
         return np.stack([right[:, self.class_numbers == code].mean(axis=1) for code in np.flatnonzero(counts)], axis=1)
 
 
-def sum_classes(rows: NDArray[np.int16], class_numbers: NDArray[np.int64], n_classes: int) -> NDArray[np.int64]:
-    """Return each class's exact sum of rows, none longer than ``LONGEST``, and ``COUNT_UNIT`` times their number."""
+def merge_groups(
+    rows: NDArray[np.int16], class_numbers: NDArray[np.int64], groups: NDArray[np.int64] | None
+) -> tuple[NDArray[np.int16], NDArray[np.int64], NDArray[np.int64] | None]:
+    """Return rows, their classes and, of groups, counts: of each group, the mean of its records in each class."""
+    # A group adds the mean of its records' (row, COUNT_UNIT), each in its class, cut towards zero: no longer than one
+    # record's (docs/theory/private-discriminant.md; attacked by tests/private_knn/test_individual.py).
+    if groups is None:
+        return rows, class_numbers, None
+    sizes = np.bincount(groups)
+    pairs, of_row = np.unique(np.column_stack([groups, class_numbers]), axis=0, return_inverse=True)
+    sums = np.zeros((len(pairs), rows.shape[1] + 1), dtype=np.int64)
+    np.add.at(sums, of_row.ravel(), np.column_stack([rows, np.full(len(rows), COUNT_UNIT)]))
+    size = sizes[pairs[:, :1]]
+    means = np.sign(sums) * (np.abs(sums) // size)
+    return means[:, :-1].astype(np.int16), pairs[:, 1], means[:, -1]
+
+
+def sum_classes(
+    rows: NDArray[np.int16], class_numbers: NDArray[np.int64], n_classes: int, counts: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """Return each class's exact sums of rows, none longer than ``LONGEST``, and of counts, each ``COUNT_UNIT``."""
     sums = np.zeros((n_classes, rows.shape[1] + 1), dtype=np.int64)
     for code in range(n_classes):
         members = rows[class_numbers == code]
         sums[code, :-1] = members.sum(axis=0, dtype=np.int64)
-        sums[code, -1] = COUNT_UNIT * len(members)
+        sums[code, -1] = COUNT_UNIT * len(members) if counts is None else counts[class_numbers == code].sum()
     return sums
 
 

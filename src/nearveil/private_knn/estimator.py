@@ -20,9 +20,18 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.cluster import is_dask_array
 from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
+from nearveil.private_knn.individual import Forecast
 from nearveil.private_knn.plan import Ballot, NoiseWarning, PlanRequest, VotePlan, find_needed_votes, make_plan
+from nearveil.private_knn.records import check_groups
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
-from nearveil.private_knn.spending import PayingEstimator, Spending, find_account, name_inferred_unit, open_spending
+from nearveil.private_knn.spending import (
+    PayingEstimator,
+    Spending,
+    find_account,
+    name_group_unit,
+    name_inferred_unit,
+    open_spending,
+)
 from nearveil.progress import Tick
 
 A = TypeVar("A")
@@ -61,10 +70,19 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     plan_: VotePlan = field(init=False)
     _guarantee: Guarantee = field(init=False)
     _spending: Spending = field(init=False)
+    _groups: NDArray[np.int64] | None = field(init=False, default=None)  # of each record
     _bounds: ColumnBounds | None = field(init=False, default=None)  # queries are scaled by them, as the records were
     _poll: Self = field(init=False)
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        public: ArrayLike | None = None,
+        public_groups: ArrayLike | None = None,
+    ) -> Self:
         """Store the private records, and fix the plan of noise and caps.
 
         Parameters
@@ -74,18 +92,28 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
             images by a network: ``extractor.extract(images, row_exact=True)``.
         y : array-like of shape (n,) or (n, n_classes)
             Private. Classes, weights of classes, or numbers, which are clipped to their bounds.
+        groups : array-like of shape (n,), optional
+            Private. The person, or other owner, of each record: the guarantee is about all records of one.
+        public : array-like of shape (n_public, d), optional
+            Public rows like the private ones, better 1,000 than 300, for individual accounting. No private row may be
+            among them.
+        public_groups : array-like of shape (n_public,), optional
+            The group of each public row. Individual accounting of `groups` needs them: how often a person passes
+            depends on the number of its records.
         """
         self._warn_of_parameter_search()
         poll = self._copy_parameters()
         rows, ballot = poll._read_records(X, y)
-        poll.plan_ = plan = make_plan(poll._make_request(ballot))
-        poll._guarantee = plan.guarantee(poll.delta, unit=poll._protected_unit, source=poll._source)
+        poll._read_groups(groups, len(rows))
+        poll.plan_ = plan = poll._choose_plan(ballot, rows, public, public_groups)
+        poll._guarantee = poll._make_guarantee(plan)
         if not is_dask_array(rows):
             warn_of_scaled_rows(rows)
         poll._learn(rows)
         account = find_account(poll.ledger, poll.account, plan, poll._guarantee)
-        poll._spending = open_spending(account, plan, poll._guarantee)
-        _warn_of_noise(poll)
+        poll._spending = open_spending(account, plan, poll._guarantee, poll._log_name)
+        if not plan.individual:  # else by the forecast, which is public
+            _warn_of_noise(poll)
         return self._set_fitted(poll, _poll=poll)
 
     @abstractmethod
@@ -108,6 +136,32 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> A:
         """Return the answers to all queries from the noisy sums of those that were answered."""
 
+    def _read_groups(self, groups: ArrayLike | None, n_records: int) -> None:
+        """Store the group of each record: from here on, groups are protected."""
+        if groups is not None:
+            self._groups = check_groups(groups, n_records)
+            self.unit = name_group_unit(self.unit)  # of the copy that is fitted
+
+    def _choose_plan(
+        self,
+        ballot: Ballot,
+        rows: Any,  # noqa: ARG002
+        public: ArrayLike | None = None,
+        public_groups: ArrayLike | None = None,
+    ) -> VotePlan:
+        """Return the plan of noise and caps."""
+        if public is not None or public_groups is not None:
+            raise ValueError(f"public must be None: {type(self).__name__} has no individual accounting")
+        return make_plan(self._make_request(ballot))
+
+    def _make_guarantee(self, plan: VotePlan) -> Guarantee:
+        return plan.guarantee(self.delta, unit=self._protected_unit, source=self._source)
+
+    @property
+    def _log_name(self) -> str:
+        """The name of the public log that estimators with equal public parameters share in an account."""
+        return ""
+
     def _make_request(self, ballot: Ballot) -> PlanRequest:
         names = {option.name for option in fields(PlanRequest)} & set(self.get_params(deep=False))
         return PlanRequest(ballot, **{name: getattr(self, name) for name in names})
@@ -128,9 +182,6 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def answer(self, X: ArrayLike, *, progress: Tick | None = None) -> A:
         """Answer public queries, or decline; return the labels with the noisy votes, or the values of a regressor.
 
-        The order is the guarantee: pay, search, vote, screen, pay for the votes, add noise, answer. A payment is
-        durable before anything is computed from the records (``docs/theory/private-knn.md``).
-
         Parameters
         ----------
         X : array-like of shape (n_queries, d)
@@ -145,27 +196,34 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         """
         check_is_fitted(self)
         poll = self._poll  # read once: another thread may fit meanwhile
-        plan, spending = poll.plan_, poll._spending
-        queries = poll._check_queries(X)
+        return poll._answer(poll._check_queries(X), progress)
+
+    def _answer(self, queries: NDArray[np.float64], progress: Tick | None) -> A:
+        """Answer within the caps on all queries.
+
+        The order is the guarantee: pay, search, vote, screen, pay for the votes, add noise, answer. A payment is
+        durable before anything is computed from the records (``docs/theory/private-knn.md``).
+        """
+        plan, spending = self.plan_, self._spending
         spending.assert_open()
         spending.assert_affordable(len(queries))
         if plan.screening is None:
             paid = spending.take("answered", len(queries))
             chosen = np.arange(paid)
-            batches = [poll._release(sums) for sums, _ in _report(poll._count_votes(queries[:paid]), progress)]
+            batches = [self._release(sums) for sums, _ in _report(self._count_votes(queries[:paid]), progress)]
             released = np.concatenate(batches) if batches else np.zeros((0, plan.size))
         else:
             paid = spending.take("screened", len(queries))
-            tallies = list(_report(poll._count_votes(queries[:paid]), progress))
+            tallies = list(_report(self._count_votes(queries[:paid]), progress))
             largest = np.concatenate([np.zeros(0), *(maxima for _, maxima in tallies if maxima is not None)])
-            passed = np.flatnonzero(plan.screening.toss(largest, poll._source))
+            passed = np.flatnonzero(plan.screening.toss(largest, self._source))
             # Which queries passed is public from here on, and so is the number of votes to pay for.
             chosen = passed[: spending.take("answered", len(passed))]
             sums = np.concatenate([np.zeros((0, plan.size), np.int64), *(sums for sums, _ in tallies)])
-            released = poll._release(sums[chosen])
+            released = self._release(sums[chosen])
         answered = np.zeros(len(queries), dtype=np.bool_)
         answered[chosen] = True
-        return poll._make_answers(released, answered)
+        return self._make_answers(released, answered)
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """Score the answered queries only; :meth:`score_answered` also returns their share."""
@@ -240,6 +298,7 @@ class Answers:
     #: The noisy sum of the voters' weights, for votes "binary" and "nonnegative": a label is given where its votes are
     #: more than half of it.
     weight: NDArray[np.float64] | None = None
+    forecast: Forecast | None = None  #: of individual accounting: the terms of the queries that were new
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
@@ -337,6 +396,8 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         poll = self._poll
         if poll.plan_.screening is not None:
             raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
+        if poll.plan_.individual:
+            raise ValueError('accounting must be "worst-case" for answers under a key; predict gives stored ones again')
         if np.ndim(x) != 1:
             raise ValueError("x must be one row")
         query = poll._check_queries(np.asarray(x)[None])

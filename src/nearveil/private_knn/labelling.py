@@ -27,6 +27,7 @@ from nearveil.features.extractor import hog
 from nearveil.ledger import Account
 from nearveil.privacy import Guarantee
 from nearveil.private_knn._knn import PrivateKNeighborsClassifier
+from nearveil.private_knn.individual import LEAST_PUBLIC, Forecast
 from nearveil.private_knn.plan import NoiseWarning, VotePlan, find_needed_votes
 from nearveil.private_knn.spending import ExhaustedError
 from nearveil.progress import Progress, Tick
@@ -36,6 +37,7 @@ Role = Literal["PRIVATE", "PUBLIC"]
 ImageFeatures = Literal["auto", "hog", "none"]
 
 _LABEL = "label"  # column of a .csv
+_NOISE_RATIO = 2.0  # expected votes for each unit of noise: fewer are noise
 _BATCH = 1024  # queries per call: answers of earlier calls are kept if a later one fails
 
 
@@ -128,19 +130,21 @@ def label_file(
         delta,
         most,
         n_neighbors=n_neighbors,
-        max_screened=n_rows if 2 * most >= n_rows else None,  # no row is screened twice
+        max_screened=n_rows if 2 * most >= n_rows and n_rows < LEAST_PUBLIC else None,  # no row is screened twice
         classes=np.arange(len(task.classes)) if classes else None,  # otherwise the guarantee says so
         unit=unit,
         account=account,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NoiseWarning)  # refused below, or allowed
-        voter = voter.fit(task.records, task.class_numbers)
-    if not allow_noise:
+        voter = voter.fit(task.records, task.class_numbers, public=task.queries)
+    if not (allow_noise or voter.plan_.individual):
         _check_agreement(voter.plan_, task.class_numbers)
     preview = None if account is None else account.preview(voter.guarantee)
     if preview is not None and not preview.allowed:  # screenings alone would be wasted
         raise ValueError(f"account: {preview.reason}; lower `epsilon`, or name another")
+    if voter.plan_.individual:
+        _check_forecast(voter.forecast(task.queries[:most]), warn, allow_noise=allow_noise)
     longest = max(task.classes, key=lambda name: len(_encode(name)))
     with closing(ReservedFile(target, task.format_csv([longest] * n_rows), force=force)) as file:
         labels, stopped = _collect_labels(voter, task, bars("asking", n_rows))
@@ -250,13 +254,28 @@ def _check_agreement(plan: VotePlan, class_numbers: NDArray[np.int64]) -> None:
         )
 
 
+def _check_forecast(forecast: Forecast, warn: Callable[[str], object], *, allow_noise: bool) -> None:
+    """Raise, before labels are paid for, if only noise is expected; warn if a discriminant would be better. Public."""
+    text = f"{forecast.voters:,.0f} records may vote on a row, with noise {forecast.noise:.1f} on each count"
+    if forecast.ratio < _NOISE_RATIO and not allow_noise:
+        raise ValueError(
+            f"epsilon: only noise is to be expected, and at most the number of records was paid for. {text}. Give a "
+            "larger epsilon, fewer rows (`max_answered`) or more records. `allow_noise` asks anyway"
+        )
+    if not forecast.is_clear:
+        warn(f"{text}: a PrivateDiscriminant is more accurate at this epsilon")
+
+
 def _collect_labels(voter: PrivateKNeighborsClassifier, task: _LabelTask, tick: Tick) -> tuple[list[str], str]:
     """Return the labels, and why there are fewer than rows, if so."""
     labels: list[str] = []
     while len(labels) < len(task.queries):
-        batch = task.queries[len(labels) : len(labels) + _BATCH]
+        step = len(task.queries) if voter.plan_.individual else _BATCH  # votes are planned for one batch
+        batch = task.queries[len(labels) : len(labels) + step]
         try:
-            answers = voter.answer(batch, progress=tick)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NoiseWarning)  # by `_check_forecast`
+                answers = voter.answer(batch, progress=tick)
         except ExhaustedError:  # the remaining rows are declined
             return labels + [""] * (len(task.queries) - len(labels)), ""
         except (KeyboardInterrupt, Exception) as error:

@@ -88,6 +88,7 @@ def _check_shape(rows: ArrayLike, n_features: int, name: str) -> NDArray[np.gene
 SearchEngine = Literal["auto", "numpy", "cuda"]
 Ids = NDArray[np.int32]
 Floats = NDArray[np.float32]
+Scores = NDArray[np.int32]
 
 SCORE_BYTES: Final = 2**28
 """Bytes of the scores that an engine has in memory at a time, at most."""
@@ -127,14 +128,102 @@ class NeighborSearch:
 
     def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
         """Yield slices of the queries and their nearest records, a batch at a time in bounded memory."""
-        integers, length = self._integers.round(queries, name="queries"), min(length, self.n_rows)
+        length = min(length, self.n_rows)
+        for part, doubled in self._double(self.round(queries)):
+            n_queries = len(doubled)
+            yield part, self._engine.search(doubled, length) if length else np.empty((n_queries, 0), dtype=np.int32)
+
+    def round(self, queries: ArrayLike) -> NDArray[np.int16]:
+        """Return queries in integers, as the records are compared with them."""
+        return self._integers.round(queries, name="queries")
+
+    def rank(self, rounded: NDArray[np.int16], length: int) -> tuple[Ids, Scores]:
+        """Return the `length` nearest rows of each rounded query, nearest first, and their scores."""
+        if not isinstance(self._engine, _NumpyEngine):
+            raise TypeError('rank needs engine="numpy"')
+        ids = np.empty((len(rounded), length), dtype=np.int32)
+        scores = np.empty(ids.shape, dtype=np.int32)
+        for part, doubled in self._double(rounded):
+            ids[part] = self._engine.search(doubled, length)
+            scores[part] = [self._engine.table[rows] @ query for rows, query in zip(ids[part], doubled, strict=True)]
+        return ids, scores
+
+    def find_units(self, rows: Ids) -> Ids:
+        """Return the protected unit of each row: the row itself."""
+        return rows
+
+    def within(self, rounded: NDArray[np.int16], radii: Scores, *, nearest_first: bool = False) -> Iterator[Ids]:
+        """Yield, for each rounded query, all rows of at least the score `radii`, by row number or nearest first."""
+        # Each row's verdict depends on the query, its radius and the row itself alone, to the last bit.
+        if isinstance(self._engine, _DaskEngine):
+            raise TypeError("X must be in memory: the rows of a Dask array are searched on its workers")
+        for part, doubled in self._double(rounded):
+            for rows, scores in self._engine.select(doubled, radii[part].astype(np.float32)):
+                yield rows[np.argsort(-scores, kind="stable")] if nearest_first else rows
+
+    def _double(self, rounded: NDArray[np.int16]) -> Iterator[tuple[slice, Floats]]:
+        """Yield slices of rounded queries as factors of a product with the table, which gives their scores."""
         step = _find_batch_length(self.n_rows)
-        for start in range(0, len(integers), step):
-            batch = integers[start : start + step]
+        for start in range(0, len(rounded), step):
+            batch = rounded[start : start + step]
             doubled = np.ones((len(batch), self.n_features + 1), dtype=np.float32)
             np.multiply(batch, 2, out=doubled[:, :-1], casting="unsafe", dtype=np.float32)
-            ids = self._engine.search(doubled, length) if length else np.empty((len(batch), 0), dtype=np.int32)
-            yield slice(start, start + len(batch)), ids
+            yield slice(start, start + len(batch)), doubled
+
+
+class GroupSearch:
+    """Search among groups of rows by the nearest row of each, which stands for its group in all results."""
+
+    # The order of groups is by the score of a group's nearest row, then by that row's number, so it is a total order in
+    # which two groups are compared by their own rows alone, as in Theorem 1.
+
+    def __init__(self, search: NeighborSearch, groups: NDArray[np.int64]) -> None:
+        self._search, self._groups, self.round = search, groups, search.round
+        self.n_rows, self.engine = int(groups.max(initial=-1)) + 1, search.engine
+
+    def find_units(self, rows: Ids) -> NDArray[np.int64]:
+        """Return the group of each row."""
+        return np.asarray(self._groups[rows])
+
+    def nearest(self, queries: ArrayLike, length: int) -> Ids:
+        """Return the nearest row of each of the `length` nearest groups of every query."""
+        rows, length = np.asarray(queries), min(length, self.n_rows)
+        nearest, unfinished = np.empty((len(rows), length), dtype=np.int32), np.arange(len(rows))
+        depth = 2 * length
+        while len(unfinished):
+            short = []
+            for part, ids in self._search.batches(rows[unfinished], depth):
+                for number, listed in zip(unfinished[part], ids, strict=True):
+                    firsts = self._find_firsts(listed)[:length]
+                    nearest[number, : len(firsts)] = firsts
+                    short += [number] * (len(firsts) < length)
+            unfinished, depth = np.array(short, dtype=np.int64), 2 * depth
+        return nearest
+
+    def batches(self, queries: ArrayLike, length: int) -> Iterator[tuple[slice, Ids]]:
+        """Yield slices of the queries and the nearest rows of their nearest groups."""
+        rows = np.asarray(queries)
+        for start in range(0, len(rows), _HOST_BLOCK):
+            part = slice(start, start + _HOST_BLOCK)
+            yield part, self.nearest(rows[part], length)
+
+    def rank(self, rounded: NDArray[np.int16], length: int) -> tuple[Ids, Scores]:
+        """Return the nearest row of each of the nearest groups of each rounded query, and their scores."""
+        ids, scores = (np.empty((len(rounded), length), dtype=np.int32) for _ in range(2))
+        for number in range(len(rounded)):
+            (rows,), (listed,) = self._search.rank(rounded[number : number + 1], self._search.n_rows)
+            firsts = np.sort(np.unique(self._groups[rows], return_index=True)[1])[:length]
+            ids[number], scores[number] = rows[firsts], listed[firsts]
+        return ids, scores
+
+    def within(self, rounded: NDArray[np.int16], radii: Scores) -> Iterator[Ids]:
+        """Yield, for each rounded query, the nearest row of each group that has one of at least the score `radii`."""
+        for rows in self._search.within(rounded, radii, nearest_first=True):
+            yield self._find_firsts(rows)
+
+    def _find_firsts(self, rows: Ids) -> Ids:
+        """Return the first row of each group, in their order."""
+        return np.asarray(rows[np.sort(np.unique(self._groups[rows], return_index=True)[1])])
 
 
 def _make_table(rows: NDArray[Any], integers: IntegerRows) -> Floats:
@@ -202,7 +291,7 @@ class _NumpyEngine:
     """Products by NumPy; of a row of scores only those above a guessed threshold are sorted."""
 
     def __init__(self, table: Floats) -> None:
-        self._table = table
+        self.table = table
         # The sample affects the time of a search, never its result. A stride is a bad sample of sorted rows.
         self._sample = np.sort(np.random.default_rng(0).permutation(len(table))[:_SAMPLE])
 
@@ -211,11 +300,11 @@ class _NumpyEngine:
 
         def work(first: int, last: int, block: int) -> None:
             # Fresh memory costs as much as the selection, so that all blocks of a worker share one buffer.
-            buffer = np.empty((min(block, last - first), len(self._table)), dtype=np.float32)
+            buffer = np.empty((min(block, last - first), len(self.table)), dtype=np.float32)
             for start in range(first, last, block):
                 part = slice(start, min(start + block, last))
-                scores = np.matmul(queries[part], self._table.T, out=buffer[: part.stop - start])
-                _assert_exact(scores[0, :8], queries[start], self._table[:8])
+                scores = np.matmul(queries[part], self.table.T, out=buffer[: part.stop - start])
+                _assert_exact(scores[0, :8], queries[start], self.table[:8])
                 for group in range(0, len(scores), _GROUP):
                     ids[part][group : group + _GROUP] = _find_largest(
                         scores[group : group + _GROUP], length, self._sample
@@ -225,11 +314,20 @@ class _NumpyEngine:
             # As many workers as BLAS has threads: OMP_NUM_THREADS and threadpoolctl limit the search, too.
             threads = max((library["num_threads"] for library in _BLAS.info()), default=1)
             workers = min(threads, len(queries))
-            block = max(1, min(_HOST_BLOCK, _find_batch_length(len(self._table)) // workers))
+            block = max(1, min(_HOST_BLOCK, _find_batch_length(len(self.table)) // workers))
             bounds = np.linspace(0, len(queries), workers + 1).astype(int).tolist()
             with _BLAS.limit(limits=threads // workers), ThreadPoolExecutor(workers) as pool:
                 list(pool.map(work, bounds[:-1], bounds[1:], [block] * workers))
         return ids
+
+    def select(self, queries: Floats, radii: Floats) -> Iterator[_Nearest]:
+        for start in range(0, len(queries), _HOST_BLOCK):
+            part = slice(start, start + _HOST_BLOCK)
+            scores = queries[part] @ self.table.T
+            _assert_exact(scores[0, :8], queries[start], self.table[:8])
+            for row, radius in zip(scores, radii[part], strict=True):
+                rows = np.flatnonzero(row >= radius).astype(np.int32)
+                yield rows, row[rows]
 
 
 class _TorchEngine:
@@ -261,6 +359,18 @@ class _TorchEngine:
                     unique = self._keys(scores[part], self._numbers)
                     ids[part] = (torch.topk(unique, length, dim=1, largest=False).values % n).int()
             return np.asarray(ids.cpu().numpy())
+
+    def select(self, queries: Floats, radii: Floats) -> Iterator[_Nearest]:
+        import torch
+
+        with torch.inference_mode():
+            batch = torch.from_numpy(queries).to(self._device)
+            with _keep_float32(self._device):
+                scores = batch @ self._table.T
+            _assert_exact(scores[0, :8].float().cpu().numpy(), queries[0], self._table[:8].cpu().numpy())
+            for row, radius in zip(scores, radii.tolist(), strict=True):
+                rows = torch.nonzero(row >= radius)[:, 0]
+                yield np.asarray(rows.int().cpu().numpy()), np.asarray(row[rows].cpu().numpy())
 
     def _keys(self, scores: Any, numbers: Any) -> Any:
         """Return integers in the total order, different for any two records of a query."""
@@ -353,7 +463,7 @@ NO_VOTER = -1
 
 
 def draw_voters(
-    search: NeighborSearch,
+    search: NeighborSearch | GroupSearch,
     queries: NDArray[np.float64],
     sample: PoissonSample,
     n_neighbors: int,
@@ -372,7 +482,9 @@ def draw_voters(
         yield voters if len(voters) == draws else voters * draws  # all records are kept: no draws, one search
 
 
-def _look_up(search: NeighborSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]) -> Voters:
+def _look_up(
+    search: NeighborSearch | GroupSearch, queries: NDArray[np.float64], ids: Voters, ranks: NDArray[np.int64]
+) -> Voters:
     listed, n_rows = ids.shape[1], search.n_rows
     voters = np.full(ranks.shape, NO_VOTER, dtype=np.int32)
     present = ranks < listed

@@ -89,7 +89,7 @@ def _make_gap_table(rate: float) -> Table:
 
 
 Kind = Literal["binary", "nonnegative", "signed"]
-Part = Literal["screened", "answered"]
+Part = Literal["screened", "answered", "counted"]
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,7 @@ class NoisySums:
 _THRESHOLD = 0.6  # of the voters, as published
 _SCREENING = 2.0  # screening noise for each unit of vote noise: a quarter of the voters, as published
 _SCREENED = 1.5  # screenings for each answer
+_COUNT_NOISE = 10.0  # on the number of records: a hundredth of the budget
 _LARGEST_EPSILON = 64.0  # the proved bounds on the delta of samplers end here
 _LARGEST_SCREENED = 12.0  # the same with screenings, whose probabilities are off by 2^-51
 _LEAST_DELTA = 1e-12
@@ -238,6 +239,8 @@ class VotePlan:
     max_screened: int  # cap on screened queries
     votes: NoisySums
     max_answered: int  # cap on answered queries
+    individual: bool = False  # whether a record's own votes are limited, not the votes of all
+    count_noise: float | None = None  # standard deviation of the noise on the number of records; None: not released
 
     @property
     def sampling_rate(self) -> float:
@@ -266,14 +269,17 @@ class VotePlan:
 
     @cached_property
     def parts(self) -> dict[Part, DpEvent]:
-        """The charge of one query, when it is screened and when it is answered."""
+        """The charge of one query, when it is screened and when it is answered, and of the number of records."""
         screened: dict[Part, DpEvent] = {} if self.screening is None else {"screened": self.screening.event}
-        return {**screened, "answered": self.votes.event}
+        counted: dict[Part, DpEvent] = (
+            {} if self.count_noise is None else {"counted": GaussianDpEvent(self.count_noise)}
+        )
+        return {**screened, "answered": self.votes.event, **counted}
 
     @property
     def caps(self) -> dict[Part, int]:
-        """The largest numbers of screened and of answered queries."""
-        caps: dict[Part, int] = {"screened": self.max_screened, "answered": self.max_answered}
+        """The largest numbers of screened and of answered queries, and of releases of the number of records."""
+        caps: dict[Part, int] = {"screened": self.max_screened, "answered": self.max_answered, "counted": 1}
         return {part: caps[part] for part in self.parts}
 
     @property
@@ -283,7 +289,7 @@ class VotePlan:
 
     def extra_delta(self, epsilon: float) -> float:
         """Return the delta that samplers of finite precision add at `epsilon`."""
-        votes = self.max_answered * self.votes.extra_delta
+        votes = self.max_answered * self.votes.extra_delta + _DELTA_PER_VALUE * (self.count_noise is not None)
         return votes if self.screening is None else votes + self.max_screened * self.screening.extra_delta(epsilon)
 
     def epsilon(self, delta: float) -> float:
@@ -319,6 +325,7 @@ class VotePlan:
         """Return the guarantee of all events that the caps allow, for records that are each one `unit`."""
         epsilon = self.epsilon(delta)
         name = "PLD of all votes" if self.screening is None else "Bellman's equation for screenings, PLD for votes"
+        name = "PLD of the votes of one record" if self.individual else name
         return Guarantee(
             epsilon=epsilon,
             delta=delta,
@@ -346,6 +353,8 @@ class PlanRequest:
     threshold: float | None = None
     max_screened: int | None = None  # 0 for no screening
     vote_noise: float | None = None
+    individual: bool = False
+    count_records: bool = False  # with a hundredth of the squared noise multiplier
 
     def __post_init__(self) -> None:
         """Validate parameters."""
@@ -404,6 +413,8 @@ class PlanRequest:
             max_screened=self.screening_cap if screening else 0,
             votes=NoisySums(sample, self.ballot, noise, voters),
             max_answered=self.max_answered,
+            individual=self.individual,
+            count_noise=_COUNT_NOISE * noise / math.sqrt(self.max_answered) if self.count_records else None,
         )
 
 

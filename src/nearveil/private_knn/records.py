@@ -180,6 +180,14 @@ def check_classes(classes: ArrayLike) -> NDArray[Any]:
     return np.asarray(names)
 
 
+def check_groups(groups: ArrayLike | None, n_records: int) -> NDArray[np.int64]:
+    """Return the number of each record's group."""
+    names = run_shielded(column_or_1d, _check_types(groups, "groups"))
+    if len(names) != n_records:
+        raise ValueError("groups must have one name for each row of X")
+    return np.asarray(np.unique(names, return_inverse=True)[1], dtype=np.int64)
+
+
 def check_public_rows(public: ArrayLike, X: ArrayLike) -> None:
     """Refuse public rows that share memory with the private ones. A comparison of values would depend on records."""
     if public is X or np.shares_memory(np.asarray(public), np.asarray(X)):

@@ -44,6 +44,14 @@ class Spending(ABC):
         """Pay for one vote under a key, also from a client's quota, or find the vote stored under it."""
         raise ValueError("account must be given before fit: answers under a key are stored in its ledger")
 
+    @abstractmethod
+    def read_log(self) -> list[bytes]:
+        """Return the public log: the queries of individual accounting and their answers, in their order."""
+
+    @abstractmethod
+    def append_log(self, position: int, entry: bytes, part: Part | None = None, times: int = 1) -> bool:
+        """Append an entry to the log and pay for it, durably; False, at no cost, if it ends elsewhere by now."""
+
     def assert_affordable(self, n_queries: int) -> None:  # noqa: B027
         """Raise, before anything is spent, unless the account can pay even if every query passes its screening."""
 
@@ -68,6 +76,7 @@ class MemorySpending(Spending):
 
     def __init__(self, caps: dict[Part, int], process: int | None = None) -> None:
         self._left, self._lock, self._process = dict(caps), threading.Lock(), process or os.getpid()
+        self._log: list[bytes] = []
 
     def left(self) -> dict[Part, int]:
         if self._process != os.getpid():
@@ -83,6 +92,20 @@ class MemorySpending(Spending):
             self._left[part] -= granted
         return granted
 
+    def read_log(self) -> list[bytes]:
+        self.left()
+        return list(self._log)
+
+    def append_log(self, position: int, entry: bytes, part: Part | None = None, times: int = 1) -> bool:
+        with self._lock:
+            left = self.left()
+            if len(self._log) != position or (part is not None and left[part] < times):
+                return False
+            if part is not None:
+                self._left[part] -= times
+            self._log.append(entry)
+        return True
+
     def __reduce__(self) -> tuple[Any, ...]:
         return MemorySpending, ({}, -1)
 
@@ -90,11 +113,12 @@ class MemorySpending(Spending):
 class AccountSpending(Spending):
     """Caps that are counted in the ledger with the debits: copies, pickles, forks and processes share them."""
 
-    def __init__(self, account: Account, plan: VotePlan, guarantee: Guarantee) -> None:
+    def __init__(self, account: Account, plan: VotePlan, guarantee: Guarantee, log: str) -> None:
         self.account = account  # pays, durably, for everything
         self.parts = {part: guarantee.part(event) for part, event in plan.parts.items()}  # charges of one query
         self.caps = plan.caps
         self.cap = account.open_cap(plan.events)  # None if the account was opened with this plan, which is the cap
+        self.log = f"log {log} {self.cap or ''}"
 
     def left(self) -> dict[Part, int]:
         count = self.account.count_left
@@ -108,6 +132,18 @@ class AccountSpending(Spending):
     def take(self, part: Part, count: int) -> int:
         return self.account.take(self.parts[part], count, cap=self.cap)
 
+    def read_log(self) -> list[bytes]:
+        return self.account.read_log(self.log)
+
+    def append_log(self, position: int, entry: bytes, part: Part | None = None, times: int = 1) -> bool:
+        charge = None if part is None or not times else self.parts[part]
+        try:
+            return self.account.append_log(self.log, position, entry, charge, times=times, cap=self.cap)
+        except OverBudgetError:
+            if part is not None and self.left()[part] < times:
+                return False  # another process has taken it since
+            raise
+
     def take_once(self, key: str, client: str | None) -> Debit:
         try:
             return self.account.spend(self.parts["answered"], key, client=client, cap=self.cap)
@@ -117,9 +153,9 @@ class AccountSpending(Spending):
         raise ExhaustedError("max_answered is reached: only keys that were answered before are answered again")
 
 
-def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee) -> Spending:
-    """Open the caps of a plan: in an account, or in memory without one."""
-    return MemorySpending(plan.caps) if account is None else AccountSpending(account, plan, guarantee)
+def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee, log: str = "") -> Spending:
+    """Open the caps of a plan, and the public log of this name: in an account, or in memory without one."""
+    return MemorySpending(plan.caps) if account is None else AccountSpending(account, plan, guarantee, log)
 
 
 def find_account(
@@ -139,6 +175,26 @@ def find_account(
         # Coins of screenings cost more at a larger epsilon, and the account's may be larger than the plan's.
         check_samplers(guarantee.events, plan.extra_delta(account.epsilon), account.delta)
     return account
+
+
+def can_pay(ledger: Ledger | Path | str | None, account: Account | str | None, guarantee: Guarantee) -> bool:
+    """Return whether an account can pay for a guarantee, or does not exist yet."""
+    if isinstance(account, str) and ledger is not None:
+        try:
+            account = (ledger if isinstance(ledger, Ledger) else Ledger(ledger)).account(account)
+        except AccountError:
+            return True
+    try:
+        if isinstance(account, Account):
+            _check_account(account, guarantee)
+    except ValueError:
+        return False
+    return True
+
+
+def name_group_unit(unit: str) -> str:
+    """Return the unit of protection if records have groups."""
+    return "group of records" if unit == "record" else unit
 
 
 def name_inferred_unit(unit: str) -> str:

@@ -24,7 +24,9 @@ from sklearn.utils.validation import check_is_fitted
 from nearveil.features import Extractor
 from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import Parameters, allow_integers, parameter
+from nearveil.private_knn._knn import PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Answers, VotingClassifier
+from nearveil.private_knn.individual import Forecast
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.records import check_public_rows
 from nearveil.private_knn.scaling import Rows, warn_of_scaled_rows
@@ -166,9 +168,19 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     self_training: int = parameter(1, allow_integers(0))
     random_state: int | np.random.RandomState | None = parameter(None, "random_state")
     plan_: VotePlan = field(init=False)
+    _groups: dict[str, ArrayLike | None] = field(init=False)  # during a fit
     _public: PublicStudent = field(init=False)
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike, *, progress: Tick | None = None) -> Self:
+    def fit(
+        self,
+        X: ArrayLike,
+        y: ArrayLike,
+        public: ArrayLike,
+        *,
+        groups: ArrayLike | None = None,
+        public_groups: ArrayLike | None = None,
+        progress: Tick | None = None,
+    ) -> Self:
         """Let the private records vote on public rows, and train the student.
 
         Parameters
@@ -179,6 +191,8 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
             Private.
         public : array-like of shape (n_public, ...)
             Public rows of the same shape as the private ones, without labels.
+        groups, public_groups : array-like, optional
+            The person of each private record and of each public row, as for the voter.
         progress : callable, optional
             Called with the number of queries that were finished since the last call.
         """
@@ -186,7 +200,9 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         # Fit a copy, with a copy of the voter's parameters: other threads may set parameters or fit at the same time.
         copy = type(self)(**{**parameters, "voter": self.voter and _copy_voter(self.voter)})
         copy._validate_params()
+        copy._groups = {"groups": groups, "public_groups": public_groups}
         copy._learn_from(X, y, public, progress)
+        del copy._groups
         self.__dict__.update({name: value for name, value in vars(copy).items() if name not in parameters})
         return self
 
@@ -207,7 +223,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         self._space = HalfWhitening.learn(extract_rows(public_rows, self.features), components)
         first, space = (map_rows(rows, self.features, self._space) for rows in (private, public_rows))
         inputs = public_rows if self._takes_images else normalize_rows(space)
-        voter = _copy_voter(self.voter).fit(first, y)
+        voter = self._fit_voter(first, y, space)
         self.plan_, guarantee, self.classes_ = voter.plan_, voter.guarantee, voter.classes_
         done: list[StudentRound] = []
         for number, share in enumerate(shares):
@@ -217,7 +233,10 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
             if number:
                 rows, space = self._transform_rows(private if self._takes_images else first, inputs)
                 noise = {name: getattr(self.plan_, name) for name in ("vote_noise", "screening_noise", "threshold")}
-                voter = _copy_voter(self.voter, **noise, **caps).fit(rows, y)
+                if self.plan_.individual:
+                    records = done[-1].answers.forecast
+                    noise |= {"accounting": "individual", "least_records": records and math.floor(records.n_records)}
+                voter = self._fit_voter(rows, y, space, **noise, **caps)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
             queried = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
             answers = voter.answer(space[queried], progress=progress)
@@ -227,6 +246,12 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         self.rounds_ = tuple(done)
         whitening = None if self._takes_images else self._space
         self._public = PublicStudent(self.classes_, guarantee, self.student_, self.features, whitening)
+
+    def _fit_voter(self, rows: Rows, y: ArrayLike, space: Rows, **fixed: Any) -> VotingClassifier:
+        voter = _copy_voter(self.voter, **fixed)
+        if not isinstance(voter, PrivateKNeighborsClassifier):
+            return voter.fit(rows, y, groups=self._groups["groups"])
+        return voter.fit(rows, y, public=space, **self._groups)
 
     def export(self) -> PublicStudent:
         """Return the public part, which predicts as this one does. Publish its bytes: readers need nearveil alone."""
@@ -305,10 +330,11 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         queried = np.concatenate([rows[answers.answered] for rows, answers in rounds])
         if not len(queried):
             raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
-        votes = np.concatenate([answers.votes[answers.answered] for _, answers in rounds])
-        links = build_graph(space)
-        voters, noise = self.plan_.n_neighbors, self.plan_.vote_noise
-        labels = self._spread_to_labels(links, regress_votes(space, queried, votes / voters, noise / voters))
+        plan, links = self.plan_, build_graph(space)
+        terms = [answers.forecast or Forecast(plan.n_neighbors, plan.vote_noise, 1, 1) for _, answers in rounds]
+        shares = [_share_votes(answers, each.voters) for (_, answers), each in zip(rounds, terms, strict=True)]
+        noise = max(each.noise / each.voters for each in terms)
+        labels = self._spread_to_labels(links, regress_votes(space, queried, np.concatenate(shares), noise))
         self.student_ = self._train_student(inputs, labels, seed)
         for _ in range(self.self_training):
             predicted = self.student_.predict(inputs)[:, None] == self.classes_
@@ -322,6 +348,15 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     def _train_student(self, inputs: NDArray[Any], labels: NDArray[Any], seed: int) -> Any:
         student = self._make_student(seed) if len(np.unique(labels)) > 1 else DummyClassifier(strategy="most_frequent")
         return student.fit(inputs, labels)
+
+
+def _share_votes(answers: Answers, voters: float) -> Rows:
+    """Return the shares of the votes; within a radius, more than the expected number of records may vote, or fewer."""
+    votes = answers.votes[answers.answered]
+    if answers.forecast is None:
+        return votes / voters
+    shares = votes / np.maximum(votes.sum(axis=1, keepdims=True), voters)
+    return np.asarray(shares - shares.mean(axis=1, keepdims=True) + 1 / votes.shape[1])
 
 
 def _copy_voter(voter: VotingClassifier | None, **fixed: Any) -> VotingClassifier:
@@ -342,7 +377,9 @@ def _is_row_exact(features: Features | None) -> bool:
 
 def _find_caps(plan: VotePlan, share: float, done: Sequence[StudentRound], *, last: bool) -> dict[str, int]:
     """Return the caps of the next round; the last round gets all that remains."""
-    caps = {"max_answered": plan.max_answered - sum(int(step.answers.answered.sum()) for step in done)}
+    # By individual accounting a query is paid for where it is declined, too.
+    paid = (len(step.rows) if plan.individual else int(step.answers.answered.sum()) for step in done)
+    caps = {"max_answered": plan.max_answered - sum(paid)}
     if plan.screening is not None:
         caps["max_screened"] = plan.max_screened - sum(len(step.rows) for step in done)
     if last:

@@ -1,6 +1,7 @@
 """Protected galleries: private records that are never shown, and the published models that an account pays for."""
 
 import hashlib
+import json
 import re
 import threading
 import time
@@ -9,6 +10,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,24 +58,32 @@ class Records:
     features: NDArray[np.float32] = field(repr=False)
     labels: NDArray[np.str_] = field(repr=False)
     has_unlabelled: bool = field(repr=False)  # whether records without a class were left out
+    groups: NDArray[np.str_] | None = field(default=None, repr=False)  # of each record
 
     def __repr__(self) -> str:
         return "Records(private)"
 
 
-def load_records(index: Index, classes: Sequence[str]) -> Records:
-    """Load all records of the classes. The label of a record is the first folder of its name."""
+def load_records(index: Index, classes: Sequence[str], group: str | None = None) -> Records:
+    """Load all records of the classes. The label of a record is the first folder of its name.
+
+    Its group is its metadata value of the key `group`; records without one are a group each.
+    """
     # Whether a record is left out depends on that record alone, so two galleries that differ in one record still do.
     names, snapshot = frozenset(classes), index.snapshot()
     labels: dict[int, str] = {}
+    groups: dict[int, str] = {}
     for chunk in _split(len(snapshot)):
         # Lenient: an item that was deleted since the snapshot is left out.
         items = index.items(snapshot.ids[chunk], lenient=True, originals=False)
         labels |= {item.id: item.name.partition("/")[0] if "/" in item.name else "" for item in items}
+        groups |= {item.id: json.dumps(item.metadata.get(group or "", {"id": item.id})) for item in items}
     mask = np.array([labels.get(number) in names for number in snapshot.ids.tolist()], dtype=np.bool_)
     ids = snapshot.ids[mask].tolist()
     has_unlabelled = any(label not in names for label in labels.values())
-    return Records(snapshot.features[mask], np.array([labels[number] for number in ids], np.str_), has_unlabelled)
+    names_of = None if group is None else np.array([groups[number] for number in ids], np.str_)
+    label_rows = np.array([labels[number] for number in ids], np.str_)
+    return Records(snapshot.features[mask], label_rows, has_unlabelled, names_of)
 
 
 def share_images(records: Records, public: Index) -> bool:
@@ -273,7 +283,10 @@ class ProtectedGallery(Gallery):
         How many models may ever be published. A process that is killed while it publishes uses one up.
     unit : str, default="record"
         The meaning of one record, the unit of protection; clients see it. Use "person with all images" only if each
-        person has one record. It must be the account's unit.
+        person has one record, or with `group`. It must be the account's unit.
+    group : str, optional
+        A key of the records' metadata, such as "person": records of equal values are protected together, and add as
+        much to the model as one record.
     ledger : Ledger, Path or str, optional
         The ledger of the account.
     account : Account or str
@@ -321,6 +334,7 @@ class ProtectedGallery(Gallery):
         delta: float,
         publications: int = 1,
         unit: str = "record",
+        group: str | None = None,
         ledger: Ledger | Path | str | None = None,
         account: Account | str,
         extractor: str = "",
@@ -329,7 +343,9 @@ class ProtectedGallery(Gallery):
         self._classes = check_classes(classes)
         check_integer(publications, "publications", 1)
         # Its epsilon and delta are of all publications together, and fixed by the account.
+        unit = f"{group} with all records" if group is not None and unit == "record" else unit
         self._model = PrivateDiscriminant(epsilon, delta, classes=self._classes, unit=unit, publications=publications)
+        self._group = group
         check_indexes(private, public)
         self._private, self._public = private, public
         self._extractor = extractor or name_extractor(public.extractor)
@@ -393,7 +409,8 @@ class ProtectedGallery(Gallery):
         and keep it out of logs.
         """
         records = self._load_records()
-        return self._model.forecast(records.features, records.labels, self._public.snapshot().features)
+        public = self._public.snapshot().features
+        return self._model.forecast(records.features, records.labels, public, groups=records.groups)
 
     def publish(self, *, allow_noise: bool = False) -> Publication:
         """Publish a model of the current records. The account pays first; then the ledger stores the model.
@@ -414,7 +431,8 @@ class ProtectedGallery(Gallery):
                 return other
             key = self._publications.next_key
             records, public = self._load_records(), self._public.snapshot().features
-            forecast = self._model.forecast(records.features, records.labels, public)
+            private: Any = {"X": records.features, "y": records.labels, "groups": records.groups}
+            forecast = self._model.forecast(**private, public=public)
             if forecast.is_noise and not allow_noise:
                 raise PublicationError(_NOISE)
             plan, guarantee = make_plan(self._model)
@@ -425,7 +443,7 @@ class ProtectedGallery(Gallery):
             try:
                 with account.spend(guarantee.part(plan.parts["answered"]), key) as debit:
                     if not debit.repeated:
-                        model = clone(self._model).fit(records.features, records.labels, public).export()
+                        model = clone(self._model).fit(**private, public=public).export()
                         debit.store(model.to_bytes())
             except OverBudgetError:
                 raise PublicationError(
@@ -472,6 +490,6 @@ class ProtectedGallery(Gallery):
 
     def _load_records(self) -> Records:
         """Load the records; ValueError if they cannot be protected."""
-        records = load_records(self._private, self._classes)
+        records = load_records(self._private, self._classes, self._group)
         check_records(records, self._public)
         return records

@@ -33,7 +33,7 @@ _UNPUBLISHED = {
     "open": "no map yet: `nearveil index` makes one from a folder of images or a file of vectors",
     "protected": "no model yet: `nearveil protect {name} --publish` makes one",
 }
-_TERMS = {"classes", "epsilon", "delta", "publications", "unit", "ledger", "account", "extractor"}
+_TERMS = {"classes", "epsilon", "delta", "publications", "unit", "group", "ledger", "account", "extractor"}
 _BACKLOG = 2048  # connections that wait to be accepted
 _MANAGEMENT_CONNECTIONS = 64
 

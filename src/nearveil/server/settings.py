@@ -23,7 +23,7 @@ _MAX_CONFIG_BYTES = 1 << 20
 _UNSPECIFIED = ("0.0.0.0", "::")  # noqa: S104 - all addresses of this machine
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _REQUIRED = ("public", "classes", "epsilon", "delta", "ledger", "account")  # by protected galleries, and no others
-_OPTIONAL = ("publications", "unit", "allow_noise")
+_OPTIONAL = ("publications", "unit", "group", "allow_noise")
 _DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "receiving", "cache")
 _MESSAGES = {  # by pydantic's error type
     "extra_forbidden": "no such setting",
@@ -64,6 +64,7 @@ class GallerySettings(BaseModel):
     publications: Annotated[int, Field(ge=1)] | None = None  #: how many models it may ever publish, 1 by default
     #: What one record is, "record" by default. "person with all images" means that each person has one record.
     unit: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    group: Annotated[str, Field(min_length=1, max_length=200)] | None = None  #: metadata key of whole persons
     ledger: Annotated[str, Field(min_length=1)] | None = None  #: with `account`, what pays
     account: Annotated[str, Field(min_length=1)] | None = None
     #: Whether ``nearveil protect`` publishes a model that is expected to be noise alone.
