@@ -30,7 +30,7 @@ class PadStock:
     """Pads made in advance, each used once. A copy, also by pickle or in the child of a fork, is empty."""
 
     def __init__(self) -> None:
-        self._state: tuple[object, deque[Pad]] = _get_process(), deque()  # one attribute: threads see both or neither
+        self._state: tuple[object, deque[Pad]] = get_process(), deque()  # one attribute: threads see both or neither
 
     def fill(self, count: int, make: Callable[[], Pad]) -> None:
         """Make pads until the stock has `count`."""
@@ -49,9 +49,9 @@ class PadStock:
 
     def _open(self) -> deque[Pad]:
         process, pads = self._state
-        if process != _get_process():
+        if process != get_process():
             pads = deque()
-            self._state = _get_process(), pads
+            self._state = get_process(), pads
         return pads
 
     def __reduce__(self) -> tuple[type["PadStock"], tuple[()]]:
@@ -69,7 +69,7 @@ def multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
 _process = object()  # different in every process
 
 
-def _get_process() -> tuple[object, int]:
+def get_process() -> tuple[object, int]:
     """Return an id of this process, which also changes in forks that Python did not make."""
     return _process, os.getpid()
 

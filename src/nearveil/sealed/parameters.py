@@ -4,6 +4,7 @@ The figures are the lattice estimator's: ``bench/security.py`` is the run, ``doc
 output. This module imports nothing, so that the run needs nothing else.
 """
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -42,3 +43,34 @@ SCORES = LweParameters("scores", 1024, 26, _SIGMA, 1 << 16, 22, core_svp_bits=13
 
 FETCH = LweParameters("fetch", 1280, 32, _SIGMA, 1 << 16, 24, core_svp_bits=128, matzov_bits=153)
 """For records, of which every byte must be right."""
+
+
+@dataclass(frozen=True)
+class RingParameters:
+    """Parameters of ring-LWE, which encrypts the secrets of LWE in tokens. Secrets and errors are Gaussian.
+
+    Examples
+    --------
+    >>> print(RING)
+    ring-LWE with N = 4096, q of 87 bits, sigma = 6.4
+    """
+
+    degree: int  #: numbers of a ring element (N), a power of two
+    plain_modulus: int  #: masks are known modulo this prime (t)
+    primes: tuple[int, ...]  #: their product is the modulus (q); each is 1 modulo 2 N and of 29 bits
+    sigma: Fraction  #: width of the discrete Gaussian of secrets and errors
+    baby_steps: int  #: rotations that are shared by all blocks of a matrix; as many giant steps follow
+    core_svp_bits: int  #: as for :class:`LweParameters`
+
+    @property
+    def modulus(self) -> int:
+        """The modulus of ciphertexts and of rotation keys (q)."""
+        return math.prod(self.primes)
+
+    def __str__(self) -> str:
+        bits = self.modulus.bit_length()
+        return f"ring-LWE with N = {self.degree}, q of {bits} bits, sigma = {float(self.sigma):g}"
+
+
+RING = RingParameters(4096, 65537, (536813569, 536690689, 536641537), _SIGMA, 32, core_svp_bits=140)
+"""For tokens: the three largest primes below 2^29 that are 1 modulo 8192."""
