@@ -71,7 +71,7 @@ _TIMED: dict[str, tuple[str, dict[str, Any]]] = {  # names in the registry, and 
 
 def list_releases() -> dict[str, Callable[[], Any]]:
     """Return how to build every release that protects a query with a proved guarantee."""
-    from nearveil.mechanisms.catalog import find_mechanism
+    from studies.baselines import find_mechanism
 
     timed = _TIMED.items()
     return {name: partial(find_mechanism(kind).make, EPSILON, **changes) for name, (kind, changes) in timed}

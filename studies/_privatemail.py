@@ -13,8 +13,14 @@ from scipy.spatial.distance import cdist
 from sklearn.datasets import load_digits
 from sklearn.decomposition import PCA
 
-from nearveil.mechanisms import (
-    Covers,
+from nearveil.mechanisms import Covers, Release
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.privatemail import PrivateMail
+from nearveil.privatemail.graph import label_graph
+from nearveil.privatemail.published import EXPERIMENTS, CentredDistances, step_epsilon
+from nearveil.search.ceiling import class_ceiling
+from studies import _report
+from studies.baselines import (
     DPdSNE,
     PlainManifold,
     PlainTSNE,
@@ -22,14 +28,7 @@ from nearveil.mechanisms import (
     PrivatePCARelease,
     RandomProjection,
     RawFeatures,
-    Release,
 )
-from nearveil.privacy.noise import unsafe_seeded
-from nearveil.privatemail import PrivateMail
-from nearveil.privatemail.graph import label_graph
-from nearveil.privatemail.published import EXPERIMENTS, CentredDistances, step_epsilon
-from nearveil.search.ceiling import class_ceiling
-from studies import _report
 from studies.data import FeatureSet, data_folder, load_features
 
 Floats = NDArray[np.float64]

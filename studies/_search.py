@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilon
 from nearveil.mechanisms import AnalyticGaussian, Cells, Message, PrivUnit, Release, Unary
 from nearveil.mechanisms.base import candidate_count
-from nearveil.mechanisms.catalog import find_mechanism
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.projection import fit_projection
@@ -20,6 +19,7 @@ from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
 from nearveil.search.retriever import select_first
+from studies.baselines import find_mechanism
 from studies.data import load_features
 
 Rows = NDArray[np.float32]

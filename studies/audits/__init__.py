@@ -1,19 +1,47 @@
-"""Audits of this library: side channels of its releases and clients, and specimens that every audit must catch.
+"""Audits of this library: its estimators, baselines and side channels, and specimens that every audit must catch.
 
 ``nearveil audit`` runs them where the studies are installed.
 """
 
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from nearveil.audit.registry import EPSILON, FEW_DELTA, AuditEntry, Make, make_entry
+from nearveil.audit import Experiment
+from nearveil.audit.registry import (
+    DELTA,
+    EPSILON,
+    FEW_DELTA,
+    AuditEntry,
+    Expected,
+    Make,
+    list_releases,
+    make_entry,
+    make_experiment,
+)
 from nearveil.mechanisms import AnalyticGaussian, Cells, Covers, PrivUnit
+from nearveil.private_knn import (
+    PateClassifier,
+    PrivateDiscriminant,
+    PrivateKNeighborsClassifier,
+    PrivateKNeighborsRegressor,
+    Student,
+)
 from studies.audits import specimens as broken
+from studies.audits.baselines import make_projector_experiment
 from studies.audits.clock import make_clock_experiment, make_time_experiment, time_choice
+from studies.audits.estimators import (
+    make_discriminant_experiment,
+    make_membership_experiment,
+    make_student_experiment,
+)
 from studies.audits.wire import make_wire_experiment
+from studies.baselines import BASELINES, PrivatePCA, PrivatePCARelease
 
 __all__ = [
+    "list_baselines",
+    "list_estimators",
     "list_side_channels",
     "list_specimens",
     "make_clock_experiment",
@@ -21,8 +49,68 @@ __all__ = [
     "make_wire_experiment",
 ]
 
+_EXPERIMENTS: dict[Any, Callable[[Any], Experiment]] = {
+    PrivateKNeighborsClassifier | PrivateKNeighborsRegressor | PateClassifier: make_membership_experiment,
+    Student: make_student_experiment,
+    PrivateDiscriminant: make_discriminant_experiment,
+    PrivatePCA: make_projector_experiment,
+    PrivatePCARelease: lambda release: make_projector_experiment(release.projector),
+}
+for _kinds, _make in _EXPERIMENTS.items():
+    make_experiment.register(_kinds, lambda mechanism, _=None, *, make=_make: make(mechanism))
+
+_SLOW_DELTA = 1e-3  # of slow mechanisms
+_CHANGED: dict[str, dict[str, Any]] = {
+    "random-projection": {"delta": DELTA, "n_components": 16},
+    "private-pca": {"n_components": 1},
+}
+_EXPECTED: dict[str, Expected] = {
+    "random-projection (as published)": "broken",
+    **dict.fromkeys(["private-pca (bingham)", "private-pca (gibbs)"], "open"),
+}
 _SPECIMEN_TRIALS = 200_000  # of defects that need few runs
 _HAS_CLIENT, _HAS_SEALED = find_spec("httpx") is not None, find_spec("cryptography") is not None
+
+
+def list_baselines(epsilon: float = EPSILON) -> list[AuditEntry]:
+    """Return the baselines of the papers, by their names in ``nearveil mechanisms``."""
+    return list_releases(BASELINES, epsilon, _CHANGED, _EXPECTED)
+
+
+def list_estimators(epsilon: float = EPSILON) -> list[AuditEntry]:
+    """Return Private-kNN, PATE, students and the discriminant."""
+    vote: dict[str, Any] = {"epsilon": epsilon, "delta": DELTA, "max_answered": 1}
+    neighbors = partial(PrivateKNeighborsClassifier, **vote, max_screened=0)
+    numbers, teachers = partial(PrivateKNeighborsRegressor, 0, 1, **vote), partial(PateClassifier, 40, **vote)
+    few = PrivateKNeighborsClassifier(epsilon, FEW_DELTA, 8, max_screened=0)
+    return _make_entries(
+        {
+            "private_knn.PrivateKNeighborsClassifier": {
+                "private-knn (votes)": neighbors,
+                "private-knn (screened votes)": partial(neighbors, max_screened=1),
+                "private-knn (votes, rate 0.25)": partial(neighbors, delta=_SLOW_DELTA, sampling_rate=0.25),
+                "private-knn (ten votes)": partial(neighbors, delta=_SLOW_DELTA, max_answered=10),
+                "private-knn (soft votes)": partial(neighbors, votes="soft"),
+                "private-knn (screened soft votes)": partial(neighbors, max_screened=1, votes="soft"),
+                "private-knn (binary votes)": partial(neighbors, votes="binary", clip=2.0),
+                "private-knn (nonnegative votes)": partial(neighbors, votes="nonnegative", clip=2.0),
+                "private-knn (signed votes)": partial(neighbors, votes="signed", clip=2.0),
+            },
+            "private_knn.PrivateKNeighborsRegressor": {
+                "private-knn (mean)": partial(numbers, method="mean"),
+                "private-knn (median)": partial(numbers, method="median"),
+            },
+            "private_knn.PateClassifier": {
+                "pate (gnmax)": partial(teachers, mechanism="gnmax"),
+                "pate (lnmax)": partial(teachers, mechanism="lnmax"),
+                "pate (confident-gnmax)": partial(teachers, mechanism="confident-gnmax", max_screened=1),
+            },
+            "private_knn.PrivateDiscriminant": {
+                "discriminant": partial(PrivateDiscriminant, epsilon, FEW_DELTA, classes=("in", "out"), publications=2)
+            },
+            "private_knn.Student": {"student": partial(Student, few, rounds=2)},
+        }
+    )
 
 
 def list_side_channels(epsilon: float = EPSILON) -> list[AuditEntry]:
@@ -46,9 +134,13 @@ def list_side_channels(epsilon: float = EPSILON) -> list[AuditEntry]:
         from studies.audits.sealed import make_sealed_experiment
 
         channels["sealed.SealedClient"] = {"sealed: question": make_sealed_experiment}
+    return _make_entries(channels)
+
+
+def _make_entries(makers_by_subject: dict[str, dict[str, Make]]) -> list[AuditEntry]:
     return [
         make_entry(name, make, subject=f"nearveil.{subject}")
-        for subject, makers in channels.items()
+        for subject, makers in makers_by_subject.items()
         for name, make in makers.items()
     ]
 

@@ -12,7 +12,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import log_ndtr
 from scipy.stats import binom
 
-from nearveil.audit._conduct import compute_epsilon
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import make_release_experiment
 from nearveil.mechanisms import OME, Cells, Message, PrivUnit, PublicMap
@@ -36,6 +35,7 @@ from studies.audits.clock import (
     make_hostile_parts,
     time_choice,
 )
+from studies.audits.conduct import compute_epsilon
 from studies.audits.wire import Send, ask_question
 
 DELTA = 1e-5
@@ -219,9 +219,9 @@ class NoiselessLabels(PrivateKNeighborsClassifier):
 class EndlessVotes(PrivateKNeighborsClassifier):
     """Refits itself before every call, so that no cap is reached."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, **options: Any) -> Self:
         """Fit, and keep the private records."""
-        super().fit(X, y)
+        super().fit(X, y, **options)
         self._records = X, y
         return self
 
@@ -245,9 +245,9 @@ class _FreeScreenings(MemorySpending):
 class FreeScreening(PrivateKNeighborsClassifier):
     """Pays for votes but not for screenings."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, **options: Any) -> Self:
         """Fit, with screenings that are only counted."""
-        super().fit(X, y)
+        super().fit(X, y, **options)
         self._poll._spending = _FreeScreenings(self.plan_.caps, self._poll._spending)
         return self
 
@@ -255,9 +255,9 @@ class FreeScreening(PrivateKNeighborsClassifier):
 class QuietDiscriminant(PrivateDiscriminant):
     """Publishes with about half of the charged noise."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None, **options: Any) -> Self:
         """Fit, and replace the model by one of three times the epsilon."""
-        super().fit(X, y, public=public)
+        super().fit(X, y, public=public, **options)
         parameters = {**self.get_params(deep=False), "epsilon": 3 * self.guarantee.epsilon}
         loud = PrivateDiscriminant(**{**parameters, "ledger": None, "account": None}).fit(X, y, public=public)
         self.statistics_, self._model = loud.statistics_, replace(loud.export(), guarantee=self.guarantee)
@@ -274,9 +274,9 @@ class FreeDiscriminant(PrivateDiscriminant):
 class ReachingDiscriminant(PrivateDiscriminant):
     """Publishes the largest private value, as the bound on the values that a projection accepts."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None, **options: Any) -> Self:
         """Fit, and replace the bound."""
-        super().fit(X, y, public=public)
+        super().fit(X, y, public=public, **options)
         projection = replace(self._model.projection, reach=float(np.abs(np.asarray(X)).max()))
         self._model = replace(self._model, projection=projection)
         return self
@@ -285,9 +285,9 @@ class ReachingDiscriminant(PrivateDiscriminant):
 class QuietCounts(PrivateDiscriminant):
     """Publishes counts with four fifths of the charged noise."""
 
-    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None) -> Self:
+    def fit(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None = None, **options: Any) -> Self:
         """Fit, and replace the counts."""
-        super().fit(X, y, public=public)
+        super().fit(X, y, public=public, **options)
         exact = (np.asarray(y) == self.classes_[:, None]).sum(axis=1)
         counts = exact + 0.8 * (self.statistics_.counts - exact)
         self.statistics_, self._model = replace(self.statistics_, counts=counts), replace(self._model, counts=counts)

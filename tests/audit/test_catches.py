@@ -17,17 +17,25 @@ import nearveil.mechanisms
 import nearveil.private_knn
 from nearveil.audit import Experiment, audit, list_mechanisms
 from nearveil.audit._releases import make_noise_experiment, make_session_experiment
-from nearveil.audit.registry import list_not_audited, make_experiment
-from nearveil.mechanisms import OME, AnalyticGaussian, Cells, Covers, Latent, PrivUnit, RandomProjection, Unary
+from nearveil.audit.registry import AuditEntry, list_not_audited, make_experiment
+from nearveil.mechanisms import OME, AnalyticGaussian, Cells, Covers, Latent, PrivUnit, Unary
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.metrics import Metric
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import analytic_gaussian_scale, calibrate_gaussian, calibrate_laplace, unsafe_seeded
 from nearveil.private_knn import PateClassifier, PrivateKNeighborsClassifier
 from nearveil.privatemail import PrivateMail
-from studies.audits import list_side_channels, list_specimens, make_time_experiment, make_wire_experiment
+from studies.audits import (
+    list_baselines,
+    list_estimators,
+    list_side_channels,
+    list_specimens,
+    make_time_experiment,
+    make_wire_experiment,
+)
 from studies.audits import specimens as broken
 from studies.audits.clock import CountingSource, count_lines
+from studies.baselines import RandomProjection
 from tests.audit.mechanisms import SURE
 
 
@@ -234,9 +242,13 @@ def test_the_published_session_needs_labels_and_tells_the_truth_about_its_pairs(
     assert make_session_experiment.__doc__
 
 
+def _list_all() -> list[AuditEntry]:
+    return [*list_mechanisms(), *list_baselines(), *list_estimators(), *list_side_channels()]
+
+
 def test_every_public_name_is_audited_or_says_why_not() -> None:
     """A new mechanism or estimator must come with an experiment, or with a reason."""
-    audited = {entry.subject for entry in [*list_mechanisms(), *list_side_channels()]}
+    audited = {entry.subject for entry in _list_all()}
     missing = list_not_audited()
     assert not audited & set(missing)
 
@@ -256,7 +268,7 @@ def test_every_public_name_is_audited_or_says_why_not() -> None:
 
 
 def test_every_mechanism_has_a_name_here() -> None:
-    mechanisms = [*list_mechanisms(), *list_side_channels()]
+    mechanisms = _list_all()
     names = {entry.name for entry in mechanisms}
     assert {entry.name for entry in REGISTRY} <= names
     assert len(names) == len(mechanisms)

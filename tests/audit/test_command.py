@@ -24,8 +24,9 @@ runner = CliRunner()
 
 
 @pytest.fixture(autouse=True)
-def no_side_channels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(studies.audits, "list_side_channels", lambda _: [])
+def no_more_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("list_baselines", "list_estimators", "list_side_channels"):
+        monkeypatch.setattr(studies.audits, name, lambda _: [])
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_what_can_be_audited_and_what_cannot() -> None:
     assert done.exit_code == 0
     for words in (
         "caps that are ignored",
-        "private_knn.Student",
+        "mechanisms.PrivUnit",
         "nearveil.private_knn.NetworkStudent",
         "Not auditable",
     ):

@@ -8,18 +8,8 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check
-from nearveil.audit._conduct import (
-    _check_account,
-    _check_caps,
-    _check_copies,
-    _check_keys,
-    _check_predict,
-    _check_price,
-    make_frozen_check,
-)
+from nearveil.audit._conduct import make_frozen_check
 from nearveil.audit._experiment import LawTest
-from nearveil.audit._readers import make_reader, make_twin
-from nearveil.audit._voters import make_student_experiment
 from nearveil.mechanisms import Covers, PrivUnit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
@@ -31,6 +21,9 @@ from nearveil.private_knn import (
     Student,
 )
 from studies.audits import specimens as planted
+from studies.audits.conduct import _check_account, _check_caps, _check_copies, _check_keys, _check_predict, _check_price
+from studies.audits.estimators import make_student_experiment
+from studies.audits.readers import make_reader, make_twin
 
 DELTA = 1e-2
 

@@ -9,6 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 import nearveil.mechanisms
+import studies.baselines
 from nearveil.cli._plan import mechanisms
 from nearveil.mechanisms import Release, catalog
 
@@ -32,21 +33,23 @@ def rows(found: dict[str, Any]) -> dict[str, Any]:
 
 def test_none_is_missing(rows: dict[str, Any]) -> None:
     """Every release that can be built is in the table, exported or not."""
-    for module in pkgutil.iter_modules(nearveil.mechanisms.__path__, "nearveil.mechanisms."):
-        importlib.import_module(module.name)
+    for package in (nearveil.mechanisms, studies.baselines):
+        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
     pending, classes = [Release], set()
     while pending:
         for child in pending.pop().__subclasses__():
             pending.append(child)
             # Test doubles are releases too; those of the library are what counts.
             if not inspect.isabstract(child) and child.__module__.startswith(
-                ("nearveil.mechanisms.", "nearveil.privatemail.")
+                ("nearveil.mechanisms.", "nearveil.privatemail.", "studies.baselines.")
             ):
                 classes.add(child.__name__)
     exported = {
         name
-        for name in nearveil.mechanisms.__all__
-        if inspect.isclass(value := getattr(nearveil.mechanisms, name)) and issubclass(value, Release)
+        for package in (nearveil.mechanisms, studies.baselines)
+        for name in package.__all__
+        if inspect.isclass(value := getattr(package, name)) and issubclass(value, Release)
     } - {"Release"}
     assert exported <= classes
     assert {row["class_name"] for row in rows.values()} == classes
@@ -114,7 +117,7 @@ def test_the_table_says_why_a_promise_does_not_hold(rows: dict[str, Any], monkey
     from nearveil.mechanisms.catalog import MechanismSummary
 
     monkeypatch.setattr(
-        "nearveil.mechanisms.catalog.describe_mechanisms", lambda: [MechanismSummary(**row) for row in rows.values()]
+        "nearveil.mechanisms.catalog.describe_mechanisms", lambda _: [MechanismSummary(**row) for row in rows.values()]
     )
     done = runner.invoke(app, [], env={"COLUMNS": "220"})
     assert done.exit_code == 0
@@ -130,7 +133,7 @@ def test_a_missing_library_leaves_the_row(monkeypatch: pytest.MonkeyPatch) -> No
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    (entry,) = (entry for entry in catalog.REGISTRY if entry.needs)
-    monkeypatch.setattr("nearveil.mechanisms._baselines.importlib.import_module", missing)
+    (entry,) = (entry for entry in studies.baselines.BASELINES if entry.needs)
+    monkeypatch.setattr("studies.baselines.embeddings.importlib.import_module", missing)
     row = catalog._describe(entry, np.random.default_rng(0).standard_normal((400, 64)), np.arange(200) % 4)
     assert (row.name, row.message_bytes, row.protects) == ("plain-tsne", None, "nothing")

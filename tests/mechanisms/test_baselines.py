@@ -12,7 +12,9 @@ from scipy.integrate import quad
 from scipy.special import ive, logsumexp
 
 from nearveil.mechanisms import Message, PrivUnit, Release
-from nearveil.mechanisms._fisher import (
+from nearveil.mechanisms._gaussian import AnalyticGaussian, bound_computed_norm
+from nearveil.privacy.noise import analytic_gaussian_scale, compute_gaussian_delta, unsafe_seeded
+from studies.baselines.fisher import (
     BLUR,
     FINE_BITS,
     PIECES,
@@ -25,14 +27,7 @@ from nearveil.mechanisms._fisher import (
     log_height,
     make_pieces,
 )
-from nearveil.mechanisms._gaussian import (
-    AnalyticGaussian,
-    RandomProjection,
-    bound_computed_norm,
-    compute_published_noise,
-    record_sensitivity,
-)
-from nearveil.privacy.noise import analytic_gaussian_scale, compute_gaussian_delta, unsafe_seeded
+from studies.baselines.projection import RandomProjection, compute_published_noise, record_sensitivity
 from tests.mechanisms.conformance import Contract, Floats, sample_messages, shown_epsilon
 
 
@@ -245,8 +240,8 @@ def test_directions_lie_on_the_sphere_as_near_as_the_bound_says(monkeypatch: pyt
     x = rows(50, 64)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     blurred = channel.draw(x, _Recorded()) * 2.0**-FINE_BITS
-    module = "nearveil.mechanisms._fisher.gaussian_integers"
-    genuine = __import__("nearveil.mechanisms._fisher", fromlist=["x"]).gaussian_integers
+    module = "studies.baselines.fisher.gaussian_integers"
+    genuine = __import__("studies.baselines.fisher", fromlist=["x"]).gaussian_integers
     calls: list[Any] = []
 
     def without_blur(ratio: Any, count: int, source: Any) -> Any:

@@ -10,22 +10,21 @@ from scipy.optimize import approx_fprime
 from scipy.spatial.distance import cdist
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms._baselines import (
+from nearveil.mechanisms._gaussian import AnalyticGaussian
+from nearveil.privacy.accounting import PldAccountant
+from nearveil.privacy.noise import unsafe_seeded
+from nearveil.search import Retriever, evaluate
+from studies.baselines import (
     DPdSNE,
     PlainLDA,
     PlainManifold,
     PrivatePCA,
     PrivatePCARelease,
+    RandomProjection,
     RawFeatures,
-    clip_rows,
-    compute_affinities,
-    compute_gradient,
+    VonMisesFisher,
 )
-from nearveil.mechanisms._fisher import VonMisesFisher
-from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
-from nearveil.privacy.accounting import PldAccountant
-from nearveil.privacy.noise import unsafe_seeded
-from nearveil.search import Retriever, evaluate
+from studies.baselines.embeddings import clip_rows, compute_affinities, compute_gradient
 from tests.mechanisms.conformance import Contract, Floats, sample_messages
 
 

@@ -12,13 +12,9 @@ from hypothesis import strategies as st
 from sklearn.frozen import FrozenEstimator
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms._baselines import (
-    PlainLDA,
-    PlainManifold,
-    PlainTSNE,
-    PrivatePCA,
-    PrivatePCARelease,
-    RawFeatures,
+from nearveil.privacy.noise import unsafe_seeded
+from studies.baselines import PlainLDA, PlainManifold, PlainTSNE, PrivatePCA, PrivatePCARelease, RawFeatures
+from studies.baselines.pca import (
     add_covariance_noise,
     calibrate_covariance_noise,
     draw_bingham,
@@ -26,7 +22,6 @@ from nearveil.mechanisms._baselines import (
     find_complement,
     run_bingham_chain,
 )
-from nearveil.privacy.noise import unsafe_seeded
 from tests.mechanisms.conformance import Contract, Floats
 
 needs_tsne = pytest.mark.skipif(importlib.util.find_spec("openTSNE") is None, reason="openTSNE is not installed")
@@ -315,7 +310,7 @@ def test_tsne_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> Any:
         raise ImportError(name)
 
-    monkeypatch.setattr("nearveil.mechanisms._baselines.importlib.import_module", missing)
+    monkeypatch.setattr("studies.baselines.embeddings.importlib.import_module", missing)
     with pytest.raises(ImportError, match="pip install openTSNE"):
         PlainTSNE().fit(data(30))
 

@@ -15,33 +15,29 @@ from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
     Cells,
-    DPdSNE,
     Latent,
-    PrivatePCA,
-    PrivatePCARelease,
     PrivUnit,
-    RandomProjection,
     Release,
     Unary,
-    VonMisesFisher,
 )
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
+from studies.baselines import BASELINES, DPdSNE, PrivatePCA, PrivatePCARelease, RandomProjection, VonMisesFisher
 from tests.mechanisms.conformance import REFUSAL, attack_attributes, attack_parameters
 
 ROWS = np.random.default_rng(0).standard_normal((400, 16))
 LABELS = np.arange(200) % 4
 
 
-@pytest.mark.parametrize("entry", REGISTRY, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [*REGISTRY, *BASELINES], ids=lambda entry: entry.name)
 def test_no_parameter_of_any_mechanism_changes_after_fit(entry: Any) -> None:
     attack_parameters(_fitted(entry), ROWS[0], labels=0 if entry.labelled else None)
 
 
-@pytest.mark.parametrize("entry", REGISTRY, ids=lambda entry: entry.name)
+@pytest.mark.parametrize("entry", [*REGISTRY, *BASELINES], ids=lambda entry: entry.name)
 def test_no_attribute_of_any_mechanism_changes_after_fit(entry: Any) -> None:
     attack_attributes(_fitted(entry), ROWS[0], labels=0 if entry.labelled else None)
 

@@ -1,8 +1,9 @@
-"""Experiments for releases of a query, for noise, and for private PCA."""
+"""Experiments for releases of a query, and for noise."""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -29,15 +30,11 @@ from nearveil.mechanisms import (
     AnalyticGaussian,
     Cells,
     Covers,
-    DPdSNE,
     Latent,
     Message,
-    PrivatePCA,
     PrivUnit,
-    RandomProjection,
     Release,
     Unary,
-    VonMisesFisher,
 )
 from nearveil.privacy import noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source
@@ -45,7 +42,6 @@ from nearveil.privatemail import PrivateMail
 
 _SLOW_TRIALS = 60_000  # of slow releases
 _SESSION_TRIALS = 2_000  # if each message embeds all anchors
-_FIT_TRIALS = 8_000  # if every run is a fit
 _PILOT = 24  # messages of each candidate row
 _RANDOM = 24  # random directions among the candidates
 _BISECTIONS = 16  # closer rows may differ only by the rounding of single precision
@@ -220,32 +216,10 @@ def make_session_experiment(mail: PrivateMail) -> Experiment:
     )
 
 
-def make_projector_experiment(projector: PrivatePCA) -> Experiment:
-    """Return the experiment of a private PCA: two orthogonal records, in as few dimensions as possible."""
-    pca = clone(projector).set_params(mean=None)
-    dimension = pca.n_components + 1
-    first, second = np.eye(dimension)[:1], np.eye(dimension)[-1:]
-
-    def numbers(outcomes: Floats) -> Any:
-        # A direction has no sign, so square its coordinates along each record.
-        columns = outcomes.reshape(len(outcomes), pca.n_components, dimension)
-        return (columns**2)[:, :, [0, -1]].reshape(len(outcomes), -1)
-
-    return Experiment(
-        name=f"private-pca ({pca.method})",
-        guarantee=clone(pca).fit(first).guarantee,
-        pairs=(Pair("a record, and one across it", first, second),),
-        run=lambda rows, runs, rng: np.array([clone(pca).fit(rows, rng=rng).components_.ravel() for _ in range(runs)]),
-        numbers=numbers,
-        trials=_FIT_TRIALS,
-    )
-
-
 _DELTA = 1e-5
 _NOISE_TRIALS = 3_000_000
 _CELL_MASS = 0.06  # bound on the mass of a cell of 1/8 under a Gaussian of deviation at least 1
 _MAX_SETS = 64  # tested one by one
-_WIDE = 8  # dimensions from which no cell of the sphere is likely
 
 Noise = GaussianNoise | LaplaceNoise
 
@@ -300,13 +274,14 @@ def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
 
 
+@singledispatch
 def state_law(release: Release) -> Law:
     """Return the stated law of a fitted release; empty if no exact law is stated."""
-    law = next((law for kind, law in _LAWS.items() if isinstance(release, kind)), None)
-    return Law() if law is None else law(release)
+    del release
+    return Law()
 
 
-def _state_noise_law(release: Any, project: Callable[[Floats], Floats]) -> Law:
+def state_noise_law(release: Any, project: Callable[[Floats], Floats]) -> Law:
     noise = describe_noise(release.noise_, stack_messages, lambda row: project(release.features(row[None])))
     return noise["law"]  # type: ignore[no-any-return]
 
@@ -354,16 +329,10 @@ def _state_bit_law(release: Any) -> Law:
     return Law(coins=toss)
 
 
-_RARE_LAW = Law(values=stack_messages, largest_row=2.0**-20)
-_LAWS: dict[type[Release], Callable[[Any], Law]] = {
-    AnalyticGaussian: lambda release: _state_noise_law(release, release.projection_),
-    RandomProjection: lambda release: _state_noise_law(release, lambda features: features @ release.matrix_),
-    Covers: _state_set_law,
-    Cells: _state_set_law,
-    Latent: _state_bit_law,
-    OME: _state_bit_law,
-    Unary: _state_bit_law,
-    PrivUnit: _state_privunit_law,
-    DPdSNE: lambda _: _RARE_LAW,  # the noise of the last step makes every outcome rare
-    VonMisesFisher: lambda release: _RARE_LAW if release.n_features_in_ >= _WIDE else Law(),
-}
+for _kinds, _state in (
+    (AnalyticGaussian, lambda release: state_noise_law(release, release.projection_)),
+    (Covers | Cells, _state_set_law),
+    (Latent | OME | Unary, _state_bit_law),
+    (PrivUnit, _state_privunit_law),
+):
+    state_law.register(_kinds, _state)

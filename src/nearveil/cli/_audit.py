@@ -108,7 +108,7 @@ def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
 
 
 def _load_entries(epsilon: float) -> "tuple[list[AuditEntry], list[AuditEntry]]":
-    """Return mechanisms and specimens; side channels and specimens come with the studies."""
+    """Return mechanisms and specimens; estimators, baselines, side channels and specimens come with the studies."""
     from nearveil import audit
 
     mechanisms = audit.list_mechanisms(epsilon)
@@ -116,7 +116,8 @@ def _load_entries(epsilon: float) -> "tuple[list[AuditEntry], list[AuditEntry]]"
         return mechanisms, []
     from studies import audits
 
-    return [*mechanisms, *audits.list_side_channels(epsilon)], audits.list_specimens()
+    more = (audits.list_estimators, audits.list_baselines, audits.list_side_channels)
+    return [*mechanisms, *(entry for list_entries in more for entry in list_entries(epsilon))], audits.list_specimens()
 
 
 def _run_audit(

@@ -7,7 +7,7 @@ import typer
 
 from nearveil.cli._budget import MECHANISM, METAVAR, SETS, PlanMechanism, read_plan
 from nearveil.cli._options import JSON, argument, command, option
-from nearveil.cli._output import check, print_json, print_lines, print_table
+from nearveil.cli._output import check, has_studies, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
     from nearveil.search.planning import SearchPlan
@@ -186,7 +186,12 @@ def mechanisms(as_json: bool = JSON) -> None:
     """
     from nearveil.mechanisms import catalog
 
-    rows = catalog.describe_mechanisms()
+    entries = catalog.REGISTRY
+    if has_studies():
+        from studies.baselines import BASELINES
+
+        entries += BASELINES
+    rows = catalog.describe_mechanisms(entries)
     if as_json:
         sizes = {"rows": catalog.ROWS, "features": catalog.DIMENSION, "classes": catalog.CLASSES}
         example = {"epsilon": catalog.EPSILON, **sizes}

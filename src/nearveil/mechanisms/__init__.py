@@ -5,18 +5,8 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
-    from nearveil.mechanisms._baselines import (
-        DPdSNE,
-        PlainLDA,
-        PlainManifold,
-        PlainTSNE,
-        PrivatePCA,
-        PrivatePCARelease,
-        RawFeatures,
-    )
     from nearveil.mechanisms._bitwise import OME, Latent, Unary
-    from nearveil.mechanisms._fisher import VonMisesFisher
-    from nearveil.mechanisms._gaussian import AnalyticGaussian, RandomProjection
+    from nearveil.mechanisms._gaussian import AnalyticGaussian
     from nearveil.mechanisms._privunit import PrivUnit
     from nearveil.mechanisms.base import Message, MessageError, Release
     from nearveil.mechanisms.catalog import default
@@ -28,32 +18,21 @@ __all__ = [
     "AnalyticGaussian",
     "Cells",
     "Covers",
-    "DPdSNE",
     "Latent",
     "Message",
     "MessageError",
-    "PlainLDA",
-    "PlainManifold",
-    "PlainTSNE",
     "PrivUnit",
-    "PrivatePCA",
-    "PrivatePCARelease",
     "PublicMap",
-    "RandomProjection",
-    "RawFeatures",
     "Release",
     "Unary",
-    "VonMisesFisher",
     "default",
 ]
 
 __getattr__ = import_later(
     __name__,
     {
-        "._baselines": "DPdSNE PlainLDA PlainManifold PlainTSNE PrivatePCA PrivatePCARelease RawFeatures",
         "._bitwise": "OME Latent Unary",
-        "._fisher": "VonMisesFisher",
-        "._gaussian": "AnalyticGaussian RandomProjection",
+        "._gaussian": "AnalyticGaussian",
         "._privunit": "PrivUnit",
         ".base": "Message MessageError Release",
         ".catalog": "default",

@@ -1,7 +1,7 @@
-"""The registry of all mechanisms, for the audit, the command line and tests."""
+"""The registry of mechanisms, for the audit, the command line and tests."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Any
@@ -46,7 +46,7 @@ class MechanismSummary:
     """Properties at epsilon 4, fitted on 200 rows of 64 features in 4 classes; the defaults if a library is missing."""
 
     name: str  # name in messages, and variant
-    class_name: str  # in :mod:`nearveil.mechanisms`
+    class_name: str
     protects: str = "nothing"  # for example "the query"
     sound: bool = True  # whether its guarantee is proved
     reason: str = ""  # why it is not proved
@@ -69,34 +69,33 @@ class MechanismEntry:
     @property
     def name(self) -> str:
         """Name in messages, and variant."""
-        name = getattr(self.kind, "name", mechanisms.PrivatePCARelease.name)
-        return f"{name} ({self.variant})" if self.variant else name
+        return f"{self.kind.name} ({self.variant})" if self.variant else str(self.kind.name)
 
     def make(self, epsilon: float = EPSILON, **changes: Any) -> Any:
-        """Return the unfitted release, or :class:`PrivatePCA`, with changed parameters."""
+        """Return the unfitted mechanism, with changed parameters."""
         bound = {"epsilon": epsilon} if "epsilon" in signature(self.kind).parameters else {}
         return self.kind(**bound, **{**self.parameters, **changes})
 
     def make_release(self, private: Floats) -> Release:
-        """Return an unfitted release; a private PCA learns its directions from private rows."""
-        made = self.make()
-        return made if isinstance(made, Release) else mechanisms.PrivatePCARelease(made.fit(private))
+        """Return an unfitted release; some learn from private rows."""
+        del private
+        release: Release = self.make()
+        return release
 
 
-_MAIL = "Vepakomma, Balla, Raskar"
-_UNSOUND = {"allow_unsound": True}
-_PCA = {"n_components": 8, "n_sweeps": 2, **_UNSOUND}
+MAIL = "Vepakomma, Balla, Raskar"
+UNSOUND = {"allow_unsound": True}
 
 REGISTRY = (
     MechanismEntry(mechanisms.Covers, "this library", parameters={"n_sets": 10}),
     MechanismEntry(mechanisms.Cells, "this library; Warner 1965", "randomized"),
     MechanismEntry(mechanisms.Cells, "this library; Ye, Barg 2018", "subset", {"response": "subset"}),
     MechanismEntry(mechanisms.PrivUnit, "Bhowmick et al. 2018; Asi et al. 2022"),
-    MechanismEntry(PrivateMail, f"{_MAIL} 2022, made sound", "gaussian"),
-    MechanismEntry(PrivateMail, f"{_MAIL} 2021, made sound", "laplace", {"noise": "laplace"}),
+    MechanismEntry(PrivateMail, f"{MAIL} 2022, made sound", "gaussian"),
+    MechanismEntry(PrivateMail, f"{MAIL} 2021, made sound", "laplace", {"noise": "laplace"}),
     *(
         MechanismEntry(
-            PrivateMail, f"{_MAIL} {source}", f"as published {version}", {"as_published": version, **_UNSOUND}, True
+            PrivateMail, f"{MAIL} {source}", f"as published {version}", {"as_published": version, **UNSOUND}, True
         )
         for version, source in (("2022", "2022"), ("2021", "2021"), ("2022-code", "2022, program"))
     ),
@@ -105,42 +104,16 @@ REGISTRY = (
     MechanismEntry(mechanisms.Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
     MechanismEntry(mechanisms.Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
     MechanismEntry(mechanisms.AnalyticGaussian, "Balle, Wang 2018"),
-    MechanismEntry(mechanisms.RandomProjection, "Kenthapadi et al. 2012, for a record"),
-    MechanismEntry(
-        mechanisms.RandomProjection, "Kenthapadi et al. 2012", "as published", {"as_published": True, **_UNSOUND}
-    ),
-    MechanismEntry(mechanisms.VonMisesFisher, "Weggenmann, Kerschbaum 2021"),
-    MechanismEntry(mechanisms.DPdSNE, "Saha et al. 2021", parameters={"n_anchors": 60}),
-    *(
-        MechanismEntry(mechanisms.PrivatePCA, source, method, {"method": method, **_PCA})
-        for method, source in (
-            ("gaussian", "Dwork et al. 2014"),
-            ("bingham", "Chaudhuri, Sarwate, Sinha 2013; Kent et al. 2013"),
-            ("gibbs", "Chaudhuri, Sarwate, Sinha 2013"),
-        )
-    ),
-    MechanismEntry(mechanisms.RawFeatures, "none"),
-    MechanismEntry(mechanisms.PlainManifold, f"{_MAIL} 2022"),
-    MechanismEntry(mechanisms.PlainTSNE, "van der Maaten, Hinton 2008; openTSNE", needs="openTSNE"),
-    MechanismEntry(mechanisms.PlainLDA, "Fisher 1936"),
 )
-"""All mechanisms of the library, including unprotected ones for comparison."""
+"""All mechanisms of the library; ``studies.baselines`` has those that they are compared with."""
 
 
-def find_mechanism(name: str) -> MechanismEntry:
-    """Return an entry of the registry by its name."""
-    entries = {entry.name: entry for entry in REGISTRY}
-    if name not in entries:
-        raise ValueError(f"name must be one of {', '.join(entries)}")
-    return entries[name]
-
-
-def describe_mechanisms() -> list[MechanismSummary]:
-    """Fit every mechanism on a small example and summarize its guarantee and message size."""
+def describe_mechanisms(entries: Iterable[MechanismEntry] = REGISTRY) -> list[MechanismSummary]:
+    """Fit mechanisms on a small example and summarize their guarantees and message sizes."""
     generator = np.random.default_rng(0)
     rows, labels = generator.standard_normal((2 * ROWS, DIMENSION)), np.arange(ROWS) % CLASSES
     with threadpool_limits(1):  # faster for few rows
-        return [_describe(entry, rows, labels) for entry in REGISTRY]
+        return [_describe(entry, rows, labels) for entry in entries]
 
 
 def _describe(entry: MechanismEntry, rows: Floats, labels: NDArray[np.int64]) -> MechanismSummary:

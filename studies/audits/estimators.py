@@ -11,15 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from nearveil.audit._conduct import (
-    ACCOUNT,
-    VotingSession,
-    find_private,
-    make_check,
-    make_frozen_check,
-    make_vote_checks,
-    open_ledger,
-)
+from nearveil.audit._conduct import make_check, make_frozen_check
 from nearveil.audit._experiment import (
     DIMENSION,
     Bools,
@@ -32,7 +24,24 @@ from nearveil.audit._experiment import (
     compute_uniforms,
     count_trials,
 )
-from nearveil.audit._readers import (
+from nearveil.privacy.noise import Source
+from nearveil.private_knn import (
+    ExhaustedError,
+    PrivateDiscriminant,
+    PublicDiscriminant,
+    Student,
+)
+from nearveil.private_knn.discriminant_model import (
+    SHRINKAGE,
+    ClassProjection,
+    NoisyStatistics,
+    PublicMoments,
+    calibrate_scores,
+    estimate_means,
+    fit_discriminant,
+)
+from studies.audits.conduct import ACCOUNT, VotingSession, find_private, make_vote_checks, open_ledger
+from studies.audits.readers import (
     LARGEST_VALUE,
     AnswerRows,
     ClassReader,
@@ -42,17 +51,6 @@ from nearveil.audit._readers import (
     make_reader,
     make_records_pair,
     make_twin,
-)
-from nearveil.privacy.noise import Source
-from nearveil.private_knn import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, Student
-from nearveil.private_knn.discriminant_model import (
-    SHRINKAGE,
-    ClassProjection,
-    NoisyStatistics,
-    PublicMoments,
-    calibrate_scores,
-    estimate_means,
-    fit_discriminant,
 )
 
 _CLUSTER_RADIUS = 0.05
