@@ -124,10 +124,9 @@ def list_side_channels(epsilon: float = EPSILON) -> list[AuditEntry]:
     channels: dict[str, dict[str, Make]] = {
         "wire.ClientProtocol": {"covers: on the wire": make_wire_experiment},
         "mechanisms.PublicMap": {"covers: choice": partial(make_clock_experiment, time_choice, at_once=1)},
-        "mechanisms.Release": {
-            f"{name}: time": partial(make_time_experiment, release) for name, release in timed.items()
-        },
     }
+    for name, release in timed.items():
+        channels[f"mechanisms.{type(release).__name__}"] = {f"{name}: time": partial(make_time_experiment, release)}
     if _HAS_CLIENT:
         channels["Client"] = {"covers: clock": make_clock_experiment}
     if _HAS_SEALED:

@@ -32,6 +32,7 @@ _TRIALS = 8_000
 class FreeDebit:
     """A debit without a ledger: an audit spends nothing, and a disk would add noise to timings."""
 
+    key: str = "key"
     repeated: bool = False
     message: bytes | None = None
     nonce: str = "0" * 32

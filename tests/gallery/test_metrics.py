@@ -18,6 +18,10 @@ from tests import stored
 from tests.cli.galleries import run
 from tests.metrics import CHOICES, DIMENSION, make_vectors, measure_dense, rank_dense
 
+from .index_places import index_server, index_url, where
+
+__all__ = ["index_server", "index_url", "where"]  # fixtures
+
 ROWS, QUERIES = make_vectors(300), make_vectors(40, seed=1)
 
 

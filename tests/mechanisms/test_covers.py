@@ -499,7 +499,7 @@ def test_the_odds_of_messages_do_not_depend_on_the_metric(metric: Metric) -> Non
     chances /= chances.sum(axis=0)
     ratio = (chances.max(axis=1) / chances.min(axis=1)).max()
     assert math.e * (1 - 1e-6) < ratio <= math.e * (1 + 1e-12)
-    assert client.guarantee == Covers(1.0, 0.2).fit(rows).guarantee
+    assert client.guarantee == Covers(1.0, 0.2, n_sets=5).fit(rows).index(rows).guarantee
     source, draws = unsafe_seeded(7), 4000
     for row in (0, 3):
         sets = [int(one["sets"][0]) for one in client.release(np.repeat(queries[row][None], draws, axis=0), rng=source)]

@@ -136,7 +136,7 @@ def test_who_cancels_many_questions_is_told_all_keys(here: Scene) -> None:
                 await task
         return raised.value.__notes__
 
-    assert asyncio.run(ask())[-1] == "keys=['a', 'b', 'c'] go on: each is paid for at most once"
+    assert asyncio.run(ask())[-1] == "keys=['a', 'b', 'c'] repeat the queries: each is paid for at most once"
     assert here.paid == 3  # together
 
 

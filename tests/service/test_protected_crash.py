@@ -81,13 +81,13 @@ def test_two_processes_publish_at_once_and_pay_once(made: Path) -> None:
         time.sleep(0.001)
     begun, fit = threading.Event(), PrivateDiscriminant.forecast
 
-    def forecast(self: Any, *arguments: Any) -> Any:  # between our look into the ledger and our debit
+    def forecast(self: Any, **arguments: Any) -> Any:  # between our look into the ledger and our debit
         if not begun.is_set():
             begun.set()
             (made / "go").touch()
             while debits_of(made) == 0:
                 time.sleep(0.001)
-        return fit(self, *arguments)
+        return fit(self, **arguments)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(PrivateDiscriminant, "forecast", forecast)
@@ -164,13 +164,13 @@ def test_who_finds_its_key_taken_by_the_dead_says_so(made: Path, monkeypatch: py
     monkeypatch.setattr(protected, "_STORE_TIMEOUT", 0.05)
     found, other, forecast = gallery(made), gallery(made), PrivateDiscriminant.forecast
 
-    def late(self: Any, *arguments: Any) -> Any:  # another pays between our look and our debit, and stores nothing
+    def late(self: Any, **arguments: Any) -> Any:  # another pays between our look and our debit, and stores nothing
         with monkeypatch.context() as patched:
             patched.setattr(PrivateDiscriminant, "forecast", forecast)
             patched.setattr(PrivateDiscriminant, "export", lambda _: 1 / 0)
             with pytest.raises(ZeroDivisionError):
                 other.publish()
-        return forecast(self, *arguments)
+        return forecast(self, **arguments)
 
     with monkeypatch.context() as patched:
         patched.setattr(PrivateDiscriminant, "forecast", late)

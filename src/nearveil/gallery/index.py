@@ -232,7 +232,7 @@ class Index(MapPublisher):
         >>> index.add_table([[3, 4], [1, 0]], ids=["a", "b"], metadata=[{"lang": "en"}, {"lang": "de"}])
         array([0, 1], dtype=uint32)
         >>> index.add_table([[0, 2], [1, 0]], ids=["a", "b"], replace=True)
-        array([2, 3], dtype=uint32)
+        array([2, 1], dtype=uint32)
         >>> index.delete(["b"])
         >>> index.features(["a"]), index.items(["a"])[0].metadata
         (array([[0., 1.]], dtype=float32), {'lang': 'en'})

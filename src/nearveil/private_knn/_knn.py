@@ -21,10 +21,10 @@ from nearveil.private_knn.estimator import A, Answers, Tally, VotingClassifier, 
 from nearveil.private_knn.individual import (
     CLEAR_RATIO,
     LEAST_PUBLIC,
-    Forecast,
     QueryLog,
     RadiusRule,
     Terms,
+    VoteForecast,
     encode_answers,
     encode_n_records,
 )
@@ -280,7 +280,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
             log = self._store_answers(len(log.entries), votes)
         return self._make_stored_answers(rounded, log, terms)
 
-    def forecast(self, X: ArrayLike) -> Forecast:
+    def forecast(self, X: ArrayLike) -> VoteForecast:
         """Return what a call of `predict` on these queries would rely on. Public, and free.
 
         Without `least_records`, the first call releases the number of records, with noise, which is in the guarantee.
@@ -396,7 +396,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         return Answers(labels.astype(int), answered, votes, weight)
 
 
-def _warn_of_forecast(forecast: Forecast) -> None:
+def _warn_of_forecast(forecast: VoteForecast) -> None:
     """Warn of answers that are mostly noise, before anything is paid. The warning is public."""
     if not forecast.is_clear:
         warnings.warn(

@@ -20,7 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.cluster import is_dask_array
 from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
-from nearveil.private_knn.individual import Forecast
+from nearveil.private_knn.individual import VoteForecast
 from nearveil.private_knn.plan import Ballot, NoiseWarning, PlanRequest, VotePlan, find_needed_votes, make_plan
 from nearveil.private_knn.records import check_groups
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
@@ -298,7 +298,7 @@ class Answers:
     #: The noisy sum of the voters' weights, for votes "binary" and "nonnegative": a label is given where its votes are
     #: more than half of it.
     weight: NDArray[np.float64] | None = None
-    forecast: Forecast | None = None  #: of individual accounting: the terms of the queries that were new
+    forecast: VoteForecast | None = None  #: of individual accounting: the terms of the queries that were new
 
 
 @dataclass(eq=False, repr=False, kw_only=True)

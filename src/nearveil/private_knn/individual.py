@@ -36,12 +36,12 @@ LEAST_PUBLIC = 300
 
 
 @dataclass(frozen=True)
-class Forecast:
+class VoteForecast:
     """The quality that answers to a batch of queries can have. Computed from public values alone.
 
     Examples
     --------
-    >>> forecast = Forecast(voters=120.0, noise=10.0, max_votes=7, n_records=20_000)
+    >>> forecast = VoteForecast(voters=120.0, noise=10.0, max_votes=7, n_records=20_000)
     >>> f"{forecast.ratio:.0f} votes for a unit of noise; clear: {forecast.is_clear}"
     '12 votes for a unit of noise; clear: True'
     """
@@ -75,9 +75,9 @@ class Terms:
     rank: int  # of the public row at the radius
 
     @property
-    def forecast(self) -> Forecast:
+    def forecast(self) -> VoteForecast:
         """The expected quality."""
-        return Forecast(self.voters, self.noise, self.max_votes, self.n_records)
+        return VoteForecast(self.voters, self.noise, self.max_votes, self.n_records)
 
     def to_bytes(self) -> bytes:
         """Return an entry of a log."""

@@ -27,7 +27,7 @@ from nearveil.features.extractor import hog
 from nearveil.ledger import Account
 from nearveil.privacy import Guarantee
 from nearveil.private_knn._knn import PrivateKNeighborsClassifier
-from nearveil.private_knn.individual import LEAST_PUBLIC, Forecast
+from nearveil.private_knn.individual import LEAST_PUBLIC, VoteForecast
 from nearveil.private_knn.plan import NoiseWarning, VotePlan, find_needed_votes
 from nearveil.private_knn.spending import ExhaustedError
 from nearveil.progress import Progress, Tick
@@ -254,7 +254,7 @@ def _check_agreement(plan: VotePlan, class_numbers: NDArray[np.int64]) -> None:
         )
 
 
-def _check_forecast(forecast: Forecast, warn: Callable[[str], object], *, allow_noise: bool) -> None:
+def _check_forecast(forecast: VoteForecast, warn: Callable[[str], object], *, allow_noise: bool) -> None:
     """Raise, before labels are paid for, if only noise is expected; warn if a discriminant would be better. Public."""
     text = f"{forecast.voters:,.0f} records may vote on a row, with noise {forecast.noise:.1f} on each count"
     if forecast.ratio < _NOISE_RATIO and not allow_noise:

@@ -26,7 +26,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import Parameters, allow_integers, parameter
 from nearveil.private_knn._knn import PrivateKNeighborsClassifier
 from nearveil.private_knn.estimator import Answers, VotingClassifier
-from nearveil.private_knn.individual import Forecast
+from nearveil.private_knn.individual import VoteForecast
 from nearveil.private_knn.plan import VotePlan
 from nearveil.private_knn.records import check_public_rows
 from nearveil.private_knn.scaling import Rows, warn_of_scaled_rows
@@ -331,7 +331,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         if not len(queried):
             raise ValueError("voter declined every public row: lower its threshold, or give max_screened=0")
         plan, links = self.plan_, build_graph(space)
-        terms = [answers.forecast or Forecast(plan.n_neighbors, plan.vote_noise, 1, 1) for _, answers in rounds]
+        terms = [answers.forecast or VoteForecast(plan.n_neighbors, plan.vote_noise, 1, 1) for _, answers in rounds]
         shares = [_share_votes(answers, each.voters) for (_, answers), each in zip(rounds, terms, strict=True)]
         noise = max(each.noise / each.voters for each in terms)
         labels = self._spread_to_labels(links, regress_votes(space, queried, np.concatenate(shares), noise))

@@ -229,7 +229,7 @@ def plan(
     right ones by a factor of at most 2.72. For any mechanism, no private release finds more than 0.21% if all items
     are equally popular. Alternatives: an answer of 47.1 MB at this epsilon; epsilon 7.2 with this answer; the whole
     gallery's codes, 128.0 MB, at epsilon 0.
-    >>> plan(1_000, 1.0, 200_000).release
+    >>> plan(1_000, 1.0, 4_000_000).release
     'whole gallery'
     """
     answer = ("answer_bytes", 1 if answer_bytes is None else answer_bytes)
