@@ -59,7 +59,8 @@ class RingParameters:
     plain_modulus: int  #: masks are known modulo this prime (t)
     primes: tuple[int, ...]  #: their product is the modulus (q); each is 1 modulo 2 N and of 29 bits
     sigma: Fraction  #: width of the discrete Gaussian of secrets and errors
-    baby_steps: int  #: rotations that are shared by all blocks of a matrix; as many giant steps follow
+    dimension: int  #: numbers of an encrypted secret (n); it divides N / 2
+    baby_steps: int  #: rotations that all blocks of a matrix share
     core_svp_bits: int  #: as for :class:`LweParameters`
 
     @property
@@ -67,10 +68,15 @@ class RingParameters:
         """The modulus of ciphertexts and of rotation keys (q)."""
         return math.prod(self.primes)
 
+    @property
+    def giant_steps(self) -> int:
+        """Rotations of each block."""
+        return self.dimension // self.baby_steps
+
     def __str__(self) -> str:
         bits = self.modulus.bit_length()
         return f"ring-LWE with N = {self.degree}, q of {bits} bits, sigma = {float(self.sigma):g}"
 
 
-RING = RingParameters(4096, 65537, (536813569, 536690689, 536641537), _SIGMA, 32, core_svp_bits=140)
+RING = RingParameters(4096, 65537, (536813569, 536690689, 536641537), _SIGMA, 1024, 32, core_svp_bits=140)
 """For tokens: the three largest primes below 2^29 that are 1 modulo 8192."""

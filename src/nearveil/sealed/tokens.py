@@ -1,0 +1,207 @@
+"""Tokens, the server's half: multiply a hint by encrypted secrets, with the diagonals of Halevi and Shoup (2018).
+
+A block of 4096 rows of H times s is a sum over 32 giant steps, each over 32 baby steps: diagonals times the secret,
+which is turned by i slots in baby step i; the sum is turned by 32 slots in each giant step. A rotation changes the key
+of a ciphertext (b, a), and adds the digits of a times the rotation key to turn it back.
+
+All a parts depend on public seeds and on H alone. They are computed here once for a version of the hint, and clients
+fetch those of the results. A token then takes one sum of 35 products for each giant step, prime and slot: 32
+diagonals times baby steps, and 3 digits times the key.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nearveil.sealed import _compiled_ring as compiled
+from nearveil.sealed.lwe import Words
+from nearveil.sealed.parameters import RING
+from nearveil.sealed.ring import (
+    PRIMES,
+    PUBLIC_BITS,
+    TOKEN_BITS,
+    L,
+    Limbs,
+    N,
+    T,
+    Transform,
+    count_blocks,
+    derive_keys,
+    derive_public,
+    pack_bits,
+    read_request,
+    rotate,
+    round_fractions,
+)
+
+_BABY, _GIANTS, _HALF = RING.baby_steps, RING.giant_steps, N // 2
+_TILES = N // compiled.TILE
+_FACTORS_SHAPE = L, _TILES, compiled.TERMS, compiled.TILE
+_BLOCK_SHAPE = L, _GIANTS, *_FACTORS_SHAPE[1:]
+_BATCH = 4  # requests of one pass: their factors of a tile fit in a core's cache
+
+
+class _FastTransform(Transform):
+    """A transform that Numba computes, also modulo t."""
+
+    def run_forward(self, work: Limbs) -> None:
+        compiled.run_forward(work, self.roots, self.prime, self.factor)
+
+    def run_inverse(self, work: Limbs) -> None:
+        compiled.run_inverse(work, self.inverse_roots, self.prime, self.factor, self.degree)
+
+
+_TRANSFORMS, _PLAIN = [_FastTransform(prime) for prime in PRIMES], _FastTransform(T)
+_ROOTS = np.stack([transform.roots for transform in _TRANSFORMS])
+_NUMBERS = np.array([(t.prime, t.factor, (1 << 64) % t.prime) for t in _TRANSFORMS], np.uint64)
+
+
+class TokenTables:
+    """The tables of one stage, from which tokens are computed. They change with the hint; several threads may use them.
+
+    Parameters
+    ----------
+    stage, seed
+        They name the public a parts; clients derive them as well.
+    n_rows : sequence of int
+        Rows of the hint of each secret.
+    arrays : sequence of ndarray
+        The tables, as :attr:`arrays` has them; they may be mapped from a file.
+    n_threads : int
+    """
+
+    def __init__(
+        self, stage: str, seed: bytes, n_rows: Sequence[int], arrays: Sequence[NDArray[Any]], n_threads: int
+    ) -> None:
+        self._stage, self._seed, self.n_rows = stage, seed, tuple(n_rows)
+        self._digits, self._public, *self._blocks = arrays
+        self._owners = np.repeat(np.arange(len(n_rows)), count_blocks(n_rows))
+        self._threads, self._n_threads = ThreadPoolExecutor(n_threads), n_threads
+
+    @classmethod
+    def build(cls, stage: str, seed: bytes, hints: Sequence[Words], n_threads: int = 1) -> Self:
+        """Build the tables of hints modulo t, one for each secret, each of shape (rows, n): 0.2 s a block and core."""
+        n_rows = [len(hint) for hint in hints]
+        sources = [_PublicSource(stage, seed, k) for k in range(len(hints))]
+        parts = [(k, start) for k, rows in enumerate(n_rows) for start in range(0, rows, N)]
+        with ThreadPoolExecutor(n_threads) as threads:
+            pairs = list(threads.map(lambda part: sources[part[0]].make_block(hints[part[0]], part[1]), parts))
+        digits, public = (np.stack(arrays) for arrays in ([s.digits for s in sources], [p for _, p in pairs]))
+        return cls(stage, seed, n_rows, [digits, public, *(tables for tables, _ in pairs)], n_threads)
+
+    def rebuild(self, hints: Sequence[Words], changed: Sequence[set[int]]) -> "TokenTables":
+        """Return tables for changed hints. Blocks without a row of `changed`, one set for each secret, are shared."""
+        spoiled = {(k, row // N) for k, rows in enumerate(changed) for row in rows}
+        firsts = np.cumsum([0, *count_blocks(self.n_rows)])
+        sources = {k: _PublicSource(self._stage, self._seed, k) for k, _ in spoiled}
+        blocks, public = list(self._blocks), self._public.copy()
+
+        def replace(part: tuple[int, int]) -> None:
+            k, block = part
+            number = firsts[k] + block
+            blocks[number], public[number] = sources[k].make_block(hints[k], block * N)
+
+        list(self._threads.map(replace, spoiled))
+        arrays = [self._digits, public, *blocks]
+        return TokenTables(self._stage, self._seed, self.n_rows, arrays, self._n_threads)
+
+    @property
+    def public(self) -> bytes:
+        """The a parts of tokens, 32 bits a row, which clients need to read any token of this version."""
+        return self._public.tobytes()
+
+    @property
+    def arrays(self) -> list[NDArray[Any]]:
+        """The tables, for a file."""
+        return [self._digits, self._public, *self._blocks]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tables."""
+        return sum(array.nbytes for array in self.arrays)
+
+    def answer(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Return the tokens of requests, of which several share a pass over the tables.
+
+        Raises :class:`~nearveil.wire.frames.WireError` for a request that is not valid.
+        """
+        tokens = []
+        for start in range(0, len(requests), _BATCH):
+            tokens += self._answer_batch(requests[start : start + _BATCH])
+        return tokens
+
+    def _answer_batch(self, requests: Sequence[bytes]) -> list[bytes]:
+        checked = [read_request(request, len(self.n_rows)) for request in requests]
+        factors = np.empty((len(self.n_rows), len(requests), *_FACTORS_SHAPE), np.uint32)
+
+        def fill(pair: tuple[int, int]) -> None:
+            k, number = pair
+            secrets, keys = checked[number]
+            compiled.fill_factors(secrets[k], keys, self._digits[k].ctypes.data, _NUMBERS, factors[k, number])
+
+        def multiply(number: int) -> Limbs:
+            sums = np.empty((len(requests), L, N), np.uint32)
+            compiled.multiply_block(self._blocks[number].ctypes.data, factors[self._owners[number]], _NUMBERS, sums)
+            return round_fractions(_to_coefficients(sums), TOKEN_BITS)
+
+        list(self._threads.map(fill, np.ndindex(factors.shape[:2])))
+        rounded = np.stack(list(self._threads.map(multiply, range(len(self._blocks)))), axis=1)
+        return [pack_bits(token, TOKEN_BITS) for token in rounded]
+
+
+class _PublicSource:
+    """The a parts of one secret's baby steps, the digits of these, and the a parts of results."""
+
+    def __init__(self, stage: str, seed: bytes, number: int) -> None:
+        baby, giant = derive_keys(stage, seed)
+        public = derive_public(stage, seed, "secret", number)
+        steps = np.empty((compiled.TERMS, L, N), np.uint32)
+        steps[0], steps[_BABY:] = public, giant
+        self.digits = np.empty((L, _BABY - 1, L, N), np.uint32)
+        for i in range(1, _BABY):
+            digits = _split_digits(rotate(steps[i - 1], 1))
+            self.digits[:, i - 1] = _to_montgomery(digits).swapaxes(0, 1)
+            steps[i] = (digits * baby % _MODULI).sum(axis=0, dtype=np.uint64) % _MODULI
+        tiles = steps.reshape(compiled.TERMS, L, _TILES, compiled.TILE)
+        self._factors = np.ascontiguousarray(tiles.transpose(1, 2, 0, 3))
+
+    def make_block(self, hint: Words, start: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return the tables of a block of rows, and the a part of its results."""
+        tables = np.zeros(_BLOCK_SHAPE, np.uint32)
+        rows = np.ascontiguousarray(hint[start : start + N], np.uint32)
+        compiled.fill_diagonals(
+            rows, _PLAIN.places, _PLAIN.inverse_roots, _PLAIN.factor, _PLAIN.degree, _ROOTS, _NUMBERS, tables
+        )
+        sums = np.zeros((L, N), np.uint32)
+        nothing, out = (np.zeros((1, 2, _HALF + _BABY), np.uint32) for _ in range(2))
+        for g in range(_GIANTS - 1, -1, -1):
+            if g < _GIANTS - 1:  # the first sum has no last one
+                digits = _to_montgomery(_split_digits(rotate(sums, _BABY))).reshape(L, L, _TILES, compiled.TILE)
+                tables[:, g, :, _BABY:] = digits.transpose(1, 2, 0, 3)
+            for i, transform in enumerate(_TRANSFORMS):
+                addresses = tables[i, g].ctypes.data, self._factors[i].ctypes.data
+                compiled.multiply_step(*addresses, 0, nothing, out, transform.prime, transform.factor)
+                sums[i] = out[0, :, :_HALF].ravel()
+        return tables, round_fractions(_to_coefficients(sums), PUBLIC_BITS).astype(np.uint32)
+
+
+_MODULI = np.array(PRIMES, np.uint64)[:, None]
+
+
+def _to_montgomery(values: Limbs) -> Limbs:
+    return (values << np.uint64(32)) % _MODULI
+
+
+def _to_coefficients(slots: NDArray[Any]) -> Limbs:
+    """Return the coefficients of polynomials modulo each prime, shape (..., L, N)."""
+    return np.stack([t.to_coefficients(slots[..., i, :]) for i, t in enumerate(_TRANSFORMS)], axis=-2)
+
+
+def _split_digits(slots: NDArray[Any]) -> Limbs:
+    """Return the residues modulo each prime, as small numbers, in slots modulo all primes, shape (L, L, N)."""
+    centred = _to_coefficients(slots).astype(np.int64)
+    centred -= (centred > _MODULI.astype(np.int64) // 2) * _MODULI.astype(np.int64)
+    return np.stack([t.to_slots((centred + (centred < 0) * t.prime).astype(np.uint64)) for t in _TRANSFORMS], axis=1)
