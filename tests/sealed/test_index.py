@@ -12,16 +12,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.privacy.noise import unsafe_seeded
 from nearveil.sealed import SealedClient, SealedError, SealedIndex
-from nearveil.sealed.accuracy import bound_score_error, find_score_deviation
+from nearveil.sealed.accuracy import bound_fetch_failure, bound_score_error, find_score_deviation
 from nearveil.sealed.cells import find_margins, make_cells
 from nearveil.sealed.client import choose_best, get_message_scale, make_messages
-from nearveil.sealed.layout import Layout, check_rows, choose_cells, pad_records, unpad_record
-from nearveil.sealed.lwe import make_hint
-from nearveil.sealed.parameters import FETCH, SCORES
-from nearveil.sealed.sizes import choose_dimension, choose_shape
+from nearveil.sealed.layout import Layout, check_rows, choose_cells
+from nearveil.sealed.parameters import LWE
+from nearveil.sealed.sizes import (
+    MOST_COLUMNS,
+    Stage,
+    bound_row_norm,
+    choose_dimension,
+    choose_shape,
+    count_secrets,
+    shape_records,
+)
+from nearveil.sealed.tokens import TokenTables
 from nearveil.wire.frames import Kind, WireError, frame, unframe
+from tests.sealed.exact import ExactClient, connect, make_hints
 
 N = 400
 
@@ -42,12 +50,8 @@ def index(rows: np.ndarray) -> SealedIndex:
     return SealedIndex.build(rows, records=[f"item {i}".encode() for i in range(N)], n_cells=24, n_colours=6)
 
 
-def connect(index: SealedIndex, seed: int = 5) -> SealedClient:
-    return SealedClient(index.layout.to_bytes(), index.get_hints(), source=unsafe_seeded(seed))
-
-
 @pytest.fixture(scope="module")
-def client(index: SealedIndex) -> SealedClient:
+def client(index: SealedIndex) -> ExactClient:
     return connect(index)
 
 
@@ -86,20 +90,10 @@ def test_the_nearest_are_those_of_a_plain_search_among_the_same_cells(
     assert hits / (12 * 8) > 0.9
 
 
-def test_records_come_back_byte_for_byte(index: SealedIndex, client: SealedClient) -> None:
-    positions = [p for p in range(index.layout.counts.size * index.layout.n_slots) if index.get_item(p) >= 0]
-    for start in range(0, 96, 32):
-        wanted = positions[start : start + 32]
-        question = client.ask_records(wanted)
-        records = client.read_records(question, index.answer(question.data))
-        assert records == [f"item {index.get_item(p)}".encode() for p in wanted]
-
-
 def test_every_question_has_the_same_length(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
     asked = {len(client.ask(row).data) for row in rows[:10]}
-    asked_records = {len(client.ask_records(range(count)).data) for count in (0, 1, 2, 31, 32)}
-    assert asked == {index.layout.question_bytes + 8 + 14}
-    assert len(asked_records) == 1
+    asked_records = {len(client.ask_records(range(count)).data) for count in (0, 1, 2, 31, 100)}
+    assert [asked, asked_records] == [{stage.question_bytes + 8 + 14} for stage in index.layout.stages.values()]
 
 
 def _pick_first(projection: np.ndarray) -> np.ndarray:
@@ -128,12 +122,13 @@ def test_no_hostile_layout_makes_a_client_silent_about_some_rows(
         projection=projection(index.layout.projection),
         centroids=centroids(index.layout.centroids),
     )
-    client = SealedClient(layout.to_bytes(), index.get_hints(), source=unsafe_seeded(1))
+    client = connect(index)
+    client.layout = Layout.from_bytes(layout.to_bytes())
     suspect = np.eye(24)[3]
     with np.errstate(all="raise"):  # a program may have said so
         rows = (suspect, suspect + 1e-30, -suspect, np.ones(24), make_rows(1)[0], 1e-310 * suspect, 0 * suspect)
         asked = [client.ask(row) for row in rows]
-    assert {len(one.data) for one in asked} == {index.layout.question_bytes + 8 + 14}
+    assert {len(one.data) for one in asked} == {index.layout.stages["scores"].question_bytes + 8 + 14}
     for row in (suspect, np.ones(24)):
         messages, _ = make_messages(layout, row)
         steps = messages[messages != 0] / get_message_scale(layout)
@@ -197,39 +192,43 @@ def test_processes_that_build_of_one_seed_answer_for_each_other(rows: np.ndarray
 
 
 def check_consistent(index: SealedIndex) -> None:
-    """Check that hints are those of the data."""
-    for colour, matrix in enumerate(index._database):
-        np.testing.assert_array_equal(index._hint[colour], make_hint(SCORES, index.layout.seed, matrix))
-    assert index._records is not None
-    np.testing.assert_array_equal(index._record_hint, make_hint(FETCH, index.layout.seed, index._records))
+    """Check that tokens are made of hints of the data."""
+    index.prepare_tokens()
+    for part, stage in index.layout.stages.items():
+        hints = make_hints(index, part)
+        for k, of_secret in enumerate(index._tokens[part].hints):
+            np.testing.assert_array_equal(of_secret, hints[k :: stage.n_secrets].reshape(-1, LWE.dimension))
+        fresh = TokenTables.build(part, index.layout.seed, index._tokens[part].hints)
+        assert index._tokens[part].tables.public == fresh.public
     filled = index._items >= 0
     np.testing.assert_array_equal(filled.sum(axis=1), index.layout.counts)
     np.testing.assert_array_equal(np.abs(get_codes(index)).sum(axis=1) > 0, filled.ravel())
 
 
-def test_changes_update_hints_for_changed_rows_alone() -> None:
+@pytest.mark.parametrize("n_secrets", [1, 2])
+def test_changes_are_answered_with_tokens_of_changed_blocks(n_secrets: int) -> None:
     rows = make_rows(100)
     # As many colours as cells: all of them are looked into.
-    index = SealedIndex.build(rows, records=[b"%d" % i for i in range(100)], n_cells=12, n_colours=12)
-    client, first = connect(index), index.layout.version
-    fresh = make_rows(3, seed=9)
+    records = [b"%d" % i for i in range(100)]
+    index = SealedIndex.build(rows, records=records, n_cells=12, n_colours=12, n_secrets=n_secrets)
+    client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
+    client.prepare(2, index.answer)
+    before, serving, fresh = index, index.copy(), make_rows(3, seed=9)
+    index = serving
     index.add(fresh, [b"x", b"y", b"z"])
     index.remove([17, 101])
-    check_consistent(index)
-    changed = index.get_hints(since=first)
-    assert len(changed[0]) < len(index.get_hints()[0]) / 2
     with pytest.raises(SealedError, match="changed since the question was made"):
         index.answer(client.ask(rows[0]).data)
-    waiting, client = client, client.update(index.layout.to_bytes(), changed)
-    assert waiting.layout.version == first  # who asked before reads the answer with what was known then
+    assert client.search(rows[17], before.answer, 1)[0].record == b"17"  # the old version still answers
+    with pytest.raises(SealedError, match="changed since its layout"):
+        index.answer(client.begin_pads().data)
+    check_consistent(index)
+    client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
     assert client.search(fresh[2], index.answer, 1)[0].record == b"z"
     assert client.search(fresh[0], index.answer, 1)[0].record == b"x"
     assert client.search(rows[40], index.answer, 1)[0].record == b"40"
     assert all(match.record not in {b"17", b"y"} for match in client.search(fresh[1], index.answer, 16))
     assert len(index) == 101
-    rebuilt = connect(index)
-    for part in ("scores", "records"):
-        np.testing.assert_array_equal(rebuilt._hints[part], client._hints[part])
 
 
 def test_a_full_index_refuses_and_changes_nothing() -> None:
@@ -249,10 +248,15 @@ def test_an_index_is_kept_in_a_file(tmp_path: Path, records: bool) -> None:
     rows, path = make_rows(60), tmp_path / "sealed"
     index = SealedIndex.build(rows, records=[b"%d" % i for i in range(60)] if records else None, items=range(7, 67))
     index.save(path)
-    again, first = SealedIndex.load(path), index.layout.version
-    assert again.get_hints() == index.get_hints()
+    assert SealedIndex.load(path)._tokens == {}
+    index.prepare_tokens()
+    index.save(path)
+    again = SealedIndex.load(path)
+    assert set(again._tokens) == set(again.layout.stages)
+    assert again.get_public_tokens() == index.get_public_tokens()
     assert again.get_items().tolist() == list(range(7, 67))
-    match = connect(again).search(rows[3], again.answer, 1)[0]
+    client = SealedClient(again.layout.to_bytes(), again.get_public_tokens())
+    match = client.search(rows[3], again.answer, 1)[0]
     assert (again.get_item(match.position), match.record) == (10, b"3" if records else None)
     with pytest.raises(ValueError, match="read-only"):  # all processes share it
         again.remove([10])
@@ -262,8 +266,7 @@ def test_an_index_is_kept_in_a_file(tmp_path: Path, records: bool) -> None:
     changed.save(path)
     loaded = SealedIndex.load(path)
     assert 10 not in loaded.get_items()
-    assert [len(hint) for hint in loaded.get_hints(first)] < [len(hint) for hint in loaded.get_hints()]
-    assert loaded.get_hints(12345) == loaded.get_hints()  # a version that nobody remembers
+    assert loaded.get_public_tokens() == changed.get_public_tokens() != index.get_public_tokens()
     assert [path] == list(tmp_path.iterdir())
     assert path.stat().st_mode & 0o077 == 0
 
@@ -292,11 +295,11 @@ def test_numbers_of_items_that_cannot_be_are_refused(items: Any) -> None:
 
 def test_the_guarantee_is_computational_and_costs_nothing(client: SealedClient, index: SealedIndex) -> None:
     assert not client.guarantee.sound  # its randomness came from a seed
-    guarantee = SealedClient(index.layout.to_bytes(), index.get_hints()).guarantee
+    guarantee = connect(index, None).guarantee
     assert guarantee.sound
     assert guarantee.is_computational
     assert (guarantee.epsilon, guarantee.delta) == (0, 0)
-    assert [one.bits for one in guarantee.assumptions] == [132, 128]
+    assert [one.bits for one in guarantee.assumptions] == [132, 140]
     said = str(guarantee)
     assert said.startswith("As long as LWE with n = 1024, Q = 2^26, sigma = 6.4 is hard (the best attack known")
     assert said.endswith("This is a computational guarantee, not an unconditional one.")
@@ -321,14 +324,14 @@ def test_rows_that_mean_nothing_are_refused(rows: np.ndarray, message: str) -> N
 def test_bad_arguments_are_named(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
     with pytest.raises(SealedError, match="rows must have 24 features"):
         client.ask(np.ones(7))
-    with pytest.raises(SealedError, match="positions must be at most 32"):
-        client.ask_records(range(33))
+    with pytest.raises(SealedError, match="positions must be at most 100"):
+        client.ask_records(range(101))
     with pytest.raises(SealedError, match="each of a slot"):
         client.ask_records([10**9])
     with pytest.raises(SealedError, match="one record for each row"):
         SealedIndex.build(rows, records=[b"a"])
-    with pytest.raises(SealedError, match="n_fetched must be from 1 to 256"):
-        SealedIndex.build(rows[:10], records=[b"a"] * 10, n_fetched=1000)
+    with pytest.raises(SealedError, match="side must be from 1 to 128"):
+        SealedIndex.build(rows[:10], records=[b"a"] * 10, side=1000)
     with pytest.raises(SealedError, match="pass records for every row"):
         index.add(rows[:1])
     with pytest.raises(ValueError, match="n_cells must be a whole number"):
@@ -336,10 +339,10 @@ def test_bad_arguments_are_named(rows: np.ndarray, index: SealedIndex, client: S
     plain = SealedIndex.build(rows[:30])
     with pytest.raises(SealedError, match="has no records"):
         connect(plain).ask_records([0])
-    with pytest.raises(SealedError, match="hints must be 1 frames"):
-        SealedClient(plain.layout.to_bytes(), [])
-    with pytest.raises(SealedError, match="rebuilt"):
-        client.update(plain.layout.to_bytes(), plain.get_hints())
+    with pytest.raises(SealedError, match="No pad of scores is prepared"):
+        SealedClient(plain.layout.to_bytes(), plain.get_public_tokens()).ask(rows[0])
+    with pytest.raises(SealedError, match="changed since its layout"):
+        SealedClient(index.layout.to_bytes(), plain.get_public_tokens())
 
 
 def test_one_item_is_enough() -> None:
@@ -367,11 +370,11 @@ def test_questions_that_do_not_fit_are_refused(index: SealedIndex, rows: np.ndar
 
 @given(data=st.data())
 @settings(max_examples=150, deadline=None)
-def test_layouts_and_hints_that_were_changed_are_read_or_refused(data: st.DataObject) -> None:
+def test_layouts_and_tokens_that_were_changed_are_read_or_refused(data: st.DataObject) -> None:
     index = SHARED
     for whole, read in (
         (index.layout.to_bytes(), Layout.from_bytes),
-        (index.get_hints()[0], lambda given: SealedClient(index.layout.to_bytes(), [given])),
+        (PUBLIC, lambda given: SealedClient(index.layout.to_bytes(), given)),
     ):
         kind, flags, body = unframe(whole)
         at = data.draw(st.integers(0, min(len(body), 160) - 1))
@@ -384,13 +387,7 @@ def test_layouts_and_hints_that_were_changed_are_read_or_refused(data: st.DataOb
 
 
 SHARED = SealedIndex.build(make_rows(40, 8), n_cells=4, n_colours=2, kernel="numpy")
-
-
-@given(st.lists(st.binary(max_size=12), min_size=1, max_size=5))
-@settings(max_examples=50, deadline=None)
-def test_records_of_any_bytes_are_padded_and_read(records: list[bytes]) -> None:
-    width = max(map(len, records)) + 1
-    assert [unpad_record(row) for row in pad_records(records, width)] == records
+PUBLIC = SHARED.get_public_tokens()
 
 
 @pytest.mark.parametrize(("n", "n_cells", "n_colours"), [(500, 20, 5), (90, 30, 10), (7, 7, 1), (40, 40, 40)])
@@ -437,16 +434,20 @@ def test_an_item_is_not_deep_in_a_cell_that_another_of_its_colour_coincides_with
 
 
 def test_shapes_are_chosen_by_size() -> None:
-    assert choose_shape(1_000_000, 64) == (3431, 47)
-    assert choose_shape(1_000_000, 256) == (852, 12)
-    assert choose_shape(1_000, 64, n_colours=4) == (108, 4)
-    assert (choose_dimension(1_000_000), choose_dimension(100_000_000)) == (256, 64)
     assert choose_shape(1, 8) == (3, 3)
     assert choose_shape(100, 64, n_cells=10, n_colours=4) == (12, 4)
     assert choose_shape(100, 64, n_cells=2, n_colours=50) == (2, 2)
     for count in (10**power for power in range(1, 10)):  # no question has more samples than were estimated
-        n_cells, n_colours = choose_shape(count, choose_dimension(count))
-        assert n_cells // n_colours * choose_dimension(count) <= SCORES.most_samples
+        dimension = choose_dimension(count)
+        n_cells, n_colours = choose_shape(count, dimension)
+        samples = n_cells // n_colours * dimension
+        assert samples <= MOST_COLUMNS
+        stages = (
+            Stage(n_colours, 8, samples, count_secrets(n_colours, samples), 22),
+            shape_records(2 * count, 140).stage,
+        )
+        assert all(stage.n_samples <= LWE.most_samples for stage in stages)
+        assert bound_fetch_failure(bound_row_norm(stages[1].n_columns), stages[1].question_bits) <= 2**-40
 
 
 @pytest.mark.parametrize("n_filled", [0, 3, 20, 50])
@@ -480,10 +481,9 @@ def test_scores_of_rows_with_many_norms_do_not_wrap() -> None:
     rng = np.random.default_rng(3)
     rows = make_rows(400) * np.exp(rng.normal(size=(400, 1)))
     index = SealedIndex.build(rows, normalize=False, n_cells=4, n_colours=4)
-    client = SealedClient(index.layout.to_bytes(), index.get_hints())
     long = 20 * rows[np.linalg.norm(rows, axis=1).argmax()]
     index.add(long[None], items=[400])
-    client = client.update(index.layout.to_bytes(), index.get_hints(client.layout.version))
+    client = connect(index)
     query = long / np.linalg.norm(long)
     question = client.ask(query)
     scores = {

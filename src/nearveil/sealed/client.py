@@ -2,8 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
@@ -13,16 +12,19 @@ from nearveil.metrics import scale_to_unit
 from nearveil.privacy.checks import check_count
 from nearveil.privacy.guarantee import Assumption, Basis, Guarantee
 from nearveil.privacy.noise import Source, secure_source
-from nearveil.sealed.accuracy import BYTE_BITS, SPAN
-from nearveil.sealed.layout import Layout, SealedError, check_rows, choose_cells, unpad_record
-from nearveil.sealed.lwe import ANSWER_BITS, Longs, add_messages, centre, encrypt_zeros
-from nearveil.sealed.pads import Pad, PadStock, multiply_hint
-from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
-from nearveil.sealed.sizes import HINT_BYTES
-from nearveil.sealed.wire import Hint, get_parameters, read_answer, write_question
+from nearveil.sealed.accuracy import SPAN
+from nearveil.sealed.layout import Layout, SealedError, check_rows, choose_cells
+from nearveil.sealed.lwe import Longs, add_messages, encrypt_zeros, remove_masks
+from nearveil.sealed.pads import Pad, PadStock, get_process
+from nearveil.sealed.parameters import ANSWER_BITS, ENTRY_BITS, LWE, RING
+from nearveil.sealed.records import decode_records, find_buckets, match_buckets, place_records, unpad_record
+from nearveil.sealed.ring import TokenKey, public_bytes, token_bytes
+from nearveil.sealed.wire import read_answer, read_parts, write_parts, write_question
+from nearveil.wire.frames import Kind
 
 _EMPTY, _CHOSEN = -(1 << 40), -(1 << 41)  # below every score
-_FIXED = ("seed", "n_colours", "n_slots", "records")  # fields of a layout that only a new build changes
+_ENTRY = 1 << (LWE.modulus_bits - ENTRY_BITS)  # a step of an entry
+_WRAP = RING.plain_modulus << ANSWER_BITS  # a decrypted number is a multiple of Q / _WRAP
 
 
 @dataclass(frozen=True)
@@ -40,26 +42,38 @@ class SealedQuestion:
 
     data: bytes
     pad: Pad = field(repr=False)
+    #: Of scores: the first position of each probed cell. Of records: those that are fetched, best first.
     positions: tuple[int, ...] = field(repr=False)
     version: int = field(repr=False)
+    buckets: tuple[int, ...] = field(repr=False, default=())  # the position that each bucket asks for, or -1
+
+
+@dataclass(frozen=True, eq=False)
+class PadRequest:
+    """A request for tokens, and the keys that read them. Send it before any query; a retry sends the same bytes."""
+
+    data: bytes
+    process: object = field(repr=False)
+    pads: list[tuple[TokenKey, Pad]] = field(repr=False)  # of each stage, without masks
 
 
 class SealedClient:
     """Asks a :class:`SealedIndex` encrypted questions, which reveal nothing about the query.
 
     Every question has the same length and asks all colours. The messages never depend on decrypted values: the question
-    for records is encrypted too, and always asks for the same number of records. A server that returns a wrong answer
-    causes wrong matches, which the client cannot detect, and learns nothing.
+    for records is encrypted too, and always asks every bucket for a record. A server that returns a wrong answer causes
+    wrong matches, which the client cannot detect, and learns nothing.
 
-    Nearly all work can be done in advance (:meth:`prepare`). Prepared work is used once, by one thread of one process:
-    forks, copies and pickles of a client start without it.
+    A question needs pads, which are made before its query is known: the client sends its encrypted secrets, and the
+    server returns a token (:meth:`prepare`). Prepared pads are used once, by one thread of one process: forks, copies
+    and pickles of a client start without them.
 
     Parameters
     ----------
     layout : bytes
         The frame of the index's public layout.
-    hints : sequence of bytes
-        The frames of its hints.
+    tokens : bytes
+        The frame of the public parts of its tokens.
     source : Source, optional
         The operating system's cryptographic generator by default. Questions from a seed are not secret.
 
@@ -69,7 +83,8 @@ class SealedClient:
     >>> from nearveil.sealed import SealedIndex
     >>> rows = np.random.default_rng(0).normal(size=(100, 8))
     >>> index = SealedIndex.build(rows)
-    >>> client = SealedClient(index.layout.to_bytes(), index.get_hints())
+    >>> client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
+    >>> client.prepare(1, index.answer)
     >>> question = client.ask(rows[3])
     >>> matches = client.read_scores(question, index.answer(question.data), 1)
     >>> index.get_item(matches[0].position)
@@ -78,55 +93,16 @@ class SealedClient:
 
     _encrypt_zeros = staticmethod(encrypt_zeros)  # the audit replaces it by weaker encryptions
 
-    def __init__(self, layout: bytes, hints: Sequence[bytes], *, source: Source | None = None) -> None:
+    def __init__(self, layout: bytes, tokens: bytes, *, source: Source | None = None) -> None:
         self._source = secure_source() if source is None else source
         self.layout = Layout.from_bytes(layout)
-        self._hints = {
-            part: np.zeros((n_rows, get_parameters(part).dimension), f"<u{2 if HINT_BYTES[part] == 2 else 4}")
-            for part, n_rows in self._count_hint_rows().items()
-        }
-        self._load_hints(hints, whole=True)
-        self._stocks = {part: PadStock() for part in self._hints}
-
-    def _count_hint_rows(self) -> dict[str, int]:
-        counts = {"scores": self.layout.n_colours * self.layout.n_slots}
-        if self.layout.records is not None:
-            counts["records"] = self.layout.records.n_rows
-        return counts
-
-    def can_update(self, layout: bytes) -> bool:
-        """Return whether a newer layout is of the same index, so that the changed rows of hints are enough."""
-        fresh = Layout.from_bytes(layout)
-        return all(getattr(fresh, name) == getattr(self.layout, name) for name in _FIXED)
-
-    def update(self, layout: bytes, hints: Sequence[bytes]) -> "SealedClient":
-        """Return a client for a newer layout of the same index, from the changed rows of its hints.
-
-        This client can still read the answers to its own questions.
-        """
-        if not self.can_update(layout):
-            raise SealedError("the index was rebuilt: make a client from its whole layout and hints")
-        fresh = copy(self)
-        fresh.layout = Layout.from_bytes(layout)
-        fresh._hints = {part: hint.copy() for part, hint in self._hints.items()}
-        fresh._stocks = {part: PadStock() for part in self._hints}  # pads are made for one hint
-        fresh._load_hints(hints, whole=False)
-        return fresh
-
-    def _load_hints(self, hints: Sequence[bytes], *, whole: bool) -> None:
-        counts = self._count_hint_rows()
-        if len(hints) != len(counts):
-            raise SealedError(f"hints must be {len(counts)} frames: of scores, and of records if the index has any")
-        for (part, n_rows), data in zip(counts.items(), hints, strict=True):
-            hint = Hint.from_bytes(data, part, n_rows)
-            if hint.version != self.layout.version or (whole and len(hint.rows) != n_rows):
-                raise SealedError("hints must be whole, and of the same version as the layout")
-            self._hints[part][hint.rows] = hint.values
+        lengths = [public_bytes(stage.secret_rows) for stage in self.layout.stages.values()]
+        self._public_tokens = read_parts(tokens, Kind.SEALED_TOKENS, self.layout.version, lengths)
+        self._stocks = {part: PadStock() for part in self.layout.stages}
 
     @property
     def guarantee(self) -> Guarantee:
         """The guarantee of a question and of the fetch that follows it. It is computational, so epsilon is 0."""
-        assumptions = [describe_assumption(SCORES)] + ([describe_assumption(FETCH)] if self.layout.records else [])
         return Guarantee(
             epsilon=0.0,
             delta=0.0,
@@ -135,44 +111,69 @@ class SealedClient:
             relation="replace",
             basis=Basis("sealed search", "docs/theory/sealed.md"),
             events=(NoOpDpEvent(),),
-            assumptions=tuple(assumptions),
+            assumptions=tuple(
+                Assumption(f"{parameters} is hard", parameters.core_svp_bits) for parameters in (LWE, RING)
+            ),
         ).with_source(self._source)
 
-    def prepare(self, n_questions: int = 1) -> None:
-        """Prepare pads until the stocks have `n_questions` of scores, and as many of records.
+    @property
+    def n_prepared(self) -> int:
+        """Number of questions with pads."""
+        return min(map(len, self._stocks.values()))
+
+    def prepare(self, n_questions: int, send: Callable[[bytes], bytes]) -> None:
+        """Prepare pads until there are `n_questions` of each stage; `send` sends a request and returns its token.
 
         Any thread may call it at any time. Call it in idle time, and never because of an image: an observer of the
-        network sees when a question is late. A question without a prepared pad makes its own.
+        network sees when a question is late.
         """
         check_count(n_questions, "n_questions", 0)
-        for part, stock in self._stocks.items():
-            stock.fill(n_questions, partial(self._make_pad, part))
+        while self.n_prepared < n_questions:
+            request = self.begin_pads()
+            self.finish_pads(request, send(request.data))
+        for stock in self._stocks.values():  # questions for scores alone leave pads of records
+            stock.trim(n_questions)
 
-    def _make_pad(self, part: str) -> Pad:
-        """Return a pad for one question, with new secrets and errors."""
-        layout, hint, records = self.layout, self._hints[part], self.layout.records
-        n_colours = layout.n_colours
-        if part == "scores":
-            zeros, secrets = self._encrypt_zeros(SCORES, layout.seed, (n_colours, layout.n_samples), self._source)
-            pairs = zip(hint.reshape(n_colours, layout.n_slots, -1), secrets, strict=True)
-            return Pad(zeros, np.concatenate([multiply_hint(rows, secret[None]) for rows, secret in pairs]), secrets)
-        assert records is not None
-        zeros, secrets = self._encrypt_zeros(FETCH, layout.seed, (records.n_fetched, records.n_columns), self._source)
-        return Pad(zeros, multiply_hint(hint, secrets), secrets)
+    def begin_pads(self) -> PadRequest:
+        """Return a request for the tokens of one question, with new secrets and errors for each stage."""
+        process, seed, pads = get_process(), self.layout.seed, []
+        for name, stage in self.layout.stages.items():
+            shape = stage.n_groups, stage.n_columns
+            zeros, secrets = self._encrypt_zeros(name, seed, shape, stage.n_secrets, self._source)
+            masks = np.empty((stage.n_groups, stage.n_rows), np.int64)
+            pads.append((TokenKey.make(name, seed, secrets, self._source), Pad(zeros, masks, secrets)))
+        data = write_parts(Kind.SEALED_TOKEN_REQUEST, self.layout.version, [key.request for key, _ in pads])
+        return PadRequest(data, process, pads)
+
+    def finish_pads(self, request: PadRequest, token: bytes) -> None:
+        """Store the pads of a request, once. Any token of the right size makes pads: nothing in it is checked."""
+        stages, version = self.layout.stages, self.layout.version
+        rows = [stage.secret_rows for stage in stages.values()]
+        parts = read_parts(token, Kind.SEALED_TOKEN, version, [token_bytes(counts) for counts in rows])
+        for (name, stage), (key, pad), part, public, counts in zip(
+            stages.items(), request.pads, parts, self._public_tokens, rows, strict=True
+        ):
+            for k, masks in enumerate(key.read(part, public, counts)):
+                pad.masks[k :: stage.n_secrets] = masks.reshape(-1, stage.n_rows)
+            if not self._stocks[name].add(pad, request.process):
+                raise SealedError("the request was made by another process: make a new one")
 
     def reserve(self) -> "SealedClient":
-        """Return a client with one pad of each part, taken from the stocks of this client or made now.
+        """Return a client with one pad of each stage, taken from the stocks of this client.
 
-        Use it for one question if other threads ask questions too: a question that finds the stock empty is late.
+        Use it for one question if other threads ask questions too.
         """
-        client = copy(self)
+        client, process = copy(self), get_process()
         client._stocks = {part: PadStock() for part in self._stocks}
         for part, stock in client._stocks.items():
-            stock.fill(1, partial(self._take_pad, part))
+            stock.add(self._take_pad(part), process)
         return client
 
     def _take_pad(self, part: str) -> Pad:
-        return self._stocks[part].take() or self._make_pad(part)
+        pad = self._stocks[part].take()
+        if pad is None:
+            raise SealedError(f"No pad of {part} is prepared; call prepare() before every question.")
+        return pad
 
     def ask(self, row: ArrayLike, near: ArrayLike | None = None) -> SealedQuestion:
         """Return a question for the scores of items with a row, shape (n_features,), in the cells nearest to `near`.
@@ -180,79 +181,94 @@ class SealedClient:
         By default those nearest to the row itself, scaled to norm one.
         """
         layout = self.layout
-        messages, cells = make_messages(layout, row, near)
         pad = self._take_pad("scores")
+        messages, cells = make_messages(layout, row, near)
         first = (np.arange(layout.n_colours) * layout.cells_per_colour + cells) * layout.n_slots
-        data = write_question("scores", layout.version, add_messages(SCORES, pad.zeros, messages))
-        return SealedQuestion(data, pad, tuple(first.tolist()), layout.version)
+        return self._make_question("scores", pad, messages, first)
+
+    def _make_question(
+        self, part: str, pad: Pad, messages: Longs, positions: NDArray[np.integer], buckets: Sequence[int] = ()
+    ) -> SealedQuestion:
+        bits, version = self.layout.stages[part].question_bits, self.layout.version
+        data = write_question(part, version, add_messages(pad.zeros, messages, bits), bits)
+        return SealedQuestion(data, pad, tuple(positions.tolist()), version, tuple(buckets))
 
     def read_scores(self, question: SealedQuestion, answer: bytes, n_matches: int = 8) -> list[SealedMatch]:
         """Decrypt the scores of an answer; return the best matches, best first; fewer if the cells hold fewer items."""
         layout = self.layout
-        self._check_current(question)
-        shape = (layout.n_colours, layout.n_slots)
-        values = read_answer(answer, "scores", question.version, shape[0] * shape[1])
-        raw = centre(values.reshape(shape).astype(np.int64) - question.pad.masks, ANSWER_BITS)
+        raw = self._decrypt("scores", question, answer)
+        raw = (raw + _WRAP // 2) % _WRAP - _WRAP // 2
         first = np.array(question.positions)
         filled = np.arange(layout.n_slots) < layout.counts[first // layout.n_slots][:, None]
         best = choose_best(raw, filled, n_matches)
         positions = (first[:, None] + np.arange(layout.n_slots)).ravel()[best]
-        unit = 2.0 ** (SCORES.modulus_bits - ANSWER_BITS) / (get_message_scale(layout) * layout.reach)
-        slots = zip(positions.tolist(), (raw.ravel()[best] * unit).tolist(), filled.ravel()[best], strict=True)
+        scores = raw.ravel()[best] * (SPAN / _WRAP)
+        slots = zip(positions.tolist(), scores.tolist(), filled.ravel()[best], strict=True)
         return [SealedMatch(position, score) for position, score, is_filled in slots if is_filled]
 
+    def _decrypt(self, part: str, question: SealedQuestion, answer: bytes) -> Longs:
+        """Return the numbers of an answer without their masks, shape (groups, rows)."""
+        if question.version != self.layout.version:
+            raise SealedError("question was made for an older layout: make a new one")
+        masks = question.pad.masks
+        values = read_answer(answer, part, question.version, masks.size)
+        return remove_masks(values.reshape(masks.shape), masks)
+
     def ask_records(self, positions: Sequence[int]) -> SealedQuestion:
-        """Return a question for records. It always asks for as many as the layout says; fewer positions are padded."""
+        """Return a question for records at positions, best first, as many as can be fetched together.
+
+        It always asks every bucket for one column. Each position is in two buckets; positions that find both taken by
+        better ones are left out.
+        """
         records = self.layout.records
         if records is None:
             raise SealedError("this index has no records: identify matches by their positions")
+        pad = self._take_pad("records")
         n_positions = self.layout.counts.size * self.layout.n_slots
         numbers = [int(position) for position in positions]
-        if len(numbers) > records.n_fetched or not all(0 <= number < n_positions for number in numbers):
-            raise SealedError(f"positions must be at most {records.n_fetched}, each of a slot of the index")
-        padded = numbers + [0] * (records.n_fetched - len(numbers))
-        columns = np.array(padded) // records.per_column
-        unit = 1 << (FETCH.modulus_bits - BYTE_BITS)
-        messages = (np.arange(records.n_columns) == columns[:, None]) * np.int64(unit)
-        pad = self._take_pad("records")
-        data = write_question("records", self.layout.version, add_messages(FETCH, pad.zeros, messages))
-        return SealedQuestion(data, pad, tuple(numbers), self.layout.version)
+        if len(numbers) > records.n_candidates or not all(0 <= number < n_positions for number in numbers):
+            raise SealedError(f"positions must be at most {records.n_candidates}, each of a slot of the index")
+        padded = np.array(numbers + [0] * (records.n_candidates - len(numbers)))  # the same work for all
+        blocks, columns, _ = place_records(records, self.layout.seed, padded)
+        buckets = find_buckets(records, blocks)
+        is_real = np.arange(len(padded)) < len(numbers)
+        owners = np.array(match_buckets(buckets, is_real.tolist(), records.n_buckets))
+        numbered = np.arange(records.n_buckets)
+        along = buckets.sum(axis=1)[owners] - numbered - np.where(numbered < records.side, records.side, 0)
+        chosen = np.where(owners < 0, -1, along * records.n_columns + columns[owners])
+        messages = (np.arange(records.side * records.n_columns) == chosen[:, None]) * np.int64(_ENTRY)
+        fetched = padded[np.sort(owners[owners >= 0])]
+        by_bucket = np.where(owners < 0, -1, padded[owners])
+        return self._make_question("records", pad, messages, fetched, by_bucket.tolist())
 
     def read_records(self, question: SealedQuestion, answer: bytes) -> list[bytes]:
         """Decrypt the records at the positions of a question."""
         layout = self.layout.records
         assert layout is not None
-        self._check_current(question)
-        values = read_answer(answer, "records", question.version, layout.n_fetched * layout.n_rows)
-        columns = values.reshape(layout.n_fetched, -1)
-        bits = BYTE_BITS * HINT_BYTES["records"]
-        drop, records = bits - BYTE_BITS, []
-        padded = *question.positions, *([0] * (layout.n_fetched - len(question.positions)))  # the same work for all
-        for position, masks, column in zip(padded, question.pad.masks, columns, strict=True):
-            start = position % layout.per_column * layout.width
-            rows = slice(start, start + layout.width)
-            noisy = (column[rows].astype(np.int64) << (bits - ANSWER_BITS)) - masks[rows]
-            entries = ((noisy + (1 << (drop - 1))) >> drop) & 255
-            records.append(unpad_record(entries.astype(np.uint8).view(np.int8)))
-        return records[: len(question.positions)]
+        raw = self._decrypt("records", question, answer)
+        buckets = np.maximum(question.buckets, 0)  # the same work for idle buckets
+        _, _, numbers = place_records(layout, self.layout.seed, buckets)
+        columns = raw.reshape(layout.n_buckets, layout.per_column, -1)[np.arange(layout.n_buckets), numbers]
+        entries = ((columns << ENTRY_BITS) + _WRAP // 2) // _WRAP
+        padded = decode_records(layout, self.layout.seed, buckets, entries)
+        records = dict(zip(question.buckets, map(unpad_record, padded), strict=True))
+        return [records[position] for position in question.positions]
 
     def search(self, row: ArrayLike, send: Callable[[bytes], bytes], n_matches: int = 8) -> list[SealedMatch]:
         """Ask for scores, then for the records of the best matches; `send` sends a question and returns its answer.
 
-        An index without records gets the first question alone. Number and lengths of the messages are public.
+        An index without records gets the first question alone. Number and lengths of the messages are public. A client
+        without a pad requests one first.
         """
-        question, layout = self.ask(row), self.layout.records
-        matches = self.read_scores(question, send(question.data), n_matches if layout is None else layout.n_fetched)
-        if layout is None:
+        self.prepare(max(1, self.n_prepared), send)
+        question, records = self.ask(row), self.layout.records
+        matches = self.read_scores(question, send(question.data), records.n_candidates if records else n_matches)
+        if records is None:
             return matches
         fetch = self.ask_records([match.position for match in matches])
-        records = self.read_records(fetch, send(fetch.data))
-        pairs = zip(matches, records, strict=True)
-        return [SealedMatch(match.position, match.score, record) for match, record in pairs][:n_matches]
-
-    def _check_current(self, question: SealedQuestion) -> None:
-        if question.version != self.layout.version:
-            raise SealedError("question was made for an older layout: make a new one")
+        fetched = dict(zip(fetch.positions, self.read_records(fetch, send(fetch.data)), strict=True))
+        matches = [replace(match, record=fetched[match.position]) for match in matches if match.position in fetched]
+        return matches[:n_matches]
 
 
 def choose_best(numbers: Longs, is_filled: NDArray[np.bool_], count: int) -> Longs:
@@ -265,11 +281,6 @@ def choose_best(numbers: Longs, is_filled: NDArray[np.bool_], count: int) -> Lon
         best[rank] = position = np.argmax(keys)
         keys[position] = _CHOSEN
     return best
-
-
-def describe_assumption(parameters: LweParameters) -> Assumption:
-    """Return the assumption of a set of parameters, for a guarantee."""
-    return Assumption(f"{parameters} is hard", parameters.core_svp_bits)
 
 
 def make_messages(layout: Layout, row: ArrayLike, near: ArrayLike | None = None) -> tuple[Longs, Longs]:
@@ -293,4 +304,4 @@ def make_messages(layout: Layout, row: ArrayLike, near: ArrayLike | None = None)
 
 def get_message_scale(layout: Layout) -> float:
     """Return the factor of a query of unit length before encryption (M)."""
-    return 2.0**SCORES.modulus_bits / (SPAN * layout.reach)
+    return 2.0**LWE.modulus_bits / (SPAN * layout.reach)

@@ -1,4 +1,4 @@
-"""The server's half of sealed search: codes in cells, records in columns, their hints, and answers."""
+"""The server's half of sealed search: codes in cells, records in a grid, their tokens, and answers."""
 
 import hashlib
 import json
@@ -6,73 +6,85 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
+import joblib
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.cluster import connect, cut_table
+from nearveil.cluster import connect
 from nearveil.privacy.checks import check_count
-from nearveil.sealed.accuracy import bound_fetch_failure
 from nearveil.sealed.cells import find_margins, make_cells
 from nearveil.sealed.kernels import Kernel, KernelName, make_kernel
-from nearveil.sealed.layout import (
-    MOST_FETCHED,
-    Layout,
-    RecordLayout,
-    SealedError,
-    Singles,
-    check_rows,
+from nearveil.sealed.layout import MOST_SIDE, Layout, SealedError, Singles, check_rows
+from nearveil.sealed.lwe import SEED_BYTES, Bytes, Words, make_hint, round_down_to, unpack_question
+from nearveil.sealed.parameters import ANSWER_BITS, WORD_BITS
+from nearveil.sealed.records import (
+    decode_records,
+    encode_records,
+    find_buckets,
+    get_bucket,
+    lay_out_records,
     pad_records,
+    place_records,
     unpad_record,
 )
-from nearveil.sealed.lwe import (
-    ANSWER_BITS,
-    SEED_BYTES,
-    WORD_BITS,
-    Bytes,
-    Words,
-    expand_matrix,
-    make_hint,
-    round_down_to,
-    unpack_question,
-)
-from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.ring import request_bytes
 from nearveil.sealed.sizes import (
-    HINT_BYTES,
-    N_FETCHED,
+    SIDE,
     TILE,
+    RecordLayout,
+    Stage,
     choose_dimension,
     choose_shape,
-    count_question_bytes,
+    count_secrets,
     count_slots,
     shape_records,
 )
-from nearveil.sealed.wire import Hint, get_parameters, read_question, write_answer
+from nearveil.sealed.tokens import TokenTables
+from nearveil.sealed.wire import read_parts, read_question, write_answer, write_parts
 from nearveil.storage import replace_file
-from nearveil.wire.frames import WireError
+from nearveil.wire.frames import Kind, WireError, peek_header
 
 _UNCLIPPED = 0.9997  # of all coordinates; larger ones are clipped
-_HINT_ROWS = 4096  # of a partition
 _BATCH = 32  # questions of one pass
 _SAMPLE = 1 << 16  # rows to learn directions from, and rows that are projected at a time
 _DIGITS = 127
-_MAX_CHANGES = 64  # recorded changes; an older client fetches whole hints
-_SAVED = ("database", "hint", "items", "records", "record_hint")
 _ALIGNMENT = 64  # bytes, of arrays in a file
-_LARGEST_FAILURE = 2.0**-30  # probability that a byte of a record is read wrongly
+_PASS_BYTES = 1 << 26  # of products of questions for records at a time
 _SEED = 20260902  # of the rotation, which is public
 
 
 @dataclass(frozen=True)
-class _Change:
-    """The rows of the hints that changed after a version."""
+class _Tokens:
+    """The hints of a stage, their tables, and the rows of each secret that changed since."""
 
-    version: int
-    rows: dict[str, list[int]]
+    hints: list[Words]
+    tables: TokenTables
+    changed: list[set[int]]
+
+    def copy(self) -> Self:
+        """Return a copy that notes changes of its own."""
+        return replace(self, changed=[*map(set, self.changed)])
+
+
+class _Groups(Sequence[tuple[int, list[Bytes]]]):
+    """The groups of a stage that share each public matrix; they are copied when they are needed."""
+
+    def __init__(self, index: "SealedIndex", name: str, stage: Stage) -> None:
+        self._index, self._name, self._stage = index, name, stage
+
+    def __len__(self) -> int:
+        return len(range(0, self._stage.n_groups, self._stage.n_secrets))
+
+    def __getitem__(self, matrix: Any) -> Any:
+        if matrix >= len(self):
+            raise IndexError
+        groups = range(self._stage.n_groups)[matrix * self._stage.n_secrets : (matrix + 1) * self._stage.n_secrets]
+        return matrix, [self._index._get_group(self._name, group) for group in groups]
 
 
 @dataclass
@@ -97,7 +109,7 @@ class SealedIndex:
     >>> from nearveil.sealed import SealedClient
     >>> rows = np.random.default_rng(0).normal(size=(200, 16))
     >>> index = SealedIndex.build(rows, records=[f"item {i}".encode() for i in range(200)])
-    >>> client = SealedClient(index.layout.to_bytes(), index.get_hints())
+    >>> client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
     >>> [match.record for match in client.search(rows[7], index.answer, 1)]
     [b'item 7']
     """
@@ -106,30 +118,28 @@ class SealedIndex:
         self,
         layout: Layout,
         database: Bytes,
-        hint: Words,
         *,
         scale: float,
         normalize: bool,
         items: NDArray[np.int64],
         records: Bytes | None = None,
-        record_hint: Words | None = None,
-        changes: Sequence["_Change"] = (),
+        tokens: "dict[str, _Tokens] | None" = None,
         kernel: KernelName = "auto",
         device: str = "cpu",
     ) -> None:
         """Use :meth:`build` or :meth:`load`."""
         self.layout = layout
-        self._database, self._hint = database, hint
+        self._database, self._records = database, records
         self._scale, self._normalize, self._items = scale, normalize, items
-        self._records, self._record_hint = records, record_hint
+        self._tokens = tokens or {}
+        self._token_lock = threading.Lock()
+        self._change = hashlib.sha256(b"%d" % layout.version)  # of the changes that make the next version
         self._waiting: deque[_OpenQuestion] = deque()
         self._pass_lock = threading.Lock()
-        self._changes = list(changes)
-        self._changed_rows: dict[str, set[int]] = {"scores": set(), "records": set()}  # of hints, in this change
         self._kernel_choice = kernel, device
         self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
         if self._records is not None:
-            self._kernels["records"] = make_kernel(self._records[None], kernel, device)
+            self._kernels["records"] = make_kernel(self._records, kernel, device)
 
     @classmethod
     def build(
@@ -141,15 +151,14 @@ class SealedIndex:
         dimension: int | None = None,
         n_cells: int | None = None,
         n_colours: int | None = None,
-        n_fetched: int = N_FETCHED,
+        side: int = SIDE,
+        n_secrets: int | None = None,
         kernel: KernelName = "auto",
         device: str = "cpu",
-        n_jobs: int = 1,
         seed: bytes | None = None,
         normalize: bool = True,
         axis: ArrayLike | None = None,
         by_direction: bool = False,
-        cluster: Any = None,
     ) -> Self:
         """Build an index of rows.
 
@@ -165,16 +174,17 @@ class SealedIndex:
             Of a code: the leading principal directions, rotated. At most 4096. By default 256, and fewer in galleries
             of more than 2.5 million items; never more than the dimension of the rows.
         n_cells, n_colours : int, optional
-            By default chosen by the number of items. More cells make questions longer, more colours make hints larger;
-            both increase the recall.
-        n_fetched : int, default=32
-            Number of records in every question for records.
+            By default chosen by the number of items. More cells make questions longer, more colours make answers and
+            tokens larger; both increase the recall.
+        side : int, default=20
+            Of the grid of records; every question fetches at most twice as many records.
+        n_secrets : int, optional
+            Secrets of every question that share public matrices: more make it faster to prepare, and its request
+            larger. By default 1 for small galleries, else 4.
         kernel : {"auto", "numpy", "numba", "torch"}, default="auto"
             Computes the pass. "auto" is Numba if it is installed, else NumPy.
         device : str, default="cpu"
             The device of torch.
-        n_jobs : int, default=1
-            Workers that make hints.
         seed : bytes, optional
             Of the public matrix; random by default. Processes that build an index from the same rows and seed, on the
             same kind of processor, give the same answers.
@@ -187,8 +197,6 @@ class SealedIndex:
         by_direction : bool, default=False
             Whether a cell has items of about one direction, for products with items of different norms; else, items
             that are near to one another.
-        cluster : str or dask.distributed.Client, optional
-            The workers that make hints; see :func:`nearveil.cluster.connect`. Hints are the same to the last bit.
         """
         vectors = np.atleast_1d(np.asarray(rows))
         dimension = choose_dimension(len(vectors)) if dimension is None else check_count(dimension, "dimension", 1)
@@ -217,23 +225,22 @@ class SealedIndex:
         seed = os.urandom(SEED_BYTES) if seed is None else hashlib.sha256(seed).digest()
         state: dict[str, Any] = {"scale": scale, "items": numbers[positions], "kernel": kernel, "device": device}
         state["normalize"] = normalize
-        record_layout = None
-        if records is not None:
-            record_layout, matrix = _lay_out_records(records, positions, n_fetched)
-            state |= {"records": matrix, "record_hint": _make_hint(FETCH, seed, matrix, n_jobs, cluster)}
         layout = Layout(
-            version=_name_version(seed, database, state.get("records")),
+            version=0,
             seed=seed,
             n_colours=n_colours,
             n_slots=n_slots,
+            n_secrets=n_secrets or count_secrets(n_colours, per_colour * width),
             reach=reach,
             projection=projection,
             centroids=cells.centroids / np.float32(scale),
             counts=counts.astype(np.uint16),
-            records=record_layout,
+            records=None if records is None else _shape_records(records, positions, side, n_secrets),
         )
-        hint = _make_hint(SCORES, seed, database.reshape(-1, database.shape[2]), n_jobs, cluster)
-        return cls(layout, database, hint.reshape(n_colours, n_slots, -1), **state)
+        if records is not None:
+            state["records"] = lay_out_records(layout, positions, records)
+        layout = replace(layout, version=_name_version(seed, database, state.get("records")))
+        return cls(layout, database, **state)
 
     def __len__(self) -> int:
         return int(self.layout.counts.sum())
@@ -251,23 +258,76 @@ class SealedIndex:
         """Return the numbers of all items, increasing."""
         return np.sort(self._items[self._items >= 0])
 
-    def get_hints(self, since: int = 0) -> list[bytes]:
-        """Return the hints as frames: the rows that changed since a version, or all if it is unknown or too old."""
-        frames = [self._make_hint_frame("scores", self._hint.reshape(-1, SCORES.dimension), since)]
-        if self._record_hint is not None:
-            frames.append(self._make_hint_frame("records", self._record_hint, since))
-        return frames
+    def prepare_tokens(self, n_jobs: int = 1, cluster: Any = None) -> None:
+        """Make the tables of tokens, or rebuild those that changed. It takes a second, or minutes for large galleries.
 
-    def _make_hint_frame(self, part: str, hint: Words, since: int) -> bytes:
-        versions = [change.version for change in self._changes] + [self.layout.version]
-        later = self._changes[versions.index(since) :] if since in versions else None
-        rows = range(len(hint)) if later is None else sorted({row for change in later for row in change.rows[part]})
-        listed = np.array(rows, np.uint32)
-        values = round_down_to(hint[listed], get_parameters(part).modulus_bits, 8 * HINT_BYTES[part])
-        return Hint(part, self.layout.version, listed, values).to_bytes()
+        `cluster`: The workers that make hints; see :func:`nearveil.cluster.connect`. The result is the same to the bit.
+        """
+        with self._token_lock:
+            for name in self.layout.stages:
+                tokens = self._tokens.get(name)
+                if tokens is None:
+                    self._tokens[name] = self._build_tokens(name, n_jobs, cluster)
+                elif any(tokens.changed):
+                    self._tokens[name] = self._rebuild_tokens(name, tokens)
+
+    def _build_tokens(self, name: str, n_jobs: int, cluster: Any) -> "_Tokens":
+        stage, seed = self.layout.stages[name], self.layout.seed
+        with connect(cluster) as workers:
+            parts = workers.place(_Groups(self, name, stage))
+            hints = [*workers.map(_make_hint, parts, name, seed, n_jobs, stage="making hints")]
+        groups = [group for part in hints for group in part]
+        secrets = [np.concatenate(groups[k :: stage.n_secrets]) for k in range(stage.n_secrets)]
+        return _Tokens(secrets, TokenTables.build(name, seed, secrets, n_jobs), [set() for _ in secrets])
+
+    def _rebuild_tokens(self, name: str, tokens: "_Tokens") -> "_Tokens":
+        stage, seed, hints = self.layout.stages[name], self.layout.seed, list(tokens.hints)
+        for k, changed in enumerate(tokens.changed):
+            if changed:
+                hints[k] = hints[k].copy()
+            for matrix in {row // stage.n_rows for row in changed}:
+                rows = np.array([row for row in changed if row // stage.n_rows == matrix])
+                group = self._get_group(name, matrix * stage.n_secrets + k)
+                hints[k][rows] = make_hint(name, seed, matrix, [group[rows % stage.n_rows]])[0]
+        return _Tokens(hints, tokens.tables.rebuild(hints, tokens.changed), [set() for _ in hints])
+
+    def _get_group(self, name: str, group: int) -> Bytes:
+        """Return the matrix of a colour or of a bucket, shape (rows, columns)."""
+        if name == "scores":
+            return np.asarray(self._database[group])
+        assert self.layout.records is not None
+        assert self._records is not None
+        return get_bucket(self.layout.records, self._records, group)
+
+    def _note_change(self, name: str, group: int, rows: Iterable[int]) -> None:
+        """Note rows of a group that changed, so that their hints and tokens are made again."""
+        if (tokens := self._tokens.get(name)) is not None:
+            stage = self.layout.stages[name]
+            start = group // stage.n_secrets * stage.n_rows
+            tokens.changed[group % stage.n_secrets].update(start + row for row in rows)
+
+    def get_public_tokens(self) -> bytes:
+        """Return the public parts of tokens, which a client fetches once, as a frame."""
+        self.prepare_tokens()
+        parts = [tokens.tables.public for tokens in self._tokens.values()]
+        return write_parts(Kind.SEALED_TOKENS, self.layout.version, parts)
+
+    def answer_tokens(self, requests: Sequence[bytes]) -> list[bytes]:
+        """Return the tokens of several requests, each with one part for every stage."""
+        self.prepare_tokens()
+        version, lengths = (
+            self.layout.version,
+            [request_bytes(stage.n_secrets) for stage in self.layout.stages.values()],
+        )
+        parts = [read_parts(request, Kind.SEALED_TOKEN_REQUEST, version, lengths) for request in requests]
+        pairs = zip(self._tokens.values(), zip(*parts, strict=True), strict=True)
+        answers = [tokens.tables.answer(of_stage) for tokens, of_stage in pairs]
+        return [write_parts(Kind.SEALED_TOKEN, version, answer) for answer in zip(*answers, strict=True)]
 
     def answer(self, question: bytes) -> bytes:
-        """Answer one question, in one pass with the questions of other threads that wait."""
+        """Answer one question, in one pass with the questions of other threads that wait, or a request for tokens."""
+        if peek_header(question)[0] == Kind.SEALED_TOKEN_REQUEST:
+            return self.answer_tokens([question])[0]
         self.check_question(question)
         waiting = _OpenQuestion(question)
         self._waiting.append(waiting)
@@ -297,36 +357,52 @@ class SealedIndex:
         answers: dict[int, bytes] = {}
         for part in {part for part, _ in checked}:
             numbers = [number for number, (name, _) in enumerate(checked) if name == part]
-            vectors = np.concatenate([checked[number][1] for number in numbers])
-            answers |= dict(zip(numbers, self._answer_part(part, vectors, len(numbers)), strict=True))
+            vectors = np.stack([checked[number][1] for number in numbers])
+            products = self._multiply_scores(vectors) if part == "scores" else self._multiply_records(vectors)
+            values = round_down_to(products, WORD_BITS, ANSWER_BITS)
+            answers |= {n: write_answer(part, self.layout.version, row) for n, row in zip(numbers, values, strict=True)}
         return [answers[number] for number in range(len(questions))]
 
     def check_question(self, question: bytes) -> tuple[str, Words]:
-        """Return the part and the checked numbers of a question, shape (passes, colours, columns)."""
+        """Return the part and the checked numbers of a question, shape (groups, columns)."""
         part, version, packed = read_question(question)
-        if part not in self._kernels:
+        stage = self.layout.stages.get(part)
+        if stage is None:
             raise SealedError("this index has no records: ask for scores only")
         if version != self.layout.version:
             raise SealedError("the index has changed since the question was made: update the client and try again")
-        shape = (1, *self._database.shape[::2]) if part == "scores" else self._get_record_shape()
-        count, parameters = math.prod(shape), get_parameters(part)
-        if len(packed) != count_question_bytes(parameters, count):
+        if len(packed) != stage.question_bytes:
             words = "a client of another release packs them differently: update it"
-            raise SealedError(f"the question must have {count} numbers, as the layout says; {words}")
-        return part, unpack_question(packed, parameters.question_bits, count).reshape(shape)
+            raise SealedError(f"the question must have the length that the layout says; {words}")
+        shape = stage.n_groups, stage.n_columns
+        return part, unpack_question(packed, stage.question_bits, math.prod(shape)).reshape(shape)
 
-    def _get_record_shape(self) -> tuple[int, int, int]:
-        assert self.layout.records is not None
-        return self.layout.records.n_fetched, 1, self.layout.records.n_columns
+    def _multiply_scores(self, vectors: Words) -> Words:
+        return self._kernels["scores"].multiply(vectors)
 
-    def _answer_part(self, part: str, vectors: Words, count: int) -> list[bytes]:
-        products = round_down_to(self._kernels[part].multiply(vectors), WORD_BITS, ANSWER_BITS)
-        return [write_answer(part, self.layout.version, values) for values in np.split(products, count)]
+    def _multiply_records(self, vectors: Words) -> Words:
+        """Return products of buckets with questions: of every block with the words of its row and of its column."""
+        layout, kernel = self.layout.records, self._kernels["records"]
+        assert layout is not None
+        side, columns = layout.side, layout.n_columns
+        grid = vectors.reshape(-1, 2, side, side, columns)  # whether row or column, which, and along it
+        answers = np.empty((len(vectors), layout.n_buckets, layout.n_rows), np.uint32)
+        step = max(1, _PASS_BYTES // (24 * layout.n_blocks * layout.n_rows))
+        for start in range(0, len(grid), step):
+            part = grid[start : start + step]
+            words = np.zeros((len(part), 2, side, side, layout.stored_columns), np.uint32)
+            words[:, 0, :, :, :columns] = part[:, 0]
+            words[:, 1, :, :, :columns] = part[:, 1].swapaxes(1, 2)
+            products = kernel.multiply(words.reshape(2 * len(part), side**2, -1))
+            split = products.reshape(len(part), 2, side, side, layout.n_rows)
+            answers[start : start + step, :side] = split[:, 0].sum(axis=2, dtype=np.uint32)
+            answers[start : start + step, side:] = split[:, 1].sum(axis=1, dtype=np.uint32)
+        return answers & np.uint32((1 << WORD_BITS) - 1)
 
     def add(self, rows: ArrayLike, records: Sequence[bytes] | None = None, items: ArrayLike | None = None) -> list[int]:
         """Store new items in free slots of cells near them; return their positions.
 
-        By default their numbers follow the largest number so far. Only the changed rows of the hints are recomputed.
+        By default their numbers follow the largest number so far. Only the changed blocks of tokens are made again.
         """
         vectors = check_rows(rows, self.layout.projection.shape[0], normalize=self._normalize)
         self._check_record_count(records, len(vectors))
@@ -376,39 +452,38 @@ class SealedIndex:
         return self._database[colour, slot, start : start + self.layout.dimension].copy()
 
     def _write(self, cell: int, slot: int, code: NDArray[Any], item: int, record: bytes | None) -> None:
-        """Write code and record of one slot, and update the hints."""
+        """Write code and record of one slot."""
         colour, block = divmod(cell, self.layout.cells_per_colour)
         start, stop = block * self.layout.dimension, (block + 1) * self.layout.dimension
-        change = code.astype(np.int64) - self._database[colour, slot, start:stop]
-        matrix = expand_matrix(SCORES, self.layout.seed, start, stop).astype(np.int64)
-        self._hint[colour, slot] = (self._hint[colour, slot] + change @ matrix) % (1 << SCORES.modulus_bits)
         self._database[colour, slot, start:stop] = code
         self._items[cell, slot] = item
-        self._changed_rows["scores"].add(colour * self.layout.n_slots + slot)
+        self._change.update(repr((cell, slot, record)).encode() + self._database[colour, slot, start:stop].tobytes())
+        self._note_change("scores", colour, [slot])
         if record is not None:
             self._write_record(cell * self.layout.n_slots + slot, record)
 
     def _write_record(self, position: int, record: bytes) -> None:
+        stored, rows, column, block = self._find_record(position)
         layout = self.layout.records
         assert layout is not None
-        assert self._records is not None
-        assert self._record_hint is not None
-        column, block = divmod(position, layout.per_column)
-        rows = slice(block * layout.width, (block + 1) * layout.width)
-        padded = pad_records([record], layout.width)[0]
-        change = padded.astype(np.int64) - self._records[rows, column]
-        matrix = expand_matrix(FETCH, self.layout.seed, column, column + 1).astype(np.int64)
-        hint = self._record_hint[rows].astype(np.int64) + change[:, None] * matrix
-        self._record_hint[rows] = hint % (1 << FETCH.modulus_bits)
-        self._records[rows, column] = padded
-        self._changed_rows["records"].update(range(rows.start, rows.stop))
+        padded = pad_records([record], layout.width)
+        stored[block, rows, column] = encode_records(layout, self.layout.seed, np.array([position]), padded)[0]
+        for bucket in find_buckets(layout, np.array([block]))[0].tolist():
+            self._note_change("records", bucket, range(rows.start, rows.stop))
 
     def _read_record(self, position: int) -> bytes:
+        stored, rows, column, block = self._find_record(position)
+        assert self.layout.records is not None
+        entries = stored[None, block, rows, column].astype(np.int64)
+        return unpad_record(decode_records(self.layout.records, self.layout.seed, np.array([position]), entries)[0])
+
+    def _find_record(self, position: int) -> tuple[Bytes, slice, int, int]:
+        """Return the matrix of records, and rows, column and block of one."""
         layout = self.layout.records
         assert layout is not None
         assert self._records is not None
-        column, block = divmod(position, layout.per_column)
-        return unpad_record(self._records[block * layout.width : (block + 1) * layout.width, column])
+        block, column, number = (int(part[0]) for part in place_records(layout, self.layout.seed, np.array([position])))
+        return self._records, slice(number * layout.n_entries, (number + 1) * layout.n_entries), column, block
 
     def _check_record_count(self, records: Sequence[bytes] | None, count: int) -> None:
         if (records is None) != (self._records is None) or (records is not None and len(records) != count):
@@ -417,46 +492,41 @@ class SealedIndex:
             pad_records(records, self.layout.records.width)  # refuses long records before anything changes
 
     def _finish_change(self) -> None:
-        """Give the changed index a new version, record the changed rows, and refresh the kernels."""
-        rows = {part: sorted(changed) for part, changed in self._changed_rows.items()}
-        self._changes = [*self._changes, _Change(self.layout.version, rows)][-_MAX_CHANGES:]
-        parts = [self._database.reshape(-1, self._database.shape[2])[rows["scores"]].tobytes()]
-        if self._records is not None:
-            _check_failure(self._records[rows["records"]])
-            parts.append(self._records[rows["records"]].tobytes())
-        digest = hashlib.sha256(b"".join([str((self.layout.version, rows)).encode(), *parts])).digest()
-        self.layout = replace(self.layout, version=_read_version(digest))
-        self._changed_rows = {part: set() for part in self._changed_rows}
+        """Give the changed index a new version, and refresh the kernels."""
+        self.layout = replace(self.layout, version=_read_version(self._change.digest()))
+        self._change = hashlib.sha256(b"%d" % self.layout.version)
         for kernel in self._kernels.values():
             kernel.refresh()
 
     def copy(self) -> Self:
-        """Return an index that can be changed while this one answers."""
+        """Return an index that can be changed while this one answers. It shares the tables of tokens."""
         kernel, device = self._kernel_choice
         return type(self)(
             replace(self.layout, counts=self.layout.counts.copy()),
             self._database.copy(),
-            self._hint.copy(),
             scale=self._scale,
             normalize=self._normalize,
             items=self._items.copy(),
             records=None if self._records is None else self._records.copy(),
-            record_hint=None if self._record_hint is None else self._record_hint.copy(),
-            changes=self._changes,
+            tokens={name: tokens.copy() for name, tokens in self._tokens.items()},
             kernel=kernel,
             device=device,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the index with its hints to one file, atomically."""
+        """Write the index with its tokens to one file, atomically."""
+        if self._tokens:
+            self.prepare_tokens()
         about = {
             "scale": self._scale,
             "normalize": self._normalize,
             "layout": self.layout.to_bytes().hex(),
-            "changes": [[change.version, change.rows] for change in self._changes],
+            "tables": {name: len(tokens.tables.arrays) for name, tokens in self._tokens.items()},
         }
-        arrays = [np.frombuffer(json.dumps(about).encode(), np.uint8)]
-        arrays += [array for name in _SAVED if (array := getattr(self, f"_{name}")) is not None]
+        arrays: list[NDArray[Any]] = [np.frombuffer(json.dumps(about).encode(), np.uint8), self._database, self._items]
+        arrays += [] if self._records is None else [self._records]
+        for tokens in self._tokens.values():
+            arrays += [*tokens.hints, *tokens.tables.arrays]
         with replace_file(Path(path)) as file:
             for array in arrays:
                 np.lib.format.write_array(file, array, allow_pickle=False)
@@ -476,33 +546,42 @@ class SealedIndex:
         try:
             about, arrays = _map_arrays(Path(path), "c" if writable else "r")
             layout = Layout.from_bytes(bytes.fromhex(about["layout"]))
-            changes = [_Change(int(version), rows) for version, rows in about["changes"]]
-            database, hint, items, *records = arrays
-            state: dict[str, Any] = dict(zip(_SAVED[3:], records, strict=bool(records)))
-            scale, normalize = float(about["scale"]), bool(about.get("normalize", True))  # missing in files of 0.2
+            database, items, *rest = arrays
+            state: dict[str, Any] = {"records": rest.pop(0)} if layout.records is not None else {}
+            tokens = {}
+            for name, count in about["tables"].items():
+                stage = layout.stages[name]
+                hints, tables = ([rest.pop(0) for _ in range(number)] for number in (stage.n_secrets, count))
+                made = TokenTables(name, layout.seed, stage.secret_rows, tables, joblib.cpu_count())
+                tokens[name] = _Tokens(hints, made, [set() for _ in hints])
+            scale, normalize = float(about["scale"]), bool(about["normalize"])
         except (OSError, ValueError, KeyError, EOFError, TypeError, WireError) as error:
             raise SealedError(f"The sealed index at {path} is missing or corrupted; build it again.") from error
         state |= {
             "scale": scale,
             "normalize": normalize,
             "items": items,
-            "changes": changes,
+            "tokens": tokens,
             "kernel": kernel,
             "device": device,
         }
-        return cls(layout, database, hint, **state)
+        return cls(layout, database, **state)
 
 
-def _make_hint(parameters: LweParameters, seed: bytes, matrix: Bytes, n_jobs: int, cluster: Any) -> Words:
-    """Return the hint of a matrix: a function of each of its rows, modulo a power of two."""
-    with connect(cluster) as workers:
-        parts = workers.place(cut_table(matrix, _HINT_ROWS))
-        hints = workers.map(_hint_part, parts, parameters, seed, n_jobs, stage="making hints")
-        return np.concatenate(list(hints))
+def _make_hint(part: tuple[int, list[Bytes]], stage: str, seed: bytes, n_jobs: int) -> list[Words]:
+    return make_hint(stage, seed, *part, n_jobs)
 
 
-def _hint_part(rows: Bytes, parameters: LweParameters, seed: bytes, n_jobs: int) -> Words:
-    return make_hint(parameters, seed, rows, n_jobs)
+def _shape_records(
+    records: Sequence[bytes], positions: NDArray[np.int64], side: int, n_secrets: int | None
+) -> RecordLayout:
+    """Return the grid of records, one for every slot."""
+    if len(records) != int(positions.max()) + 1:
+        raise SealedError("pass one record for each row")
+    if not 1 <= check_count(side, "side", 1) <= MOST_SIDE:
+        raise SealedError(f"side must be from 1 to {MOST_SIDE}")
+    layout = shape_records(positions.size, max(map(len, records)) + 1, side)
+    return layout if n_secrets is None else replace(layout, n_secrets=n_secrets)
 
 
 def _map_arrays(path: Path, mode: Literal["r", "c"]) -> tuple[dict[str, Any], list[NDArray[Any]]]:
@@ -537,13 +616,6 @@ def _check_numbers(items: ArrayLike | None, count: int, first: int) -> NDArray[n
     if count and int(numbers.min()) < 0:
         raise SealedError("items must be at least 0")
     return numbers.astype(np.int64)
-
-
-def _check_failure(rows: Bytes) -> None:
-    """Refuse records so long that noise could change a byte."""
-    longest = max((float(np.linalg.norm(row.astype(np.float32))) for row in rows), default=0.0)
-    if bound_fetch_failure(longest) > _LARGEST_FAILURE:
-        raise SealedError("records are too many or too long: make them shorter")
 
 
 def _read_version(digest: bytes) -> int:
@@ -617,19 +689,3 @@ def _clip(steps: Singles, reach: int) -> Bytes:
     clipped = np.clip(steps, -_DIGITS, _DIGITS)
     lengths = np.linalg.norm(clipped, axis=1, keepdims=True)
     return np.asarray(np.trunc(clipped * np.minimum(1, reach / np.maximum(lengths, 1))), dtype=np.int8)
-
-
-def _lay_out_records(records: Sequence[bytes], items: NDArray[np.int64], n_fetched: int) -> tuple[RecordLayout, Bytes]:
-    """Return layout and matrix of records, one for every slot."""
-    if len(records) != int(items.max()) + 1:
-        raise SealedError("pass one record for each row")
-    if not 1 <= check_count(n_fetched, "n_fetched", 1) <= MOST_FETCHED:
-        raise SealedError(f"n_fetched must be from 1 to {MOST_FETCHED}")
-    width = max(map(len, records)) + 1
-    per_column, n_columns = shape_records(items.size, width)
-    table = np.zeros((n_columns * per_column, width), np.int8)
-    filled = items.ravel() >= 0
-    table[: items.size][filled] = pad_records(records, width)[items.ravel()[filled]]
-    matrix = np.ascontiguousarray(table.reshape(n_columns, per_column * width).T)
-    _check_failure(matrix)
-    return RecordLayout(width, per_column, n_columns, n_fetched), matrix

@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.privacy.checks import check_choice
-from nearveil.sealed.lwe import WORD_BITS, Bytes, Words, centre
+from nearveil.sealed.lwe import Bytes, Words, centre
+from nearveil.sealed.parameters import WORD_BITS
 
 KernelName = Literal["auto", "numpy", "numba", "torch"]
 _MASK = (1 << WORD_BITS) - 1

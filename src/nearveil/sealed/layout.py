@@ -1,53 +1,41 @@
-"""The public layout of a sealed index, and the encoding of rows and records that both sides share."""
+"""The public layout of a sealed index, and the checks of rows and the choice of cells that both sides share."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.sealed.lwe import SEED_BYTES, Bytes
-from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
-from nearveil.sealed.sizes import ANSWER_BYTES, HINT_BYTES, count_question_bytes
+from nearveil.sealed.lwe import SEED_BYTES
+from nearveil.sealed.parameters import LWE, SCORE_BITS
+from nearveil.sealed.sizes import MOST_COLUMNS, RecordLayout, Stage
 from nearveil.wire.frames import Kind, Reader, WireError, frame, open_frame, write_fields
 
 Singles = NDArray[np.float32]
 
-MOST_FETCHED = 256
+MOST_SIDE = 128
+MOST_SECRETS = 16
 _MOST = 1 << 31  # of any count
 _MOST_DIMENSIONS = 1 << 12
 _MOST_FEATURES = 1 << 16
+_MOST_RECORD_SHAPE = 1 << 20
 
 
 class SealedError(NearveilError, ValueError):
     """A sealed index or question is invalid; the message names the field and the remedy."""
 
 
-@dataclass(frozen=True)
-class RecordLayout:
-    """Shape of the matrix of records: `per_column` of `width` bytes in a column. A question fetches `n_fetched`."""
-
-    width: int
-    per_column: int
-    n_columns: int
-    n_fetched: int
-
-    @property
-    def n_rows(self) -> int:
-        """Bytes of a column."""
-        return self.width * self.per_column
-
-
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The public parameters of a sealed index, without its hints."""
+    """The public parameters of a sealed index."""
 
     version: int  # changes with the content
     seed: bytes
     n_colours: int
     n_slots: int
+    n_secrets: int  # of a question for scores
     reach: int  # bounds the Euclidean norm of a code, in quantisation steps
     projection: Singles  # maps a row to a code, shape (n_features, dimension)
     centroids: Singles  # shape (n_cells, dimension)
@@ -66,25 +54,27 @@ class Layout:
 
     @property
     def n_samples(self) -> int:
-        """Numbers that are encrypted under one secret: columns of a colour's matrix."""
+        """Columns of a colour's matrix."""
         return self.cells_per_colour * self.dimension
 
     @property
-    def question_bytes(self) -> int:
-        """Bytes of a question for scores, without its header."""
-        return count_question_bytes(SCORES, self.n_colours * self.n_samples)
+    def stages(self) -> dict[str, "Stage"]:
+        """The shapes of questions."""
+        scores = Stage(self.n_colours, self.n_slots, self.n_samples, self.n_secrets, SCORE_BITS)
+        return _list_stages(scores, self.records)
 
     def to_bytes(self) -> bytes:
         """Return the layout as a frame."""
-        records = self.records or RecordLayout(0, 0, 0, 0)
+        records = self.records or RecordLayout(0, 0, 0, 0, 0)
         body = write_fields(
             self.version,
             *self.projection.shape,
             len(self.centroids),
             self.n_colours,
             self.n_slots,
+            self.n_secrets,
             self.reach,
-            *(records.width, records.per_column, records.n_columns, records.n_fetched),
+            *astuple(records),
             self.seed,
             self.projection.astype("<f4").tobytes(),
             self.centroids.astype("<f4").tobytes(),
@@ -96,15 +86,20 @@ class Layout:
     def from_bytes(cls, data: bytes) -> Self:
         """Read an untrusted layout."""
         reader = Reader(open_frame(data, Kind.SEALED_PUBLIC))
-        version, n_features, dimension, n_cells, n_colours, n_slots = (reader.read_int() for _ in range(6))
-        reach, *record_numbers = (reader.read_int() for _ in range(5))
+        version, n_features, dimension, n_cells, n_colours, n_slots, n_secrets = (reader.read_int() for _ in range(7))
+        reach, *record_numbers = (reader.read_int() for _ in range(6))
         if not (1 <= dimension <= _MOST_DIMENSIONS and 1 <= n_features <= _MOST_FEATURES):
             raise WireError("the sealed layout must be of 1 to 4096 dimensions and 1 to 65536 features")
         if not (1 <= n_colours <= n_cells < _MOST and n_cells % n_colours == 0 and 1 <= n_slots < 1 << 16):
             raise WireError("the sealed layout must have equally many cells of each colour, and 1 to 65535 slots each")
-        if not 1 <= reach < 1 << 16 or n_cells // n_colours * dimension > SCORES.most_samples:
+        if not 1 <= reach < 1 << 16:
             raise WireError("the sealed layout has numbers that are out of range")
-        _check_part(SCORES, "scores", n_cells * dimension, n_colours * n_slots, 1)
+        records = RecordLayout(*record_numbers) if any(record_numbers) else None
+        if records is not None:
+            _check_records(records, record_numbers, n_cells * n_slots)
+        scores = Stage(n_colours, n_slots, n_cells // n_colours * dimension, n_secrets, SCORE_BITS)
+        for name, stage in _list_stages(scores, records).items():
+            _check_stage(name, stage)
         seed = reader.read_bytes()
         projection = _read_floats(reader, n_features, dimension)
         centroids = _read_floats(reader, n_cells, dimension)
@@ -112,32 +107,32 @@ class Layout:
         reader.check_end()
         if len(seed) != SEED_BYTES or int(counts.max()) > n_slots:
             raise WireError("the sealed layout has a seed or counts that do not fit")
-        records = RecordLayout(*record_numbers) if any(record_numbers) else None
-        if records is not None:
-            _check_records(records, n_cells * n_slots)
-            n_sent = records.n_fetched * records.n_columns
-            _check_part(FETCH, "records", n_sent, records.n_rows, records.n_fetched)
-        return cls(version, seed, n_colours, n_slots, reach, projection, centroids, counts, records)
+        return cls(version, seed, n_colours, n_slots, n_secrets, reach, projection, centroids, counts, records)
 
 
-def _check_part(parameters: LweParameters, part: str, n_sent: int, n_rows: int, n_answers: int) -> None:
-    """Refuse a layout if a question, an answer or a hint would exceed its limit, before any allocation."""
-    if (
-        count_question_bytes(parameters, n_sent) > Kind.SEALED_QUESTION.limit
-        or ANSWER_BYTES * n_rows * n_answers > Kind.SEALED_ANSWER.limit
-        or HINT_BYTES[part] * n_rows * parameters.dimension > Kind.SEALED_HINT.limit
-    ):
-        raise WireError(f"the sealed layout has {part} too large for a question, an answer or a hint")
+def _list_stages(scores: Stage, records: RecordLayout | None) -> dict[str, Stage]:
+    return {"scores": scores} if records is None else {"scores": scores, "records": records.stage}
 
 
-def _check_records(records: RecordLayout, n_positions: int) -> None:
+def _check_records(records: RecordLayout, numbers: Sequence[int], n_positions: int) -> None:
     if not (
-        1 <= records.n_rows < 1 << 20
-        and 1 <= records.n_columns <= FETCH.most_samples
-        and 1 <= records.n_fetched <= MOST_FETCHED
-        and n_positions <= records.per_column * records.n_columns < _MOST
+        all(1 <= number < _MOST_RECORD_SHAPE for number in numbers)
+        and records.side <= MOST_SIDE
+        and n_positions <= records.n_blocks * records.block_size < _MOST
     ):
         raise WireError("the sealed layout has records that do not fit its cells")
+
+
+def _check_stage(name: str, stage: Stage) -> None:
+    """Refuse a layout if its questions would be too large or insecure, before any allocation."""
+    if (
+        not 1 <= stage.n_secrets <= MOST_SECRETS
+        or stage.n_columns > MOST_COLUMNS
+        or stage.n_samples > LWE.most_samples
+        or stage.question_bytes > Kind.SEALED_QUESTION.limit
+        or stage.answer_bytes > Kind.SEALED_ANSWER.limit
+    ):
+        raise WireError(f"the sealed layout has {name} too large for a question or an answer")
 
 
 def _read_array(reader: Reader, kind: str, count: int) -> NDArray[np.generic]:
@@ -175,20 +170,3 @@ def choose_cells(query: NDArray[np.float64], centroids: Singles, n_colours: int)
     wide = centroids.astype(np.float64)  # squares of any number of 32 bits are finite
     scores = (wide @ query - np.einsum("ij,ij->i", wide, wide) / 2).reshape(n_colours, -1)
     return np.asarray(scores.argmax(axis=1), dtype=np.int64)
-
-
-def pad_records(records: Sequence[bytes], width: int) -> Bytes:
-    """Return records as rows, shape (n, width): bytes, an end mark, and zeros, which add no noise."""
-    out = np.zeros((len(records), width), np.uint8)
-    for row, record in zip(out, records, strict=True):
-        if not isinstance(record, bytes) or len(record) >= width:
-            raise SealedError(f"records must be bytes, each of fewer than {width} bytes")
-        row[: len(record) + 1] = np.frombuffer(record + b"\1", np.uint8)
-    return out.view(np.int8)
-
-
-def unpad_record(stored: NDArray[np.int8]) -> bytes:
-    """Return the record that :func:`pad_records` wrote; other input gives arbitrary bytes."""
-    # All bytes are compared, in NumPy: stripping zeros takes longer for short records, and stops other threads.
-    length = int(((stored != 0) * np.arange(1, len(stored) + 1)).max())
-    return stored[: max(length - 1, 0)].tobytes()

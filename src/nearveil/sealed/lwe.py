@@ -4,30 +4,31 @@ All arithmetic is exact: BLAS multiplies integers in 64-bit floats, and every pa
 
 A question is ``u = A s + e + message`` modulo Q. The client sends its leading bits only: rounding a ciphertext costs a
 little accuracy and no privacy. The server multiplies its matrix D (8 bits an entry) by the question, modulo 2^24.
-``D u - (D A) s`` is ``D message`` up to ``D e`` and rounding; the client has the hint ``D A`` in advance.
+``D u - (D A) s`` is ``D message`` up to ``D e`` and rounding. The server has the hint ``H = D A``, rounded to modulo t;
+the client obtains the mask ``H s`` modulo t from an encryption of ``s``, a token, before the question is known.
+
+A question has groups: the colours of scores, the buckets of records. With K secrets, group g uses matrix ``g // K`` and
+secret ``g % K``, so no two groups share both.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 from nearveil.privacy.noise import Source, gaussian_integers
-from nearveil.sealed.parameters import LweParameters
+from nearveil.sealed.parameters import ANSWER_BITS, LWE, RING, WORD_BITS
 
-WORD_BITS = 24  # of the numbers that servers multiply
-ANSWER_BITS = 16
 SEED_BYTES = 32
 LARGEST_DRAW = 119  # of secrets and errors: where the tables of sigma 6.4 end
 _AES_BLOCK = 16
 _ROWS = 1 << 7  # rows of the public matrix at a time: as 64-bit numbers they fit in a core's cache
 _HINT_ROWS = 1 << 10  # of a database at a time
-_EXACT = 1 << 13  # columns of D for which a product with the public matrix stays below 2^53: 7 + 31 + 13 bits
-
-_PLACES = np.arange(0, 24, 6, dtype=np.uint32)  # of the upper bits of four numbers in three bytes
+_HINT_COLUMNS = 1 << 11  # at a time; products stay below 7 + 25 + 11 bits
 
 Words = NDArray[np.uint32]
 Longs = NDArray[np.int64]
@@ -35,61 +36,75 @@ Doubles = NDArray[np.float64]
 Bytes = NDArray[np.int8]
 
 
-def expand_matrix(parameters: LweParameters, seed: bytes, start: int, stop: int) -> NDArray[np.int32]:
-    """Return rows of the public matrix A, modulo Q and centred at 0: the key stream of AES-256 in counter mode."""
+def expand_matrix(stage: str, seed: bytes, start: int, stop: int) -> NDArray[np.int32]:
+    """Return rows of a stage's public matrices modulo Q, centred at 0: the key stream of AES-256 in counter mode."""
     # The key is a digest of the seed, so nobody can choose a matrix by choosing a seed.
-    key = hashlib.sha256(b"nearveil sealed matrix\0" + parameters.name.encode() + b"\0" + seed).digest()
-    row_bytes = 4 * parameters.dimension
+    key = hashlib.sha256(b"nearveil sealed matrix\0" + stage.encode() + b"\0" + seed).digest()
+    row_bytes = 4 * LWE.dimension
     counter = (start * row_bytes // _AES_BLOCK).to_bytes(_AES_BLOCK, "big")
     stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes((stop - start) * row_bytes))
-    words = np.frombuffer(stream, "<i4").reshape(stop - start, parameters.dimension)
-    return np.asarray(words >> (32 - parameters.modulus_bits), dtype=np.int32)
+    words = np.frombuffer(stream, "<i4").reshape(stop - start, LWE.dimension)
+    return np.asarray(words >> (32 - LWE.modulus_bits), dtype=np.int32)
 
 
-def draw_gaussians(parameters: LweParameters, shape: tuple[int, int], source: Source) -> Longs:
+def draw_gaussians(shape: tuple[int, int], source: Source) -> Longs:
     """Return secrets or errors: independent draws of the exact discrete Gaussian."""
-    return gaussian_integers(parameters.sigma, shape[0] * shape[1], source).reshape(shape)
+    return gaussian_integers(LWE.sigma, shape[0] * shape[1], source).reshape(shape)
 
 
 def encrypt_zeros(
-    parameters: LweParameters, seed: bytes, shape: tuple[int, int], source: Source
+    stage: str, seed: bytes, shape: tuple[int, int], n_secrets: int, source: Source
 ) -> tuple[Words, Longs]:
-    """Return encryptions of zero, ``A s + e`` modulo Q (count, C), and their own secrets (count, n), drawn here."""
-    count, samples = shape
-    if samples > parameters.most_samples:
-        raise ValueError(
-            f"messages must have at most {parameters.most_samples} numbers: security is not estimated above"
-        )
-    secrets = draw_gaussians(parameters, (count, parameters.dimension), source)
-    zeros = draw_gaussians(parameters, shape, source)
+    """Return encryptions of zero, ``A s + e`` modulo Q (groups, C), and their secrets (n_secrets, n), drawn here."""
+    n_groups, samples = shape
+    if -(-n_groups // n_secrets) * samples > LWE.most_samples:
+        raise ValueError(f"a secret must have at most {LWE.most_samples} samples: security is not estimated above")
+    secrets = draw_gaussians((n_secrets, LWE.dimension), source)
+    zeros = draw_gaussians(shape, source)
     factors = secrets.T.astype(np.float64)
-    for start, stop in split_range(samples, _ROWS):
-        product = expand_matrix(parameters, seed, start, stop).astype(np.float64) @ factors  # below 31 + 7 + 11 bits
-        zeros[:, start:stop] += product.T.astype(np.int64)
-    return (zeros & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32), secrets
+    for first in range(0, n_groups, n_secrets):
+        groups, offset = zeros[first : first + n_secrets], first // n_secrets * samples
+        for start, stop in split_range(samples, _ROWS):
+            matrix = expand_matrix(stage, seed, offset + start, offset + stop).astype(np.float64)
+            groups[:, start:stop] += (matrix @ factors).T[: len(groups)].astype(np.int64)  # below 25 + 7 + 10 bits
+    return (zeros & ((1 << LWE.modulus_bits) - 1)).astype(np.uint32), secrets
 
 
-def add_messages(parameters: LweParameters, zeros: Words, messages: Longs) -> Words:
+def add_messages(zeros: Words, messages: Longs, question_bits: int) -> Words:
     """Return the rounded ciphertexts modulo 2^24 of messages modulo Q, one for each encryption of zero."""
-    drop, values = parameters.modulus_bits - parameters.question_bits, zeros + messages
+    drop, values = LWE.modulus_bits - question_bits, zeros + messages
     odd = (values >> drop) & 1  # round half to even: biased errors would add up in a sum
-    sent = ((values + (1 << (drop - 1)) - 1 + odd) >> drop) & ((1 << parameters.question_bits) - 1)
-    return sent.astype(np.uint32) << np.uint32(WORD_BITS - parameters.question_bits)
+    sent = ((values + (1 << (drop - 1)) - 1 + odd) >> drop) & ((1 << question_bits) - 1)
+    return sent.astype(np.uint32) << np.uint32(WORD_BITS - question_bits)
 
 
-def make_hint(parameters: LweParameters, seed: bytes, database: Bytes, n_jobs: int = 1) -> Words:
-    """Return D A modulo Q for D of shape (rows, C); the result has shape (rows, n). Threads share the rows."""
-    hint = np.zeros((len(database), parameters.dimension), np.int64)
+def make_hint(stage: str, seed: bytes, matrix: int, groups: Sequence[Bytes], n_jobs: int = 1) -> list[Words]:
+    """Return hints modulo t of groups that share a public matrix: D A, rounded, shape (rows, n), for D (rows, C)."""
+    sums = [np.zeros((len(rows), LWE.dimension), np.int64) for rows in groups]
+    samples = groups[0].shape[1]
+    tasks = [(rows, total, cut) for rows, total in zip(groups, sums, strict=True)
+             for cut in split_range(len(rows), _HINT_ROWS)]  # fmt: skip
     with ThreadPoolExecutor(n_jobs) as threads:
-        for start, stop in split_range(database.shape[1], _EXACT):
-            matrix = expand_matrix(parameters, seed, start, stop).astype(np.float64)
+        for start, stop in split_range(samples, _HINT_COLUMNS):
+            factors = expand_matrix(stage, seed, matrix * samples + start, matrix * samples + stop).astype(np.float64)
 
-            def add(rows: tuple[int, int], matrix: Doubles = matrix, columns: slice = slice(start, stop)) -> None:
-                block = slice(*rows)
-                hint[block] += (database[block, columns].astype(np.float64) @ matrix).astype(np.int64)
+            def add(task: Any, factors: Doubles = factors, columns: slice = slice(start, stop)) -> None:
+                rows, total, (first, last) = task
+                total[first:last] += (rows[first:last, columns].astype(np.float64) @ factors).astype(np.int64)
 
-            list(threads.map(add, split_range(len(database), _HINT_ROWS)))
-    return (hint & ((1 << parameters.modulus_bits) - 1)).astype(np.uint32)
+            list(threads.map(add, tasks))
+    return [round_to_masks(total) for total in sums]
+
+
+def round_to_masks(hint: Longs) -> Words:
+    """Return numbers modulo Q as the nearest multiples of Q / t, counted modulo t."""
+    scaled = 2 * RING.plain_modulus * (hint & ((1 << LWE.modulus_bits) - 1)) + (1 << LWE.modulus_bits)
+    return ((scaled >> (LWE.modulus_bits + 1)) % RING.plain_modulus).astype(np.uint32)
+
+
+def remove_masks(values: Words, masks: Longs) -> Longs:
+    """Return answers modulo 2^16 less masks modulo t, in whole numbers modulo ``2^16 t``."""
+    return (values.astype(np.int64) * RING.plain_modulus - (masks << ANSWER_BITS)) % (RING.plain_modulus << ANSWER_BITS)
 
 
 def round_down_to(values: NDArray[np.integer], from_bits: int, to_bits: int) -> Words:
@@ -118,23 +133,18 @@ def unpack(data: bytes, width: int) -> Words:
 
 
 def pack_question(values: Words, bits: int) -> bytes:
-    """Return the leading bits, 22 or all 24, of numbers modulo 2^24."""
-    # Of 22, the lower 16 of all numbers come first, then the upper six, those of four numbers in three bytes.
-    if bits == WORD_BITS:
-        return pack(values, WORD_BITS // 8)
-    words = np.resize(values >> np.uint32(WORD_BITS - bits), -(-len(values) // 4) * 4)
-    upper = (words >> np.uint32(16)).reshape(-1, 4) << _PLACES
-    return words.astype("<u2").tobytes() + pack(np.bitwise_or.reduce(upper, axis=1), 3)
+    """Return the leading bits, 17 to 24, of numbers modulo 2^24: the lower 16 of all, then the others."""
+    words = values >> np.uint32(WORD_BITS - bits)
+    upper = np.unpackbits((words >> np.uint32(16)).astype(np.uint8)[:, None], axis=1)[:, 24 - bits :]
+    return words.astype("<u2").tobytes() + np.packbits(upper).tobytes()
 
 
 def unpack_question(data: bytes, bits: int, count: int) -> Words:
     """Return the numbers that :func:`pack_question` wrote, their lower bits zero."""
-    if bits == WORD_BITS:
-        return unpack(data, WORD_BITS // 8)
-    fours = -(-count // 4)
-    upper = (unpack(data[8 * fours :], 3)[:, None] >> _PLACES) & np.uint32(63)
-    words = np.frombuffer(data, "<u2", 4 * fours).astype(np.uint32) | (upper.ravel() << np.uint32(16))
-    return words[:count] << np.uint32(WORD_BITS - bits)
+    packed = np.unpackbits(np.frombuffer(data, np.uint8, offset=2 * count), count=count * (bits - 16))
+    upper = np.packbits(np.pad(packed.reshape(count, -1), ((0, 0), (24 - bits, 0))), axis=1)[:, 0].astype(np.uint32)
+    words = np.frombuffer(data, "<u2", count).astype(np.uint32) | (upper << np.uint32(16))
+    return words << np.uint32(WORD_BITS - bits)
 
 
 def split_range(length: int, step: int) -> Iterator[tuple[int, int]]:

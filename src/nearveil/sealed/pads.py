@@ -6,24 +6,18 @@ used.
 
 import os
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nearveil.sealed.lwe import Longs, Words, split_range
-
-_ROWS = 256  # rows of a hint at a time: as 64-bit numbers they fit in a core's cache
+from nearveil.sealed.lwe import Longs, Words
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Pad:
-    """Encryptions of zero, ``A s + e`` modulo Q, and a server's answers to them, ``H s``, for secrets ``s``."""
+    """Encryptions of zero, ``A s + e`` modulo Q, and a server's answers to them, ``H s`` modulo t."""
 
-    zeros: Words  # a question is its messages plus these, shape (count, C)
-    masks: Longs  # the decrypted answer is the answer less these, shape (count, rows of the hint that belong to it)
-    secrets: Longs  # shape (count, n)
+    zeros: Words  # a question is its messages plus these, shape (groups, columns)
+    masks: Longs  # the decrypted answer is the answer less these, shape (groups, rows)
+    secrets: Longs  # of all groups, shape (n_secrets, n)
 
 
 class PadStock:
@@ -32,38 +26,36 @@ class PadStock:
     def __init__(self) -> None:
         self._state: tuple[object, deque[Pad]] = get_process(), deque()  # one attribute: threads see both or neither
 
-    def fill(self, count: int, make: Callable[[], Pad]) -> None:
-        """Make pads until the stock has `count`."""
-        while len(pads := self._open()) < count:
-            pads.append(make())  # in a child of a fork, the pad goes into the deque of the parent, which is dropped
+    def add(self, pad: Pad, process: object) -> bool:
+        """Add a pad unless it was begun in another process; return whether it was added."""
+        owner, pads = self._open()
+        if owner == process:
+            pads.append(pad)  # in a child of a fork, the pad goes into the deque of the parent, which is dropped
+        return owner == process
+
+    def trim(self, count: int) -> None:
+        """Drop pads until at most `count` are left."""
+        while len(self) > count:
+            self.take()
 
     def take(self) -> Pad | None:
         """Remove and return a pad; None if the stock is empty."""
         try:
-            return self._open().popleft()
+            return self._open()[1].popleft()
         except IndexError:
             return None
 
     def __len__(self) -> int:
-        return len(self._open())
+        return len(self._open()[1])
 
-    def _open(self) -> deque[Pad]:
-        process, pads = self._state
-        if process != get_process():
-            pads = deque()
-            self._state = get_process(), pads
-        return pads
+    def _open(self) -> tuple[object, deque[Pad]]:
+        state = self._state
+        if state[0] != (process := get_process()):
+            self._state = state = process, deque()
+        return state
 
     def __reduce__(self) -> tuple[type["PadStock"], tuple[()]]:
         return PadStock, ()
-
-
-def multiply_hint(hint: NDArray[np.unsignedinteger], secrets: Longs) -> Longs:
-    """Return a hint, shape (rows, n), times each secret, shape (secrets, rows). Exact: below 24 + 7 + 11 bits."""
-    factors, masks = secrets.T.astype(np.float64), np.empty((len(secrets), len(hint)), np.int64)
-    for start, stop in split_range(len(hint), _ROWS):
-        masks[:, start:stop] = (hint[start:stop].astype(np.float64) @ factors).T
-    return masks
 
 
 _process = object()  # different in every process

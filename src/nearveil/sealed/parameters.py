@@ -15,18 +15,16 @@ class LweParameters:
 
     Examples
     --------
-    >>> print(SCORES)
+    >>> print(LWE)
     LWE with n = 1024, Q = 2^26, sigma = 6.4
-    >>> SCORES.core_svp_bits
+    >>> LWE.core_svp_bits
     132
     """
 
-    name: str  #: what the set is for; a part of the public matrix's key, so two sets never share a matrix
     dimension: int  #: numbers of a secret (n)
     modulus_bits: int  #: binary logarithm of the modulus (Q)
     sigma: Fraction  #: width of the discrete Gaussian of secrets and errors
     most_samples: int  #: samples of one secret that the figures hold for; a question never has more
-    question_bits: int  #: leading bits of a number that a question sends; fewer make it shorter, and add to the errors
     #: Binary logarithm of the cost of the cheapest attack, rounded down, in the core-SVP model (ADPS16), which counts
     #: one call of a sieve and ignores its overheads.
     core_svp_bits: int
@@ -38,11 +36,13 @@ class LweParameters:
 
 _SIGMA = Fraction(32, 5)
 
-SCORES = LweParameters("scores", 1024, 26, _SIGMA, 1 << 16, 22, core_svp_bits=132, matzov_bits=156)
-"""For scores, which may be off by a little."""
+LWE = LweParameters(1024, 26, _SIGMA, 1 << 20, core_svp_bits=132, matzov_bits=156)
+"""Of both stages, scores and records: each has secrets and public matrices of its own."""
 
-FETCH = LweParameters("fetch", 1280, 32, _SIGMA, 1 << 16, 24, core_svp_bits=128, matzov_bits=153)
-"""For records, of which every byte must be right."""
+WORD_BITS = 24  # of the numbers that servers multiply
+ANSWER_BITS = 16
+ENTRY_BITS = 6  # of a record
+SCORE_BITS = 22  # leading bits of a number that a question for scores sends
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,6 @@ class RingParameters:
     dimension: int  #: numbers of an encrypted secret (n); it divides N / 2
     baby_steps: int  #: rotations that all blocks of a matrix share
     core_svp_bits: int  #: as for :class:`LweParameters`
-    matzov_bits: int
 
     @property
     def modulus(self) -> int:
@@ -79,10 +78,5 @@ class RingParameters:
         return f"ring-LWE with N = {self.degree}, q of {bits} bits, sigma = {float(self.sigma):g}"
 
 
-RING = RingParameters(
-    4096, 65537, (536813569, 536690689, 536641537), _SIGMA, 1024, 32, core_svp_bits=140, matzov_bits=167
-)
+RING = RingParameters(4096, 65537, (536813569, 536690689, 536641537), _SIGMA, 1024, 32, core_svp_bits=140)
 """For tokens: the three largest primes below 2^29 that are 1 modulo 8192."""
-
-SECRET_BITS = 51  # of a coefficient of an encrypted secret: the others are below the noise of rotations
-TOKEN_BITS, PUBLIC_BITS = 20, 32  # of a coefficient of a token, and of its public part

@@ -4,22 +4,123 @@ import math
 from dataclasses import dataclass
 
 from nearveil.privacy.checks import check_count
-from nearveil.sealed.parameters import FETCH, SCORES, LweParameters
+from nearveil.sealed.accuracy import bound_fetch_failure
+from nearveil.sealed.parameters import ANSWER_BITS, ENTRY_BITS, LWE, RING, SCORE_BITS
 
-HINT_BYTES = {"scores": 2, "records": 3}  # of an entry of a hint
-ANSWER_BYTES = 2  # of a number
 TILE = 8  # dimensions and slots are multiples of it: processors multiply this many numbers at a time
-N_FETCHED = 32
+SIDE = 20  # of the grid of records
+LARGEST_FAILURE = 2.0**-40  # probability that an entry of a record is read wrongly
+CANDIDATES = 5 / 2  # best matches that are considered for each bucket
 _SLOTS_PER_ITEM = 1.035  # the spare slots balance the cells and take later items
-_PROBED = 13_900  # slots that a question probes; they determine the size of the hint
+_PROBED = 32_768  # slots that a question probes; they determine the size of a token
 _CELLS = 218  # cells times dimensions of a code, over the root of the items; it determines the size of a question
-_COLOURS = 3072  # largest product of colours and dimensions of a code
 _DIMENSIONS = ((2_500_000, 256), (8_000_000, 128))  # (items at most, dimensions of a code)
 _LEAST = 64  # dimensions of a code in larger galleries
+MOST_COLUMNS = 1 << 16  # of a matrix: sums of products stay below 2^31
+_STORED = 64  # columns of a block in memory are a multiple of it: processors multiply this many at a time
+_ROW_BYTES = 9.0  # price of a row of records, beside bytes of questions: its answer, its token and their work
+_SHARED = 1 << 16  # numbers of a question from which secrets share matrices: encryption is then faster
+_SECRETS = 4  # that share matrices
+_CIPHERTEXT_BITS, _TOKEN_BITS, _PUBLIC_BITS = 51, 20, 32  # of a number of the ring
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Shape of the questions of a stage: groups (colours or buckets) of rows, and the columns of each group."""
+
+    n_groups: int
+    n_rows: int
+    n_columns: int
+    n_secrets: int
+    question_bits: int
+
+    @property
+    def n_samples(self) -> int:
+        """Numbers that are encrypted under one secret."""
+        return -(-self.n_groups // self.n_secrets) * self.n_columns
+
+    @property
+    def question_bytes(self) -> int:
+        """Bytes of a packed question."""
+        count = self.n_groups * self.n_columns
+        return 2 * count + -(-count * (self.question_bits - 16) // 8)
+
+    @property
+    def answer_bytes(self) -> int:
+        """Bytes of the numbers of an answer."""
+        return ANSWER_BITS // 8 * self.n_groups * self.n_rows
+
+    @property
+    def secret_rows(self) -> tuple[int, ...]:
+        """Rows of the groups of each secret."""
+        return tuple(len(range(k, self.n_groups, self.n_secrets)) * self.n_rows for k in range(self.n_secrets))
+
+
+@dataclass(frozen=True)
+class RecordLayout:
+    """Shape of the grid of records: `side` times `side` blocks of columns, each of `per_column` records."""
+
+    width: int  # bytes of a record, with its end mark
+    side: int
+    per_column: int
+    n_columns: int  # of a block
+    n_secrets: int
+
+    @property
+    def n_blocks(self) -> int:
+        """Blocks of the grid."""
+        return self.side**2
+
+    @property
+    def n_buckets(self) -> int:
+        """Rows and columns of the grid: a question asks each for one column."""
+        return 2 * self.side
+
+    @property
+    def n_candidates(self) -> int:
+        """Best matches that are considered for a question."""
+        return math.ceil(CANDIDATES * self.n_buckets)
+
+    @property
+    def n_entries(self) -> int:
+        """Entries of a record."""
+        return -(-8 * self.width // ENTRY_BITS)
+
+    @property
+    def n_rows(self) -> int:
+        """Entries of a column."""
+        return self.per_column * self.n_entries
+
+    @property
+    def block_size(self) -> int:
+        """Records of a block."""
+        return self.per_column * self.n_columns
+
+    @property
+    def stored_columns(self) -> int:
+        """Columns of a block in memory."""
+        return -(-self.n_columns // _STORED) * _STORED
+
+    @property
+    def stage(self) -> Stage:
+        """The shape of a question."""
+        n_columns = self.side * self.n_columns
+        norm = bound_row_norm(n_columns)
+        bits = next((b for b in range(17, 24) if bound_fetch_failure(norm, b) <= LARGEST_FAILURE), 24)
+        return Stage(self.n_buckets, self.n_rows, n_columns, self.n_secrets, bits)
+
+
+def bound_row_norm(n_columns: int) -> float:
+    """Return a bound on the norm of a row of whitened entries, which holds but for seven deviations."""
+    levels = range(-(1 << (ENTRY_BITS - 1)), 1 << (ENTRY_BITS - 1))
+    mean = sum(level**2 for level in levels) / len(levels)
+    deviation = math.sqrt(sum((level**2 - mean) ** 2 for level in levels) / len(levels))
+    most = levels[0] ** 2 * n_columns
+    return math.sqrt(min(most, mean * n_columns + 7 * deviation * math.sqrt(n_columns)))
 
 
 def choose_dimension(n_items: int) -> int:
-    """Return the dimensions of a code for a gallery: more distinguish near items better, and allow fewer colours."""
+    """Return the dimensions of a code for a gallery: more distinguish near items better, and allow fewer cells."""
     return next((width for most, width in _DIMENSIONS if n_items <= most), _LEAST)
 
 
@@ -30,9 +131,7 @@ def choose_shape(
     wide = max(dimension, _LEAST)
     cells = max(1, round(_CELLS * math.sqrt(n_items) / wide)) if n_cells is None else check_count(n_cells, "n_cells", 1)
     if n_colours is None:
-        n_colours = max(1, min(round(_PROBED * cells / n_items), _COLOURS // wide))
-        # The security estimates limit how many numbers are encrypted under one secret.
-        n_colours = max(n_colours, -(-cells // (SCORES.most_samples // wide)))
+        n_colours = max(1, round(_PROBED * cells / n_items), -(-cells // (MOST_COLUMNS // wide)))
     n_colours = min(check_count(n_colours, "n_colours", 1), cells)
     return -(-cells // n_colours) * n_colours, n_colours
 
@@ -42,25 +141,36 @@ def count_slots(n_items: int, n_cells: int) -> int:
     return -(-math.ceil(_SLOTS_PER_ITEM * n_items / n_cells + 1) // TILE) * TILE
 
 
-def shape_records(n_positions: int, width: int) -> tuple[int, int]:
-    """Return the records in a column, and the number of columns: about as many columns as rows."""
-    per_column = max(1, round(math.sqrt(n_positions / width)))
-    return per_column, -(-n_positions // per_column)
+def count_secrets(n_groups: int, n_columns: int) -> int:
+    """Return the secrets of a stage: one if its questions are short, else those that share matrices."""
+    least = 1 if n_groups * n_columns < _SHARED else min(_SECRETS, n_groups)
+    return max(least, -(-n_groups // max(1, LWE.most_samples // n_columns)))
 
 
-def count_question_bytes(parameters: LweParameters, count: int) -> int:
-    """Return the bytes of `count` packed numbers of a question, padded to a group that fills whole bytes."""
-    group = 8 // math.gcd(parameters.question_bits, 8)
-    return -(-count // group) * group * parameters.question_bits // 8
+def shape_records(n_positions: int, width: int, side: int = SIDE) -> RecordLayout:
+    """Return the grid of records for as many positions: columns and rows so that questions are cheapest."""
+    block = -(-n_positions // side**2)
+    entries = -(-8 * width // ENTRY_BITS)
+    cheapest = round(math.sqrt(2.5 * side * block / (_ROW_BYTES * entries)))
+    per_column = min(block, max(1, cheapest, -(-block // (MOST_COLUMNS // side))))
+    n_columns = -(-block // per_column)
+    return RecordLayout(width, side, per_column, n_columns, count_secrets(2 * side, side * n_columns))
+
+
+def count_blocks(stage: Stage) -> int:
+    """Return the blocks of a token: ring elements that carry the masks of a stage."""
+    return sum(-(-rows // RING.degree) for rows in stage.secret_rows)
 
 
 @dataclass(frozen=True)
 class SealedSizes:
-    """Bytes of sealed search for a gallery: of a client, a question, its answer, and a pass over the codes."""
+    """Bytes of sealed search for a gallery: of a client, a question, its answer, a token, and a pass."""
 
-    kept: int  #: hints, projection, centroids and counts of cells
+    kept: int  #: projection, centroids and counts of cells, and public parts of tokens
     question: int
     answer: int
+    token_request: int
+    token: int
     passed: int
 
 
@@ -68,11 +178,16 @@ def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> S
     """Return the sizes of sealed search for a gallery of `n_items`, with records of `record_bytes`."""
     dimension = -(-min(choose_dimension(n_items), n_features) // TILE) * TILE
     n_cells, n_colours = choose_shape(n_items, dimension)
-    slots, width = count_slots(n_items, n_cells), record_bytes + 1
-    per_column, n_columns = shape_records(n_cells * slots, width)
-    rows = n_colours * slots, per_column * width
-    hint = HINT_BYTES["scores"] * rows[0] * SCORES.dimension + HINT_BYTES["records"] * rows[1] * FETCH.dimension
-    question = count_question_bytes(SCORES, n_cells * dimension) + count_question_bytes(FETCH, N_FETCHED * n_columns)
-    answer = ANSWER_BYTES * (rows[0] + N_FETCHED * rows[1])
-    kept = hint + 4 * dimension * (n_features + n_cells) + 2 * n_cells
-    return SealedSizes(kept, question, answer, n_cells * slots * (dimension + width))
+    slots, columns = count_slots(n_items, n_cells), n_cells // n_colours * dimension
+    records = shape_records(n_cells * slots, record_bytes + 1)
+    stages = Stage(n_colours, slots, columns, count_secrets(n_colours, columns), SCORE_BITS), records.stage
+    blocks = sum(map(count_blocks, stages))
+    keys = 2 * len(RING.primes) * RING.modulus.bit_length()
+    return SealedSizes(
+        kept=4 * dimension * (n_features + n_cells) + 2 * n_cells + blocks * RING.degree * _PUBLIC_BITS // 8,
+        question=sum(stage.question_bytes for stage in stages),
+        answer=sum(stage.answer_bytes for stage in stages),
+        token_request=sum(keys + _CIPHERTEXT_BITS * stage.n_secrets for stage in stages) * RING.degree // 8,
+        token=blocks * RING.degree * _TOKEN_BITS // 8,
+        passed=n_cells * slots * dimension + records.n_blocks * records.n_rows * records.stored_columns,
+    )

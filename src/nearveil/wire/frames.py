@@ -52,9 +52,12 @@ class Kind(IntEnum):
     CODES_MANIFEST = 16, 16 << 20
     CODES_GROUP = 17, 256 << 20, 2  # whether it is compressed
     SEALED_PUBLIC = 24, 64 << 20
-    SEALED_HINT = 25, 1 << 30, 2  # the part: scores or records
-    SEALED_QUESTION = 26, 32 << 20, 2
+    SEALED_HINT = 25, 0  # of version 0.2; no program sends it
+    SEALED_QUESTION = 26, 32 << 20, 2  # the part: scores or records
     SEALED_ANSWER = 27, 32 << 20, 2
+    SEALED_TOKENS = 28, 256 << 20  # public parts of tokens
+    SEALED_TOKEN_REQUEST = 29, 4 << 20
+    SEALED_TOKEN = 30, 128 << 20
 
     def __new__(cls, number: int, limit: int = 0, n_flags: int = 1) -> Self:
         """Return the member with a number on the wire."""
