@@ -62,6 +62,7 @@ class RingParameters:
     dimension: int  #: numbers of an encrypted secret (n); it divides N / 2
     baby_steps: int  #: rotations that all blocks of a matrix share
     core_svp_bits: int  #: as for :class:`LweParameters`
+    matzov_bits: int
 
     @property
     def modulus(self) -> int:
@@ -78,5 +79,10 @@ class RingParameters:
         return f"ring-LWE with N = {self.degree}, q of {bits} bits, sigma = {float(self.sigma):g}"
 
 
-RING = RingParameters(4096, 65537, (536813569, 536690689, 536641537), _SIGMA, 1024, 32, core_svp_bits=140)
+RING = RingParameters(
+    4096, 65537, (536813569, 536690689, 536641537), _SIGMA, 1024, 32, core_svp_bits=140, matzov_bits=167
+)
 """For tokens: the three largest primes below 2^29 that are 1 modulo 8192."""
+
+SECRET_BITS = 51  # of a coefficient of an encrypted secret: the others are below the noise of rotations
+TOKEN_BITS, PUBLIC_BITS = 20, 32  # of a coefficient of a token, and of its public part

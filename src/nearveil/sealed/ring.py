@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from nearveil.privacy.noise import Source, gaussian_integers
 from nearveil.sealed.lwe import Longs, Words
 from nearveil.sealed.pads import get_process
-from nearveil.sealed.parameters import RING
+from nearveil.sealed.parameters import PUBLIC_BITS, RING, SECRET_BITS, TOKEN_BITS
 from nearveil.wire.frames import WireError
 
 Limbs = NDArray[np.uint64]
@@ -29,8 +29,6 @@ Limbs = NDArray[np.uint64]
 N, T, PRIMES = RING.degree, RING.plain_modulus, RING.primes
 L = len(PRIMES)
 PRIME_BITS = 29
-SECRET_BITS = 51  # of a coefficient of an encrypted secret: the others are below the noise of rotations
-TOKEN_BITS, PUBLIC_BITS = 20, 32  # of a coefficient of a token, and of its public part
 _DROPPED = RING.modulus.bit_length() - SECRET_BITS
 _WORD = 32  # Montgomery's radix is 2^32
 _MASK = (1 << _WORD) - 1

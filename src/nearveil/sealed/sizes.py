@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from nearveil.privacy.checks import check_count
 from nearveil.sealed.accuracy import bound_fetch_failure
-from nearveil.sealed.parameters import ANSWER_BITS, ENTRY_BITS, LWE, RING, SCORE_BITS
+from nearveil.sealed.parameters import (
+    ANSWER_BITS,
+    ENTRY_BITS,
+    LWE,
+    PUBLIC_BITS,
+    RING,
+    SCORE_BITS,
+    SECRET_BITS,
+    TOKEN_BITS,
+)
 
 TILE = 8  # dimensions and slots are multiples of it: processors multiply this many numbers at a time
 SIDE = 20  # of the grid of records
@@ -21,7 +30,6 @@ _STORED = 64  # columns of a block in memory are a multiple of it: processors mu
 _ROW_BYTES = 9.0  # price of a row of records, beside bytes of questions: its answer, its token and their work
 _SHARED = 1 << 16  # numbers of a question from which secrets share matrices: encryption is then faster
 _SECRETS = 4  # that share matrices
-_CIPHERTEXT_BITS, _TOKEN_BITS, _PUBLIC_BITS = 51, 20, 32  # of a number of the ring
 
 
 @dataclass(frozen=True)
@@ -184,10 +192,10 @@ def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> S
     blocks = sum(map(count_blocks, stages))
     keys = 2 * len(RING.primes) * RING.modulus.bit_length()
     return SealedSizes(
-        kept=4 * dimension * (n_features + n_cells) + 2 * n_cells + blocks * RING.degree * _PUBLIC_BITS // 8,
+        kept=4 * dimension * (n_features + n_cells) + 2 * n_cells + blocks * RING.degree * PUBLIC_BITS // 8,
         question=sum(stage.question_bytes for stage in stages),
         answer=sum(stage.answer_bytes for stage in stages),
-        token_request=sum(keys + _CIPHERTEXT_BITS * stage.n_secrets for stage in stages) * RING.degree // 8,
-        token=blocks * RING.degree * _TOKEN_BITS // 8,
+        token_request=sum(keys + SECRET_BITS * stage.n_secrets for stage in stages) * RING.degree // 8,
+        token=blocks * RING.degree * TOKEN_BITS // 8,
         passed=n_cells * slots * dimension + records.n_blocks * records.n_rows * records.stored_columns,
     )

@@ -18,11 +18,9 @@ from numpy.typing import NDArray
 
 from nearveil.sealed import _compiled_ring as compiled
 from nearveil.sealed.lwe import Words
-from nearveil.sealed.parameters import RING
+from nearveil.sealed.parameters import PUBLIC_BITS, RING, TOKEN_BITS
 from nearveil.sealed.ring import (
     PRIMES,
-    PUBLIC_BITS,
-    TOKEN_BITS,
     L,
     Limbs,
     N,
