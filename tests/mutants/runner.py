@@ -27,7 +27,16 @@ from typing import Literal
 Verdict = Literal["killed", "survived", "timed out", "broken"]
 
 _TESTS_FAILED = 1  # pytest's exit status; 2 to 5 mean that the tests did not run
-_OPTIONS = ("-q", "--tb=short", "-p", "no:cacheprovider", "--disable-plugin-autoload", "-p", "mutants_profile")
+_OPTIONS = (
+    "-q",
+    "--tb=short",
+    "-p",
+    "no:cacheprovider",
+    "--disable-plugin-autoload",
+    "-p",
+    "mutants_profile",
+    "--import-mode=append",
+)
 # Where one of these is set, pytest compares long lists line by line, which takes minutes for some thousand.
 _LONG_DIFFS = ("CI", "BUILD_NUMBER")
 # Properties are tried on the same examples every time, without deadlines, and failures are not made smaller.
@@ -238,7 +247,8 @@ def _pytest(arguments: Sequence[str], root: Path, copy: Path, timeout: float) ->
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as output,
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
     ):
-        paths = ("-o", f"pythonpath={copy} .")  # the copy of `studies` comes before that of the root
+        # The copy of `studies` comes before that of the root, which pytest would put first for its conftest.py.
+        paths = ("-o", f"pythonpath={copy} .")
         command = [sys.executable, "-m", "pytest", *_OPTIONS, *paths, f"--basetemp={folder}/tests", *arguments]
         process = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
