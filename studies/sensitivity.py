@@ -14,8 +14,9 @@ from scipy.optimize import minimize
 
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.sensitivity import bounds, published_2022
-from nearveil.privatemail.sensitivity.bounds import Norm, check_start, label_floor
+from nearveil.privatemail.sensitivity.bounds import Norm, check_start
 from studies import _figures as draw
+from studies import replacement
 from studies._search import FILES, NAMES
 from studies._study import Case, Row, Study, select, summarise
 from studies.data import load_features
@@ -294,15 +295,15 @@ def _bound_all(
     start: Floats, bandwidth: float, encoding: Encoding, private: bool, rng: np.random.Generator
 ) -> dict[str, Any]:
     setting: dict[str, Any] = {"bandwidth": bandwidth, "label_weight": LABEL_WEIGHT, "n_classes": CLASSES}
-    floor = label_floor(CLASSES, encoding, bandwidth)
-    box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, LABEL_WEIGHT, private)
+    floor = replacement.label_floor(CLASSES, encoding, bandwidth)
+    box = replacement.Box(float(np.exp(-2 * bandwidth**-2)), floor, LABEL_WEIGHT, private)
     centred = check_start(start)
     results = None
     if len(start) <= MOST_SEARCHED:
         results = search_replace(start, rng=rng, encoding=encoding, private_labels=private, **SEARCHES, **setting)
     return {
-        "plain": bounds.bound_by_theorem_b(centred, box, bandwidth, "l2"),
-        "sharp": bounds.bound_by_theorem_b_prime(centred, box, bandwidth, "l2"),
+        "plain": replacement.bound_by_theorem_b(centred, box, bandwidth, "l2"),
+        "sharp": replacement.bound_by_theorem_b_prime(centred, box, bandwidth, "l2"),
         "found": results,
     }
 

@@ -3,11 +3,12 @@
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from sklearn.base import clone
 
 from nearveil.audit._experiment import Experiment, Floats, Law, Pair
-from nearveil.audit._releases import stack_messages, state_law, state_noise_law
-from studies.baselines import DPdSNE, PrivatePCA, RandomProjection, VonMisesFisher
+from nearveil.audit._releases import stack_messages, state_bit_law, state_law, state_noise_law
+from studies.baselines import DPdSNE, PrivatePCA, RandomProjection, Unary, VonMisesFisher
 
 _FIT_TRIALS = 8_000  # if every run is a fit
 _WIDE = 8  # dimensions from which no cell of the sphere is likely
@@ -17,6 +18,15 @@ _RARE_LAW = Law(values=stack_messages, largest_row=2.0**-20)
 @state_law.register
 def _(release: RandomProjection) -> Law:
     return state_noise_law(release, lambda features: features @ release.matrix_)
+
+
+@state_law.register
+def _(release: Unary) -> Law:
+    def encode(features: Floats) -> NDArray[np.uint8]:
+        near = 2 * features @ release.centroids_.T - (release.centroids_**2).sum(axis=1)
+        return np.asarray(np.eye(release.string_.length, dtype=np.uint8)[near.argmax(axis=1)])
+
+    return state_bit_law(release, encode)
 
 
 @state_law.register

@@ -10,6 +10,7 @@ from studies.baselines.embeddings import DPdSNE, PlainLDA, PlainManifold, PlainT
 from studies.baselines.fisher import VonMisesFisher
 from studies.baselines.pca import PrivatePCA, PrivatePCARelease
 from studies.baselines.projection import RandomProjection
+from studies.baselines.unary import Unary
 
 __all__ = [
     "BASELINES",
@@ -21,6 +22,7 @@ __all__ = [
     "PrivatePCARelease",
     "RandomProjection",
     "RawFeatures",
+    "Unary",
     "VonMisesFisher",
     "find_mechanism",
 ]
@@ -37,6 +39,8 @@ class PcaEntry(MechanismEntry):
 _PCA = {"n_components": 8, "n_sweeps": 2, **UNSOUND}
 
 BASELINES = (
+    MechanismEntry(Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
+    MechanismEntry(Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
     MechanismEntry(RandomProjection, "Kenthapadi et al. 2012, for a record"),
     MechanismEntry(RandomProjection, "Kenthapadi et al. 2012", "as published", {"as_published": True, **UNSOUND}),
     MechanismEntry(VonMisesFisher, "Weggenmann, Kerschbaum 2021"),

@@ -12,7 +12,6 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms._bitwise import Unary, make_unary_law
 from nearveil.mechanisms._bitwise_laws import (
     WORD,
     BitLaw,
@@ -26,6 +25,7 @@ from nearveil.mechanisms._bitwise_laws import (
     find_largest_nominal,
 )
 from nearveil.privacy.noise import unsafe_seeded
+from studies.baselines.unary import Unary, make_unary_law
 from tests.mechanisms.conformance import Contract, Floats
 from tests.mechanisms.test_channel import Words
 

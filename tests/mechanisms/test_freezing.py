@@ -18,14 +18,13 @@ from nearveil.mechanisms import (
     Latent,
     PrivUnit,
     Release,
-    Unary,
 )
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
-from studies.baselines import BASELINES, DPdSNE, PrivatePCA, PrivatePCARelease, RandomProjection, VonMisesFisher
+from studies.baselines import BASELINES, DPdSNE, PrivatePCA, PrivatePCARelease, RandomProjection, Unary, VonMisesFisher
 from tests.mechanisms.conformance import REFUSAL, attack_attributes, attack_parameters
 
 ROWS = np.random.default_rng(0).standard_normal((400, 16))

@@ -18,12 +18,13 @@ from nearveil.privatemail.sensitivity import (
     bounds,
     published_2021,
     published_2022,
-    replace_one,
     target_only,
 )
 from nearveil.privatemail.sensitivity.bounds import sign_patterns
+from studies import replacement
 from studies import sensitivity as study
 from studies.data import FeatureSet
+from studies.replacement import replace_one
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
 
 SLACK = 1 + 1e-7  # rounding of the search, not of the bound
@@ -316,8 +317,8 @@ def test_two_rows_attain_theorem_b_prime(columns: int, norm: Any) -> None:
 def test_the_fractional_programme_is_solved(label_weight: float, private: bool) -> None:
     """Against all corners of the box, for every record."""
     y = np.array([0.3, -1.2, 2.0, 0.3, 5.0])
-    box = bounds.Box(0.2, 0.1, label_weight, private)
-    own, spread = bounds._measure_along(y, box)
+    box = replacement.Box(0.2, 0.1, label_weight, private)
+    own, spread = replacement._measure_along(y, box)
     corners = [np.array(corner) for corner in product([0, 1], repeat=4)]
     weights = [np.where(corner, 1.0, box.least) for corner in corners]
     labels = [np.where(corner, 1.0, box.label_least) for corner in corners]
@@ -340,7 +341,7 @@ def test_the_fractional_programme_is_solved(label_weight: float, private: bool) 
 def test_the_range_over_an_edge_is_largest_where_theorem_b_says(
     n: int, least: float, label_least: float, label_weight: float, private: bool, degree: float
 ) -> None:
-    box = bounds.Box(least, label_least, label_weight, private)
+    box = replacement.Box(least, label_least, label_weight, private)
     d = (n - 2) * (least + degree * (1 - least))
     assert box.edge_range(d) <= box.largest_edge_range(n) * SLACK + 1e-12
     # Theorem B takes both of its terms at the least degree; only their sum is largest there.
@@ -351,7 +352,7 @@ def test_the_range_over_an_edge_is_largest_where_theorem_b_says(
 
 
 def test_the_range_over_an_edge_alone_may_be_largest_inside() -> None:
-    box = bounds.Box(least=0.5, label_least=0.0, label_weight=0.0, private_labels=True)
+    box = replacement.Box(least=0.5, label_least=0.0, label_weight=0.0, private_labels=True)
     assert box.largest_edge_range(3) > 1.02 * max(box.edge_range(0.5), box.edge_range(1.0))
 
 
@@ -364,8 +365,8 @@ def test_theorem_b_prime_is_below_theorem_b() -> None:
     row = kappa * (n - 2) * (1 - a) / ((d + a) * (d + 1)) + (alpha - a) / (d + a) - (alpha * b - 1) / (d + 1)
     own = math.tanh(1 / 36) + alpha * (1 / a - b)
     theorem_b = reach / 2 * math.sqrt((n - 1) * row**2 + own**2)
-    box = bounds.Box(a, b, alpha, True)
-    assert bounds.bound_by_theorem_b(start, box, 6.0, "l2") == pytest.approx(theorem_b, rel=1e-12)
+    box = replacement.Box(a, b, alpha, True)
+    assert replacement.bound_by_theorem_b(start, box, 6.0, "l2") == pytest.approx(theorem_b, rel=1e-12)
     assert replace_one(start, **PAPERS) < 0.6 * theorem_b
     # The table of the requirement has R = 6.46 and Theorem B at 2.14: the same multiple of R.
     assert theorem_b / reach == pytest.approx(2.14 / 6.46, rel=0.003)

@@ -34,7 +34,6 @@ from nearveil.mechanisms import (
     Message,
     PrivUnit,
     Release,
-    Unary,
 )
 from nearveil.privacy import noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source
@@ -309,30 +308,27 @@ def _state_set_law(release: Any) -> Law:
     return Law(coins=toss)
 
 
-def _state_bit_law(release: Any) -> Law:
-    """Return the law of a string of independent bits."""
+def state_bit_law(release: Any, encode: Callable[[Floats], NDArray[np.uint8]]) -> Law:
+    """Return the law of a string of independent bits, which `encode` computes from features."""
     laws, length = release.string_.laws, release.string_.length
-
-    def encode(row: Floats) -> NDArray[np.uint8]:
-        features = release.features(row[None])
-        if not isinstance(release, Unary):
-            return np.asarray(release.encoding_.encode(release.projection_(features)))
-        near = 2 * features @ release.centroids_.T - (release.centroids_**2).sum(axis=1)
-        return np.asarray(np.eye(length, dtype=np.uint8)[near.argmax(axis=1)])
 
     def toss(messages: Sequence[Message], row: Floats) -> list[Coin]:
         released = np.unpackbits(stack_messages(messages), axis=1, count=length).astype(np.bool_)
-        true = encode(row)[0]
+        true = encode(release.features(row[None]))[0]
         chances = [(laws[i % len(laws)].p if true[i] else laws[i % len(laws)].q) for i in range(length)]
         return list(zip(released.T, chances, strict=True))
 
     return Law(coins=toss)
 
 
+def _state_value_law(release: Any) -> Law:
+    return state_bit_law(release, lambda features: release.encoding_.encode(release.projection_(features)))
+
+
 for _kinds, _state in (
     (AnalyticGaussian, lambda release: state_noise_law(release, release.projection_)),
     (Covers | Cells, _state_set_law),
-    (Latent | OME | Unary, _state_bit_law),
+    (Latent | OME, _state_value_law),
     (PrivUnit, _state_privunit_law),
 ):
     state_law.register(_kinds, _state)

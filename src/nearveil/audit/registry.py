@@ -52,8 +52,8 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     Examples
     --------
     >>> from nearveil.audit import audit
-    >>> bits = next(entry for entry in list_mechanisms(1.0) if entry.name == "unary (symmetric)")
-    >>> audit(bits.make(), trials=400).verdict != "broken"
+    >>> cells = next(entry for entry in list_mechanisms(1.0) if entry.name == "cells (subset)")
+    >>> audit(cells.make(), trials=400).verdict != "broken"
     True
     """
     noises: dict[type[Any], Make] = {

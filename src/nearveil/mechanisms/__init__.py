@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
-    from nearveil.mechanisms._bitwise import OME, Latent, Unary
+    from nearveil.mechanisms._bitwise import OME, Latent
     from nearveil.mechanisms._gaussian import AnalyticGaussian
     from nearveil.mechanisms._privunit import PrivUnit
     from nearveil.mechanisms.base import Message, MessageError, Release
@@ -24,14 +24,13 @@ __all__ = [
     "PrivUnit",
     "PublicMap",
     "Release",
-    "Unary",
     "default",
 ]
 
 __getattr__ = import_later(
     __name__,
     {
-        "._bitwise": "OME Latent Unary",
+        "._bitwise": "OME Latent",
         "._gaussian": "AnalyticGaussian",
         "._privunit": "PrivUnit",
         ".base": "Message MessageError Release",

@@ -101,8 +101,6 @@ REGISTRY = (
     ),
     MechanismEntry(mechanisms.Latent, "Arachchige et al. 2019"),
     MechanismEntry(mechanisms.OME, "Lyu et al. 2020"),
-    MechanismEntry(mechanisms.Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
-    MechanismEntry(mechanisms.Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
     MechanismEntry(mechanisms.AnalyticGaussian, "Balle, Wang 2018"),
 )
 """All mechanisms of the library; ``studies.baselines`` has those that they are compared with."""

@@ -1,9 +1,9 @@
 """Sensitivity of the first step of the supervised manifold learning query to one record.
 
 The step is eq. 4 of the 2022 paper, ``f(Q) = Q + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Q``, on unit rows, from a start Q
-that never depends on private data. A *sound* bound holds for every pair of neighbours; :func:`target_only` and
-:func:`replace_one` return the smallest one that is proved in ``docs/theory/sensitivity.md``. The published bounds are
-not sound: use them for comparison and audits only.
+that never depends on private data. A *sound* bound holds for every pair of neighbours; :func:`target_only` returns the
+smallest one that is proved in ``docs/theory/sensitivity.md``. The published bounds are not sound: use them for
+comparison and audits only.
 """
 
 import math
@@ -23,10 +23,9 @@ from nearveil.privatemail.sensitivity.bounds import (
     check_result,
     check_start,
     combine_norms,
-    label_floor,
 )
 
-__all__ = ["published_2021", "published_2022", "replace_one", "target_only"]
+__all__ = ["published_2021", "published_2022", "target_only"]
 
 Variant = Literal["printed", "derived"]
 
@@ -85,7 +84,7 @@ def target_only(
     >>> round(target_only(anchors, None, start, **setting), 4)
     0.0028
     """
-    bandwidth, label_weight, label_bandwidth = _check_query(bandwidth, label_weight, label_bandwidth)
+    bandwidth, label_weight, label_bandwidth = check_query(bandwidth, label_weight, label_bandwidth)
     check_choice(label_encoding, "label_encoding", Encoding)
     check_choice(released, "released", Literal["all", "target"])
     check_choice(norm, "norm", Norm)
@@ -107,64 +106,6 @@ def target_only(
     change = combine_norms(np.array([target, anchor_rows]), norm)
     error = combine_norms(np.array([target_error, bounds.bound_anchors_error(public, error_bound)]), norm)
     return check_result(MARGIN * (change + 2 * error))
-
-
-def replace_one(
-    start: Any,
-    *,
-    bandwidth: float,
-    label_weight: float,
-    n_classes: int,
-    labels: Literal["private", "public"] = "private",
-    label_encoding: Encoding = "integer",
-    label_bandwidth: float | None = None,
-    may_be_unlabelled: bool = False,
-    norm: Norm = "l2",
-    error_bound: float = 0.0,
-) -> float:
-    """Bound the effect of replacing any one record, if every row is private.
-
-    The smaller of Theorems B and B' of ``docs/theory/sensitivity.md``. Attacked by
-    ``test_no_data_set_passes_the_bound``. The bound depends on the start, the number of
-    classes and the parameters alone, so it is the same for all data sets.
-
-    Parameters
-    ----------
-    start : array-like of shape (n, k)
-        The public start.
-    bandwidth, label_weight, label_encoding, label_bandwidth, norm, error_bound
-        As for :func:`target_only`.
-    n_classes : int
-        Labels are 0 to ``n_classes - 1``.
-    labels : {"private", "public"}, default="private"
-        Whether the label is replaced with the record, or is public and unchanged.
-    may_be_unlabelled : bool, default=False
-        Whether a record may be unlabelled; a private label may then appear or disappear.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> start = np.random.default_rng(0).normal(size=(1000, 2))
-    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98}
-    >>> round(replace_one(start, **setting), 2)
-    1.25
-    >>> round(replace_one(start, labels="public", **setting), 3)
-    0.067
-    """
-    bandwidth, label_weight, label_bandwidth = _check_query(bandwidth, label_weight, label_bandwidth)
-    n_classes = check_count(n_classes, "n_classes", least=1)
-    check_choice(labels, "labels", Literal["private", "public"])
-    check_choice(label_encoding, "label_encoding", Encoding)
-    check_choice(norm, "norm", Norm)
-    error_bound = check_error_bound(error_bound)
-    starts = check_start(start)
-    floor = label_floor(n_classes, label_encoding, label_bandwidth, may_be_unlabelled)
-    box = bounds.Box(float(np.exp(-2 * bandwidth**-2)), floor, label_weight, labels == "private")
-    change = min(
-        bounds.bound_by_theorem_b(starts, box, bandwidth, norm),
-        bounds.bound_by_theorem_b_prime(starts, box, bandwidth, norm),
-    )
-    return check_result(MARGIN * (change + 2 * bounds.bound_replace_error(starts, box, error_bound, norm)))
 
 
 def published_2022(
@@ -191,7 +132,7 @@ def published_2022(
     >>> round(published_2022(start, bandwidth=6.0, label_weight=0.6, n_classes=98))
     572
     """
-    bandwidth, alpha, _ = _check_query(bandwidth, label_weight, None)
+    bandwidth, alpha, _ = check_query(bandwidth, label_weight, None)
     c = check_count(n_classes, "n_classes", least=1) - 1
     check_start(start)
     n, s2 = len(start), bandwidth**2
@@ -254,7 +195,7 @@ def published_2021(
     n = check_count(n_rows, "n_rows", least=2)
     columns = check_count(n_columns, "n_columns", least=1)
     start_scale = check_positive(start_scale, "start_scale")
-    bandwidth, label_weight, _ = _check_query(bandwidth, label_weight, None)
+    bandwidth, label_weight, _ = check_query(bandwidth, label_weight, None)
     n_classes = check_count(n_classes, "n_classes", least=1)
     check_choice(label_encoding, "label_encoding", Encoding)
     check_choice(variant, "variant", Variant)
@@ -262,7 +203,7 @@ def published_2021(
     return bound_random_start(entries, n, columns, start_scale, _check_beta(beta, n, columns))
 
 
-def _check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
+def check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
     """Return the parameters as floats, or raise if weights or bounds could overflow."""
     bandwidth = check_range(bandwidth, "bandwidth", 0.06, 1e100)
     label_weight = check_range(label_weight, "label_weight", 0, 1e50)
