@@ -97,6 +97,27 @@ def test_the_candidates_of_a_message_are_ranked_by_the_metric(where: str, metric
         assert held > 0.5 > 2 * 0.2  # far more than the fraction: sets are learned for the metric
 
 
+@pytest.mark.parametrize("metric", CHOICES)
+@pytest.mark.parametrize("case", ["far from zero", "one long row"])
+def test_rows_of_any_kind_are_found_and_codes_say_what_they_keep(tmp_path: Path, metric: Metric, case: str) -> None:
+    rows, queries = ROWS.copy(), QUERIES + 0
+    if case == "one long row":
+        rows[7] *= 1e4
+    else:
+        rows, queries = rows + 1000, queries + 1000
+    with Index.create(tmp_path / "index", dimension=DIMENSION, metric=metric) as index:
+        index.add_table(rows)
+        expected = rank_dense(metric, queries, rows, 10)
+        assert (index.search(queries, 10)[0] == expected).mean() > 0.99  # all but ties in 32 bits
+        published = index.publish(4.0, 0.2, n_sets=8)
+    query = published.space.make_queries(published.space.encode(queries))
+    near = np.argsort(-published.table.scores(query, published.codes), axis=1)[:, :10]
+    share = np.mean([np.isin(true, found).mean() for true, found in zip(expected, near, strict=True)])
+    assert published.code_recall is not None
+    assert published.code_recall > 0.98
+    assert share > published.code_recall - 0.05
+
+
 def test_wrong_metrics_are_named(tmp_path: Path) -> None:
     for wrong in ("manhattan", "", None, 3):
         with pytest.raises(ValueError, match="metric must be one of cosine, dot, euclidean"):

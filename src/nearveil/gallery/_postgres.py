@@ -26,8 +26,9 @@ _PATH = (
     "SELECT set_config('search_path', "
     "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(%s)), false)"
 )
-_OPERATORS = {"euclidean": ("<->", 1)}  # of pgvector, with the sign of a value; inner products are negative there
-_PRODUCT = ("<#>", -1)
+# By what items are sorted, in pgvector, and the metric's value of it; inner products are negative there.
+_MEASURES = {"dot": ("<#>", "-({})"), "euclidean": ("<->", "{}")}
+_COSINE = ("<->", "1 - ({}) ^ 2 / 2")  # by the distance of rows of norm one, which is more precise than their product
 
 
 class PostgresIndex(Index):
@@ -72,9 +73,9 @@ class PostgresIndex(Index):
         with self._database.begin_read() as connection:
             k = check_k(k, store.load_header(connection, self._location).count)
             connection.exec_driver_sql("; ".join(f"SET LOCAL {setting}" for setting in settings))
-            operator, sign = _OPERATORS.get(self._first_metric, _PRODUCT)
-            value = f"feature {operator} %(q)s"
-            query = f"SELECT id, {sign} * ({value}) FROM {FEATURES} ORDER BY {value}, id LIMIT %(k)s"  # noqa: S608
+            operator, value = _MEASURES.get(self._first_metric, _COSINE)
+            order = f"feature {operator} %(q)s"
+            query = f"SELECT id, {value.format(order)} FROM {FEATURES} ORDER BY {order}, id LIMIT %(k)s"  # noqa: S608
             rows = [list(connection.exec_driver_sql(query, {"q": Vector(row), "k": k}).all()) for row in queries]
         table = np.array(rows, np.float64).reshape(len(rows), k, 2)  # exact for 32-bit ids
         return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)

@@ -257,12 +257,13 @@ class ProductCodes(Codes):
         assert self.sample is not None
         queries, own_scores = self.sample
         factors = np.ones(len(features), np.float32)
-        rotated = queries @ self.projection
+        rotated, rounding = queries @ self.projection, 4 * _ROUNDING * np.linalg.norm(queries, axis=1)
         near = min(_NEAR, len(queries))
         for start in range(0, len(features), _BLOCK):
             block = slice(start, start + _BLOCK)
             true, coded = features[block] @ queries.T, rows[block] @ rotated.T
-            true[np.abs(true - own_scores) < _SAME] = -np.inf  # the item itself is not a query
+            lengths = np.linalg.norm(features[block], axis=1, keepdims=True)
+            true[np.abs(true - own_scores) <= lengths * rounding] = -np.inf  # the item itself is not a query
             nearest = np.argpartition(-true, near - 1, axis=1)[:, :near]
             true, coded = np.take_along_axis(true, nearest, axis=1), np.take_along_axis(coded, nearest, axis=1)
             coded[np.isinf(true)] = true[np.isinf(true)] = 0
@@ -337,7 +338,7 @@ def list_code_sizes(n_items: int, width: int) -> list[int]:
     limit = limit_code_bytes(n_items) - ID_BYTES
     sizes = [
         size
-        for size in (width // 4, width // 2, width, width + width // 8, width + width // 2, 2 * width)
+        for size in (width // 4, width // 2, width, width + width // 8, width + width // 2, 2 * width, 4 * width)
         if size > _FACTOR_BYTES
     ]
     allowed = [size for size in sizes if size <= limit] or [min(limit, width)]
@@ -353,7 +354,7 @@ def estimate_code_bytes(n_items: int, width: int) -> int:
 
 def count_table_bytes(size: int, width: int) -> int:
     """Return the bytes of the table of codes of `size` bytes for rows of `width` numbers."""
-    if size == 2 * width:
+    if size in (2 * width, 4 * width):
         return 0
     if size >= width:
         return 4 * width * (width + 2)
@@ -386,7 +387,8 @@ def learn_codes(rows: SpreadRows, code_bytes: CodeBytes, space: ScoreSpace) -> L
             trial_recall = _encode(ProductCodes.fit(trial, size, space, _TRIAL_PASSES), trial, space).recall
             if trial_recall < KEPT_RECALL:
                 continue
-        table = WholeCodes(width) if size == 2 * width else _fit_width(rows, size, space)
+        whole = {2 * width: WholeCodes, 4 * width: ExactCodes}.get(size)
+        table = _fit_width(rows, size, space) if whole is None else whole(width)
         tried.append(_encode(table, rows, space))
         if tried[-1].recall >= KEPT_RECALL:
             return tried[-1]
@@ -405,23 +407,22 @@ def measure_codes(table: Codes, codes: Bytes, rows: SpreadRows, space: ScoreSpac
     if not k:
         return 1.0
     queries = space.make_queries(rows.take(positions, "taking queries")).astype(np.float32)
-    scores, _ = rows.reduce(_search_rows, _merge, queries, k + 1, stage="measuring codes")
+    exact = rows.reduce(_search_rows, _merge, queries, k + 1, stage="measuring codes")
     projected = np.asarray(table.project(queries), np.float32)
     parts = (_search_rows(table.decode(codes[cut]), cut.start, projected, k + 1) for cut in cut_rows(len(codes), _ROWS))
     best = next(parts)
     for part in parts:
         best = _merge(best, part)
-    nearest = _drop_self(best[1], positions)
-    exact = rows.take(nearest.ravel(), "taking items").reshape(*nearest.shape, -1)
-    values = np.einsum("qd,qkd->qk", queries, exact)
-    own_scores = np.einsum("qd,qd->q", queries, rows.take(positions, "taking queries"))
-    # The k-th score without the item itself, less the rounding of a sum: ties count as kept.
-    least = np.where(own_scores >= scores[:, k], scores[:, k], scores[:, k - 1])
-    return float((values >= (least - _SAME * (1 + np.abs(least)))[:, None]).mean())
+    found, true = (_drop_self(part, positions)[:, :k] for part in (best[1], exact[1]))
+    items = [rows.take(part.ravel(), "taking items").reshape(*part.shape, -1) for part in (found, true)]
+    values, least = (np.einsum("qd,qkd->qk", queries, part, dtype=np.float64) for part in items)
+    # Less the rounding of 32-bit numbers: ties count as kept.
+    rounding = _ROUNDING * np.einsum("qd,qkd->qk", np.abs(queries), np.abs(items[0]))
+    return float((values >= least.min(axis=1, keepdims=True) - rounding).mean())
 
 
 _MEASURED = 10  # nearest items in the recall of codes
-_SAME = 1e-6  # a smaller difference of scores is rounding
+_ROUNDING = 2.0**-22  # of a sum, relative to that of absolute values
 
 
 def _search_rows(rows: Singles, first: int, queries: Singles, count: int) -> tuple[Singles, NDArray[np.int64]]:
