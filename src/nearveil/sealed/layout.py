@@ -16,7 +16,7 @@ from nearveil.wire.frames import Kind, Reader, WireError, frame, open_frame, wri
 Singles = NDArray[np.float32]
 
 MOST_SIDE = 128
-MOST_SECRETS = 16
+MOST_SECRETS = 10  # a request then has at most 16 ring elements, as estimated
 _MOST = 1 << 31  # of any count
 _MOST_DIMENSIONS = 1 << 12
 _MOST_FEATURES = 1 << 16

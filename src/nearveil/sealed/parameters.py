@@ -36,7 +36,7 @@ class LweParameters:
 
 _SIGMA = Fraction(32, 5)
 
-LWE = LweParameters(1024, 26, _SIGMA, 1 << 20, core_svp_bits=132, matzov_bits=156)
+LWE = LweParameters(1024, 26, _SIGMA, 1 << 21, core_svp_bits=132, matzov_bits=156)
 """Of both stages, scores and records: each has secrets and public matrices of its own."""
 
 WORD_BITS = 24  # of the numbers that servers multiply
