@@ -74,7 +74,7 @@ def measure_message(size: str, public: PublicPart) -> Iterator[dict[str, Any]]:
     answer = Answer(np.arange(count, dtype=np.uint32), codes)
 
     def choose() -> None:
-        _, queries, directions = encode_queries(public, row)
+        _, _, queries, directions = encode_queries(public, row)
         public.map.choose(directions)
         rank_answer(public.table, queries, answer, 8)
         find_share(public, directions, 0)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.gallery.publishing import select_first
 from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilon
 from nearveil.mechanisms import AnalyticGaussian, Cells, Message, PrivUnit, Release
 from nearveil.mechanisms.base import candidate_count
@@ -18,7 +19,6 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
-from nearveil.search.retriever import select_first
 from studies.baselines import Unary, find_mechanism
 from studies.data import load_features
 

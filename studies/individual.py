@@ -24,7 +24,7 @@ SIZES = {  # private, public and query rows
     "cars": (9_500, 2_500, 2_000),
 }
 TITLES = {"mnist": "MNIST", "svhn": "SVHN", "cub": "CUB, 15 families", "cars": "Cars, 9 body types"}
-SEEDS = (0,)
+SEEDS = (0, 1, 2)
 DRAWS = 2  # of the noise
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 QUERIES = (100, 500, 2_000)
@@ -226,9 +226,11 @@ def _pivot(rows: pd.DataFrame, *index: str) -> pd.DataFrame:
 
 def _compare(rows: pd.DataFrame, *index: str) -> pd.DataFrame:
     """Return one line for each setting, and what individual accounting gains."""
-    table = _pivot(rows, *index, "queries", "epsilon")
-    table["gain"] = table[INDIVIDUAL] - table[WORST]
-    return table
+    # The size of a batch of one class differs between splits.
+    settings = [*index, *(["queries"] if CALM in set(rows["kind"]) else []), "epsilon"]
+    table, splits = _pivot(rows, *settings), _pivot(rows, *settings, "seed")
+    gains = splits.assign(gain=splits[INDIVIDUAL] - splits[WORST]).groupby(settings, sort=False)["gain"]
+    return table.merge(gains.agg(["mean", "sem"]).rename(columns={"mean": "gain", "sem": "±"}).reset_index())
 
 
 def _compare_advice(calm: pd.DataFrame) -> dict[str, Any]:
@@ -248,7 +250,15 @@ def _compare_advice(calm: pd.DataFrame) -> dict[str, Any]:
 
 
 def _print(table: pd.DataFrame) -> pd.DataFrame:
-    shown = {WORST: ".3f", INDIVIDUAL: ".3f", DISCRIMINANT: ".3f", ONE_IMAGE: ".3f", "gain": "+.3f", "epsilon": "g"}
+    shown = {
+        WORST: ".3f",
+        INDIVIDUAL: ".3f",
+        DISCRIMINANT: ".3f",
+        ONE_IMAGE: ".3f",
+        "gain": "+.3f",
+        "±": ".3f",
+        "epsilon": "g",
+    }
     shown |= {"queries": ",d", "label": "d"}
     printed = {name: table[name].map(("{:" + shown.get(str(name), "") + "}").format) for name in table.columns}
     return pd.DataFrame(printed)

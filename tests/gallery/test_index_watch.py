@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from nearveil.gallery.errors import IndexStoreError, StaleMapError
 from nearveil.gallery.index import Index
-from nearveil.gallery.publishing import Published
+from nearveil.gallery.publishing import Published, select_first
 from nearveil.mechanisms import Message
-from nearveil.search.retriever import select_first
 from tests.programs import Program
 
 from .index_places import filled, index_server, index_url, one_thread, plain_items, unit_rows, where

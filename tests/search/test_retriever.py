@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
+from nearveil.gallery.publishing import select_first
 from nearveil.mechanisms import Cells, Message, MessageError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
 from nearveil.search import Retriever
-from nearveil.search.retriever import select_first
 from nearveil.wire.client import rank_candidates
 from nearveil.wire.frames import WireError
 from tests.search.standins import Plain, RandomCells, clustered

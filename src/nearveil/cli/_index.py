@@ -11,6 +11,7 @@ from nearveil.cli._output import print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.cluster import Cluster
+    from nearveil.gallery.publishing import Published
     from nearveil.gallery.sync import SyncReport
 
 _TABLE_SUFFIXES = (".npy", ".npz", ".parquet", ".csv", ".zarr")
@@ -50,6 +51,16 @@ class MapOptions:
         min=0,
         max=1,
     )
+    mechanism: str | None = option(
+        "Mechanism of messages (default: previous value, or covers). Those of the papers find less and are for "
+        "comparison: `nearveil plan --mechanism`, docs/howto/mechanisms.md.",
+        metavar="NAME",
+    )
+    labels: str | None = option(
+        "Key of the metadata with the class of an item, for PrivateMail (default: the folder in its name).",
+        metavar="KEY",
+    )
+    allow_unsound: bool = option("Allow a mechanism as published: its messages reveal the query.")
 
 
 @dataclass(frozen=True)
@@ -105,6 +116,7 @@ def index(
         nearveil index emb.npy --into items/ --metric euclidean
         nearveil index --into texts/ --delete doc-17
         nearveil index --into old-gallery/ --metric cosine
+        nearveil index --into texts/ --mechanism privunit --epsilon 8
         nearveil index emb.parquet --into texts/ --cluster local:8
     """
     is_table = source is None or bool(delete) or _is_table(source)
@@ -112,14 +124,17 @@ def index(
         raise ValueError("--extractor, --private: only for images; leave them out")
     if any(asdict(columns).values()) and not is_table:
         raise ValueError("--ids, --names, --metadata, --vectors: a folder of images has no columns; leave them out")
-    if source is None and not delete and map_options.metric is None:
-        raise ValueError("DIR_OR_FILE: name a folder of images or a file of vectors, --delete an id, or set --metric")
+    if source is None and not delete and map_options.metric is None and map_options.mechanism is None:
+        raise ValueError(
+            "DIR_OR_FILE: name a folder of images or a file of vectors, --delete an id, or set --metric or --mechanism"
+        )
     with options.connect() as cluster:
         with show_bars() as bars:
             from nearveil.features.vectors import VectorFile
             from nearveil.gallery.sync import sync_folder, sync_table
 
             settings: dict[str, Any] = {**asdict(map_options), "progress": bars, "cluster": cluster}
+            settings["allow_unsound"] = map_options.allow_unsound or None
             if is_table:
                 names = asdict(columns) | {"metadata": tuple(columns.metadata or ())}
                 file = None if source is None else VectorFile(source.absolute(), **names)
@@ -187,15 +202,29 @@ def _describe_report(report: "SyncReport", *, is_table: bool) -> dict[str, Any]:
     published = report.published
     if published is None:
         return values
+    is_covers = published.terms.mechanism == "covers"
     return values | {
-        "epsilon": float(published.release.epsilon),
+        "mechanism": published.terms.mechanism,
+        "epsilon": float(published.terms.epsilon),
         "candidates": published.map.set_size,
-        "sets": published.map.n_sets,
+        "sets": published.map.n_sets if is_covers else None,
         "reach": round(published.reach, 4),
         "map_bytes": published.map.nbytes,
         "code_bytes": report.item_bytes,
         "code_recall": published.code_recall,
     }
+
+
+def _describe_map(published: "Published", reach: str) -> dict[str, str]:
+    shared: Any = published.map
+    size = f"{published.map.nbytes:,} bytes, for epsilon {published.terms.epsilon:g}"
+    mechanism = published.terms.mechanism
+    if mechanism == "covers":
+        return {"map": f"{published.map.n_sets:,} sets, {size}", "in any set": reach}
+    lines = {"map": f"{len(shared.rows):,} public rows for {mechanism}, {size}"}
+    if not shared.is_sound:
+        lines["warning"] = "its messages reveal the query: use data that need no protection"
+    return lines
 
 
 def _print_report(report: "SyncReport", *, is_table: bool) -> None:
@@ -222,9 +251,7 @@ def _print_report(report: "SyncReport", *, is_table: bool) -> None:
             share = format_share(published.reach)
             reach = f"{share} of the {item}s; the others are never returned; --reach 1 includes them"
         lines |= {
-            "map": f"{published.map.n_sets:,} sets, {published.map.nbytes:,} bytes, for epsilon "
-            f"{published.release.epsilon:g}",
-            "in any set": reach,
+            **_describe_map(published, reach),
             "answer": f"{published.map.set_size:,} {item}s, {report.item_bytes:,} bytes each",
         }
         if published.code_recall is not None:

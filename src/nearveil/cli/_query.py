@@ -54,6 +54,8 @@ def query(
     ),
     extractor: str = EXTRACTOR,
     home: Path | None = HOME,
+    label: str | None = option("Class of the query, for a gallery with a mechanism as published. It is revealed."),
+    allow_unsound: bool = option("Send a message without a guarantee, for comparison. No account pays for it."),
     key: str | None = option("Idempotency key: the same query with the same key is paid once."),
     sheet: Path | None = option("Write a contact sheet to this .png file."),
     force: bool = FORCE,
@@ -85,12 +87,14 @@ def query(
 
     if sheet is not None:
         _check_sheet(sheet, force=force, has_images=bool(epsilon) and not is_vector)
-    key, payer = key or new_key(), LazyAccount(payment)
-    with payer, _name_retry(key, payer, local=options.server is None):
+    key = key if key or allow_unsound else new_key()
+    payer = LazyAccount(payment)
+    with payer, _name_retry(key or "", payer, local=options.server is None):
         chosen_extractor = load_extractor(extractor)
         pixels: Any = read_vector(image) if is_vector else load_image(image)
         with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, stale):
             settings: Any = {"gallery": options.gallery, "thumbnails": sheet is not None, "key": key, "by": by}
+            settings |= {"label": label, "allow_unsound": allow_unsound}
             nearest = client.nearest(pixels, k, epsilon, candidates, **settings)
         balance = payer.balance()
     answer = _describe_answer(nearest, balance, payer.new_ledger, stale=stale)
@@ -148,6 +152,7 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
             "set": None if named is None else named + 1,  # from 1, as in the text and on the sheet
             "of": nearest.n_sets,
             "probability_of_the_right_one": 1.0 if named is None else right_set(epsilon, nearest.n_sets),
+            "mechanism": nearest.mechanism or None,
         },
         **{name: getattr(nearest, name) for name in same},
         "quality": nearest.quality_summary,
@@ -217,6 +222,11 @@ def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
     if nearest.sealed:
         sizes = " and ".join(f"{len(message):,}" for message in nearest.sealed)
         return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
+    if nearest.set is None and nearest.way == "message":
+        return (
+            f"The server saw a message of {nearest.mechanism}, ranked its gallery by it and sent {count:,} items; the "
+            "matches were chosen on this machine."
+        )
     if nearest.set is None:
         searched = "Nothing was sent. The index" if nearest.way == "index" else "The server saw nothing. A copy"
         return f"{searched} of all {count:,} items was searched on this machine, at no cost."
@@ -247,7 +257,8 @@ def _check_sheet(path: Path, *, force: bool, has_images: bool) -> None:
 def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", path: Path, *, force: bool) -> None:
     from nearveil.gallery.contact_sheet import ContactSheet
 
-    assert nearest.set is not None
+    if nearest.set is None:
+        raise ValueError("--sheet: it shows the set of a message by covers, and this gallery has another mechanism")
     assert nearest.answer is not None
     captions = [
         f"{clean(Path(entry['name']).stem)}\n{entry['rank']}: {match.value:.3f}"

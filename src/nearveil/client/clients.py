@@ -252,6 +252,8 @@ class AsyncClient:
         key: str | None = None,
         by: Method = "auto",
         where: Filter | None = None,
+        label: str | None = None,
+        allow_unsound: bool = False,
         rng: Source | None = None,
     ) -> Nearest:
         """Find the items nearest by the gallery's metric, as :class:`Nearest`. Nothing is paid without an epsilon.
@@ -285,6 +287,10 @@ class AsyncClient:
         where : mapping or callable, optional
             Keep only matches with these metadata values, or for which the function is true. Applied locally: sending
             the filter would reveal it. There may be fewer than `k`.
+        label : str, optional
+            The class of the query, for galleries published for a mechanism as published: it reveals the class.
+        allow_unsound : bool, default=False
+            Whether to send a message that has no guarantee, for comparison. No account pays for it.
         rng : Source, optional
             For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. Accounts refuse to pay
             for seeded noise.
@@ -302,7 +308,7 @@ class AsyncClient:
 
         keys = None if key is None else [key]
         question = NearestQuestion(
-            [query], k, epsilon, candidates, gallery, thumbnails, originals, keys, rng, by, where
+            [query], k, epsilon, candidates, gallery, thumbnails, originals, keys, rng, by, where, label, allow_unsound
         )
         results, error = await self._ask(question)
         if error is not None:

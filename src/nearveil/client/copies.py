@@ -241,7 +241,7 @@ class LoadedCopy:
         self, rows: ArrayLike, k: int = 8, matching: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return ids and values of the metric, shape (q, k), of the nearest `matching` items, by their codes."""
-        encoded, queries, _ = encode_queries(self.public, rows)
+        _, encoded, queries, _ = encode_queries(self.public, rows)
         table = self.public.table
         n_scored, options = self.count_scored(k), {}
         if matching is not None:

@@ -6,11 +6,12 @@ Requests are a function of messages, nonces and public facts, never of a feature
 """
 
 import asyncio
+import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 from dp_accounting import NoOpDpEvent
@@ -25,7 +26,7 @@ from nearveil.client.timing import choice_period, extraction_period, private_ste
 from nearveil.client.transport import read_body
 from nearveil.gallery.answers import IMAGE_HEADER_BYTES, LONGEST_NAME, Answer, Extras, ItemDetails, read_details
 from nearveil.gallery.codes import ID_BYTES
-from nearveil.mechanisms import Message
+from nearveil.mechanisms import Message, PublicMap
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.metrics import NORMALIZED, Metric
 from nearveil.privacy import Basis, Guarantee
@@ -85,6 +86,8 @@ class NearestQuestion:
     rng: Source | None = None
     by: Method = "auto"
     where: Filter | None = field(default=None, repr=False)
+    label: str | None = field(default=None, repr=False)  # the class of the query, for mechanisms as published
+    allow_unsound: bool = False
 
     def __post_init__(self) -> None:
         methods, fraction, is_free = get_args(Method), self.candidates, not self.epsilon
@@ -147,21 +150,25 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
     traffic, results = Traffic(), list[Nearest]()
     failure: Exception | None
     try:
-        account = await session.require_account(question.gallery)
+        account = await session.require_account(question.gallery) if not question.allow_unsound else session.account
         info, rows = await session.prepare_features(question.queries, question.gallery)
         check_filter(question.where, info)
         public = await session.fetch_map(info, question.candidates, traffic)
     except UnreachableError as unreachable:
         raise UnreachableError(f"{unreachable}; nothing was paid", again=unreachable.again) from None
     assert question.epsilon is not None
-    protocol = await asyncio.to_thread(fit_protocol, public, question.epsilon)
+    protocol = await _fit_protocol(public, question)
+    if not protocol.guarantee.sound:
+        account = UnpricedPayer()
+    elif account is None:
+        account = await session.require_account(question.gallery)
     k, plan = limit_count(question.k, public.map.set_size), _plan_requests(question, public)
     keys = list(question.keys or [new_key() for _ in rows])
     size, filtered, problem = count_together(public), question.where is not None, None
     try:
         for start in range(0, len(rows), size):
             cut, failure = slice(start, start + size), None
-            payer = _Payer(protocol, account, question.rng)
+            payer = _Payer(protocol, account, question.rng, question.label)
             try:
                 period = question_period(public, len(rows[cut]))
                 async with private_step(session, traffic.last_reply_at, period):
@@ -193,6 +200,42 @@ async def ask_messages(session: Session, question: NearestQuestion) -> Outcome:
     return Outcome(results, problem)
 
 
+async def _fit_protocol(public: PublicPart, question: NearestQuestion) -> ClientProtocol:
+    """Return the client's half for a map, and refuse a question that it cannot ask."""
+    assert question.epsilon is not None
+    fit = partial(fit_protocol, public, question.epsilon, allow_unsound=question.allow_unsound)
+    protocol = await asyncio.to_thread(fit)
+    if not protocol.guarantee.sound:
+        _require(question.keys is None, "key", f"no account pays for a message by {public.mechanism}: leave it out")
+        public.map.find_label(question.label)  # before anything is sent
+    else:
+        _require(question.label is None, "label", f"{public.mechanism} does not use it: leave it out")
+    return protocol
+
+
+class UnpricedPayer:
+    """Pays nothing: no budget covers a message without a guarantee, and no ledger keeps it."""
+
+    def spend(self, guarantee: Guarantee, key: str, /) -> "Debit":
+        """Return a debit of nothing, in memory."""
+        del guarantee, key
+        return cast("Debit", _NoDebit())
+
+
+class _NoDebit(nullcontext[None]):
+    """The debit of an :class:`UnpricedPayer`."""
+
+    key, repeated, message = "", False, b""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nonce = secrets.token_hex(16)
+
+    def store(self, message: bytes) -> None:
+        """Keep the message until it is sent."""
+        self.message = message
+
+
 class _Payment(NamedTuple):
     """A durable debit, its stored message, the encoded query, and what is left in the account if it says so."""
 
@@ -209,6 +252,7 @@ class _Payer:
     protocol: ClientProtocol
     account: Payer
     rng: Source | None
+    label: str | None = None
     payments: list[_Payment] = field(default_factory=list)
 
     def pay(self, rows: NDArray[Any], keys: Sequence[str]) -> None:
@@ -217,7 +261,7 @@ class _Payer:
         for number, key in enumerate(keys):
             query = QueryRows(*(part[number : number + 1] for part in encoded))
             try:
-                debit, message = self.protocol.pay_direction(query.directions, self.account, key, self.rng)
+                debit, message = self.protocol.pay_query(query, self.account, key, self.rng, self.label)
             except OutdatedMapError:
                 words = "the gallery has another map than when this key was paid for"
                 raise UnansweredError(words, key, again=False) from None
@@ -342,7 +386,7 @@ def _plan_requests(question: NearestQuestion, public: PublicPart) -> list[tuple[
 
 def count_together(public: PublicPart) -> int:
     """Return how many messages are paid, sent and ranked together: as many as have small answers."""
-    answer = public.map.set_size * (ID_BYTES + public.table.width)
+    answer: int = public.map.set_size * (ID_BYTES + public.table.width)
     return max(1, min(_MOST_TOGETHER, _TOGETHER_BYTES // answer))
 
 
@@ -407,7 +451,7 @@ class _Names(Mapping[int, str]):
 def _rank(protocol: ClientProtocol, reply: _Replies, k: int, payment: _Payment, where: Filter | None) -> Nearest:
     """Rank the candidates of an answer that came in several parts, and filter them."""
     public, query, message, traffic = protocol.public, payment.query, payment.message, reply.traffic
-    answer, named_set, names = reply.answers[0], int(message.arrays["sets"][0]), _Names(reply.texts)
+    answer, names = reply.answers[0], _Names(reply.texts)
     has_images = answer.extras in ("thumbnails", "originals")
     ids, scores = rank_answer(public.table, query.queries, answer, k if where is None else len(answer.ids))
     (ids,), (values,) = ids, public.space.measure(query.encoded, scores)
@@ -422,16 +466,27 @@ def _rank(protocol: ClientProtocol, reply: _Replies, k: int, payment: _Payment, 
         key=payment.debit.key,
         repeated=payment.debit.repeated,
         n_candidates=len(answer.ids),
-        set=named_set,
-        n_sets=public.map.n_sets,
+        mechanism=public.mechanism,
         bytes_sent=traffic.sent,
         bytes_received=traffic.received,
         answer=answer,
         names=names,
-        named_best_set=int(public.map.choose(query.directions)[0]) == named_set,
-        expected_share=find_share(public, query.directions, named_set),
         remaining=payment.remaining,
+        **_describe_set(public, query, message),
     )
+
+
+def _describe_set(public: PublicPart, query: QueryRows, message: Message) -> dict[str, Any]:
+    """Return the set that a message names, and how it suits the query; nothing for other mechanisms than covers."""
+    if not isinstance(public.map, PublicMap):
+        return {}
+    named_set = int(message.arrays["sets"][0])
+    return {
+        "set": named_set,
+        "n_sets": public.map.n_sets,
+        "named_best_set": int(public.map.choose(query.directions)[0]) == named_set,
+        "expected_share": find_share(public, query.directions, named_set),
+    }
 
 
 def make_matches(

@@ -48,7 +48,7 @@ class Nearest:
     #: The number of compared items: of an answer, a copy or an index, or of the cells of a sealed question, which
     #: depends on the image.
     n_candidates: int = 0
-    set: int | None = None  #: the set that the message named; None for other ways to ask
+    set: int | None = None  #: the set that the message named; None for other ways to ask, and other mechanisms
     n_sets: int = 0  #: of the map
     bytes_sent: int = 0  #: in the bodies of this call
     bytes_received: int = 0  #: in the bodies of their replies
@@ -70,11 +70,12 @@ class Nearest:
     #: The rest of the account that paid, after this question; None if nothing was paid, or for a payer without a
     #: balance.
     remaining: float | None = None
+    mechanism: str = ""  #: of the message; empty for other ways to ask
 
     @property
     def paid(self) -> float:
-        """Return the epsilon that this question cost: 0 if it was free, or paid before with the same key."""
-        return 0.0 if self.repeated else self.guarantee.epsilon
+        """Return the epsilon that this question cost: 0 if it was free, unsound, or paid before with the same key."""
+        return 0.0 if self.repeated or not self.key else self.guarantee.epsilon
 
     @property
     def quality_summary(self) -> str:
@@ -87,6 +88,11 @@ class Nearest:
             codes = f" The gallery's codes keep {format_share(self.code_recall)} of the 10 nearest."
         if self.sealed:
             return f"The {count} items of the cells nearest to your query were {compared}, encrypted.{codes}"
+        if self.way == "message" and self.set is None:
+            return (
+                f"The server ranked its gallery by a message of {self.mechanism}; the {count} items that it sent were "
+                f"{compared}.{codes}"
+            )
         if self.set is None or self.expected_share is None:
             return f"All {count} items of the copy on this machine were {compared}.{codes}"
         share = f"about {self.expected_share:.0%} of the items nearest to your query by the {metric}"

@@ -261,9 +261,9 @@ def read_balance(account: "Payer | None") -> "Balance | None":
 
 
 @lru_cache(maxsize=8)
-def fit_protocol(public: PublicPart, epsilon: float) -> ClientProtocol:
+def fit_protocol(public: PublicPart, epsilon: float, *, allow_unsound: bool = False) -> ClientProtocol:
     """Return the client's half for a map, fitted once: a map is the same object as long as a session caches it."""
-    return ClientProtocol(public, epsilon)
+    return ClientProtocol(public, epsilon, allow_unsound)
 
 
 def _read_model(body: bytes) -> "PublicDiscriminant":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from nearveil.gallery.codes import Codes
+from nearveil.mechanisms import PublicMap
 
 if TYPE_CHECKING:
     from nearveil.client.session import Session
@@ -73,6 +74,7 @@ _BASE = 0.1  # seconds: a debit, and all that does not grow
 _DEBIT = 0.01  # seconds for each debit after the first: it takes 0.003
 _MORE = 1 / 8  # of the seconds for the operations of a question, for each one after the first: they take 1/20
 _MESSAGE = 5e-3  # seconds, besides its operations
+_RELEASE = 1.0  # seconds for each message of another mechanism than covers: they take up to 0.1
 _BYTE = 2e-8  # seconds to read one
 _OPERATION = 5e-9  # seconds
 _NETWORK = 256  # operations for each prototype, besides its products
@@ -85,11 +87,12 @@ _TEXT_BYTE = 3e-7  # seconds for each byte of texts of an answer: hostile JSON t
 
 def question_period(public: "PublicPart", questions: int = 1) -> float:
     """Return the seconds for reading a public part, paying and making messages."""
-    table = public.map
+    table, more = public.map, questions - 1
+    if not isinstance(table, PublicMap):
+        return float(_BASE + _BYTE * (table.nbytes + public.table.nbytes) + _RELEASE * questions)
     features, dimensions = table.components.shape
     work = features * dimensions + len(table.prototypes) * (dimensions + _NETWORK + table.coverage.shape[1])
     size = table.components.nbytes + table.prototypes.nbytes + table.coverage.nbytes + public.table.nbytes
-    more = questions - 1
     return float(_BASE + _MESSAGE + _BYTE * size + _OPERATION * work * (1 + _MORE * more) + _DEBIT * more)
 
 
@@ -97,9 +100,10 @@ def choice_period(
     public: "PublicPart", *, texts: int = 0, text_bytes: int = 0, filtered: bool = False, questions: int = 1
 ) -> float:
     """Return the seconds for ranking the answers of `questions`, and reading `texts` of each, of `text_bytes`."""
-    count, features = public.map.set_size, public.space.width
-    choice = _OPERATION * len(public.map.prototypes) * (public.map.components.shape[1] + _NETWORK)
-    ranking = choice + _OPERATION * _CANDIDATE * count + scoring_period(public.table, features, count)
+    table, has_sets = public.map, isinstance(public.map, PublicMap)
+    count, features = table.set_size, public.space.width
+    ranking = _OPERATION * len(table.prototypes) * (table.prototypes.shape[1] + _NETWORK) if has_sets else 0.0
+    ranking += _OPERATION * _CANDIDATE * count + scoring_period(public.table, features, count)
     reading = _TEXT_BYTE * (1 + filtered) * text_bytes + TEXT * texts + filtered * FILTERING * count
     more = questions - 1
     return float(_BASE / 2 + ranking * (1 + _MORE * more) + _MESSAGE * more + reading * questions)

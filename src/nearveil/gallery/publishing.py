@@ -3,9 +3,10 @@
 import json
 import threading
 from abc import ABC, abstractmethod
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, NamedTuple, Self
+from typing import IO, Any, Literal, NamedTuple, Self
 
 import numpy as np
 import scipy.sparse
@@ -14,11 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import LOCAL, SpreadRows, connect, use_one_thread
 from nearveil.gallery import store
-from nearveil.gallery.answers import Answer
+from nearveil.gallery.answers import Answer, read_details
 from nearveil.gallery.codes import (
     Bytes,
     CodeBytes,
     Codes,
+    Singles,
     codes_from_bytes,
     codes_to_bytes,
     learn_codes,
@@ -37,6 +39,7 @@ from nearveil.mechanisms.base import candidate_count, fingerprint
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import DUE, spread_features
 from nearveil.mechanisms.covers.maps import MOST_SETS
+from nearveil.mechanisms.public import PublicRelease, check_served
 from nearveil.metrics import CENTRED, Metric, ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.progress import Progress, tick_percent
@@ -44,6 +47,7 @@ from nearveil.storage import Database
 
 _HEADER = "told"  # the stored name of the header in the archive
 _SPACE_ROWS = 1 << 18  # of a gallery, to learn the constants of a metric from
+_ANCHORS = 500  # public rows of a mechanism besides covers: a sample of the gallery
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,9 @@ class MapTerms:
     #: return the others. 0 gives the highest average recall at a small epsilon.
     reach: float = 1.0
     code_bytes: CodeBytes = "auto"  #: the size of a code, as in :class:`nearveil.search.Retriever`
+    mechanism: str = Covers.name  #: of messages: covers, or one of the papers' (docs/howto/mechanisms.md)
+    labels: str | None = None  #: the key of metadata with the class of an item; by default its folder, in its name
+    allow_unsound: bool = False  #: required for mechanisms as published
 
     def updated(self, **options: Any) -> "MapTerms":
         """Return the terms with the options that are not None."""
@@ -73,6 +80,9 @@ class MapTerms:
                 raise ValueError("a map needs at least two items")
             check_channel_epsilon(self.epsilon)
             size = candidate_count(self.candidates, items)
+            if self.mechanism != Covers.name:
+                check_served(self.mechanism, allow_unsound=self.allow_unsound)
+                return
             if not 0 <= self.reach <= 1:
                 raise ValueError("reach must be a fraction of the items, from 0 to 1")
             if self.n_sets is not None and not 2 <= self.n_sets <= items:
@@ -200,62 +210,161 @@ class Published:
         `alive`, shape (n,), are the items that may still be returned; all by default. Other items replace deleted ones,
         so that all answers have the same size.
         """
-        size, available = self.map.set_size, np.ones(len(self.ids), np.bool_) if alive is None else alive
-        # `rank` would score the whole gallery; the sets of covers are fixed.
-        rows = np.unique(self.release.members_[self.release.read_sets(message)].indices)
-        rows = rows[available[rows]][:size]
-        if len(rows) < size:
-            padding = np.setdiff1d(np.flatnonzero(available), rows, assume_unique=True)[: size - len(rows)]
-            rows = np.sort(np.concatenate([rows, padding]))
-        if len(rows) < size:
+        rows = self._find_candidates(message, np.ones(len(self.ids), np.bool_) if alive is None else alive)
+        if len(rows) < self.map.set_size:
             raise StaleMapError("too few items are left for an answer: publish a new map")
         rows = rows[np.argsort(self.ids[rows], kind="stable")]
         return Answer(self.ids[rows].astype(np.uint32, copy=False), self.codes[rows])
 
+    def _find_candidates(self, message: Message, available: NDArray[np.bool_]) -> NDArray[np.intp]:
+        """Return the positions of the items in an answer, of those that are available."""
+        # `rank` would score the whole gallery; the sets of covers are fixed.
+        size, rows = self.map.set_size, np.unique(self.release.members_[self.release.read_sets(message)].indices)
+        rows = rows[available[rows]][:size]
+        if len(rows) < size:
+            padding = np.setdiff1d(np.flatnonzero(available), rows, assume_unique=True)[: size - len(rows)]
+            rows = np.sort(np.concatenate([rows, padding]))
+        return np.asarray(rows)
+
     def write(self, file: IO[bytes]) -> None:
         """Write the map to a file, for storage and not for the wire."""
-        release = self.release
+        details, arrays = self._describe_items()
         header = {
             **asdict(self.terms),
+            **details,
             "revision": self.revision,
-            "drift": release.drift_,
-            "gallery": release._gallery_digest,
             "metric": self.space.metric,
             "scale": self.space.scale,
             "balance": self.space.balance,
             "code_recall": self.code_recall,
         }
-        arrays: dict[str, NDArray[Any]] = {
+        arrays |= {
             _HEADER: _to_array(json.dumps(header, default=lambda number: number.item()).encode()),
             "mean": self.space.mean.astype(np.float32),
             "map": _to_array(self.map.to_bytes()),
             "table": _to_array(codes_to_bytes(self.table)),
-            "set_items": release.members_.indices,
-            "set_starts": release.members_.indptr,
             "codes": self.codes,
             "ids": self.ids,
         }
         np.savez(file, allow_pickle=False, **arrays)
 
-    @classmethod
-    def read(cls, file: IO[bytes]) -> Self:
+    def _describe_items(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        """Return what a server keeps to choose the items of an answer: fields of the header, and arrays."""
+        release = self.release
+        sets = {"set_items": release.members_.indices, "set_starts": release.members_.indptr}
+        return {"drift": release.drift_, "gallery": release._gallery_digest}, sets
+
+    @staticmethod
+    def read(file: IO[bytes]) -> "Published":
         """Read a file of :meth:`write`."""
         with np.load(file, allow_pickle=False) as arrays:
-            header = json.loads(arrays[_HEADER].tobytes())
-            table = codes_from_bytes(arrays["table"].tobytes())
+            header = {"reach": 0.0, **json.loads(arrays[_HEADER].tobytes())}  # maps of 0.1 have no reach
+            table, names = codes_from_bytes(arrays["table"].tobytes()), [part.name for part in fields(MapTerms)]
             constants = (header.get("scale", 1.0), header.get("balance", 1.0))  # missing in maps of 0.2
             space = ScoreSpace(header.get("metric", CENTRED), arrays["mean"], *constants)
-            reach, drift = header.get("reach", 0.0), header.get("drift", 0.0)  # missing in maps of 0.1
-            terms = MapTerms(header["epsilon"], header["candidates"], header["n_sets"], reach, header["code_bytes"])
-            public_map = PublicMap.from_bytes(arrays["map"].tobytes())
+            terms = MapTerms(**{name: header[name] for name in names if name in header})
+            encoded_map, revision = arrays["map"].tobytes(), header["revision"]
+            parts = table, arrays["codes"], arrays["ids"], terms, header.get("code_recall")
+            if terms.mechanism != Covers.name:
+                items: Any = {"score_space": space, "features": arrays["features"], "labels": arrays["labels"]}
+                return PublishedRelease(revision, PublicRelease.from_bytes(encoded_map), *parts, **items)
             items, starts = arrays["set_items"], arrays["set_starts"]
             members = scipy.sparse.csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
-            release = terms.make_release().fit_space(space, _hash_public(space, table)).use_map(public_map)
+            fitted = terms.make_release().fit_space(space, _hash_public(space, table))
+            release = fitted.use_map(PublicMap.from_bytes(encoded_map))
+            drift = header.get("drift", 0.0)
             release = release._with_attributes(members_=members, drift_=drift, _gallery_digest=header["gallery"])
-            recall = header.get("code_recall")
-            return cls(header["revision"], release, table, arrays["codes"], arrays["ids"], terms, recall)
+            return Published(revision, release, *parts)
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedRelease(Published):
+    """A gallery published for a mechanism of the papers: the server ranks all its rows by each message."""
+
+    release: PublicRelease  # type: ignore[assignment]
+    score_space: ScoreSpace = field(kw_only=True, repr=False)
+    features: Singles = field(kw_only=True, repr=False)  #: of all items, as stored in the index
+    labels: NDArray[np.int64] = field(kw_only=True, repr=False)  #: classes of the items; empty without classes
+
+    @property
+    def reach(self) -> float:
+        """The fraction of the items that messages can return: all of them."""
+        return 1.0
+
+    @property
+    def space(self) -> ScoreSpace:
+        """The public space in which rows are compared, with the metric."""
+        return self.score_space
+
+    @classmethod
+    def learn_release(
+        cls,
+        snapshot: IndexSnapshot,
+        terms: MapTerms,
+        classes: NDArray[np.str_] | None,
+        *,
+        metric: Metric = "cosine",
+        public: ArrayLike | None = None,
+    ) -> Self:
+        """Fit a mechanism to public rows: `public`, or a sample of the gallery with the `classes` of its items."""
+        check_served(terms.mechanism, allow_unsound=terms.allow_unsound)
+        rows = np.asarray(snapshot.features)
+        space = _learn_space(metric, SpreadRows.cut(rows), public)
+        table, codes, recall = learn_codes(
+            SpreadRows.cut(space.encode(rows).astype(np.float32)), terms.code_bytes, space
+        )
+        names, labels = np.unique(classes if classes is not None else np.empty(0, np.str_), return_inverse=True)
+        if public is None:
+            chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:_ANCHORS])
+            anchors, anchor_labels = rows[chosen], labels[chosen] if len(labels) else labels
+        else:
+            anchors, anchor_labels = np.asarray(public, np.float32), np.empty(0, np.int64)
+        sizes = len(rows), candidate_count(terms.candidates, len(rows)), _hash_public(space, table)
+        release = PublicRelease(
+            terms.mechanism, float(terms.epsilon), anchors, anchor_labels, tuple(names.tolist()), *sizes
+        )
+        if not release.is_sound and not len(anchor_labels):
+            raise ValueError(f"public: {terms.mechanism} needs anchors with classes: leave public out")
+        parts: Any = {"score_space": space, "features": rows, "labels": labels}
+        return cls(snapshot.revision, release, table, codes, snapshot.ids, terms, recall, **parts)
+
+    @property
+    def map(self) -> PublicRelease:  # type: ignore[override]
+        """The public rows of the mechanism, from which clients make their messages."""
+        return self.release
+
+    @property
+    def public_id(self) -> str:
+        """The fingerprint that messages carry."""
+        return self.release.map_id
+
+    @property
+    def public_digest(self) -> str:
+        """The fingerprint of the mean and the table of codes."""
+        return self.release.gallery
+
+    @cached_property
+    def _prepared(self) -> Any:
+        return self.release.prepare(self.features, self.labels)
+
+    def _find_candidates(self, message: Message, available: NDArray[np.bool_]) -> NDArray[np.intp]:
+        rows = np.flatnonzero(available)
+        if len(rows) < self.map.set_size:
+            return rows
+        return np.asarray(rows[select_first(self.release.rank(message, self._prepared)[rows], self.map.set_size)])
+
+    def _describe_items(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
+        return {}, {"features": self.features, "labels": self.labels}
+
+
+def select_first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
+    """Return the positions of the highest scores in increasing order; of equal scores, the lowest positions."""
+    threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
+    above = np.flatnonzero(scores > threshold)
+    level = np.flatnonzero(scores == threshold)[: count - len(above)]
+    return np.sort(np.concatenate([above, level]))
 
 
 def _learn_space(metric: Metric, rows: SpreadRows, public: ArrayLike | None) -> ScoreSpace:
@@ -316,6 +425,21 @@ class MapPublisher(ABC):
     def metric(self) -> Metric:
         """The metric of the gallery."""
 
+    @abstractmethod
+    def texts(self, ids: ArrayLike, kind: Literal["names", "metadata"]) -> list[bytes]:
+        """Return names, or JSON of name, external id and metadata, in the order of the ids."""
+
+    def _read_classes(self, ids: Ids, key: str | None) -> NDArray[np.str_] | None:
+        """Return the class of each item: its metadata, or by default the folder in its name; None if one has none."""
+        details = [read_details(text) for text in self.texts(ids, "metadata")]
+        if key is None:
+            classes = ["/".join(item.name.split("/")[:-1]) for item in details]
+        else:
+            classes = [str(item.metadata.get(key, "")) for item in details]
+            if not all(classes):
+                raise ValueError(f"labels: some items have no {key!r} in their metadata")
+        return np.array(classes) if all(classes) else None
+
     def state(self) -> IndexState:
         """Return the current state, which changes with every change by any process."""
         try:
@@ -335,6 +459,9 @@ class MapPublisher(ABC):
         n_sets: int | None = None,
         reach: float = 1.0,
         code_bytes: CodeBytes = "auto",
+        mechanism: str = Covers.name,
+        labels: str | None = None,
+        allow_unsound: bool = False,
         keep: int = KEPT_MAPS,
         progress: Progress | None = None,
         cluster: Any = None,
@@ -343,7 +470,7 @@ class MapPublisher(ABC):
 
         Parameters
         ----------
-        epsilon, candidates, n_sets, reach, code_bytes
+        epsilon, candidates, n_sets, reach, code_bytes, mechanism, labels, allow_unsound
             As in :class:`MapTerms`.
         public, progress, cluster
             As in :meth:`Published.learn`.
@@ -360,10 +487,14 @@ class MapPublisher(ABC):
         """
         self.assert_open()
         check_integer(keep, "keep", 1)
-        terms = MapTerms(epsilon, candidates, n_sets, reach, code_bytes)
-        learned = Published.learn(
-            self.snapshot(), terms, metric=self.metric, public=public, progress=progress, cluster=cluster
-        )
+        terms = MapTerms(epsilon, candidates, n_sets, reach, code_bytes, mechanism, labels, allow_unsound)
+        snapshot, metric = self.snapshot(), self.metric
+        learned: Published
+        if mechanism == Covers.name:
+            learned = Published.learn(snapshot, terms, metric=metric, public=public, progress=progress, cluster=cluster)
+        else:
+            classes = self._read_classes(snapshot.ids, labels)
+            learned = PublishedRelease.learn_release(snapshot, terms, classes, metric=metric, public=public)
         self._save_map(learned, keep)
         return learned
 
@@ -379,7 +510,7 @@ class MapPublisher(ABC):
             return newest
         snapshot = self.snapshot()
         try:
-            is_same = newest.space.metric == self.metric
+            is_same = newest.space.metric == self.metric and newest.terms.mechanism == Covers.name
             if is_same and len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE:
                 updated = newest.update(snapshot)
                 self._save_map(updated, keep)

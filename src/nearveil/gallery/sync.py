@@ -71,6 +71,9 @@ def sync_folder(
     n_sets: int | None = None,
     code_bytes: int | None = None,
     reach: float | None = None,
+    mechanism: str | None = None,
+    labels: str | None = None,
+    allow_unsound: bool | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
 ) -> SyncReport:
@@ -92,8 +95,8 @@ def sync_folder(
         this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
     metric : {"cosine", "dot", "euclidean"}, optional
         By which "nearest" is meant; by default as before, or the cosine.
-    epsilon, candidates, n_sets, code_bytes, reach : optional
-        As in :meth:`Index.publish`; by default as before, or 4, 0.1, the best number, the whole feature, and 1.
+    epsilon, candidates, n_sets, code_bytes, reach, mechanism, labels, allow_unsound : optional
+        As in :meth:`Index.publish`, with its defaults; by default as before.
     progress : callable, optional
         ``progress(text, total)`` starts a stage and returns a function that is called with the number of images done.
     cluster : str or dask.distributed.Client, optional
@@ -106,7 +109,16 @@ def sync_folder(
     >>> report.added, report.deleted  # doctest: +SKIP
     (120, 0)
     """
-    options = {"epsilon": epsilon, "candidates": candidates, "n_sets": n_sets, "code_bytes": code_bytes, "reach": reach}
+    options = {
+        "epsilon": epsilon,
+        "candidates": candidates,
+        "n_sets": n_sets,
+        "code_bytes": code_bytes,
+        "reach": reach,
+        "mechanism": mechanism,
+        "labels": labels,
+        "allow_unsound": allow_unsound,
+    }
     wanted_metric = None if metric is None else check_metric(metric)
     start = progress or no_progress
     root, location = _find_root(Path(folder)), find_index(index)

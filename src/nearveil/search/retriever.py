@@ -11,6 +11,7 @@ from sklearn.exceptions import NotFittedError
 from nearveil.cluster import SpreadRows
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import CodeBytes, Codes, Singles, learn_codes
+from nearveil.gallery.publishing import select_first
 from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels
 from nearveil.mechanisms.covers.covers import MappedRelease
@@ -52,14 +53,6 @@ class GalleryRanker:
                 ids = select_first(self.mechanism._rank(message, self._prepared), self.count)
                 cache[message.to_bytes()] = Answer(ids.astype(np.uint32), self._packed[ids])
         return [cache[message.to_bytes()] for message in messages]
-
-
-def select_first(scores: NDArray[np.float64], count: int) -> NDArray[np.intp]:
-    """Return the positions of the highest scores in increasing order; of equal scores, the lowest positions."""
-    threshold = np.partition(scores, len(scores) - count)[len(scores) - count]
-    above = np.flatnonzero(scores > threshold)
-    level = np.flatnonzero(scores == threshold)[: count - len(above)]
-    return np.sort(np.concatenate([above, level]))
 
 
 class Retriever:

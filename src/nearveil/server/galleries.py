@@ -214,7 +214,7 @@ class OpenGallery(Gallery):
     def info(self) -> GalleryInfo:
         """Return the public information about the gallery."""
         maps = self._load_state().maps
-        fractions = dict.fromkeys(float(served.published.release.candidates) for served in maps)
+        fractions = dict.fromkeys(float(served.published.terms.candidates) for served in maps)
         with _translate_errors():
             keys = self.index.metadata_keys() if "metadata" in self._offers else None
         return GalleryInfo(
@@ -234,7 +234,7 @@ class OpenGallery(Gallery):
         """Return the frame of the newest map, or of the newest for a fraction."""
         state = self._load_state()
         _require_maps(state)
-        available = [served.published.release.candidates for served in state.maps]
+        available = [served.published.terms.candidates for served in state.maps]
         fraction = available[0] if candidates is None else candidates
         close = [abs(other - fraction) <= _TOLERANCE for other in available]
         if not any(close):

@@ -208,6 +208,9 @@ class PageSession:
 
     def _fetch_map(self, gallery: str, candidates: float | None) -> PublicPart:
         public = self.client.map(candidates, gallery=gallery)
+        if public.mechanism != "covers":
+            words = f"{gallery} is published for messages by {public.mechanism}: query it with `nearveil query`."
+            raise PageError(409, "gallery", words)
         self._n_sets[gallery, candidates] = public.map.n_sets
         return public
 

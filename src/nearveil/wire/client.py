@@ -12,10 +12,11 @@ from nearveil.cluster import cut_rows
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import Answer, Extras
 from nearveil.gallery.codes import ID_BYTES, Codes, Singles
-from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
+from nearveil.mechanisms import Covers, Message, MessageError, PublicMap, Release
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.maps import NEIGHBORS
-from nearveil.metrics import CENTRED, scale_to_unit
+from nearveil.mechanisms.public import PublicRelease
+from nearveil.metrics import CENTRED, NORMALIZED, scale_to_unit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import OUT_OF_RANGE, check_numbers, is_in_range, is_integer
 from nearveil.privacy.noise import Source, secure_source
@@ -81,20 +82,37 @@ class ClientProtocol:
     """
 
     public: PublicPart  #: nothing in it is trusted
-    epsilon: float  #: of each message: the client's choice, whatever the map was learned for
-    release: Covers = field(init=False, repr=False)
+    epsilon: float  #: of each message: the client's choice, whatever the map was learned for (by covers)
+    allow_unsound: bool = False  #: whether messages of mechanisms as published may be made; no account pays for them
+    release: Release = field(init=False, repr=False)
     guarantee: Guarantee = field(init=False, repr=False)  #: of one message with noise from the operating system
 
     def __post_init__(self) -> None:
         public, epsilon = self.public, check_channel_epsilon(self.epsilon)
-        if public.mechanism != Covers.name:
-            raise ProtocolError(f"The server's mechanism must be {Covers.name!r}; query another gallery")
         size = Answer.header_bytes - HEADER_BYTES + public.map.set_size * (ID_BYTES + public.table.width)
         if size > Kind.ANSWER.limit:
             raise ProtocolError(f"An answer would have {size} bytes, and the limit is {Kind.ANSWER.limit}")
-        release = Covers(epsilon, public.candidates).fit_space(public.space, public.public_digest).use_map(public.map)
+        release: Release
+        if isinstance(public.map, PublicMap):
+            covers = Covers(epsilon, public.candidates).fit_space(public.space, public.public_digest)
+            release = covers.use_map(public.map)
+        else:
+            release = self._check_release(public.map)
         object.__setattr__(self, "release", release)
         object.__setattr__(self, "guarantee", release.guarantee)
+
+    def _check_release(self, shared: PublicRelease) -> Release:
+        """Return the mechanism of a gallery without covers, if its messages may be sent."""
+        if self.epsilon != shared.epsilon:
+            raise ProtocolError(
+                f"This gallery is published for messages by {shared.mechanism} at epsilon {shared.epsilon:g}: pay that"
+            )
+        if not (shared.is_sound or self.allow_unsound):
+            raise ProtocolError(
+                f"Messages by {shared.mechanism} reveal the query: {shared.release.guarantee.reason}. To send one "
+                "nevertheless, for comparison, pass allow_unsound=True (--allow-unsound); no account pays for it"
+            )
+        return shared.release
 
     def pay(self, feature: ArrayLike, account: Payer[Paid_co], key: str, rng: Source | None = None) -> Paid_co:
         """Debit an account, then make the message and store it with the debit. A key that was spent finds its message.
@@ -122,19 +140,19 @@ class ClientProtocol:
         row = check_numbers(feature, "feature")
         if row.shape != (self.public.dimension,):
             raise ValueError(f"feature must be one row of {self.public.dimension} numbers")
-        return self.pay_direction(encode_queries(self.public, row, "feature").directions, account, key, rng)[0]
+        return self.pay_query(encode_queries(self.public, row, "feature"), account, key, rng)[0]
 
-    def pay_direction(
-        self, direction: NDArray[np.float64], account: Payer[Paid_co], key: str, rng: Source | None = None
+    def pay_query(
+        self, query: "QueryRows", account: Payer[Paid_co], key: str, rng: Source | None = None, label: str | None = None
     ) -> tuple[Paid_co, Message]:
-        """Pay for one direction of :func:`encode_queries`, as :meth:`pay`; return the debit and its message."""
+        """Pay for one row of :func:`encode_queries`, as :meth:`pay`; return the debit and its message."""
         source = secure_source() if rng is None else rng
         # numpy may be set to raise: an underflow for some features would mean silence after the debit.
         with np.errstate(all="ignore"):
             debit = account.spend(self.guarantee.with_source(source), key)
             with debit:
                 if not debit.repeated:
-                    (message,) = self.release.release_features(direction, source)
+                    message = self._make_message(query, source, label)
                     debit.store(message.to_bytes())
                     return debit, message
         try:
@@ -146,6 +164,12 @@ class ClientProtocol:
         if stored.public_id != self.release.public_id:
             raise OutdatedMapError(self.public.gallery, self.public.revision)
         return debit, stored
+
+    def _make_message(self, query: "QueryRows", source: Source, label: str | None) -> Message:
+        if isinstance(self.public.map, PublicRelease):
+            return self.public.map.make_message(query.rows[0], label, source)
+        assert isinstance(self.release, Covers)
+        return self.release.release_features(query.directions, source)[0]
 
     def read_answer(self, data: bytes, extras: Extras = "none") -> Answer:
         """Read the reply to a query with `extras`. Whether it is refused depends on the reply, never on the feature.
@@ -179,6 +203,7 @@ class ClientProtocol:
 class QueryRows(NamedTuple):
     """Private queries as a gallery encodes them, one row each."""
 
+    rows: NDArray[np.float64]  #: as an index stores them
     encoded: NDArray[np.float64]  #: as if they were items
     queries: NDArray[np.float64]  #: their inner products with item rows are scores
     directions: NDArray[np.float64]  #: by which sets are chosen
@@ -194,8 +219,9 @@ def encode_queries(public: PublicPart, rows: ArrayLike, name: str = "rows") -> Q
     if space.metric != "euclidean" and not features.any(axis=1).all():
         raise ValueError(f"{name} must not be all zeros: it has no direction")
     with np.errstate(all="ignore"):  # numpy may be set to raise on underflow
-        encoded = space.encode(scale_to_unit(features.copy()) if space.metric == CENTRED else features)
-        return QueryRows(encoded, space.make_queries(encoded), space.make_directions(encoded))
+        stored = scale_to_unit(features.copy()) if space.metric in NORMALIZED else features
+        encoded = space.encode(stored if space.metric == CENTRED else features)
+        return QueryRows(stored, encoded, space.make_queries(encoded), space.make_directions(encoded))
 
 
 _BLOCK = 1 << 19  # numbers of candidates that are scored at once: they fit in a cache
@@ -250,7 +276,8 @@ def find_share(public: PublicPart, features: NDArray[np.float64], named_set: int
 def project_rows(public: PublicPart, features: NDArray[np.float64]) -> Singles:
     """Project directions, shape (n, d), to the space of a map's prototypes, shape (n, r)."""
     with np.errstate(all="ignore"):
-        return np.nan_to_num(features @ public.map.components.astype(np.float64)).astype(np.float32)
+        components: NDArray[np.float16] = public.map.components
+        return np.nan_to_num(features @ components.astype(np.float64)).astype(np.float32)
 
 
 def find_prototypes(public_map: PublicMap, rows: Singles, excluded: NDArray[np.intp] | None) -> NDArray[np.int64]:

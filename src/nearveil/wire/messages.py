@@ -9,8 +9,9 @@ import numpy as np
 
 from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.gallery.codes import Codes, codes_from_bytes, codes_to_bytes
-from nearveil.mechanisms import Message, PublicMap
+from nearveil.mechanisms import Covers, Message, PublicMap
 from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.public import PublicRelease
 from nearveil.metrics import CENTRED, LARGEST_SCALE, METRICS, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.checks import LARGEST_FEATURE, is_in_range
 from nearveil.wire.frames import (
@@ -46,7 +47,7 @@ class PublicPart:
     extractor: str
     fingerprint: str
     space: ScoreSpace = field(repr=False)  # the metric, with its public constants
-    map: PublicMap = field(repr=False)
+    map: Any = field(repr=False)  # a PublicMap of covers, or a PublicRelease of another mechanism
     table: Codes = field(repr=False)  # decodes the codes of items
     offers: tuple[Extras, ...] = ()  # extras that a query may ask for
     code_recall: float | None = None  # the share of the 10 nearest that the codes keep, as the server measured it
@@ -65,11 +66,19 @@ class PublicPart:
         if not _DIGEST.fullmatch(self.public_digest):
             raise WireError("public_digest must be 32 hexadecimal digits")
         self._check_space()
+        self._check_map()
         if self.code_recall is not None and not 0 <= self.code_recall <= 1:
             raise WireError("code_recall must be a share from 0 to 1")
         if tuple(self.offers) != tuple(word for word in EXTRAS[1:] if word in self.offers):
             raise WireError(f"offers must be of {', '.join(EXTRAS[1:])}, in this order")
-        if not self.space.width == len(self.map.components) == self.table.dimension:
+
+    def _check_map(self) -> None:
+        if isinstance(self.map, PublicRelease):
+            stated = self.map.mechanism, self.map.epsilon, self.map.gallery
+            if stated != (self.mechanism, self.epsilon, self.public_digest):
+                raise WireError("mechanism, epsilon and public_digest must be those of the map")
+        fits = self.map.n_features == (self.space.width if self.mechanism == Covers.name else self.dimension)
+        if not (fits and self.space.width == self.table.dimension):
             raise WireError("mean, map and table must be for features of one dimension")
         try:
             size = candidate_count(self.candidates, self.map.n_items)
@@ -125,7 +134,8 @@ class PublicPart:
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
         space = ScoreSpace(metric, np.frombuffer(mean, "<f8"), scale, balance)
-        decoded = space, _decode_part(PublicMap, public_map, "the map"), codes_from_bytes(table)
+        form = PublicMap if mechanism == Covers.name else PublicRelease
+        decoded = space, _decode_part(form, public_map, "the map"), codes_from_bytes(table)
         offers = tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1)
         return cls(
             gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, *decoded,

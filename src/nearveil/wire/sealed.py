@@ -144,7 +144,7 @@ def _read_texts(served: ServedMap, ids: NDArray[np.uint32]) -> Sequence[bytes]:
 def _make_seed(served: ServedMap) -> bytes:
     """Return the seed of an index: it depends on the table of codes and on the kind of texts in records."""
     texts = "ids" if "metadata" in served.offers else "names" in served.offers
-    return f"{served.published.release.public_digest}\0{texts}".encode()
+    return f"{served.published.public_digest}\0{texts}".encode()
 
 
 @contextmanager

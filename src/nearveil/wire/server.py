@@ -51,21 +51,21 @@ class ServedMap:
 
     def make_public_part(self) -> PublicPart:
         """Return the public part of the map."""
-        release = self.published.release
+        published = self.published
         return PublicPart(
             gallery=self.name,
-            revision=self.published.revision,
-            mechanism=release.name,
-            epsilon=release.guarantee.epsilon,
-            candidates=float(release.candidates),
-            public_digest=release.public_digest,
-            space=release.space_,
-            map=release.map_,
-            table=self.published.table,
+            revision=published.revision,
+            mechanism=published.terms.mechanism,
+            epsilon=float(published.terms.epsilon),
+            candidates=float(published.terms.candidates),
+            public_digest=published.public_digest,
+            space=published.space,
+            map=published.map,
+            table=published.table,
             extractor=self.extractor,
             fingerprint=self.index.extractor,
             offers=self.offers,
-            code_recall=self.published.code_recall,
+            code_recall=published.code_recall,
         )
 
     def make_codes_source(self, known: dict[bytes, CodesGroup]) -> CodesSource:

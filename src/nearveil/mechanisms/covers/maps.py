@@ -184,6 +184,11 @@ class PublicMap:
         return type(self).from_bytes, (self.to_bytes(),)
 
     @property
+    def n_features(self) -> int:
+        """The number of columns of the rows that choose a set."""
+        return len(self.components)
+
+    @property
     def n_sets(self) -> int:
         """Number of sets, the L of the channel."""
         return int(self.coverage.shape[1])
