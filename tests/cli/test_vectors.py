@@ -191,3 +191,25 @@ def test_a_key_is_good_until_the_map_changes() -> None:
     assert (
         told(*asked[:-1], "another question")["left"] == first["left"] - first["paid"]
     )  # it paid, the refusal did not
+
+
+def test_a_gallery_for_a_mechanism_of_the_papers_is_made_and_queried() -> None:
+    file = write("npz")
+    words = ("index", file, "--into", "texts", "--ids", "key", "--metadata", "text", "--candidates", 0.2)
+    made = told(*words, "--mechanism", "privunit", "--epsilon", 8)
+    assert (made["mechanism"], made["sets"], made["candidates"]) == ("privunit", None, 12)
+    assert "60 public rows for privunit" in fine("index", "--into", "texts", "--mechanism", "privunit")
+    np.save("q.npy", ROWS[7])
+    query = ("query", "q.npy", "--index", "texts", "--epsilon", 8)
+    found, text = told(*query), fine(*query)
+    assert (found["paid"], found["candidates"], found["server_saw"]["mechanism"]) == (8.0, 12, "privunit")
+    assert "The server saw a message of privunit, ranked its gallery by it and sent 12 items" in text
+    assert "at epsilon 8: pay that" in refused(*query[:-1], 4)
+    published = "privatemail (as published 2022)"
+    assert "add --allow-unsound" in refused("index", "--into", "texts", "--mechanism", published)
+    fine("index", "--into", "texts", "--mechanism", published, "--labels", "text", "--allow-unsound")
+    assert "--allow-unsound" in refused(*query)
+    told(*query, "--label", "text of doc-7", "--allow-unsound")
+    assert told("index", "--into", "texts", "--mechanism", "covers", "--sets", 5)["sets"] == 5
+    worth = fine("plan", "--items", 1000, "--epsilon", 4, "--mechanism", "privunit")
+    assert "privunit finds 39% of the 8 nearest" in " ".join(worth.split())

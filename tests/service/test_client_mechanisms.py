@@ -15,7 +15,6 @@ from nearveil.gallery.codes import learn_codes
 from nearveil.gallery.publishing import Published, PublishedRelease, select_first
 from nearveil.gallery.sync import sync_table
 from nearveil.ledger import Account, Ledger, LedgerError
-from nearveil.mechanisms.catalog import find_mechanism
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.mechanisms.public import SERVED, PublicRelease
 from nearveil.search import Retriever
@@ -69,7 +68,7 @@ def retrieve(published: Published, seed: int, row: NDArray[Any]) -> list[int]:
     assert isinstance(published, PublishedRelease)
     shared = published.map
     labels = shared.labels if len(shared.labels) else None
-    retriever = Retriever(find_mechanism(shared.mechanism).make(EPSILON), FRACTION)
+    retriever = Retriever(SERVED[shared.mechanism].make(EPSILON), FRACTION)
     retriever.fit(shared.rows, labels).index(ITEMS)
     return [int(number) for number in retriever.nearest(row, 5, rng=seeded(seed))]
 
@@ -262,7 +261,7 @@ def test_the_guarantee_is_that_of_the_mechanism(index: Index) -> None:
         index.publish(EPSILON, FRACTION, mechanism=name)
         with opened(Path(index._location)) as gallery:
             protocol = ClientProtocol(public_of(gallery), EPSILON)
-        assert protocol.guarantee == find_mechanism(name).make(EPSILON).fit(protocol.public.map.rows).guarantee
+        assert protocol.guarantee == SERVED[name].make(EPSILON).fit(protocol.public.map.rows).guarantee
         assert protocol.guarantee.epsilon <= EPSILON + 1e-12
 
 

@@ -84,6 +84,7 @@ def plan(
     delta: float = option("Delta of one query.", default=0.0, min=0, max=1),
     code_bytes: int | None = option("Bytes of an item in an answer, as of `nearveil index`.", min=7),
     reach: float = option("Share of the items that must be in some set, as of `nearveil index`: 0 or 1.", default=1.0),
+    mechanism: str | None = option("Describe messages by another mechanism than covers, too.", metavar="NAME"),
     as_json: bool = JSON,
 ) -> None:
     """Compare the ways to search a gallery: recall, what the server learns, and commands to run.
@@ -96,20 +97,27 @@ def plan(
         nearveil plan --items 100000 --epsilon 4
         nearveil plan --items 100000 --epsilon 4 --answer 2MB
         nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
+        nearveil plan --items 100000 --epsilon 4 --mechanism privunit
     """
     from nearveil.search import plan as plan_search
+    from nearveil.search.planning import describe_mechanism
 
     try:
         answer_bytes = None if answer is None else _parse_size(answer, "--answer")
         limits: Any = {"dimension": dimension, "storage": _parse_size(storage, "--storage")}
         terms: Any = {"code_bytes": code_bytes or "auto", "reach": reach}
         search_plan = plan_search(items, epsilon, answer_bytes, delta=delta, **limits, **terms)
+        worth = None if mechanism is None else describe_mechanism(mechanism, epsilon)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if as_json:
-        print_json({**asdict(search_plan), "advice": str(search_plan), "commands": search_plan.commands})
-    else:
-        _print_plan(search_plan)
+        advice = {"advice": str(search_plan), "commands": search_plan.commands, "mechanism": worth}
+        print_json({**asdict(search_plan), **advice})
+        return
+    _print_plan(search_plan)
+    if worth is not None:
+        options = f"--mechanism '{mechanism}' --epsilon {epsilon:g}"
+        print_lines(worth, f"  nearveil index DIR --into GALLERY {options}")
 
 
 def _print_plan(search_plan: "SearchPlan") -> None:

@@ -11,7 +11,7 @@ from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.gallery.codes import Codes, codes_from_bytes, codes_to_bytes
 from nearveil.mechanisms import Covers, Message, PublicMap
 from nearveil.mechanisms.base import candidate_count
-from nearveil.mechanisms.public import PublicRelease
+from nearveil.mechanisms.public import SERVED, PublicRelease
 from nearveil.metrics import CENTRED, LARGEST_SCALE, METRICS, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.checks import LARGEST_FEATURE, is_in_range
 from nearveil.wire.frames import (
@@ -134,6 +134,8 @@ class PublicPart:
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
         space = ScoreSpace(metric, np.frombuffer(mean, "<f8"), scale, balance)
+        if mechanism != Covers.name and mechanism not in SERVED:
+            raise WireError(f"mechanism must be {Covers.name}, {', '.join(SERVED)}")
         form = PublicMap if mechanism == Covers.name else PublicRelease
         decoded = space, _decode_part(form, public_map, "the map"), codes_from_bytes(table)
         offers = tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1)
