@@ -177,6 +177,7 @@ def test_another_gallery_cannot_read_a_message(index: Index, client: Any) -> Non
 def test_classes_are_read_from_metadata(index: Index) -> None:
     name = "privatemail (as published 2022-code)"
     published = index.publish(EPSILON, FRACTION, mechanism=name, labels="family", allow_unsound=True)
+    assert isinstance(published, PublishedRelease)
     assert published.map.classes == ("f0", "f1")
     with pytest.raises(ValueError, match="labels: some items have no 'genus'"):
         index.publish(EPSILON, FRACTION, mechanism=name, labels="genus", allow_unsound=True)
@@ -186,6 +187,7 @@ def test_a_stored_gallery_answers_as_before(index: Index) -> None:
     published = index.publish(EPSILON, FRACTION, mechanism="ome")
     index._loaded_maps.clear()
     stored, stale = index.current()
+    assert isinstance(published, PublishedRelease)
     assert not stale
     assert stored.terms == published.terms
     assert stored.public_id == published.public_id
