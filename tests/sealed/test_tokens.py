@@ -24,7 +24,7 @@ def make_hint(rows: int, seed: int = 0) -> np.ndarray:
 
 
 def multiply_plainly(hint: np.ndarray, secrets: np.ndarray) -> np.ndarray:
-    return hint.astype(np.int64) @ secrets % T
+    return np.asarray(hint.astype(np.int64) @ secrets % T)
 
 
 def lift(slots: np.ndarray) -> np.ndarray:
@@ -82,8 +82,12 @@ def test_requests_of_one_pass_do_not_disturb_each_other(hint: np.ndarray, tables
 def test_the_noise_is_as_predicted(hint: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
     # Residues are caught before they are rounded (docs/theory/sealed.md, Theorem 4).
     kept: list[np.ndarray] = []
-    rounding = tokens.round_fractions
-    monkeypatch.setattr(tokens, "round_fractions", lambda values, bits: kept.append(values) or rounding(values, bits))
+
+    def keep(values: np.ndarray, bits: int) -> np.ndarray:
+        kept.append(values)
+        return ring.round_fractions(values, bits)
+
+    monkeypatch.setattr(tokens, "round_fractions", keep)
     made = TokenTables.build("scores", SEED, [hint])
     secret = np.rint(RNG.normal(0, 6.4, (1, RING.dimension))).astype(np.int64)
     key = TokenKey.make("scores", SEED, secret, unsafe_seeded(4))
@@ -93,7 +97,7 @@ def test_the_noise_is_as_predicted(hint: np.ndarray, monkeypatch: pytest.MonkeyP
         np.stack([get_transform(p).to_slots(part.reshape(L, N)[i]) for i, p in enumerate(PRIMES)]) for part in kept
     )
     residues = ring.to_coefficients((answer + public * ring_secret) % MODULI)
-    phases = rounding(residues, 50).astype(np.float64) * T / 2.0**50
+    phases = ring.round_fractions(residues, 50).astype(np.float64) * T / 2.0**50
     noise = phases - np.rint(phases)
     masks = get_transform(T).to_slots(np.rint(phases).astype(np.uint64) % T)
     np.testing.assert_array_equal(masks.astype(np.int64), multiply_plainly(hint, secret[0]))

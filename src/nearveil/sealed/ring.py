@@ -45,7 +45,7 @@ _MODULI = make_columns(PRIMES)
 def add(left: Limbs, right: Limbs) -> Limbs:
     """Return sums modulo each prime."""
     total = left + right
-    return np.minimum(total, total - _MODULI)
+    return np.asarray(np.minimum(total, total - _MODULI), np.uint64)
 
 
 def rotate(slots: NDArray[Any], steps: int) -> NDArray[Any]:
@@ -79,7 +79,8 @@ class Transform:
         """Return the slots of polynomials with coefficients from 0 to p - 1."""
         work = np.array(values.reshape(-1, N).T, np.uint64, order="C")
         self.run_forward(work)
-        return work[self.places].T.reshape(values.shape)
+        slots: Limbs = work[self.places].T.reshape(values.shape)
+        return slots
 
     def to_coefficients(self, slots: NDArray[Any]) -> Limbs:
         """Return the coefficients, from 0 to p - 1."""
@@ -116,7 +117,7 @@ class Transform:
 
     def _halve(self, products: Limbs) -> Limbs:
         """Return products / 2^32 modulo p, below 2 p, for products below 4 p^2 (Montgomery's reduction)."""
-        return (products + ((products & _MASK) * self.factor & _MASK) * self.prime) >> _WORD
+        return np.asarray((products + ((products & _MASK) * self.factor & _MASK) * self.prime) >> _WORD, np.uint64)
 
 
 def _reverse_bits() -> Longs:
@@ -160,7 +161,7 @@ def derive_public(stage: str, seed: bytes, kind: str, number: int) -> Limbs:
     cipher = Cipher(algorithms.AES(hashlib.sha256(name).digest()), modes.CTR(bytes(16)))
     stream = np.frombuffer(cipher.encryptor().update(bytes(16 * L * N)), "<u8").reshape(L, N, 2)
     radix = make_columns([(1 << 64) % p for p in PRIMES])
-    return (stream[..., 0] % _MODULI * radix + stream[..., 1] % _MODULI) % _MODULI
+    return np.asarray((stream[..., 0] % _MODULI * radix + stream[..., 1] % _MODULI) % _MODULI, np.uint64)
 
 
 def derive_keys(stage: str, seed: bytes) -> Limbs:
@@ -310,7 +311,7 @@ def round_fractions(coefficients: Limbs, bits: int) -> Limbs:
     term is at most p too small, so the sum is off by less than 3 * 2^29 units: 2^-33 before it is rounded.
     """
     terms = coefficients * _COFACTORS % _MODULI * _QUOTIENTS
-    fractions = terms.sum(axis=-2, dtype=np.uint64)
+    fractions: Limbs = terms.sum(axis=-2, dtype=np.uint64)
     return (fractions + np.uint64(1 << (63 - bits))) >> np.uint64(64 - bits)
 
 
@@ -337,7 +338,7 @@ def _round_off(coefficients: Limbs) -> Limbs:
     d2 = (c2 + third - (c0 + first * d1) % third) * pow(first * second, -1, third) % third
     high, low = divmod(first * second, 1 << _WORD)
     rest = c0 + first * d1 + low * d2 + (1 << (_DROPPED - 1))  # below 2^62
-    return (high * d2 + (rest >> _WORD)) >> (_DROPPED - _WORD)
+    return np.asarray((high * d2 + (rest >> _WORD)) >> (_DROPPED - _WORD), np.uint64)
 
 
 def _multiply_exactly(values: Longs, ring_secret: Limbs) -> Limbs:
