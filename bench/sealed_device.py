@@ -1,8 +1,7 @@
-"""Sealed scores on one GPU: how many questions a second over how many codes of 64 bytes.
+"""Sealed search on one GPU: how many questions a second, with their tokens, over how many codes of 64 bytes.
 
-The codes are random numbers of 8 bits: a pass takes the same time whatever they are. Questions are encrypted and
-answers decrypted by the library's own functions, and both are timed apart; what comes out is checked against whole
-numbers and against the bound on a score's error::
+Codes and tables of tokens are random numbers: passes take the same time whatever they are. Before, masks are checked
+with the tables of a real block, and products against whole numbers::
 
     python bench/sealed_device.py --gib 64 --out out/bench
 """
@@ -10,139 +9,197 @@ numbers and against the bound on a score's error::
 import argparse
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nearveil.privacy.noise import secure_source
-from nearveil.sealed.accuracy import SPAN, find_score_deviation
+from nearveil.sealed import ring
 from nearveil.sealed.kernels import multiply_digits
-from nearveil.sealed.lwe import (
-    ANSWER_BITS,
-    WORD_BITS,
-    add_messages,
-    centre,
-    encrypt_zeros,
-    make_hint,
-    round_down_to,
-)
-from nearveil.sealed.parameters import SCORES
+from nearveil.sealed.lwe import WORD_BITS
+from nearveil.sealed.parameters import RING
+from nearveil.sealed.ring import PRIMES, L, N, T, TokenKey
 
 DIMENSION, COLOURS = 64, 16
 COLUMNS = 1 << 16  # of a colour: 1024 cells
 SEED = bytes(range(32))
+SECRETS = 4  # of LWE in a question; colours share matrices
+STEPS, GIANTS, HALF = RING.baby_steps, RING.giant_steps, N // 2
+TERMS = STEPS + L
+MODULI = np.array(PRIMES, np.uint64)[:, None]
 
 
-def encrypt_question(query: np.ndarray, scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return ciphertexts and secrets of a question that looks into the first cell of every colour."""
-    messages = np.zeros((COLOURS, COLUMNS), np.int64)
-    messages[:, :DIMENSION] = np.rint(query * scale)
-    zeros, secrets = encrypt_zeros(SCORES, SEED, messages.shape, secure_source())
-    return add_messages(SCORES, zeros, messages), secrets
+def split_digits(slots: np.ndarray) -> np.ndarray:
+    """Return residues modulo each prime as small numbers modulo all primes, shape (L, L, N)."""
+    values = ring.to_coefficients(slots).astype(np.int64)
+    return ring.to_slots(values - (values > MODULI.astype(np.int64) // 2) * MODULI.astype(np.int64))
 
 
-def check_scores(
-    torch: Any, database: Any, sent: Any, answers: Any, made: list[Any], query: np.ndarray
-) -> dict[str, float]:
-    """Compare a few rows of an answer with whole numbers, and their scores with those in the clear."""
-    rows, reach = np.array([0, 1, 12345 % database.shape[1], database.shape[1] - 1]), 35.0 * np.sqrt(DIMENSION) * 4
-    errors, worst = [], 0.0
+def make_tables(hint: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return digits, tables of one block, and its public part: the library's, without Numba."""
+    baby, giant = ring.derive_keys("scores", SEED)
+    public, digits = ring.derive_public("scores", SEED, "secret", 0), np.empty((L, STEPS - 1, L, N), np.uint32)
+    steps = [public]
+    for i in range(STEPS - 1):
+        parts = split_digits(ring.rotate(steps[i], 1))
+        digits[:, i] = ((parts << 32) % MODULI).swapaxes(0, 1)
+        steps.append((parts * baby % MODULI).sum(axis=0) % MODULI)
+    factors = np.concatenate([steps, giant]).swapaxes(0, 1)
+    tables, sums = np.zeros((L, GIANTS, TERMS, N), np.uint64), np.zeros((L, N), np.uint64)
+    slots = np.arange(HALF)
+    for g in range(GIANTS - 1, -1, -1):
+        rows = (slots - STEPS * g) % HALF
+        columns = (slots + np.arange(STEPS)[:, None]) % RING.dimension
+        diagonals = np.concatenate([hint[rows, columns], hint[HALF + rows, columns]], axis=1)
+        plain = ring.get_transform(T).to_coefficients(diagonals).astype(np.int64)
+        tables[:, g, :STEPS] = ring.to_slots(plain - (plain > T // 2) * T).swapaxes(0, 1)
+        if g < GIANTS - 1:
+            tables[:, g, STEPS:] = split_digits(ring.rotate(sums, STEPS)).swapaxes(0, 1)
+        sums = (tables[:, g] * factors % MODULI[:, None]).sum(axis=1) % MODULI
+    tiles = ((tables << 32) % MODULI[:, None, None]).astype(np.uint32).reshape(L, GIANTS, TERMS, N // 64, 64)
+    return digits[None], tiles.swapaxes(2, 3), ring.round_fractions(ring.to_coefficients(sums), 32).astype(np.uint32)
+
+
+def make_request(count: int) -> tuple[TokenKey, np.ndarray]:
+    """Return a key, and the secrets that its request encrypts."""
+    secrets = np.rint(np.random.default_rng().normal(0, 6.4, (count, RING.dimension))).astype(np.int64)
+    return TokenKey.make("scores", SEED, secrets, secure_source()), secrets
+
+
+def check_tokens(tables_class: Any) -> int:
+    """Return the wrong masks of nine tokens for a real block."""
+    hint = np.random.default_rng(1).integers(0, T, (N, RING.dimension), dtype=np.uint32)
+    digits, tables, public = make_tables(hint)
+    device = tables_class("cuda", digits, [tables], np.zeros(1, int))
+    pairs = [make_request(1) for _ in range(9)]
+    answers = device.answer([ring.read_request(key.request, 1) for key, _ in pairs])
+    return sum(
+        int((key.read(token, public.tobytes(), [N])[0] != hint.astype(np.int64) @ secrets[0] % T).sum())
+        for (key, secrets), token in zip(pairs, answers, strict=True)
+    )
+
+
+def check_products(torch: Any, database: Any, questions: Any, answers: Any) -> None:
+    """Compare a few rows of answers with whole numbers."""
+    rows = np.array([0, 1, 12345 % database.shape[1], database.shape[1] - 1])
     for colour in (0, COLOURS - 1):
         matrix = database[colour][torch.from_numpy(rows).to(database.device)].cpu().numpy()
-        asked = sent[:, colour].cpu().numpy().astype(np.int64)
-        expected = (asked @ matrix.astype(np.int64).T) % (1 << WORD_BITS)
-        found = answers[:, colour].cpu().numpy()[:, rows]
-        if not np.array_equal(found, expected):
+        sent = questions[:, colour].cpu().numpy().astype(np.int64)
+        if not np.array_equal(answers[:, colour].cpu().numpy()[:, rows], sent @ matrix.astype(np.int64).T % (1 << 24)):
             raise SystemExit("a product is wrong")
-        hint = round_down_to(make_hint(SCORES, SEED, matrix), SCORES.modulus_bits, ANSWER_BITS).astype(np.int64)
-        masks = hint @ made[0][1][colour]
-        raw = centre(round_down_to(found[0], WORD_BITS, ANSWER_BITS).astype(np.int64) - masks, ANSWER_BITS)
-        scores = raw * SPAN / 2.0**ANSWER_BITS
-        errors += list(scores - matrix[:, :DIMENSION] @ query / reach)
-        worst = max(worst, float(np.linalg.norm(matrix.astype(np.float64), axis=1).max()))
-    return {"score_error": float(np.std(errors)), "score_error_predicted": find_score_deviation(worst, reach)}
 
 
-def time_passes(torch: Any, database: Any, questions: Any, repeats: int = 5) -> dict[str, float]:
-    """Return seconds of a pass alone, and of a pass with questions from the host's memory and answers back to it."""
-    multiply_digits(torch, database, questions.to(database.device))
-    pinned, times = questions.pin_memory(), []
-    landing = torch.empty((len(questions), *database.shape[:2]), dtype=torch.int16, pin_memory=True)
+def fill_tables(torch: Any, tables_class: Any, count: int) -> Any:
+    """Return tables of so many blocks on the device, of random numbers."""
+    digits = np.random.default_rng(2).integers(0, PRIMES[-1], (SECRETS, L, STEPS - 1, L, N), dtype=np.uint32)
+    device = tables_class("cuda", digits, [], np.arange(count) * SECRETS // count)
+    shape = L, STEPS, GIANTS, TERMS, N // STEPS
+    blocks = [torch.randint(PRIMES[-1], shape, dtype=torch.int32, device="cuda") for _ in range(count)]
+    device._blocks = [(None, block) for block in blocks]
+    return device
+
+
+def measure(torch: Any, work: Any, repeats: int = 5) -> float:
+    """Return the median of seconds that work takes, after one run."""
+    work()
+    times = []
     for _ in range(repeats):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        sent = pinned.to(database.device, non_blocking=True)
+        work()
         torch.cuda.synchronize()
-        moved = time.perf_counter()
-        answers = multiply_digits(torch, database, sent)
-        torch.cuda.synchronize()
-        done = time.perf_counter()
-        landing.copy_(((answers + (1 << 7)) >> 8).to(torch.int16))
-        times.append((moved - start, done - moved, time.perf_counter() - done))
-    upload, work, download = np.median(times, axis=0)
-    return {"upload_s": float(upload), "pass_s": float(work), "download_s": float(download)}
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def measure_stages(torch: Any, tables: Any, bodies: list[bytes]) -> dict[str, float]:
+    """Return seconds of the stages of 16 tokens of one secret; parsing is on the processor, for one request."""
+    start = time.process_time()
+    requests = [ring.read_request(body, SECRETS) for body in bodies]
+    parse = (time.process_time() - start) / len(bodies)
+    secrets, keys = (tables._load(np.stack(part).astype(np.int64)) for part in zip(*requests[:16], strict=True))
+    blocks = [block for (_, block), owner in zip(tables._blocks, tables._owners, strict=True) if owner == 0]
+    factors = tables.make_factors(secrets[:, 0], keys, tables._digits[0])
+    sums = tables.multiply(blocks, factors)
+    return {
+        "parse_s": parse,
+        "factors_s": measure(torch, lambda: tables.make_factors(secrets[:, 0], keys, tables._digits[0])),
+        "multiply_s": measure(torch, lambda: tables.multiply(blocks, factors)),
+        "switch_s": measure(torch, lambda: tables.switch(sums)),
+    }
+
+
+def measure_batches(torch: Any, database: Any, tables: Any, bodies: list[bytes]) -> list[dict[str, float]]:
+    """Return seconds of batches: of a pass with questions and answers in the host's memory, of tokens, and of both."""
+    shape = len(bodies), *database.shape[::2]
+    questions = torch.randint(1 << WORD_BITS, shape, dtype=torch.int32).pin_memory()
+    check_products(torch, database, questions[:4], multiply_digits(torch, database, questions[:4].cuda()))
+    landing = torch.empty((len(bodies), *database.shape[:2]), dtype=torch.int16, pin_memory=True)
+
+    def run_pass(count: int) -> None:
+        answers = multiply_digits(torch, database, questions[:count].cuda(non_blocking=True))
+        landing[:count].copy_(((answers + (1 << 7)) >> 8).to(torch.int16))
+
+    def run_tokens(count: int, step: int = 16) -> None:
+        for start in range(0, count, step):
+            part = bodies[start : min(start + step, count)]
+            tables.answer(list(threads.map(lambda body: ring.read_request(body, SECRETS), part)))
+
+    def run_both(count: int) -> None:
+        run_tokens(count)
+        run_pass(count)
+
+    batches = []
+    with ThreadPoolExecutor(8) as threads:
+        for count in (1, 4, 8, 16, 32):
+            figures: dict[str, float] = {"questions": count}
+            for name, work in (("pass_s", run_pass), ("tokens_s", run_tokens), ("both_s", run_both)):
+                figures[name] = measure(torch, partial(work, count))
+            figures["questions_per_s"] = count / figures["both_s"]
+            batches.append(figures)
+            print(json.dumps(figures), flush=True)
+    return batches
 
 
 def main() -> None:
     """Measure."""
     import torch
 
+    from nearveil.sealed._device_ring import DeviceTables
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=int, default=64, help="codes, in GiB; a multiple of 1/16")
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    given = parser.parse_args()
-    rows = given.gib * (1 << 30) // (COLOURS * COLUMNS)
+    options = parser.parse_args()
+    rows = options.gib * (1 << 30) // (COLOURS * COLUMNS)
     generator = torch.Generator("cuda").manual_seed(0)
     database = torch.empty((COLOURS, rows, COLUMNS), dtype=torch.int8, device="cuda")
     for matrix in database:
-        # About as wide as real codes: the sum of three uniform numbers.
-        matrix.zero_()
-        for _ in range(3):
-            matrix.add_(torch.randint(-42, 43, matrix.shape, dtype=torch.int8, device="cuda", generator=generator))
-    n_codes = COLOURS * rows * COLUMNS // DIMENSION
-    report: dict[str, Any] = {"device": torch.cuda.get_device_name(), "codes": n_codes, "bytes": database.numel()}
-    start = time.perf_counter()
-    torch.sum(database.view(torch.int64), dtype=torch.int64).item()
-    start = time.perf_counter()
-    torch.sum(database.view(torch.int64), dtype=torch.int64).item()
-    report["read_bytes_per_s"] = database.numel() / (time.perf_counter() - start)
-    rng = np.random.default_rng(0)
-    reach = 35.0 * np.sqrt(DIMENSION) * 4
-    scale = 2.0**SCORES.modulus_bits / (SPAN * reach)
-    query = rng.normal(size=DIMENSION)
-    query /= np.linalg.norm(query)
-    start = time.perf_counter()
-    made = [encrypt_question(query, scale) for _ in range(4)]
-    report["encrypt_s"] = (time.perf_counter() - start) / len(made)
-    hint = rng.integers(0, 1 << 16, (rows, SCORES.dimension), dtype=np.uint16)
-    start = time.perf_counter()
-    for colour in range(COLOURS):  # one colour's random rows stand for those of all
-        for first in range(0, rows, 4096):
-            hint[first : first + 4096].astype(np.float64) @ made[0][1][colour].astype(np.float64)
-    report["decrypt_s"] = time.perf_counter() - start
-    del hint
-    report["batches"] = []
-    for count in (1, 4, 16, 32, 42):
-        ciphertexts = np.stack([made[at % len(made)][0] for at in range(count)]).astype(np.int32)
-        questions = torch.from_numpy(ciphertexts)
-        figures = time_passes(torch, database, questions)
-        total = figures["upload_s"] + figures["pass_s"] + figures["download_s"]
-        figures |= {
-            "questions": count,
-            "questions_per_s": count / total,
-            "pass_bytes_per_s": database.numel() / figures["pass_s"],
-        }
-        report["batches"].append(figures)
-        print(json.dumps(figures), flush=True)
-        if count == 4:
-            sent = questions.cuda()
-            answers = multiply_digits(torch, database, sent)
-            report |= check_scores(torch, database, sent, answers, made, query)
-            del sent, answers
+        matrix.random_(-127, 128, generator=generator)
+    report: dict[str, Any] = {
+        "device": torch.cuda.get_device_name(),
+        "codes": COLOURS * rows * COLUMNS // DIMENSION,
+        "bytes": database.numel(),
+        "rows": COLOURS * rows,
+        "wrong_masks": check_tokens(DeviceTables),
+        "checked_masks": 9 * N,
+    }
+    words = database.view(torch.int64)
+    report["read_bytes_per_s"] = database.numel() / measure(torch, lambda: torch.sum(words, dtype=torch.int64))
+    tables = fill_tables(torch, DeviceTables, COLOURS * rows // N)
+    report["table_bytes"] = sum(block.numel() * 4 for _, block in tables._blocks)
+    bodies = [make_request(SECRETS)[0].request for _ in range(32)]
+    report |= {"request_bytes": len(bodies[0]), "token_bytes": ring.token_bytes([COLOURS * rows])}
+    # Centroids of 1024 cells a colour in 32 bits, and the public parts of tokens.
+    report["kept_bytes"] = 4 * COLUMNS * COLOURS + ring.public_bytes([COLOURS * rows])
+    report["stages"] = measure_stages(torch, tables, bodies)
+    report["batches"] = measure_batches(torch, database, tables, bodies)
     report["memory"] = int(torch.cuda.max_memory_allocated())
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "sealed-cuda.json").write_text(json.dumps(report, indent=1) + "\n")
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "sealed-cuda.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
 
 

@@ -61,8 +61,9 @@ class Transform:
         self.prime = prime
         self.factor = -pow(prime, -1, 1 << _WORD) % (1 << _WORD)
         reversed_bits = _reverse_bits()
-        root = _find_root(prime)
-        self.roots, self.inverse_roots = (self._raise(base)[reversed_bits] for base in (root, pow(root, -1, prime)))
+        self.root = _find_root(prime)
+        bases = self.root, pow(self.root, -1, prime)
+        self.roots, self.inverse_roots = (self._raise(base)[reversed_bits] for base in bases)
         self.degree = pow(N, -1, prime) * (1 << _WORD) % prime
         powers = [pow(5, k, 2 * N) for k in range(N // 2)]
         odd = np.array(powers + [2 * N - power for power in powers])
@@ -300,8 +301,8 @@ def read_request(data: bytes, n_secrets: int) -> tuple[Words, Words]:
     return np.stack(slots, axis=1).astype(np.uint32, order="C"), keys.astype(np.uint32)
 
 
-_QUOTIENTS = make_columns([(1 << 64) // p for p in PRIMES])
-_COFACTORS = make_columns([pow(RING.modulus // p, -1, p) for p in PRIMES])
+QUOTIENTS = make_columns([(1 << 64) // p for p in PRIMES])
+COFACTORS = make_columns([pow(RING.modulus // p, -1, p) for p in PRIMES])
 
 
 def round_fractions(coefficients: Limbs, bits: int) -> Limbs:
@@ -310,7 +311,7 @@ def round_fractions(coefficients: Limbs, bits: int) -> Limbs:
     c / q is, modulo 1, the sum over primes of ``(c (q / p)^-1 mod p) / p``. In units of 2^-64 and modulo 2^64 every
     term is at most p too small, so the sum is off by less than 3 * 2^29 units: 2^-33 before it is rounded.
     """
-    terms = coefficients * _COFACTORS % _MODULI * _QUOTIENTS
+    terms = coefficients * COFACTORS % _MODULI * QUOTIENTS
     fractions: Limbs = terms.sum(axis=-2, dtype=np.uint64)
     return (fractions + np.uint64(1 << (63 - bits))) >> np.uint64(64 - bits)
 

@@ -39,7 +39,7 @@ _BABY, _GIANTS, _HALF = RING.baby_steps, RING.giant_steps, N // 2
 _TILES = N // compiled.TILE
 _FACTORS_SHAPE = L, _TILES, compiled.TERMS, compiled.TILE
 _BLOCK_SHAPE = L, _GIANTS, *_FACTORS_SHAPE[1:]
-_BATCH = 4  # requests of one pass: their factors of a tile fit in a core's cache
+_BATCH, _DEVICE_BATCH = 4, 16  # requests of one pass: factors of four fit in a core's cache
 
 
 class _FastTransform(Transform):
@@ -68,43 +68,54 @@ class TokenTables:
         Rows of the hint of each secret.
     arrays : sequence of ndarray
         The tables, as :attr:`arrays` has them; they may be mapped from a file.
-    n_threads : int
+    n_threads : int, default=1
+    device : str, default="cpu"
+        A GPU of torch, such as "cuda": a copy of the tables is kept there, and tokens are computed there.
+    previous : TokenTables, optional
+        Tables on the same device; blocks of both are copied once.
     """
 
     def __init__(
-        self, stage: str, seed: bytes, n_rows: Sequence[int], arrays: Sequence[NDArray[Any]], n_threads: int
+        self,
+        stage: str,
+        seed: bytes,
+        n_rows: Sequence[int],
+        arrays: Sequence[NDArray[Any]],
+        n_threads: int = 1,
+        device: str = "cpu",
+        previous: "TokenTables | None" = None,
     ) -> None:
         self._stage, self._seed, self.n_rows = stage, seed, tuple(n_rows)
         self._digits, self._public, *self._blocks = arrays
         self._owners = np.repeat(np.arange(len(n_rows)), count_blocks(n_rows))
         self._threads, self._n_threads = ThreadPoolExecutor(n_threads), n_threads
+        self._device, self._on_device = device, None
+        if device != "cpu":
+            from nearveil.sealed._device_ring import DeviceTables
+
+            copies = None if previous is None else previous._on_device
+            self._on_device = DeviceTables(device, self._digits, self._blocks, self._owners, copies)
 
     @classmethod
-    def build(cls, stage: str, seed: bytes, hints: Sequence[Words], n_threads: int = 1) -> Self:
-        """Build the tables of hints modulo t, one for each secret, each of shape (rows, n): 0.2 s a block and core."""
+    def build(cls, stage: str, seed: bytes, hints: Sequence[Words], n_threads: int = 1, device: str = "cpu") -> Self:
+        """Build the tables of hints modulo t, one for each secret, each of shape (rows, n): 0.1 s a block and core."""
         n_rows = [len(hint) for hint in hints]
         sources = [_PublicSource(stage, seed, k) for k in range(len(hints))]
-        parts = [(k, start) for k, rows in enumerate(n_rows) for start in range(0, rows, N)]
-        with ThreadPoolExecutor(n_threads) as threads:
-            pairs = list(threads.map(lambda part: sources[part[0]].make_block(hints[part[0]], part[1]), parts))
-        digits, public = (np.stack(arrays) for arrays in ([s.digits for s in sources], [p for _, p in pairs]))
-        return cls(stage, seed, n_rows, [digits, public, *(tables for tables, _ in pairs)], n_threads)
+        parts = [(k, block) for k, count in enumerate(count_blocks(n_rows)) for block in range(count)]
+        blocks, public = _make_blocks(sources, hints, parts, n_threads)
+        arrays = [np.stack([source.digits for source in sources]), np.stack(public), *blocks]
+        return cls(stage, seed, n_rows, arrays, n_threads, device)
 
     def rebuild(self, hints: Sequence[Words], changed: Sequence[set[int]]) -> "TokenTables":
         """Return tables for changed hints. Blocks without a row of `changed`, one set for each secret, are shared."""
-        spoiled = {(k, row // N) for k, rows in enumerate(changed) for row in rows}
+        parts = sorted({(k, row // N) for k, rows in enumerate(changed) for row in rows})
         firsts = np.cumsum([0, *count_blocks(self.n_rows)])
-        sources = {k: _PublicSource(self._stage, self._seed, k) for k, _ in spoiled}
+        sources = [_PublicSource(self._stage, self._seed, k) for k in range(len(hints))]
         blocks, public = list(self._blocks), self._public.copy()
-
-        def replace(part: tuple[int, int]) -> None:
-            k, block = part
-            number = firsts[k] + block
-            blocks[number], public[number] = sources[k].make_block(hints[k], block * N)
-
-        list(self._threads.map(replace, spoiled))
+        for (k, block), tables, fresh in zip(parts, *_make_blocks(sources, hints, parts, self._n_threads), strict=True):
+            blocks[firsts[k] + block], public[firsts[k] + block] = tables, fresh
         arrays = [self._digits, public, *blocks]
-        return TokenTables(self._stage, self._seed, self.n_rows, arrays, self._n_threads)
+        return TokenTables(self._stage, self._seed, self.n_rows, arrays, self._n_threads, self._device, self)
 
     @property
     def public(self) -> bytes:
@@ -127,17 +138,18 @@ class TokenTables:
         Raises :class:`~nearveil.wire.frames.WireError` for a request that is not valid.
         """
         tokens = []
-        for start in range(0, len(requests), _BATCH):
-            tokens += self._answer_batch(requests[start : start + _BATCH])
+        size = _BATCH if self._on_device is None else _DEVICE_BATCH
+        for start in range(0, len(requests), size):
+            checked = [read_request(request, len(self.n_rows)) for request in requests[start : start + size]]
+            tokens += self._answer_batch(checked) if self._on_device is None else self._on_device.answer(checked)
         return tokens
 
-    def _answer_batch(self, requests: Sequence[bytes]) -> list[bytes]:
-        checked = [read_request(request, len(self.n_rows)) for request in requests]
+    def _answer_batch(self, requests: Sequence[tuple[Words, Words]]) -> list[bytes]:
         factors = np.empty((len(self.n_rows), len(requests), *_FACTORS_SHAPE), np.uint32)
 
         def fill(pair: tuple[int, int]) -> None:
             k, number = pair
-            secrets, keys = checked[number]
+            secrets, keys = requests[number]
             compiled.fill_factors(secrets[k], keys, self._digits[k].ctypes.data, _NUMBERS, factors[k, number])
 
         def multiply(number: int) -> Limbs:
@@ -148,6 +160,15 @@ class TokenTables:
         list(self._threads.map(fill, np.ndindex(factors.shape[:2])))
         rounded = np.stack(list(self._threads.map(multiply, range(len(self._blocks)))), axis=1)
         return [pack_bits(token, TOKEN_BITS) for token in rounded]
+
+
+def _make_blocks(
+    sources: "Sequence[_PublicSource]", hints: Sequence[Words], parts: Sequence[tuple[int, int]], n_threads: int
+) -> tuple[list[NDArray[Any]], list[NDArray[Any]]]:
+    """Return the tables of blocks of rows, each of a secret, and the a parts of their results."""
+    with ThreadPoolExecutor(n_threads) as threads:
+        pairs = list(threads.map(lambda part: sources[part[0]].make_block(hints[part[0]], part[1] * N), parts))
+    return [tables for tables, _ in pairs], [public for _, public in pairs]
 
 
 class _PublicSource:
