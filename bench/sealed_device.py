@@ -19,8 +19,7 @@ import numpy as np
 from nearveil.privacy.noise import secure_source
 from nearveil.sealed import ring
 from nearveil.sealed.kernels import multiply_digits
-from nearveil.sealed.lwe import WORD_BITS
-from nearveil.sealed.parameters import RING
+from nearveil.sealed.parameters import RING, WORD_BITS
 from nearveil.sealed.ring import PRIMES, L, N, T, TokenKey
 
 DIMENSION, COLOURS = 64, 16

@@ -1,6 +1,11 @@
 """Tokens: every mask is exact, the noise is what the theorem says, and compiled code agrees with NumPy."""
 
+import importlib.util
+import sys
 from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -228,3 +233,46 @@ def test_hostile_requests_are_answered_or_refused(tables: TokenTables, prime: in
             tables.answer([request])
     with pytest.raises(WireError, match="must have"):
         tables.answer([request[1:]])
+
+
+@pytest.fixture(scope="module")
+def bench_module() -> Any:
+    """The benchmark for GPUs, which builds tables without Numba."""
+    path = str(Path(__file__).parents[2] / "bench" / "sealed_device.py")
+    spec = importlib.util.spec_from_file_location("sealed_device", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_tables_agree_with_numpy(bench_module: Any, hint: np.ndarray, tables: TokenTables) -> None:
+    digits, block, public = bench_module.make_tables(hint)
+    for compiled_part, plain in zip(tables.arrays, (digits, public[None], block), strict=True):
+        np.testing.assert_array_equal(compiled_part, plain)
+
+
+def test_stages_of_a_gpu_agree(tables: TokenTables, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Triton does not run here: its sums are checked by bench/sealed_device.py; the rest is torch.
+    torch = pytest.importorskip("torch")
+    language = SimpleNamespace(constexpr=None)
+    monkeypatch.setitem(sys.modules, "triton", SimpleNamespace(jit=lambda function: function, language=language))
+    monkeypatch.setitem(sys.modules, "triton.language", language)
+    module = importlib.import_module("nearveil.sealed._device_ring")
+    monkeypatch.delitem(sys.modules, "nearveil.sealed._device_ring")
+    device = module.DeviceTables("cpu", tables.arrays[0], tables.arrays[2:], np.zeros(1, int))
+    key = TokenKey.make("scores", SEED, np.ones((1, RING.dimension), np.int64), unsafe_seeded(1))
+    secrets, keys = ring.read_request(key.request, 1)
+    factors = np.empty((1, L, N // compiled.TILE, compiled.TERMS, compiled.TILE), np.uint32)
+    numbers = tokens._NUMBERS
+    compiled.fill_factors(secrets[0], keys, tables.arrays[0].ctypes.data, numbers, factors[0])
+    made = device.make_factors(
+        *(torch.as_tensor(part.astype(np.int64)[None]) for part in (secrets[0], keys)), device._digits[0]
+    )
+    slots = made.permute(0, 1, 3, 4, 2).reshape(1, L, compiled.TERMS, N)
+    np.testing.assert_array_equal(slots, factors.swapaxes(2, 3).reshape(slots.shape))
+    sums = np.empty((1, L, N), np.uint32)
+    compiled.multiply_block(tables.arrays[2].ctypes.data, factors, numbers, sums)
+    columns = torch.as_tensor(sums.view(np.int32)).view(1, 1, L, N // 32, 32).transpose(3, 4)
+    assert device.switch(columns)[0].numpy().tobytes() == tables.answer([key.request])[0]

@@ -52,15 +52,15 @@ def _multiply(
     a0 = tl.zeros([TURNS], tl.uint64)
     a1, a2, a3 = a0, a0, a0
     for g in range(GIANTS):
-        place = row + (turns + g) % (TURNS // 2)
+        source = row + (turns + g) % (TURNS // 2)
         s0 = tl.zeros([TURNS], tl.uint64)
         s1, s2, s3 = s0, s0, s0
         for i in tl.static_range(TERMS):
-            d = tl.load(table + (g * TERMS + i) * TURNS + place).to(tl.uint64)
-            s0 += d * tl.load(f0 + i * TURNS + place).to(tl.uint32, bitcast=True).to(tl.uint64)
-            s1 += d * tl.load(f1 + i * TURNS + place).to(tl.uint32, bitcast=True).to(tl.uint64)
-            s2 += d * tl.load(f2 + i * TURNS + place).to(tl.uint32, bitcast=True).to(tl.uint64)
-            s3 += d * tl.load(f3 + i * TURNS + place).to(tl.uint32, bitcast=True).to(tl.uint64)
+            d = tl.load(table + (g * TERMS + i) * TURNS + source).to(tl.uint64)
+            s0 += d * tl.load(f0 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
+            s1 += d * tl.load(f1 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
+            s2 += d * tl.load(f2 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
+            s3 += d * tl.load(f3 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
         a0 += _reduce(s0, modulus, factor)
         a1 += _reduce(s1, modulus, factor)
         a2 += _reduce(s2, modulus, factor)
@@ -89,8 +89,11 @@ class DeviceTables:
         self._order = self._load(_order_slots())
         self._passes = [self._make_matrices(i, p) for i, p in enumerate(PRIMES)]
         self._digits, self._owners = self._load(digits.view(np.int32)), owners
-        known = {} if previous is None else {id(block): copy for block, copy in previous._blocks}
-        self._blocks = [(block, known[id(block)] if id(block) in known else self.load_block(block)) for block in blocks]
+        copies = {} if previous is None else {id(block): copy for block, copy in previous._blocks}
+        pairs = ((block, copies.get(id(block))) for block in blocks)
+        self._blocks: list[tuple[Any, Any]] = [
+            (block, self.load_block(block) if copy is None else copy) for block, copy in pairs
+        ]
 
     def answer(self, requests: Sequence[tuple[Words, Words]]) -> list[bytes]:
         """Return the tokens of checked requests."""
