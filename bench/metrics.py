@@ -139,9 +139,10 @@ class Search:
             self.items, normalize=False, axis=self.space.axis, by_direction=self.space.metric == "dot"
         )
         layout, probes = index.layout, self.space.make_probes(self.encoded)
-        client = SealedClient(layout.to_bytes(), index.get_hints())
+        client = SealedClient(layout.to_bytes(), index.get_public_tokens())
         results, inside = [], []
         for row, query in enumerate(self.rows):
+            client.prepare(1, index.answer)
             question = client.ask(query, probes[row])
             matches = client.read_scores(question, index.answer(question.data), FETCHED)
             results.append(self.rank(row, np.array([index.get_item(match.position) for match in matches])))
