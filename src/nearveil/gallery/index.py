@@ -308,7 +308,8 @@ class Index(MapPublisher):
 
     def ids(self) -> Ids:
         """Return the ids of all items, increasing."""
-        return self.snapshot().ids
+        with self._database.begin_read() as connection:
+            return store.load_ids(connection, load_header(connection, self._location), self._location)
 
     def items(self, ids: ArrayLike, *, lenient: bool = False, originals: bool = True) -> list[StoredItem]:
         """Return names, thumbnails and originals, in the order of the ids.

@@ -592,8 +592,8 @@ class MapPublisher(ABC):
             if any(row.revision > new.revision for row in stored):
                 raise StaleMapError("a map of a newer revision was published meanwhile; this one is not stored")
             numbers = [*(row.number for row in stored), stored[-1].number + 1 if stored else 1]
+            for table in (store.parts, store.published):  # first: the new map takes their space in the file
+                connection.execute(sa.delete(table).where(table.c.number.in_(numbers[:-keep])))
             digest = store.write_map(connection, numbers[-1], file)
             row = {"number": numbers[-1], "revision": new.revision, "public_id": new.public_id, "digest": digest}
             connection.execute(sa.insert(store.published).values(row))
-            for table in (store.parts, store.published):
-                connection.execute(sa.delete(table).where(table.c.number.in_(numbers[:-keep])))
