@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from nearveil.privatemail.graph.labels import Encoding
-from nearveil.privatemail.sensitivity import bounds
+from nearveil.privatemail.sensitivity import bounds, published_2022
 from nearveil.privatemail.sensitivity.bounds import Norm, check_start
 from studies import _figures as draw
 from studies import replacement
 from studies._search import FILES, NAMES
 from studies._study import Case, Row, Study, select, summarise
 from studies.data import load_features
-from studies.published_bounds import published_2022
 
 Floats = NDArray[np.float64]
 

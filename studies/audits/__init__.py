@@ -61,14 +61,10 @@ for _kinds, _make in _EXPERIMENTS.items():
 
 _SLOW_DELTA = 1e-3  # of slow mechanisms
 _CHANGED: dict[str, dict[str, Any]] = {
-    "privatemail (as published": {"n_public_steps": 5, "start_scale": 1e-8, "n_anchors": 60},
     "random-projection": {"delta": DELTA, "n_components": 16},
     "private-pca": {"n_components": 1},
 }
 _EXPECTED: dict[str, Expected] = {
-    "privatemail (as published 2022-code)": "broken",
-    # The papers also use the label after the noise, but no attack shows it at these parameters.
-    **dict.fromkeys(["privatemail (as published 2022)", "privatemail (as published 2021)"], "open"),
     "random-projection (as published)": "broken",
     **dict.fromkeys(["private-pca (bingham)", "private-pca (gibbs)"], "open"),
 }

@@ -1,12 +1,11 @@
-"""Mechanisms for comparison: PrivateMail as published, older mechanisms, and embeddings without protection.
+"""Mechanisms that the papers are compared with: older ones, and embeddings without protection.
 
 ``docs/theory/baselines.md`` has their proofs. ``nearveil mechanisms`` and ``nearveil audit`` list them where the
 studies are installed.
 """
 
 from nearveil.mechanisms.base import Floats, Release
-from nearveil.mechanisms.catalog import MAIL, REGISTRY, MechanismEntry
-from nearveil.privatemail import PrivateMail
+from nearveil.mechanisms.catalog import MAIL, REGISTRY, UNSOUND, MechanismEntry
 from studies.baselines.embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from studies.baselines.fisher import VonMisesFisher
 from studies.baselines.pca import PrivatePCA, PrivatePCARelease
@@ -37,20 +36,13 @@ class PcaEntry(MechanismEntry):
         return PrivatePCARelease(self.make().fit(private))
 
 
-_UNSOUND = {"allow_unsound": True}
-_PCA = {"n_components": 8, "n_sweeps": 2, **_UNSOUND}
+_PCA = {"n_components": 8, "n_sweeps": 2, **UNSOUND}
 
 BASELINES = (
-    *(
-        MechanismEntry(
-            PrivateMail, f"{MAIL} {source}", f"as published {version}", {"as_published": version, **_UNSOUND}, True
-        )
-        for version, source in (("2022", "2022"), ("2021", "2021"), ("2022-code", "2022, program"))
-    ),
     MechanismEntry(Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
     MechanismEntry(Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
     MechanismEntry(RandomProjection, "Kenthapadi et al. 2012, for a record"),
-    MechanismEntry(RandomProjection, "Kenthapadi et al. 2012", "as published", {"as_published": True, **_UNSOUND}),
+    MechanismEntry(RandomProjection, "Kenthapadi et al. 2012", "as published", {"as_published": True, **UNSOUND}),
     MechanismEntry(VonMisesFisher, "Weggenmann, Kerschbaum 2021"),
     MechanismEntry(DPdSNE, "Saha et al. 2021", parameters={"n_anchors": 60}),
     *(

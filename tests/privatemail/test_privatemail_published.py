@@ -15,9 +15,14 @@ from nearveil.mechanisms import Message, MessageError
 from nearveil.privacy.noise import add_noise, compute_classical_scale, unsafe_seeded
 from nearveil.privatemail.manifold import umeyama
 from nearveil.privatemail.mechanism import PrivateMail
+from nearveil.privatemail.published import (
+    CentredDistances,
+    compose_strongly,
+    find_code_scale,
+    step_epsilon,
+)
+from nearveil.privatemail.sensitivity import published_2021, published_2022
 from studies.data import DataMissingError, load_features
-from studies.published_bounds import published_2021, published_2022
-from studies.published_mail import CentredDistances, compose_strongly, find_code_scale, step_epsilon
 from tests.reference import dense_label_weights, dense_weights, laplacian
 
 VERSIONS = ["2022", "2021", "2022-code"]

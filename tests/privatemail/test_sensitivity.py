@@ -13,12 +13,17 @@ from mpmath import mp, mpf
 from scipy.spatial.distance import pdist
 
 from nearveil.privatemail.graph import gaussian_graph
-from nearveil.privatemail.sensitivity import bounds, target_only
+from nearveil.privatemail.sensitivity import (
+    bound_random_start,
+    bounds,
+    published_2021,
+    published_2022,
+    target_only,
+)
 from nearveil.privatemail.sensitivity.bounds import sign_patterns
 from studies import replacement
 from studies import sensitivity as study
 from studies.data import FeatureSet
-from studies.published_bounds import bound_random_start, published_2021, published_2022
 from studies.replacement import replace_one
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
 

@@ -84,6 +84,7 @@ class MechanismEntry:
 
 
 MAIL = "Vepakomma, Balla, Raskar"
+UNSOUND = {"allow_unsound": True}
 
 REGISTRY = (
     MechanismEntry(mechanisms.Covers, "this library", parameters={"n_sets": 10}),
@@ -92,6 +93,12 @@ REGISTRY = (
     MechanismEntry(mechanisms.PrivUnit, "Bhowmick et al. 2018; Asi et al. 2022"),
     MechanismEntry(PrivateMail, f"{MAIL} 2022, made sound", "gaussian"),
     MechanismEntry(PrivateMail, f"{MAIL} 2021, made sound", "laplace", {"noise": "laplace"}),
+    *(
+        MechanismEntry(
+            PrivateMail, f"{MAIL} {source}", f"as published {version}", {"as_published": version, **UNSOUND}, True
+        )
+        for version, source in (("2022", "2022"), ("2021", "2021"), ("2022-code", "2022, program"))
+    ),
     MechanismEntry(mechanisms.Latent, "Arachchige et al. 2019"),
     MechanismEntry(mechanisms.OME, "Lyu et al. 2020"),
     MechanismEntry(mechanisms.AnalyticGaussian, "Balle, Wang 2018"),

@@ -1,7 +1,7 @@
 """PrivateMail: release a target's row of the supervised manifold learning query, with noise."""
 
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,10 +27,7 @@ from nearveil.privatemail.engines import (
 )
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.manifold import umeyama
-from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, Version, load_engine
-
-if TYPE_CHECKING:
-    from studies.published_mail import PublishedEngine
+from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Version
 
 
 @dataclass(eq=False, repr=False)
@@ -68,9 +65,8 @@ class PrivateMail(Release):
     public_seed : int, default=0
         Seed of the start and of that draw: public, equal on both sides, never used for noise.
     as_published : {"2022", "2021", "2022-code"}, optional
-        Reproduce a paper or the authors' program instead, with ``nearveil-studies``. All are unsound: `release` then
-        takes the target's label, and the server needs the labels of its gallery. :meth:`published` sets their
-        parameters.
+        Reproduce a paper or the authors' program instead. All are unsound: `release` then takes the target's label,
+        and the server needs the labels of its gallery. :meth:`published` sets their parameters.
     allow_unsound : bool, default=False
         Required for `as_published`.
 
@@ -248,13 +244,13 @@ class PrivateMail(Release):
         noises = calibrate_steps(self.noise, self.epsilon, delta, changes, self.n_components)
         return SoundEngine(public, noises, self.epsilon, delta, self.n_public_steps)
 
-    def _build_published(self, anchors: Floats, labels: Labels | None) -> "PublishedEngine":
+    def _build_published(self, anchors: Floats, labels: Labels | None) -> PublishedEngine:
         if labels is None or (labels < 0).any():
             raise ValueError("public_y must label every row, from 0, if as_published is set")
         assert self.as_published is not None
-        engine, values = load_engine(), self.get_params()
-        shared: Any = {field.name: values[field.name] for field in fields(engine) if field.name in values}
-        return engine(self.as_published, sigma=self.bandwidth, anchors=anchors, labels=labels, **shared)
+        values, names = self.get_params(), [field.name for field in fields(PublishedEngine)]
+        shared: Any = {name: values[name] for name in names if name in values}
+        return PublishedEngine(self.as_published, sigma=self.bandwidth, anchors=anchors, labels=labels, **shared)
 
     def _public_parts(self) -> tuple[object, ...]:
         # The server depends neither on the noise nor, unless as published, on the client's public steps.

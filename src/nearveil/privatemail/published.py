@@ -1,12 +1,33 @@
-"""Versions of PrivateMail as published; none is sound. ``studies.published_mail`` runs them."""
+"""PrivateMail as published in 2021 and 2022, and as programmed by the authors. None of them is sound."""
 
-from typing import TYPE_CHECKING, Literal
+import math
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, ClassVar, Literal
 
-if TYPE_CHECKING:
-    from studies.published_mail import PublishedEngine
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from nearveil.mechanisms.base import Floats, Message, make_guarantee
+from nearveil.privacy import Guarantee
+from nearveil.privacy.noise import (
+    GaussianNoise,
+    LaplaceNoise,
+    Source,
+    add_noise,
+    choose_gaussian_grid,
+    choose_laplace_grid,
+    compute_classical_scale,
+)
+from nearveil.privatemail.engines import Dummies, GalleryEmbedding, Labels, compute_kernel, draw_secret_order, read_rows
+from nearveil.privatemail.graph import LabelGraph, gaussian_graph, label_graph
+from nearveil.privatemail.sensitivity import published_2021, published_2022
 
 Version = Literal["2022", "2021", "2022-code"]
 Experiment = Literal["cars196", "cub200", "cifar100"]
+
+_NO_DIVISION_BY_ZERO = 1e-9  # the program adds it to every degree
 
 EXPERIMENTS: dict[Experiment, dict[str, float]] = {  # the columns of Table 2 (2022) that differ
     "cars196": {"bandwidth": 6.0, "label_weight": 0.6},
@@ -24,10 +45,189 @@ REASONS: dict[Version, str] = {
 }
 
 
-def load_engine() -> "type[PublishedEngine]":
-    """Import the engine of the published versions, which comes with the studies."""
-    try:
-        from studies.published_mail import PublishedEngine
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("as_published needs the studies: pip install nearveil-studies") from None
-    return PublishedEngine
+class CentredDistances:
+    """The program's label "Laplacian": of double-centred distances between integer labels."""
+
+    # Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``. Its rows sum to zero, so the "Laplacian" is -K
+    # and sorts the embedding by label instead of repelling within classes.
+
+    def __init__(self, labels: NDArray[np.int64]) -> None:
+        self._classes, self._codes = np.unique(labels, return_inverse=True)
+        self._distances = np.abs(self._classes[:, None] - self._classes[None, :]).astype(np.float64)
+
+    def laplacian_matmul(self, Z: Floats) -> Floats:
+        """Multiply the "Laplacian" with `Z` of shape (n, k)."""
+        sums = np.zeros((len(self._classes), Z.shape[1]))
+        np.add.at(sums, self._codes, Z - Z.mean(axis=0))
+        product = (self._distances @ sums)[self._codes]
+        centred: Floats = (product - product.mean(axis=0)) / 2
+        return centred
+
+
+def find_code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
+    """Return the program's standard deviation, which is the paper's variance."""
+    return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
+
+
+def compose_strongly(epsilon: float, steps: int, delta: float) -> float:
+    """Return the 2021 paper's total epsilon of `steps`; delta' is all of delta, because Laplace noise has none."""
+    return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
+
+
+def step_epsilon(total: float, steps: int, delta: float) -> float:
+    """Return the epsilon of one iteration for which `compose_strongly` states `total`."""
+    return float(brentq(lambda epsilon: compose_strongly(epsilon, steps, delta) - total, 0, total + 1, xtol=1e-15))
+
+
+@dataclass(frozen=True, eq=False)
+class PublishedEngine:
+    """A published mechanism on its anchors; epsilon and delta are its claims for the whole."""
+
+    noises: ClassVar[tuple[()]] = ()
+
+    version: Version
+    epsilon: float
+    delta: float
+    sigma: float  # its bandwidth
+    label_weight: float
+    start_scale: float
+    n_private_steps: int  # for "2021"; the others take one
+    n_public_steps: int
+    n_components: int
+    public_seed: int  # of both starts
+    anchors: Floats
+    labels: Labels  # from 0
+
+    @property
+    def bandwidth(self) -> float:
+        """The s of ``exp(-d^2 / (2 s^2))``; the program has ``exp(-d^2 / sigma^2)``."""
+        return self.sigma / math.sqrt(2) if self.version == "2022-code" else self.sigma
+
+    def make_label_graph(self, labels: Labels) -> LabelGraph | CentredDistances:
+        """Return the graph of labels: integers in 2022, one-hot in 2021 (Corollary 1.1)."""
+        if self.version == "2022-code":
+            return CentredDistances(labels)
+        return label_graph(labels, self.sigma, "integer" if self.version == "2022" else "one-hot")
+
+    def noise(self, start: Floats) -> GaussianNoise | LaplaceNoise:
+        """Return the noise of one private step."""
+        (n, k), size = start.shape, start.size
+        setting: Any = {"bandwidth": self.sigma, "label_weight": self.label_weight}
+        setting["n_classes"] = int(self.labels.max()) + 1
+        if self.version == "2021":
+            beta = Decimal(10) ** -math.ceil(4 * k * n / math.log(10))  # the largest power of ten that it allows
+            change = published_2021(n, k, self.start_scale, beta=beta, **setting)
+            scale = change / step_epsilon(self.epsilon, self.n_private_steps, self.delta)
+            return LaplaceNoise(sensitivity=change, scale=scale, size=size, grid=choose_laplace_grid(change, size))
+        change = published_2022(start, **setting, as_programmed=self.version == "2022-code")
+        find_scale = compute_classical_scale if self.version == "2022" else find_code_scale
+        scale = find_scale(change, self.epsilon, self.delta)
+        grid = choose_gaussian_grid(min(change, scale), size)
+        return GaussianNoise(sensitivity=change, scale=scale, size=size, grid=grid)
+
+    def guarantee(self) -> Guarantee:
+        """Return the published figures, marked as unsound."""
+        name, reason = f"as published ({self.version})", REASONS[self.version]
+        proof = "docs/theory/privatemail.md"
+        return make_guarantee(self.epsilon, self.delta, name, proof, reason=reason, unit="image")
+
+    def release(
+        self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
+    ) -> tuple[dict[str, Any], NDArray[np.intp]]:
+        """Embed the anchors with one target and its true label, and add noise, for each row."""
+        if labels is None:
+            raise ValueError("labels must be given: as published, the target's own label is used after the noise")
+        if (labels < 0).any():
+            raise ValueError("labels must be numbered from 0")
+        if dummies is not None and self.version != "2022":
+            raise ValueError(f'dummies are no part of as_published="{self.version}"')
+        weights = compute_kernel(self.anchors, self.anchors, self.bandwidth, same=True)
+        pairs = zip(features, labels, strict=True)
+        messages = [self._make_message(weights, row, label, dummies, source) for row, label in pairs]
+        embeddings, positions = zip(*messages, strict=True)
+        return {"embedding": embeddings}, np.array(positions, dtype=np.intp)
+
+    def read(self, message: Message) -> tuple[Floats, Floats, int]:
+        """Return targets, anchors and steps."""
+        m = len(self.anchors)
+        rows = read_rows(message, "embedding", self.n_components, m + 1)
+        return rows[:-m], rows[-m:], self.n_public_steps
+
+    def take_steps(self, message: Message, steps: int) -> dict[str, Any]:
+        """Raise: the published steps are not post-processing."""
+        del message, steps
+        raise ValueError("as published, further steps need the target's own label, which no message may hold")
+
+    def embed_gallery(self, features: Floats, labels: Labels | None, steps: int) -> GalleryEmbedding:
+        """Embed the gallery and the anchors together, with all their labels, from the server's start."""
+        if labels is None:
+            raise ValueError(
+                "gallery_labels must be given (to rank_each): as published, the server embeds with its labels"
+            )
+        if (labels < 0).any():
+            raise ValueError("gallery_labels must be numbered from 0")
+        if not np.any(features, axis=1).all():
+            raise ValueError("gallery must not hold a row that equals the public mean: centred, it is zero")
+        generator = np.random.default_rng([self.public_seed, 1])
+        start = generator.normal(scale=self.start_scale, size=(len(features) + len(self.anchors), self.n_components))
+        rows = np.vstack([features, self.anchors])
+        Z = self._embed_server(rows, np.concatenate([labels, self.labels]), start)
+        return GalleryEmbedding(Z[: len(features)], Z[len(features) :], steps)
+
+    def _make_message(
+        self, anchor_weights: Floats, row: Floats, label: np.int64, dummies: Dummies | None, source: Source
+    ) -> tuple[Floats, int]:
+        """Return the embedding of one message, and the position of its target."""
+        targets, labels, position = row[None], np.array([label]), 0
+        if dummies is not None:
+            # One of every class except the target's (Algorithm 1).
+            foreign = dummies.labels != label
+            candidates = Dummies(dummies.features[foreign], dummies.labels[foreign])
+            drawn = candidates.draw(1, source)[0]
+            order = draw_secret_order(1, len(drawn) + 1, source)[0]
+            targets = np.vstack([targets, candidates.features[drawn]])[order]
+            labels, position = np.concatenate([labels, candidates.labels[drawn]])[order], int(np.argmin(order))
+        t, m = len(targets), len(self.anchors)
+        target_weights = compute_kernel(targets, np.vstack([targets, self.anchors]), self.bandwidth, same=True)
+        generator = np.random.default_rng([self.public_seed, 0])
+        # Draw the anchors' start first, so that it does not depend on the number of targets.
+        start = np.roll(generator.normal(scale=self.start_scale, size=(m + t, self.n_components)), t, axis=0)
+        all_labels = np.concatenate([labels, self.labels])
+        return self._embed_client(anchor_weights, target_weights, all_labels, start, source), position
+
+    def _embed_client(
+        self, anchor_weights: Floats, target_weights: Floats, labels: Labels, start: Floats, source: Source
+    ) -> Floats:
+        """Embed the client's rows, targets before anchors, with the targets' true labels, which leak; add noise."""
+        # `anchor_weights` are between anchors, `target_weights` from the targets to all rows, both with a zero
+        # diagonal.
+        t = len(target_weights)
+        weights = np.empty((len(start), len(start)))
+        weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T
+        label_graph, noise, Z = self.make_label_graph(labels), self.noise(start), start
+        for _ in range(self.n_private_steps if self.version == "2021" else 1):
+            Z = add_noise(self._step(Z, weights, label_graph), noise, source=source)
+        rebuilt = compute_kernel(Z, Z, self.bandwidth, same=True)
+        for _ in range(self.n_public_steps):
+            Z = self._rescale(self._step(Z, rebuilt, label_graph))
+        return Z
+
+    def _embed_server(self, rows: Floats, labels: Labels, start: Floats) -> Floats:
+        """Embed the server's rows, gallery before anchors, with all their labels and no noise, from its own start."""
+        # Single precision, like the program: an error of 1e-7 of a weight, in half the time.
+        graph = gaussian_graph(rows.astype(np.float32), self.bandwidth)
+        label_graph, Z = self.make_label_graph(labels), start
+        # As many steps as the client in 2021, T in 2022 (Algorithm 1).
+        for _ in range(self.n_public_steps + (self.n_private_steps if self.version == "2021" else 0)):
+            pull = self.label_weight * label_graph.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
+            Z = self._rescale(Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
+        return Z
+
+    def _step(self, Z: Floats, weights: Floats, label_graph: LabelGraph | CentredDistances) -> Floats:
+        degree = weights.sum(axis=1)[:, None]
+        pull = self.label_weight * label_graph.laplacian_matmul(Z) - (degree * Z - weights @ Z)
+        return np.asarray(Z + pull / (2 * (degree + _NO_DIVISION_BY_ZERO)))
+
+    def _rescale(self, Z: Floats) -> Floats:
+        """Scale the embedding to Frobenius norm sqrt(rows), as the program does after each step without noise."""
+        return Z * (math.sqrt(len(Z)) / np.linalg.norm(Z)) if self.version == "2022-code" else Z
