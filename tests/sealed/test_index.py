@@ -299,7 +299,7 @@ def test_the_guarantee_is_computational_and_costs_nothing(client: SealedClient, 
     assert guarantee.sound
     assert guarantee.is_computational
     assert (guarantee.epsilon, guarantee.delta) == (0, 0)
-    assert [one.bits for one in guarantee.assumptions] == [132, 140]
+    assert [one.bits for one in guarantee.assumptions] == [132, 140, 140]
     said = str(guarantee)
     assert said.startswith("As long as LWE with n = 1024, Q = 2^26, sigma = 6.4 is hard (the best attack known")
     assert said.endswith("This is a computational guarantee, not an unconditional one.")

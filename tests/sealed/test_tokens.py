@@ -35,7 +35,7 @@ def multiply_plainly(hint: np.ndarray, secrets: np.ndarray) -> np.ndarray:
 def lift(slots: np.ndarray) -> np.ndarray:
     """Return small coefficients from slots modulo the first prime."""
     coefficients = get_transform(PRIMES[0]).to_coefficients(slots[0]).astype(np.int64)
-    return coefficients - (coefficients > PRIMES[0] // 2) * PRIMES[0]
+    return np.where(coefficients > PRIMES[0] // 2, coefficients - PRIMES[0], coefficients)
 
 
 def ask(tables: TokenTables, secrets: np.ndarray, stage: str = "scores", seed: int = 3) -> list[np.ndarray]:

@@ -91,7 +91,8 @@ class SealedClient:
     3
     """
 
-    _encrypt_zeros = staticmethod(encrypt_zeros)  # the audit replaces it by weaker encryptions
+    _encrypt_zeros = staticmethod(encrypt_zeros)  # the audit replaces these by weaker encryptions
+    _make_key = staticmethod(TokenKey.make)
 
     def __init__(self, layout: bytes, tokens: bytes, *, source: Source | None = None) -> None:
         self._source = secure_source() if source is None else source
@@ -111,8 +112,10 @@ class SealedClient:
             relation="replace",
             basis=Basis("sealed search", "docs/theory/sealed.md"),
             events=(NoOpDpEvent(),),
-            assumptions=tuple(
-                Assumption(f"{parameters} is hard", parameters.core_svp_bits) for parameters in (LWE, RING)
+            assumptions=(
+                Assumption(f"{LWE} is hard", LWE.core_svp_bits),
+                Assumption(f"{RING} is hard", RING.core_svp_bits),
+                Assumption("it is hard with rotation keys, too (circular security)", RING.core_svp_bits),
             ),
         ).with_source(self._source)
 
@@ -141,7 +144,7 @@ class SealedClient:
             shape = stage.n_groups, stage.n_columns
             zeros, secrets = self._encrypt_zeros(name, seed, shape, stage.n_secrets, self._source)
             masks = np.empty((stage.n_groups, stage.n_rows), np.int64)
-            pads.append((TokenKey.make(name, seed, secrets, self._source), Pad(zeros, masks, secrets)))
+            pads.append((self._make_key(name, seed, secrets, self._source), Pad(zeros, masks, secrets)))
         data = write_parts(Kind.SEALED_TOKEN_REQUEST, self.layout.version, [key.request for key, _ in pads])
         return PadRequest(data, process, pads)
 

@@ -235,8 +235,12 @@ class TokenKey:
     @classmethod
     def make(cls, stage: str, seed: bytes, secrets: Longs, source: Source) -> Self:
         """Draw a ring secret, and encrypt secrets of shape (K, n), each under a public part of its own."""
-        count = len(secrets)
-        drawn = gaussian_integers(RING.sigma, (1 + 2 * L + count) * N, source).reshape(-1, N)
+        count = 1 + 2 * L + len(secrets)
+        return cls._encrypt(stage, seed, secrets, gaussian_integers(RING.sigma, count * N, source).reshape(-1, N))
+
+    @classmethod
+    def _encrypt(cls, stage: str, seed: bytes, secrets: Longs, drawn: Longs) -> Self:
+        """Encrypt with a ring secret and the errors of keys and of secrets; the audit passes weaker ones."""
         ring_secret, *errors = to_slots(drawn)
         publics = derive_keys(stage, seed)
         keys = np.empty_like(publics)
