@@ -204,5 +204,7 @@ def test_mechanisms_are_audited_without_the_studies_and_all_names_the_package(mo
     monkeypatch.setattr(_audit, "has_studies", lambda: False)
     done = runner.invoke(app, ["all"])
     assert (done.exit_code, "nearveil-studies" in done.output) == (2, True)
+    missing = runner.invoke(app, ["student"])
+    assert (missing.exit_code, "nearveil-studies" in missing.output) == (2, True)
     assert runner.invoke(app, ["bit,", "--effort", "0.1"]).exit_code == 0
     assert "loud bit" not in runner.invoke(app, ["--list"]).output

@@ -51,7 +51,7 @@ def audit(
 
     Parameters
     ----------
-    mechanism : Release, voting estimator, Student, PrivatePCA, GaussianNoise, LaplaceNoise or Experiment
+    mechanism : Release, GaussianNoise, LaplaceNoise or Experiment; with nearveil-studies also an estimator
         If it is not fitted, it is fitted on 200 random rows of 16 dimensions in 4 classes.
     confidence : float, default=0.95
         Of the interval.

@@ -1,15 +1,12 @@
 """All mechanisms by name, and public names that are not audited."""
 
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, singledispatch
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any, Literal
 
 from nearveil.audit._experiment import Experiment
-from nearveil.audit._releases import make_noise_experiment, make_release_experiment
+from nearveil.audit._releases import import_studies, make_noise_experiment, make_release_experiment
 from nearveil.mechanisms import Release
 from nearveil.mechanisms.catalog import REGISTRY, MechanismEntry
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, calibrate_gaussian, calibrate_laplace
@@ -56,16 +53,12 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     >>> audit(cells.make(), trials=400).verdict != "broken"
     True
     """
-    noises: dict[type[Any], Make] = {
-        GaussianNoise: partial(calibrate_gaussian, epsilon, 1e-5, sensitivity=1.0, size=1),
-        LaplaceNoise: partial(calibrate_laplace, epsilon, sensitivity=1.0, size=1),
-    }
+    gaussian = partial(calibrate_gaussian, epsilon, 1e-5, sensitivity=1.0, size=1)
+    laplace = partial(calibrate_laplace, epsilon, sensitivity=1.0, size=1)
     return [
         *list_releases(REGISTRY, epsilon, _CHANGED, _EXPECTED),
-        *(
-            make_entry(name, make, subject=f"nearveil.privacy.noise.{kind.__name__}")
-            for name, (kind, make) in zip(("gaussian noise", "laplace noise"), noises.items(), strict=True)
-        ),
+        make_entry("gaussian noise", gaussian, subject="nearveil.privacy.noise.GaussianNoise"),
+        make_entry("laplace noise", laplace, subject="nearveil.privacy.noise.LaplaceNoise"),
     ]
 
 
@@ -129,8 +122,7 @@ def make_entry(
 @singledispatch
 def make_experiment(mechanism: Any, source: Source | None = None) -> Experiment:
     """Return the experiment of a mechanism; `source` is for the search for the worst pair."""
-    if find_spec("studies") and "studies.audits" not in sys.modules:
-        import_module("studies.audits")  # registers estimators and baselines
+    if import_studies():
         return make_experiment(mechanism, source)
     raise ValueError(
         "mechanism must be a release, noise, or an Experiment that runs one; with nearveil-studies also a voting "

@@ -103,7 +103,8 @@ def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
     entries = [*mechanisms, *specimens]
     exact = [entry for entry in entries if entry.name == name]
     chosen = exact or [entry for entry in entries if entry.name.startswith(name)]
-    check(bool(chosen), f"{name!r} is none of: all, {', '.join(entry.name for entry in entries)}", "NAME")
+    more = "" if has_studies() else f"; estimators and baselines come with the studies: {NOT_INSTALLED}"
+    check(bool(chosen), f"{name!r} is none of: all, {', '.join(entry.name for entry in entries)}{more}", "NAME")
     return {"Mechanisms": chosen}
 
 

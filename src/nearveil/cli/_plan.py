@@ -186,7 +186,8 @@ def _parse_size(text: str, option: str) -> int:
 def mechanisms(as_json: bool = JSON) -> None:
     """List all mechanisms: the protected data, whether the guarantee is proved, and the message size.
 
-    Mechanisms that protect different data are not comparable at equal epsilon: read the second column first.
+    Mechanisms that protect different data are not comparable at equal epsilon: read the second column first. With
+    nearveil-studies, the baselines of the papers are listed too.
 
     For example:
         nearveil mechanisms
