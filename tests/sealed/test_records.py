@@ -49,7 +49,7 @@ def test_positions_have_places_of_their_own_spread_evenly(count: int, side: int)
 
 
 def test_neighbours_are_placed_as_if_at_random() -> None:
-    layout = shape_records(40_000, 30)
+    layout = shape_records(40_000, 30, 20)
     counts = []
     for start in range(0, 40_000, 400):
         blocks = place_records(layout, SEED, np.arange(start, start + 40))[0]
@@ -71,7 +71,7 @@ def test_records_of_any_bytes_are_encoded_and_read(records: list[bytes], start: 
 
 
 def test_whitened_records_are_as_random_ones() -> None:
-    layout = shape_records(20_000, 40)
+    layout = shape_records(20_000, 40, 20)
     entries = encode_records(layout, SEED, np.arange(20_000), np.zeros((20_000, 40), np.uint8)).astype(np.float64)
     norms = np.linalg.norm(entries[:, :53].T, axis=1)  # the last entry has spare bits
     assert norms.max() < bound_row_norm(20_000)

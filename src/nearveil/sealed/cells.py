@@ -53,7 +53,8 @@ def make_cells(vectors: Vectors, n_cells: int, n_colours: int, n_slots: int) -> 
         centroids = _find_means(sample, cells, centroids)
     near, margins = _choose_largest_margins(vectors, centroids, n_colours)
     cells = _balance(near, margins, prices, n_slots)
-    return CellPartition(centroids, _move_overflow(near, cells, n_cells, n_slots), n_colours)
+    _move_overflow(vectors, cells, centroids, n_colours, n_slots)
+    return CellPartition(centroids, cells, n_colours)
 
 
 def find_margins(vectors: Singles, centroids: Singles, n_colours: int) -> tuple[NDArray[np.int32], Singles]:
@@ -126,15 +127,17 @@ def _balance(near: NDArray[np.int32], margins: Singles, prices: Singles, n_slots
     return cells
 
 
-def _move_overflow(near: NDArray[np.int32], cells: Whole, n_cells: int, n_slots: int) -> Whole:
-    """Move items of overfull cells to their best candidate with free slots, or to the emptiest cell."""
-    counts = np.bincount(cells, minlength=n_cells)
+def _move_overflow(vectors: Vectors, cells: Whole, centroids: Singles, n_colours: int, n_slots: int) -> None:
+    """Move items of overfull cells, in place, to the cell with the largest margin that has free slots."""
+    counts = np.bincount(cells, minlength=len(centroids))
     for cell in np.flatnonzero(counts > n_slots):
-        for item in np.flatnonzero(cells == cell)[n_slots:]:
-            free = near[item][counts[near[item]] < n_slots]
+        items = np.flatnonzero(cells == cell)[n_slots:]
+        near, margins = find_margins(vectors[items].astype(np.float32), centroids, n_colours)
+        for item, ranked in zip(items, np.take_along_axis(near, np.argsort(-margins, axis=1), axis=1), strict=True):
+            free = ranked[counts[ranked] < n_slots]
             cells[item] = free[0] if len(free) else np.argmin(counts)
-            counts[cell], counts[cells[item]] = counts[cell] - 1, counts[cells[item]] + 1
-    return cells
+            counts[cells[item]] += 1
+        counts[cell] = n_slots
 
 
 def _find_means(vectors: Singles, cells: Whole, centroids: Singles) -> Singles:

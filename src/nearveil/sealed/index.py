@@ -34,12 +34,12 @@ from nearveil.sealed.records import (
 )
 from nearveil.sealed.ring import request_bytes
 from nearveil.sealed.sizes import (
-    SIDE,
     TILE,
     RecordLayout,
     Stage,
     choose_dimension,
     choose_shape,
+    choose_side,
     count_secrets,
     count_slots,
     shape_records,
@@ -151,7 +151,7 @@ class SealedIndex:
         dimension: int | None = None,
         n_cells: int | None = None,
         n_colours: int | None = None,
-        side: int = SIDE,
+        side: int | None = None,
         n_secrets: int | None = None,
         kernel: KernelName = "auto",
         device: str = "cpu",
@@ -176,8 +176,9 @@ class SealedIndex:
         n_cells, n_colours : int, optional
             By default chosen by the number of items. More cells make questions longer, more colours make answers and
             tokens larger; both increase the recall.
-        side : int, default=20
-            Of the grid of records; every question fetches at most twice as many records.
+        side : int, optional
+            Of the grid of records; every question fetches at most twice as many records. By default 20, and 24 in
+            galleries of more than 2.5 million items.
         n_secrets : int, optional
             Secrets of every question that share public matrices: more make it faster to prepare, and its request
             larger. By default 1 for small galleries, else 4.
@@ -235,7 +236,9 @@ class SealedIndex:
             projection=projection,
             centroids=cells.centroids / np.float32(scale),
             counts=counts.astype(np.uint16),
-            records=None if records is None else _shape_records(records, positions, side, n_secrets),
+            records=None
+            if records is None
+            else _shape_records(records, positions, side or choose_side(len(codes)), n_secrets),
         )
         if records is not None:
             state["records"] = lay_out_records(layout, positions, records)
@@ -573,12 +576,13 @@ def _make_hint(part: tuple[int, list[Bytes]], stage: str, seed: bytes, n_jobs: i
 
 
 def _shape_records(
-    records: Sequence[bytes], positions: NDArray[np.int64], side: int, n_secrets: int | None
+    records: Sequence[bytes], positions: NDArray[np.int64], side: int | None, n_secrets: int | None
 ) -> RecordLayout:
     """Return the grid of records, one for every slot."""
     if len(records) != int(positions.max()) + 1:
         raise SealedError("pass one record for each row")
-    if not 1 <= check_count(side, "side", 1) <= MOST_SIDE:
+    side = choose_side(len(records)) if side is None else check_count(side, "side", 1)
+    if side > MOST_SIDE:
         raise SealedError(f"side must be from 1 to {MOST_SIDE}")
     layout = shape_records(positions.size, max(map(len, records)) + 1, side)
     return layout if n_secrets is None else replace(layout, n_secrets=n_secrets)

@@ -17,17 +17,18 @@ from nearveil.sealed.parameters import (
 )
 
 TILE = 8  # dimensions and slots are multiples of it: processors multiply this many numbers at a time
-SIDE = 20  # of the grid of records
 LARGEST_FAILURE = 2.0**-40  # probability that an entry of a record is read wrongly
 CANDIDATES = 5 / 2  # best matches that are considered for each bucket
 _SLOTS_PER_ITEM = 1.035  # the spare slots balance the cells and take later items
-_PROBED = 32_768  # slots that a question probes; they determine the size of a token
-_CELLS = 218  # cells times dimensions of a code, over the root of the items; it determines the size of a question
-_DIMENSIONS = ((2_500_000, 256), (8_000_000, 128))  # (items at most, dimensions of a code)
-_LEAST = 64  # dimensions of a code in larger galleries
+_PROBED = 40_960, 24  # slots that a question probes, at least, and over the root of the items: rows of a token
+_ALL = 1.5  # times these: galleries of which all slots are probed
+# For galleries up to a size: dimensions of a code, cells times dimensions over the root of the items, which determines
+# the size of a question, and the side of the grid of records.
+_SHAPES = ((2_500_000, 256, 218, 20), (8_000_000, 128, 180, 24), (math.inf, 64, 146, 24))
+_LEAST = 64  # dimensions of a code that cells are chosen for
 MOST_COLUMNS = 1 << 16  # of a matrix: sums of products stay below 2^31
 _STORED = 64  # columns of a block in memory are a multiple of it: processors multiply this many at a time
-_ROW_BYTES = 9.0  # price of a row of records, beside bytes of questions: its answer, its token and their work
+_ROW_BYTES = 12.0  # price of a row of records, beside bytes of questions: its answer, its token and their work
 _SHARED = 1 << 16  # numbers of a question from which secrets share matrices: encryption is then faster
 _SECRETS = 4  # that share matrices
 
@@ -129,17 +130,32 @@ def bound_row_norm(n_columns: int) -> float:
 
 def choose_dimension(n_items: int) -> int:
     """Return the dimensions of a code for a gallery: more distinguish near items better, and allow fewer cells."""
-    return next((width for most, width in _DIMENSIONS if n_items <= most), _LEAST)
+    return _find_shape(n_items)[0]
+
+
+def choose_side(n_items: int) -> int:
+    """Return the side of the grid of records: more of them are fetched if more items have nearly the same score."""
+    return _find_shape(n_items)[2]
+
+
+def _find_shape(n_items: int) -> tuple[int, int, int]:
+    return next(shape for most, *shape in _SHAPES if n_items <= most)
 
 
 def choose_shape(
     n_items: int, dimension: int, n_cells: int | None = None, n_colours: int | None = None
 ) -> tuple[int, int]:
     """Return the numbers of cells, a multiple of the colours, and of colours; arguments that are not None are used."""
-    wide = max(dimension, _LEAST)
-    cells = max(1, round(_CELLS * math.sqrt(n_items) / wide)) if n_cells is None else check_count(n_cells, "n_cells", 1)
+    least, growth = _PROBED
+    probed, wide = max(least, growth * math.sqrt(n_items)), max(dimension, _LEAST)
+    if n_cells is not None:
+        cells = check_count(n_cells, "n_cells", 1)
+    elif n_items <= _ALL * probed and n_colours is None:
+        cells = 1  # all items are probed
+    else:
+        cells = max(1, round(_find_shape(n_items)[1] * math.sqrt(n_items) / wide))
     if n_colours is None:
-        n_colours = max(1, round(_PROBED * cells / n_items), -(-cells // (MOST_COLUMNS // wide)))
+        n_colours = max(1, round(probed * cells / n_items), -(-cells // (MOST_COLUMNS // wide)))
     n_colours = min(check_count(n_colours, "n_colours", 1), cells)
     return -(-cells // n_colours) * n_colours, n_colours
 
@@ -155,7 +171,7 @@ def count_secrets(n_groups: int, n_columns: int) -> int:
     return max(least, -(-n_groups // max(1, LWE.most_samples // n_columns)))
 
 
-def shape_records(n_positions: int, width: int, side: int = SIDE) -> RecordLayout:
+def shape_records(n_positions: int, width: int, side: int) -> RecordLayout:
     """Return the grid of records for as many positions: columns and rows so that questions are cheapest."""
     block = -(-n_positions // side**2)
     entries = -(-8 * width // ENTRY_BITS)
@@ -187,7 +203,7 @@ def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> S
     dimension = -(-min(choose_dimension(n_items), n_features) // TILE) * TILE
     n_cells, n_colours = choose_shape(n_items, dimension)
     slots, columns = count_slots(n_items, n_cells), n_cells // n_colours * dimension
-    records = shape_records(n_cells * slots, record_bytes + 1)
+    records = shape_records(n_cells * slots, record_bytes + 1, choose_side(n_items))
     stages = Stage(n_colours, slots, columns, count_secrets(n_colours, columns), SCORE_BITS), records.stage
     blocks = sum(map(count_blocks, stages))
     keys = 2 * len(RING.primes) * RING.modulus.bit_length()
