@@ -1,10 +1,9 @@
-"""Reports of audits, as text, JSON, Markdown and plots."""
+"""Reports of audits, as text, JSON and plots."""
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -17,15 +16,6 @@ FALSE_ALARM = 5e-7
 
 _TOLERANCE = (0.1, 0.05)  # relative, absolute: how far the interval of a "kept" guarantee may exceed it
 _COLOURS = {"kept": "#1b6e3a", "broken": "#b3261e", "undecided": "#8a6100"}
-_OUTCOMES = {
-    "kept": "All guarantees that must be kept are, and every specimen was caught (exit status 0).",
-    "broken": "Something is broken that must be kept, or a specimen was not caught (exit status 1).",
-    "undecided": "Nothing is broken that must be kept, but something is undecided (exit status 3).",
-}
-_OMITTED_COLUMNS = ("share", "pair")  # of the Markdown table, which would be too wide
-_SHARP, _BLUNT = 0.9, 0.5  # share of the guarantee that was shown
-
-Sections = Mapping[str, Sequence["Report"]]  # by heading
 
 
 @dataclass(frozen=True)
@@ -161,7 +151,7 @@ class Report:
     def plot(self) -> "Figure":
         """Return a plot of the interval of each attack beside the promised epsilon."""
         bars = [(attack.name, attack.interval, self) for attack in self.attacks if attack.interval is not None]
-        return _draw_intervals(bars, title=f"{self.mechanism}: {self.verdict}")
+        return draw_intervals(bars, title=f"{self.mechanism}: {self.verdict}")
 
     def __str__(self) -> str:
         """Summarize the report in one line."""
@@ -176,49 +166,7 @@ def _show_epsilon(value: float) -> str:
     return "∞" if math.isinf(value) else f"{value:.4g}"
 
 
-def write_markdown(
-    sections: Sections, folder: Path, outcome: Verdict, problems: Sequence[str] = (), *, command: str, minutes: float
-) -> Path:
-    """Write ``audit.md`` and ``audit.png``, with the command and its minutes of processor time."""
-    reports = [report for section in sections.values() for report in section]
-    levels = ", ".join(f"{level:g}" for level in sorted({report.confidence for report in reports}))
-    seeded = " Some runs used a seed." if any(report.seeded for report in reports) else ""
-    lines = [
-        f"# Results of the audit\n\nConfidence {levels}:\n\n```sh\n{command}\n```\n",
-        f"It took {minutes:.1f} minutes of processor time. {_OUTCOMES[outcome]}{seeded}",
-        "*Shown* is a lower bound on the true epsilon. Read [the limits of an audit](../theory/audit.md).",
-        "The numbers vary a little between runs, because the randomness comes from the operating system.\n",
-        *(f"- {problem}" for problem in problems),
-    ]
-    for heading, section in sections.items():
-        columns = [name for name in section[0].cells if name not in _OMITTED_COLUMNS]
-        rows = [columns, ["---"] * len(columns), *([report.cells[name] for name in columns] for report in section)]
-        lines += [f"## {heading}\n", *(f"| {' | '.join(row)} |" for row in rows), ""]
-    lines += ["![Promised and shown epsilon of each mechanism](audit.png)\n", "## Summary\n", *_list_remarks(reports)]
-    bars = [(report.mechanism, report.interval, report) for report in reports if math.isfinite(report.promised_epsilon)]
-    _draw_intervals(bars).savefig(folder / "audit.png", dpi=110)
-    page = folder / "audit.md"
-    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return page
-
-
-def _list_remarks(reports: Sequence[Report]) -> Iterator[str]:
-    def join_names(selected: Sequence[Report]) -> str:
-        return ", ".join(report.mechanism for report in selected) or "none"
-
-    promising = [report for report in reports if math.isfinite(report.promised_epsilon) and report.verdict != "broken"]
-    sharp = [report for report in promising if report.share >= _SHARP]
-    blunt = [report for report in promising if report.share < _BLUNT]
-    yield f"- At least {_SHARP:.0%} of the guarantee was shown, so the calibration is tight: {join_names(sharp)}."
-    yield f"- Less than {_BLUNT:.0%} was shown; the attacks are weak or the bound is loose: {join_names(blunt)}."
-    yield f"- Undecided: {join_names([report for report in reports if report.verdict == 'undecided'])}."
-    yield "- Broken, and why:"
-    for report in reports:
-        if report.verdict == "broken":
-            yield f"  - {report.mechanism}: {'; '.join(report.reasons)}."
-
-
-def _draw_intervals(bars: Sequence[tuple[str, tuple[float, float], Report]], title: str = "") -> "Figure":
+def draw_intervals(bars: Sequence[tuple[str, tuple[float, float], Report]], title: str = "") -> "Figure":
     """Plot named intervals, each beside the epsilon that its report promises."""
     from matplotlib.figure import Figure
 

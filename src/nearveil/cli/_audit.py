@@ -47,7 +47,7 @@ def audit(
     epsilon: float = option("Epsilon of the mechanisms.", default=4.0),
     confidence: float = option("Confidence of every interval.", default=0.95),
     effort: float = option("Number of runs, as a multiple of the usual number.", default=1.0),
-    out: Path | None = option("Folder for audit.md, audit.png and audit.json."),
+    out: Path | None = option("Folder for audit.json; with the studies also audit.md and audit.png."),
     as_json: bool = JSON,
     list_all: bool = option("List the mechanisms that can be audited.", "--list"),
 ) -> None:
@@ -72,8 +72,6 @@ def audit(
         return _print_list(epsilon, as_json=as_json)
     sections = _choose(name, epsilon)
     make_folder(out, "--out")  # before half an hour of work
-    from nearveil.audit.report import write_markdown
-
     began = time.process_time()
     reports, outcome, wrong = _run_audit(sections, confidence, effort)
     minutes = (time.process_time() - began) / 60
@@ -85,8 +83,11 @@ def audit(
     }
     if out is not None:
         (out / "audit.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        command = f"nearveil {shlex.join(sys.argv[1:])}"
-        write_markdown(reports, out, outcome, wrong, command=command, minutes=minutes)
+        if has_studies():
+            from studies.audits.page import write_markdown
+
+            command = f"nearveil {shlex.join(sys.argv[1:])}"
+            write_markdown(reports, out, outcome, wrong, command=command, minutes=minutes)
     if as_json:
         print_json(result)
     else:
@@ -146,7 +147,7 @@ def _print_reports(reports: "dict[str, list[Report]]", wrong: list[str], out: Pa
             *cells, verdict = (report.cells[heading] for heading in headings)
             rows.append((*cells, Text(verdict, style=_STYLES[report.verdict])))
         print_table(headings, rows, title=title, right=headings[1:-1], no_wrap=headings[1:])  # never cut off figures
-    print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"Wrote the report to {out / 'audit.md'}."]))
+    print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"Wrote the report to {out}."]))
     print_lines(*wrong, style="red")
 
 
