@@ -29,7 +29,7 @@ DRAWS = 2  # of the noise
 EPSILONS = (0.1, 0.5, 1.0, 2.0)
 QUERIES = (100, 500, 2_000)
 CROWD_QUERIES, CROWD_EPSILONS = 500, (0.1, 0.5, 2.0)
-PERSON_IMAGES, PERSON_QUERIES, PERSON_EPSILONS = 10, 500, (0.5, 2.0)
+PERSON_IMAGES, PERSON_QUERIES, PERSON_EPSILONS = 10, 500, (0.1, 0.5, 1.0, 2.0)
 LEAST_SPECIES = 4  # of a family of birds
 BODY_TYPES = ("Sedan", "SUV", "Convertible", "Coupe", "Cab", "Hatchback", "Van", "Wagon", "Minivan")
 STUDENT_ANSWERS, STUDENT_EPSILONS = 500, (0.1, 0.5, 2.0)
@@ -196,7 +196,21 @@ def figures(rows: pd.DataFrame) -> dict[str, Figure]:
         draw.epsilon_axis(axes, EPSILONS, label="epsilon of all answers")
         axes.set(title=TITLES[name], ylim=(0, 1.02))
     draw.finish(figure, panels, f"right of {count:,} answers")
-    return {"accuracy": figure}
+    return {"accuracy": figure, **_draw_persons(rows)}
+
+
+def _draw_persons(rows: pd.DataFrame) -> dict[str, Figure]:
+    """Draw utility over privacy for whole persons, as figure 4 of the supplement does for identities."""
+    persons = rows[rows["kind"] == PERSONS]
+    if not len(persons):
+        return {}
+    figure, ((axes,),) = draw.make_panels(1, 1, (5.2, 3.6))
+    for position, way in enumerate((ONE_IMAGE, WORST, INDIVIDUAL)):
+        draw.curve(axes, way, summarise(select(persons, way=way), "right", "epsilon"), index=position)
+    draw.epsilon_axis(axes, PERSON_EPSILONS, label="epsilon of all answers, for a person")
+    axes.set(title=f"{TITLES['mnist']}, persons of {PERSON_IMAGES} images", ylim=(0, 1.02))
+    draw.finish(figure, (axes,), f"right of {PERSON_QUERIES:,} answers")
+    return {"persons": figure}
 
 
 def facts(rows: pd.DataFrame) -> dict[str, Any]:

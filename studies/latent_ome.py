@@ -11,6 +11,7 @@ from nearveil.mechanisms import OME, Latent
 from studies import _figures as draw
 from studies._search import FILES, QUERIES, SETTINGS, ask
 from studies._study import Case, Row, Study, list_cases, select, summarise
+from studies.bit_budgets import compute_budgets
 from studies.retrieval import SEEDS, draw_neighbours, find_limits, load_search, measure_recall, select_queries
 
 DEFAULT = "OME, its paper's code"
@@ -60,7 +61,7 @@ def _compute_budget(name: str, alpha: float, nominal: float) -> Row:
     values = code.pop("values")
     # Budgets depend on the number of values alone, whatever the public rows are.
     public = np.random.default_rng(0).standard_normal((values + 1, values))
-    results = kind(nominal_epsilon=nominal, alpha=alpha, **code).fit(public).budgets(DELTA)
+    results = compute_budgets(kind(nominal_epsilon=nominal, alpha=alpha, **code).fit(public), DELTA)
     return {
         "part": "budget",
         "mechanism": name,

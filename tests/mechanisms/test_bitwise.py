@@ -16,16 +16,14 @@ from nearveil.mechanisms._bitwise_laws import (
     WORD,
     BitLaw,
     BitString,
-    Budgets,
     Encoding,
     bound_code_word_epsilon,
-    compute_epsilon_at,
-    compute_prices,
     compute_pure_epsilon,
     find_largest_nominal,
 )
 from nearveil.privacy.noise import unsafe_seeded
 from studies.baselines.unary import Unary, make_unary_law
+from studies.bit_budgets import Budgets, compute_epsilon_at, compute_prices
 from tests.mechanisms.conformance import Contract, Floats
 from tests.mechanisms.test_channel import Words
 

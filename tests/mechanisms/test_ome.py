@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.mechanisms._bitwise import OME
+from studies.bit_budgets import compute_budgets
 from tests.mechanisms.conformance import Floats, sample_messages, shown_epsilon
 from tests.mechanisms.test_latent import BitwiseContract, evidence, worst_pair
 
@@ -41,7 +42,7 @@ def rows() -> Floats:
 
 def test_vector_11(rows: Floats) -> None:
     release = OME(nominal_epsilon=1.0, alpha=7.0, integer_bits=4).fit(rows[:, :16])
-    budgets = release.budgets()
+    budgets = compute_budgets(release)
     assert (budgets.n_bits, budgets.claimed) == (160, 1.0)
     assert budgets.exact.per_vector == pytest.approx(456.56882117991, rel=1e-14)
     assert budgets.exact.per_vector == pytest.approx(80 * math.log(301), rel=1e-14)
@@ -53,7 +54,7 @@ def test_vector_11(rows: Floats) -> None:
 
 
 def test_vector_12(rows: Floats) -> None:
-    budgets = OME(nominal_epsilon=10.0, alpha=100.0).fit(rows).budgets()
+    budgets = compute_budgets(OME(nominal_epsilon=10.0, alpha=100.0).fit(rows))
     assert budgets.n_bits == 550
     assert budgets.exact.per_vector == pytest.approx(3796.52933745542, rel=1e-14)
     assert budgets.code_word_bound.per_vector < budgets.exact.per_vector / 2
@@ -78,7 +79,7 @@ def test_an_attack_passes_the_claim() -> None:
         evidence(release, sample_messages(release, row, 5_000, seed), x, other) for seed, row in enumerate((x, other))
     ]
     shown = shown_epsilon(drawn[0], drawn[1], 0.0)
-    budgets = release.budgets()
+    budgets = compute_budgets(release)
     assert shown > 3 * budgets.claimed
     assert shown <= budgets.code_word_bound.per_vector <= release.guarantee.epsilon
 
@@ -89,7 +90,7 @@ def test_the_published_correction_is_no_bound() -> None:
     found = []
     for alpha in (1.5, 2.0, 7.0, 20.0, 100.0):
         for nominal in (0.1, 1.0, 5.0, 20.0):
-            budgets = OME(nominal_epsilon=nominal, alpha=alpha).fit(public).budgets()
+            budgets = compute_budgets(OME(nominal_epsilon=nominal, alpha=alpha).fit(public))
             found.append((budgets.published_correction < budgets.exact.per_vector, budgets.published_correction < 0))
     below, negative = np.mean(found, axis=0)
     assert below > 0.7
@@ -101,7 +102,7 @@ def test_the_published_correction_is_no_bound() -> None:
 def test_epsilon_is_the_exact_one(rows: Floats, alpha: float, pairs: str) -> None:
     release = OME(9.0, alpha=alpha, pairs=pairs).fit(rows[:, :6])  # type: ignore[arg-type]
     assert 9.0 * (1 - 1e-6) <= release.guarantee.epsilon <= 9.0
-    budgets = release.budgets()
+    budgets = compute_budgets(release)
     price = budgets.exact if pairs == "strings" else budgets.code_word_bound
     assert price.per_vector == release.guarantee.epsilon
 
