@@ -1,27 +1,25 @@
-"""Sealed search: what it finds, sends, keeps and computes, beside exact search and the rate of memory.
+"""Sealed search: what it finds, sends, keeps and computes, beside exact search.
 
-Galleries are real features, enlarged: ``photos`` mixes each image of CUB-200 and Cars-196 with a near image of its
-class and adds a little noise (1,280 dimensions); ``digits`` turns, shifts and scales MNIST's (784 pixels). Queries are
-images that were held out::
+Galleries are real features. ``glove`` are words of GloVe-100. The others are enlarged: ``photos`` mixes each image of
+CUB-200 and Cars-196 with a near image of its class and adds a little noise (1,280 dimensions); ``digits`` turns, shifts
+and scales MNIST's (784 pixels). Queries are images or words that were held out::
 
-    python bench/sealed.py --data photos --items 1000000 --shapes 64 128:1554:21 192:1036:14 256:780:10
-    python bench/sealed.py --data photos --items 10000000 --project 64 --queries 100 --served
+    python bench/sealed.py --data glove --items 299500
+    python bench/sealed.py --data photos --items 1000000 --project 128 --queries 100
+    python bench/sealed.py --data photos --items 100000 --shapes 256 128:540:60
 
-A shape is the numbers of a code, cells and colours. With ``--project`` features are cut to their leading principal
-directions before they are enlarged, so that ten million fit into memory. With ``--served`` records hold the features,
-and questions are asked of a server process, too. Figures go to a JSON file. Time is told as a
-ratio to reading memory in the same run.
+A shape is the numbers of a code, cells and colours; by default those of the library. With ``--project`` features are
+cut to their leading principal directions before they are enlarged. Every question is encrypted, with tokens of its own,
+and records of 140 bytes are fetched and compared. Figures go to a JSON file; times are processor time.
 """
 
 import argparse
 import json
 import os
 import resource
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +29,9 @@ from numpy.typing import NDArray
 
 from nearveil.sealed import SealedClient, SealedIndex
 
-NEAREST = 8
-FETCHED = (16, 32, 64, 128)
+NEAREST = 10
+SCORED = 40
+RECORD_BYTES = 140
 _BLOCK = 20_000
 _NOISE = 0.05  # of a mixed feature's length
 
@@ -103,12 +102,23 @@ def enlarge_digits(pictures: Singles, count: int) -> Iterator[Singles]:
         yield unit(made.reshape(size, -1))
 
 
+def load_words(folder: Path, count: int, n_queries: int) -> tuple[Iterator[Singles], Singles]:
+    """Return blocks of words, and queries."""
+    with np.load(folder / "glove100" / "glove100.npz") as stored:
+        rows = unit(stored["vectors"])
+    order = np.random.default_rng(5).permutation(len(rows))
+    base, queries = rows[order[:count]], rows[order[count : count + n_queries]]
+    return (base[start : start + _BLOCK] for start in range(0, count, _BLOCK)), queries
+
+
 def make_gallery(
     data: str, count: int, n_queries: int, project: int | None
 ) -> tuple[NDArray[np.float16], Singles, NDArray[np.int64]]:
     """Return rows in 16 bits, queries, and the exact nearest of each query."""
     folder = Path(os.environ.get("NEARVEIL_DATA", "../shared/data"))
-    if data == "photos":
+    if data == "glove":
+        blocks, queries = load_words(folder, count, n_queries)
+    elif data == "photos":
         rows, classes, queries = load_photos(folder, n_queries)
         if project is not None:
             directions = np.linalg.eigh(rows.T @ rows)[1][:, ::-1][:, :project]
@@ -130,167 +140,155 @@ def make_gallery(
     return gallery, queries, nearest
 
 
-def take_time(action: Callable[[], object], repeats: int) -> float:
-    """Return the least seconds of a few runs."""
+def measure_seconds(action: Callable[[], object], repeats: int = 3) -> float:
+    """Return the least processor seconds of a few runs."""
     times = []
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         action()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     return min(times)
 
 
-def measure_rates(index: SealedIndex, client: SealedClient, row: Singles, repeats: int) -> dict[str, float]:
-    """Return how fast a pass is beside reading as many bytes of memory by two threads, runs of both in turn."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    words = index._database.reshape(-1).view(np.int64)
-    halves = np.array_split(words, 2)
-    question = client.ask(row)
-    _, asked = index.check_question(question.data)
-    kernel = index._kernels["scores"]
-    batch = np.repeat(asked, 32, axis=0)
-    kernel.multiply(asked), kernel.multiply(batch)
-    read, one, many = [], [], []
-    with ThreadPoolExecutor(2) as pool:
-        for _ in range(repeats):
-            read.append(take_time(lambda: list(pool.map(np.bitwise_or.reduce, halves)), 1))
-            one.append(take_time(lambda: kernel.multiply(asked), 1))
-            many.append(take_time(lambda: kernel.multiply(batch), 1))
-    return {
-        "memory_bytes_per_s": words.nbytes / min(read),
-        "pass_bytes_per_s": index.nbytes / min(one),
-        "pass_ms": 1e3 * min(one),
-        "ratio_to_memory": (index.nbytes / min(one)) / (words.nbytes / min(read)),
-        "batch_of_32_ms": 1e3 * min(many),
-        "questions_per_s": 32 / min(many),
-        "ask_ms": 1e3 * take_time(lambda: client.ask(row), 5),
-        "read_ms": 1e3 * take_time(lambda: client.read_scores(question, index.answer(question.data)), 3)
-        - 1e3 * take_time(lambda: index.answer(question.data), 3),
+def measure_work(index: SealedIndex, client: SealedClient, row: Singles) -> dict[str, float]:
+    """Return milliseconds of the steps of a question, on the client and on the server."""
+    requests = [client.begin_pads() for _ in range(3)]
+    tokens = [index.answer(request.data) for request in requests]
+    pairs = iter(zip(requests, tokens, strict=True))
+    report = {
+        "client_begins_pads": measure_seconds(client.begin_pads),
+        "server_token": measure_seconds(lambda: index.answer(requests[0].data)),
+        "client_finishes_pads": measure_seconds(lambda: client.finish_pads(*next(pairs))),
     }
+    question = client.ask(row)
+    answer = index.answer(question.data)
+    matches = client.read_scores(question, answer, 100)
+    fetch = client.ask_records([match.position for match in matches])
+    fetched = index.answer(fetch.data)
+    report |= {
+        "client_asks_scores": measure_seconds(lambda: client.ask(row), 1),
+        "server_scores": measure_seconds(lambda: index.answer(question.data), 5),
+        "client_reads_scores": measure_seconds(lambda: client.read_scores(question, answer, 100)),
+        "client_asks_records": measure_seconds(lambda: client.ask_records([match.position for match in matches]), 1),
+        "server_records": measure_seconds(lambda: index.answer(fetch.data), 5),
+        "client_reads_records": measure_seconds(lambda: client.read_records(fetch, fetched)),
+    }
+    return {name: round(1e3 * seconds, 2) for name, seconds in report.items()}
+
+
+def measure_bytes(index: SealedIndex, client: SealedClient, row: Singles) -> dict[str, int]:
+    """Return what a client keeps and exchanges, and what a server holds."""
+    request = client.begin_pads()
+    token = index.answer(request.data)
+    client.finish_pads(request, token)
+    questions = [client.ask(row).data, client.ask_records([]).data]
+    answers = [index.answer(question) for question in questions]
+    report = {
+        "kept_layout": len(index.layout.to_bytes()),
+        "kept_tokens": len(index.get_public_tokens()),
+        "sent_token_request": len(request.data),
+        "received_token": len(token),
+        "sent_scores": len(questions[0]),
+        "received_scores": len(answers[0]),
+        "sent_records": len(questions[1]),
+        "received_records": len(answers[1]),
+        "server_codes": index.nbytes,
+        "server_records": index._kernels["records"]._database.nbytes,  # type: ignore[attr-defined]
+        "server_tables": sum(tokens.tables.nbytes for tokens in index._tokens.values()),
+        "server_hints": sum(hint.nbytes for tokens in index._tokens.values() for hint in tokens.hints),
+    }
+    parts = {name: sum(value for key, value in report.items() if key.startswith(name)) for name in ("kept", "sent")}
+    received = sum(value for key, value in report.items() if key.startswith("received"))
+    return report | {"kept": parts["kept"], "exchanged": parts["sent"] + received}
 
 
 def measure_recall(
-    index: SealedIndex, client: SealedClient, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64]
+    index: SealedIndex,
+    client: SealedClient,
+    gallery: NDArray[np.float16],
+    queries: Singles,
+    nearest: NDArray[np.int64],
+    records: list[bytes],
 ) -> dict[str, float]:
-    """Return which part of the nearest is found: by codes, and end to end by the best that are ranked at home."""
-    layout = index.layout
-    items = index._items.ravel()
-    shape = (layout.n_colours, layout.n_slots, layout.cells_per_colour, layout.dimension)
-    filled = np.flatnonzero(items >= 0)
-    codes = np.ascontiguousarray(index._database.reshape(shape).transpose(0, 2, 1, 3)).reshape(-1, layout.dimension)
-    projected = queries @ layout.projection
-    exact = np.full((len(queries), 4 * NEAREST), -1, np.int64)
-    best = np.full((len(queries), 4 * NEAREST), -np.inf, np.float32)
-    for start in range(0, len(filled), 1 << 17):
-        some = filled[start : start + (1 << 17)]
-        scores, found = faiss.knn(
-            projected, codes[some].astype(np.float32), 4 * NEAREST, metric=faiss.METRIC_INNER_PRODUCT
-        )
-        both, ids = np.concatenate([best, scores], axis=1), np.concatenate([exact, some[found]], axis=1)
-        order = np.argsort(-both, axis=1)[:, : 4 * NEAREST]
-        best, exact = np.take_along_axis(both, order, axis=1), np.take_along_axis(ids, order, axis=1)
-    kinds = ("codes", "codes_in_16", "probed", "nearest_cells", "codes_alone_32", "codes_of_cells_32")
-    sums = dict.fromkeys(kinds, 0.0)
-    sums |= {f"end_to_end_{count}": 0.0 for count in FETCHED}
-    for query, own, true, by_code in zip(queries, projected, nearest, exact, strict=True):
+    """Return which share of the nearest is probed, among the best scores, and found end to end; check all records."""
+    layout, items = index.layout, index._items.ravel()
+    cell_of = np.empty(int(items.max()) + 1, np.int64)
+    cell_of[items[items >= 0]] = np.flatnonzero(items >= 0) // layout.n_slots
+    sums = dict.fromkeys(("probed", "nearest_cells", f"scored_{SCORED}", "found"), 0.0)
+    fetched = wrong = 0
+    for query, true in zip(queries, nearest, strict=True):
+        client.prepare(1, index.answer)
         question = client.ask(query)
-        positions = [
-            match.position for match in client.read_scores(question, index.answer(question.data), max(FETCHED))
-        ]
-        cells = np.array(question.positions) // layout.n_slots
-        wanted = set(by_code[:NEAREST].tolist())
-        sums["codes"] += len(wanted & set(positions[:NEAREST])) / NEAREST
-        sums["codes_in_16"] += len(wanted & set(positions[: 2 * NEAREST])) / NEAREST
-        sums["probed"] += np.isin(by_code[:NEAREST] // layout.n_slots, cells).mean()
-        away = np.square(layout.centroids - own).sum(axis=1)  # as many cells, whatever their colours
-        near = np.argsort(away)[: layout.n_colours]
-        sums["nearest_cells"] += np.isin(by_code[:NEAREST] // layout.n_slots, near).mean()
-        tried = [(f"end_to_end_{count}", positions[:count]) for count in FETCHED]
-        looked = (cells[:, None] * layout.n_slots + np.arange(layout.n_slots)).ravel()
-        looked = looked[items[looked] >= 0]
-        clear = looked[np.argsort(-(codes[looked].astype(np.float32) @ own))[: 4 * NEAREST]]
-        tried += [("codes_alone_32", by_code.tolist()), ("codes_of_cells_32", clear.tolist())]
-        for name, listed in tried:
-            chosen = items[listed]
-            ranked = chosen[np.argsort(-(gallery[chosen].astype(np.float32) @ query))][:NEAREST]
-            sums[name] += len(set(ranked.tolist()) & set(true.tolist())) / NEAREST
-    return {name: total / len(queries) for name, total in sums.items()}
-
-
-def ask_served(
-    place: Path, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64]
-) -> dict[str, Any]:
-    """Serve an index by a process of its own, and ask it; records are ranked as a client does."""
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
-    from sealed_http import ask_server, run_server
-
-    with run_server(partial(SealedIndex.load, place), gallery.shape[1]) as (address, token):
-        report, answers = ask_server(address, token, queries)
-    found = 0.0
-    for query, records, true in zip(queries, answers, nearest, strict=True):
-        rows = np.array([np.frombuffer(record, np.float16) for record in records if len(record)], np.float32)
-        best = rows[np.argsort(-(rows @ query))[:NEAREST]] @ query
-        least = (gallery[true].astype(np.float32) @ query).min()
-        found += np.count_nonzero(best >= least - 1e-6) / NEAREST
-    return {**report, "found": found / len(queries)}
+        matches = client.read_scores(question, index.answer(question.data), 100)
+        positions = [match.position for match in matches]
+        fetch = client.ask_records(positions)
+        contents = client.read_records(fetch, index.answer(fetch.data))
+        fetched += len(contents)
+        wrong += sum(record != records[items[place]] for record, place in zip(contents, fetch.positions, strict=True))
+        chosen = np.array([int.from_bytes(record[:4], "little") % len(gallery) for record in contents])
+        ranked = chosen[np.argsort(-(gallery[chosen].astype(np.float32) @ query), kind="stable")][:NEAREST]
+        away = np.square(layout.centroids - query @ layout.projection).sum(axis=1)
+        near = np.argsort(away)[: layout.n_colours]  # as many cells, whatever their colours
+        sums["probed"] += np.isin(cell_of[true], np.array(question.positions) // layout.n_slots).mean()
+        sums["nearest_cells"] += np.isin(cell_of[true], near).mean()
+        sums[f"scored_{SCORED}"] += np.isin(true, items[positions[:SCORED]]).mean()
+        sums["found"] += np.isin(true, ranked).mean()
+    means = {name: total / len(queries) for name, total in sums.items()}
+    return means | {"fetched": fetched / len(queries), "wrong_records": wrong}
 
 
 def main() -> None:
     """Measure."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", choices=("photos", "digits"), default="photos")
+    parser.add_argument("--data", choices=("photos", "digits", "glove"), default="photos")
     parser.add_argument("--items", type=int, default=100_000)
     parser.add_argument("--queries", type=int, default=200)
-    parser.add_argument("--shapes", nargs="+", default=["64"], help="numbers of a code:cells:colours")
+    parser.add_argument("--shapes", nargs="+", default=[""], help="numbers of a code:cells:colours")
     parser.add_argument("--project", type=int)
-    parser.add_argument("--served", action="store_true")
-    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--out", type=Path, default=Path("out/bench"))
-    given = parser.parse_args()
-    gallery, queries, nearest = make_gallery(given.data, given.items, given.queries, given.project)
-    reports = [measure_shape(shape, gallery, queries, nearest, given) for shape in given.shapes]
-    given.out.mkdir(parents=True, exist_ok=True)
-    name = f"sealed-{given.data}-{given.items}.json"
-    (given.out / name).write_text(json.dumps({"data": given.data, "shapes": reports}, indent=1) + "\n")
+    options = parser.parse_args()
+    data = make_gallery(options.data, options.items, options.queries, options.project)
+    reports = [measure_shape(shape, *data) for shape in options.shapes]
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = f"sealed-{options.data}-{options.items}.json"
+    (options.out / name).write_text(json.dumps({"data": options.data, "shapes": reports}, indent=1) + "\n")
 
 
 def measure_shape(
-    shape: str, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64], options: argparse.Namespace
+    shape: str, gallery: NDArray[np.float16], queries: Singles, nearest: NDArray[np.int64]
 ) -> dict[str, Any]:
     """Build an index of a shape, save and load it, and measure."""
-    given: dict[str, Any] = dict(zip(("dimension", "n_cells", "n_colours"), map(int, shape.split(":")), strict=False))
-    start = time.perf_counter()
-    records = [row.tobytes() for row in gallery] if options.served else None
-    index = SealedIndex.build(gallery, records=records, n_jobs=2, **given)
-    del records
-    built = time.perf_counter() - start
+    numbers = [int(number) for number in shape.split(":") if number]
+    given: dict[str, Any] = dict(zip(("dimension", "n_cells", "n_colours"), numbers, strict=False))
+    fillers = np.random.default_rng(6).bytes(len(gallery) * (RECORD_BYTES - 4))
+    size = RECORD_BYTES - 4
+    records = [n.to_bytes(4, "little") + fillers[n * size : (n + 1) * size] for n in range(len(gallery))]
+    start = time.process_time()
+    index = SealedIndex.build(gallery, records=records, **given)
+    built = time.process_time()
+    index.prepare_tokens()
+    prepared = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         index.save(Path(folder) / "sealed")
-        loading = take_time(lambda: SealedIndex.load(Path(folder) / "sealed"), 1)
         index = SealedIndex.load(Path(folder) / "sealed")
-        hints = index.get_hints()
-        client = SealedClient(index.layout.to_bytes(), hints)
+        client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
         layout = index.layout
         report: dict[str, Any] = {
             "items": len(gallery),
+            "features": gallery.shape[1],
             "dimension": layout.dimension,
             "cells": len(layout.centroids),
             "colours": layout.n_colours,
             "slots": layout.n_slots,
-            "question_bytes": len(client.ask(queries[0]).data),
-            "answer_bytes": len(index.answer(client.ask(queries[0]).data)),
-            "hint_bytes": len(hints[0]),
-            "layout_bytes": len(layout.to_bytes()),
-            "codes_bytes": len(gallery) * layout.dimension,
-            "build_s": built,
-            "load_s": loading,
-            **measure_rates(index, client, queries[0], options.repeats),
-            "recall": measure_recall(index, client, gallery, queries, nearest),
+            "rows": layout.n_colours * layout.n_slots,
+            "records": repr(layout.records),
+            "bytes": measure_bytes(index, client, queries[0]),
+            "milliseconds": measure_work(index, client, queries[0]),
+            "build_s": round(built - start, 1),
+            "tokens_s": round(prepared - built, 1),
+            "recall": measure_recall(index, client, gallery, queries, nearest, records),
             "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
         }
-        if options.served:
-            report["served"] = ask_served(Path(folder) / "sealed", gallery, queries, nearest)
     print(json.dumps(report, indent=1), flush=True)
     return report
 

@@ -268,19 +268,24 @@ def test_sizes_of_sealed_search_are_those_of_an_index() -> None:
     from nearveil.sealed import SealedClient, SealedIndex
     from nearveil.sealed.sizes import estimate_sizes
 
-    million = estimate_sizes(1_000_000, 140)
-    assert (million.kept // 10**6, million.question // 10**5, million.passed // 10**6) == (78, 17, 411)
+    million = estimate_sizes(1_000_000, 140, 128)
+    assert (million.kept // 10**5, million.question // 10**5, million.passed // 10**6) == (14, 12, 365)
+    assert (million.token_request // 10**4, million.token // 10**4, million.answer // 10**4) == (74, 28, 20)
     rows = np.random.default_rng(0).normal(size=(900, 70))
     index = SealedIndex.build(rows, records=[b"x" * 40] * 900)
-    client = SealedClient(index.layout.to_bytes(), index.get_hints())
-    asked = [client.ask(rows[0]).data, client.ask_records(range(32)).data]
-    told, answers = estimate_sizes(900, 40, 70), [index.answer(one) for one in asked]
+    planned, tokens = estimate_sizes(900, 40, 70), index.get_public_tokens()
+    client = SealedClient(index.layout.to_bytes(), tokens)
+    request = client.begin_pads()
+    token = index.answer(request.data)
+    client.finish_pads(request, token)
+    questions = [client.ask(rows[0]).data, client.ask_records(range(32)).data]
     for size, frames in (
-        (told.question, asked),
-        (told.answer, answers),
-        (told.kept, [*index.get_hints(), index.layout.to_bytes()]),
+        (planned.question, questions),
+        (planned.answer, [*map(index.answer, questions)]),
+        (planned.kept, [tokens, index.layout.to_bytes()]),
+        (planned.token_request, [request.data]),
+        (planned.token, [token]),
     ):
-        assert size <= sum(map(len, frames)) <= size + 5000
-    kept = index.layout.records
-    assert kept is not None
-    assert 0 <= index.nbytes + kept.n_rows * kept.n_columns - told.passed <= 1000
+        assert size <= sum(map(len, frames)) <= size + 1000
+    assert index._records is not None
+    assert index.nbytes + index._records.nbytes == planned.passed
