@@ -325,10 +325,12 @@ def _weigh_ways(search_plan: SearchPlan, count: int, storage: int) -> tuple[Sear
         "sealed": too_large if kept > storage else too_slow if sizes.passed > _LARGEST_PASS else "",
     }
     sealed_bytes = kept, sizes.question + sizes.token_request, sizes.answer + sizes.token, sizes.passed
-    served = partial(_write_served, _write_index(search_plan))
+    served, recall = partial(_write_served, _write_index(search_plan)), (_PROBED, _PROBED)
     ways = [
         SearchWay("home", "nothing", 0.0, copy, 0, 0, 0, (1 - search_plan.code_loss, 1.0), served("codes", "home")),
-        SearchWay("sealed", "nothing, if LWE and ring-LWE are hard", 0.0, *sealed_bytes, (_PROBED,) * 2, served("sealed", "sealed")),
+        SearchWay(
+            "sealed", "nothing, if lattice problems are hard", 0.0, *sealed_bytes, recall, served("sealed", "sealed")
+        ),
     ]
     if epsilon:
         recall = search_plan.expected if works else (search_plan.floor, search_plan.floor)
