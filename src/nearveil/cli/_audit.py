@@ -104,7 +104,7 @@ def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
     entries = [*mechanisms, *specimens]
     exact = [entry for entry in entries if entry.name == name]
     chosen = exact or [entry for entry in entries if entry.name.startswith(name)]
-    more = "" if has_studies() else f"; estimators and baselines come with the studies: {NOT_INSTALLED}"
+    more = "" if has_studies() else "; for estimators and baselines, pip install nearveil-studies"
     check(bool(chosen), f"{name!r} is none of: all, {', '.join(entry.name for entry in entries)}{more}", "NAME")
     return {"Mechanisms": chosen}
 
