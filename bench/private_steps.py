@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,11 @@ from nearveil.gallery.codes import Codes, ProductCodes, WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.metrics import ScoreSpace
 from nearveil.privacy.checks import normalize_rows
-from nearveil.sealed.client import make_messages
-from nearveil.sealed.layout import Layout, RecordLayout
+from nearveil.sealed.client import choose_best, make_messages
+from nearveil.sealed.layout import Layout
+from nearveil.sealed.lwe import add_messages
+from nearveil.sealed.records import find_buckets, match_buckets, place_records
+from nearveil.sealed.sizes import RecordLayout
 from nearveil.wire.client import ClientProtocol, encode_queries, find_share, rank_answer
 from nearveil.wire.messages import PublicPart
 
@@ -92,13 +96,27 @@ def measure_message(size: str, public: PublicPart) -> Iterator[dict[str, Any]]:
 def measure_sealed(size: str, layout: Layout, public: PublicPart) -> Iterator[dict[str, Any]]:
     """Yield the steps of a sealed question that depend on the layout and on the table."""
     row, periods = _RNG.normal(size=public.dimension), sealed_periods(layout, public)
-    n_fetched = 0 if layout.records is None else layout.records.n_fetched
+    n_fetched = 0 if layout.records is None else layout.records.n_buckets
     codes = _RNG.integers(0, 100, (n_fetched, public.table.width)).astype(np.uint8)
     question = time_slowest(lambda: make_messages(layout, encode_queries(public, row).queries[0]))
     yield describe("sealed: question", size, question, periods.question)
+    if layout.records is not None:
+        yield describe("sealed: choice", size, time_slowest(partial(choose_records, layout)), periods.choice)
     with np.errstate(all="ignore"):
         ranking = time_slowest(lambda: public.table.scores(row[None], codes))
     yield describe("sealed: ranking", size, ranking, periods.ranking)
+
+
+def choose_records(layout: Layout) -> None:
+    """Choose the best of random scores, and the bucket of each."""
+    records = layout.records
+    assert records is not None  # noqa: S101
+    scores = _RNG.integers(0, 1 << 32, (layout.n_colours, layout.n_slots))
+    best = choose_best(scores, np.ones(scores.shape, bool), records.n_candidates)
+    buckets = find_buckets(records, place_records(records, layout.seed, best)[0])
+    owners = np.array(match_buckets(buckets, [True] * len(buckets), records.n_buckets))
+    messages = (np.arange(records.stage.n_columns) == owners[:, None]) * np.int64(1 << 20)
+    add_messages(np.zeros(messages.shape, np.uint32), messages, records.stage.question_bits)
 
 
 def describe(step: str, size: str, work: float, period: float) -> dict[str, Any]:
@@ -113,11 +131,12 @@ def make_layout(n_features: int, dimension: int, n_colours: int, n_cells: int, n
         bytes(32),
         n_colours,
         16,
+        1,
         100,
         _RNG.normal(size=(n_features, dimension)).astype(np.float32),
         _RNG.normal(size=(n_cells, dimension)).astype(np.float32),
         np.ones(n_cells, np.uint16),
-        RecordLayout(64, 16, 1024, n_fetched),
+        RecordLayout(64, n_fetched // 2, 16, 1024, 1),
     )
 
 
@@ -139,7 +158,7 @@ def main() -> None:
         *measure_message("usual: 512 features, 1,000 candidates", usual),
         *measure_message("16,000 features, 8,192 x 4,096 coverage", largest),
         *measure_message("2,048 features, 4,096 columns, 20,000 candidates", wide),
-        *measure_sealed("usual: 512 to 256, 32 fetched", make_layout(512, 256, 8, 1024, 32), usual),
+        *measure_sealed("usual: 512 to 256, 40 fetched", make_layout(512, 256, 8, 1024, 40), usual),
         *measure_sealed("2,048 to 2,048, 4,096 cells, 256 fetched", make_layout(2048, 2048, 64, 4096, 256), wide),
         *measure_sealed(
             "16,000 to 512, 256 fetched", make_layout(16_000, 512, 16, 4096, 256), replace(largest, gallery="g")

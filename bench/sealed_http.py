@@ -11,6 +11,7 @@ prepared, and one call after the other, where each waits until that is done::
 
 import argparse
 import json
+import os
 import secrets
 import statistics
 import sys
@@ -34,38 +35,40 @@ RECORD = 140  # bytes: an id, a code of 124 bytes, a short name
 
 
 def make_random_index(items: int, dimension: int) -> Any:
-    """Return an index of random bytes."""
+    """Return an index of random bytes, with tables of random hints: their time does not depend on their values."""
     from nearveil.sealed import SealedIndex
-    from nearveil.sealed.layout import Layout, RecordLayout
-    from nearveil.sealed.parameters import FETCH, SCORES
-    from nearveil.sealed.sizes import N_FETCHED, choose_shape, count_slots, shape_records
+    from nearveil.sealed.index import _Tokens
+    from nearveil.sealed.layout import Layout
+    from nearveil.sealed.parameters import RING
+    from nearveil.sealed.sizes import choose_shape, choose_side, count_secrets, count_slots, shape_records
+    from nearveil.sealed.tokens import TokenTables
 
-    rng = np.random.default_rng(0)
+    rng, cores = np.random.default_rng(0), os.cpu_count() or 1
     n_cells, n_colours = choose_shape(items, dimension)
-    n_slots, width = count_slots(items, n_cells), RECORD + 1
-    per_column, n_columns = shape_records(n_cells * n_slots, width)
-    kept = RecordLayout(width, per_column, n_columns, N_FETCHED)
-    shape = n_colours, n_slots, n_cells // n_colours * dimension
+    n_slots, columns = count_slots(items, n_cells), n_cells // n_colours * dimension
+    records = shape_records(n_cells * n_slots, RECORD + 1, choose_side(items))
     layout = Layout(
         version=1,
         seed=bytes(32),
         n_colours=n_colours,
         n_slots=n_slots,
+        n_secrets=count_secrets(n_colours, columns),
         reach=300,
         projection=rng.normal(size=(dimension, dimension)).astype(np.float32),
         centroids=rng.normal(size=(n_cells, dimension)).astype(np.float32),
         counts=np.full(n_cells, n_slots, np.uint16),
-        records=kept,
+        records=records,
     )
+    tokens = {}
+    for name, stage in layout.stages.items():
+        hints = [rng.integers(0, RING.plain_modulus, (n, RING.dimension), np.uint32) for n in stage.secret_rows]
+        tables = TokenTables.build(name, layout.seed, hints, cores)
+        tokens[name] = _Tokens([], tables, [set() for _ in hints])
+    shapes = (n_colours, n_slots, columns), (records.n_blocks, records.n_rows, records.stored_columns)
+    matrices = [rng.integers(-31, 32, shape, np.int8) for shape in shapes]
+    numbers = np.arange(n_cells * n_slots).reshape(n_cells, n_slots)
     return SealedIndex(
-        layout,
-        np.frombuffer(rng.bytes(shape[0] * shape[1] * shape[2]), np.int8).reshape(shape),
-        np.zeros((n_colours, n_slots, SCORES.dimension), np.uint32),
-        scale=1.0,
-        normalize=True,
-        items=np.arange(n_cells * n_slots).reshape(n_cells, n_slots),
-        records=np.frombuffer(rng.bytes(kept.n_rows * n_columns), np.int8).reshape(kept.n_rows, n_columns),
-        record_hint=np.zeros((kept.n_rows, FETCH.dimension), np.uint32),
+        layout, matrices[0], scale=1.0, normalize=True, items=numbers, records=matrices[1], tokens=tokens
     )
 
 
@@ -83,7 +86,7 @@ def serve(place: str, make: Callable[[], Any], told: Connection) -> None:
         gallery = OpenGallery(index, "bench", offers=("names", "sealed"))
         gallery.prepare()
         answers, sealed = gallery._get_sealed(), make()
-        answers.index, answers.layout, answers.hints = sealed, sealed.layout.to_bytes(), sealed.get_hints()
+        answers.index, answers.layout, answers.tokens = sealed, sealed.layout.to_bytes(), sealed.get_public_tokens()
         settings = Settings(tokens=str(folder / "tokens.db"), rate=None, log_file=folder / "log")
         server = uvicorn.Server(uvicorn.Config(create_app([gallery], tokens, settings), log_config=None))
         at = socket.create_server(("127.0.0.1", 0))
@@ -96,60 +99,76 @@ def serve(place: str, make: Callable[[], Any], told: Connection) -> None:
         server.run(sockets=[at])
 
 
-def ask(client: Any, post: Callable[[bytes], bytes], row: Any) -> tuple[dict[str, float], dict[str, int], list[bytes]]:
-    """Ask one question; return the seconds of its parts, sizes in bytes, and the records that came."""
+def read_usage(process: int) -> tuple[float, float]:
+    """Return the processor seconds of a process, and the gigabytes that it holds."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds, int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / 1e9
+
+
+def ask(client: Any, post: Callable[..., bytes], row: Any) -> tuple[dict[str, float], dict[str, int]]:
+    """Ask one question; return the seconds of its parts, and sizes in bytes."""
     taken: dict[str, float] = {}
-    taken["prepare"], _ = timed(client.prepare)
-    began = time.perf_counter()
+    taken["begin_pads"], request = timed(client.begin_pads)
+    taken["token"], token = timed(partial(post, request.data, "/tokens"))
+    taken["finish_pads"], _ = timed(partial(client.finish_pads, request, token))
+    started = time.perf_counter()
     taken["ask"], question = timed(partial(client.ask, row))
     taken["scores"], answer = timed(partial(post, question.data))
-    taken["read"], found = timed(partial(client.read_scores, question, answer, client.layout.records.n_fetched))
-    taken["ask_records"], fetch = timed(partial(client.ask_records, [one.position for one in found]))
+    taken["read"], matches = timed(partial(client.read_scores, question, answer, client.layout.records.n_candidates))
+    taken["ask_records"], fetch = timed(partial(client.ask_records, [match.position for match in matches]))
     taken["records"], last = timed(partial(post, fetch.data))
-    taken["read_records"], records = timed(partial(client.read_records, fetch, last))
-    taken["all"] = time.perf_counter() - began
-    sizes = {"question": len(question.data), "answer": len(answer), "fetch": len(fetch.data), "records": len(last)}
-    return taken, sizes, records
+    taken["read_records"], _ = timed(partial(client.read_records, fetch, last))
+    taken["online"] = time.perf_counter() - started
+    frames = {"token_request": request.data, "token": token, "scores": question.data, "scores_answer": answer}
+    frames |= {"records": fetch.data, "records_answer": last}
+    return taken, {name: len(data) for name, data in frames.items()}
 
 
 @contextmanager
-def run_server(make: Callable[[], Any], dimension: int) -> Iterator[tuple[str, str]]:
-    """Run a server process; yield its address and a token."""
+def run_server(make: Callable[[], Any], dimension: int) -> Iterator[tuple[str, str, int]]:
+    """Run a server process; yield its address, a token and its number."""
     with tempfile.TemporaryDirectory() as name:
         make_index(Path(name) / "index", 200, dimension)
         here, there = PROCESSES.Pipe()
         process = PROCESSES.Process(target=serve, args=(str(Path(name) / "index"), make, there))
         process.start()
         port, token = here.recv()
-        yield f"http://127.0.0.1:{port}", token
+        yield f"http://127.0.0.1:{port}", token, process.pid or 0
         here.send("end")
         process.join(60)
 
 
-def ask_server(address: str, token: str, rows: Any) -> tuple[dict[str, Any], list[list[bytes]]]:
-    """Ask a server about rows; return what each part took, and the records that came for each row."""
+def ask_server(address: str, token: str, process: int, rows: Any) -> dict[str, Any]:
+    """Ask a server about rows; return what each part took."""
     import httpx
 
     from nearveil.sealed import SealedClient
     from nearveil.wire.schema import FRAME, KEY_HEADER
 
-    where = f"{address}/v1/galleries/bench/sealed"
+    url = f"{address}/v1/galleries/bench/sealed"
     with httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=600, trust_env=False) as http:
-        fetched, frames = timed(lambda: [http.get(f"{where}{end}").content for end in ("", "/0", "/1")])
-        client = SealedClient(frames[0], frames[1:])
+        frames = [http.get(url + end).raise_for_status().content for end in ("", "/tokens")]
+        client = SealedClient(*frames)
 
-        def post(data: bytes) -> bytes:
+        def post(data: bytes, end: str = "") -> bytes:
             headers = {"Content-Type": FRAME, KEY_HEADER: secrets.token_hex(16)}
-            return http.post(where, content=data, headers=headers).raise_for_status().content
+            return http.post(url + end, content=data, headers=headers).raise_for_status().content
 
-        asked = [ask(client, post, row) for row in rows]
-    parts = {part: [1e3 * taken[part] for taken, _, _ in asked] for part in asked[0][0]}
-    report = {
-        "hint_bytes": [len(one) for one in frames[1:]], "first_s": fetched, "bytes": asked[0][1],
+        ask(client, post, rows[0])
+        before, _ = read_usage(process)
+        results = [ask(client, post, row) for row in rows]
+        after, held = read_usage(process)
+    parts = {part: [1e3 * taken[part] for taken, _ in results] for part in results[0][0]}
+    sizes = results[0][1]
+    return {
+        "kept_bytes": [len(data) for data in frames],
+        "bytes": sizes | {"all": sum(sizes.values()), "first": sum(sizes.values()) + sum(map(len, frames))},
         "median_ms": {part: statistics.median(times) for part, times in parts.items()},
         "least_ms": {part: min(times) for part, times in parts.items()},
-    }  # fmt: skip
-    return report, [records for _, _, records in asked]
+        "server_cpu_ms": 1e3 * (after - before) / len(rows),
+        "server_gb": held,
+    }
 
 
 def measure(items: int, dimension: int) -> dict[str, Any]:
@@ -157,21 +176,26 @@ def measure(items: int, dimension: int) -> dict[str, Any]:
     from nearveil import Client
 
     rows = np.random.default_rng(1).normal(size=(QUESTIONS, dimension))
-    with run_server(partial(make_random_index, items, dimension), dimension) as (address, token):
-        report, _ = ask_server(address, token, rows)
-        with Client(address, token) as asking:
-            asking.nearest(rows[0], 8, epsilon=0, by="sealed")
-            nearest = partial(asking.nearest, k=8, epsilon=0, by="sealed")
+    with run_server(partial(make_random_index, items, dimension), dimension) as (address, token, process):
+        report = ask_server(address, token, process, rows)
+        first = []
+        for row in rows[:5]:
+            with Client(address, token) as client:
+                first.append(timed(partial(client.nearest, row, k=8, epsilon=0, by="sealed"))[0])
+        with Client(address, token) as client:
+            nearest = partial(client.nearest, k=8, epsilon=0, by="sealed")
+            nearest(rows[0])
             in_a_row = [timed(partial(nearest, row))[0] for row in rows]
-            paced = []
+            prepared, paced = [], []
             for row in rows:
-                asking.prepare_sealed()
+                prepared.append(timed(client.prepare_sealed)[0])
                 paced.append(timed(partial(nearest, row))[0])
-    return {
-        "items": items, "dimension": dimension, **report,
-        "nearest_ms": {"median": 1e3 * statistics.median(paced), "least": 1e3 * min(paced)},
-        "nearest_in_a_row_ms": {"median": 1e3 * statistics.median(in_a_row), "least": 1e3 * min(in_a_row)},
-    }  # fmt: skip
+    times = {"nearest": paced, "nearest_in_a_row": in_a_row, "first_of_a_client": first, "prepare": prepared}
+    summary = {
+        f"{name}_ms": {"median": 1e3 * statistics.median(values), "least": 1e3 * min(values)}
+        for name, values in times.items()
+    }
+    return {"items": items, "dimension": dimension, **report, **summary}
 
 
 def main() -> None:

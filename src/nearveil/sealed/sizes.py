@@ -20,17 +20,16 @@ TILE = 8  # dimensions and slots are multiples of it: processors multiply this m
 LARGEST_FAILURE = 2.0**-40  # probability that an entry of a record is read wrongly
 CANDIDATES = 5 / 2  # best matches that are considered for each bucket
 _SLOTS_PER_ITEM = 1.035  # the spare slots balance the cells and take later items
-_PROBED = 40_960, 24  # slots that a question probes, at least, and over the root of the items: rows of a token
+_PROBED = 38_500, 24  # items that a question probes, at least, and over the root of the items: rows of a token
 _ALL = 1.5  # times these: galleries of which all slots are probed
-# For galleries up to a size: dimensions of a code, cells times dimensions over the root of the items, which determines
-# the size of a question, and the side of the grid of records.
-_SHAPES = ((2_500_000, 256, 218, 20), (8_000_000, 128, 180, 24), (math.inf, 64, 146, 24))
+# For galleries up to a size: dimensions of a code; cells times dimensions over the root of the items, which determines
+# the size of a question; the side of the grid of records; and the price of a row of the grid, beside bytes of questions:
+# of its answer, its token and the server's memory.
+_SHAPES = ((2_500_000, 256, 218, 20, 14.0), (8_000_000, 128, 180, 24, 12.0), (math.inf, 64, 146, 24, 12.0))
 _LEAST = 64  # dimensions of a code that cells are chosen for
 MOST_COLUMNS = 1 << 16  # of a matrix: sums of products stay below 2^31
 _STORED = 64  # columns of a block in memory are a multiple of it: processors multiply this many at a time
-_ROW_BYTES = 12.0  # price of a row of records, beside bytes of questions: its answer, its token and their work
-_SHARED = 1 << 16  # numbers of a question from which secrets share matrices: encryption is then faster
-_SECRETS = 4  # that share matrices
+_SHARED = (1 << 16, 2), (1 << 18, 4)  # numbers of a question, and secrets that share matrices: encryption is faster
 
 
 @dataclass(frozen=True)
@@ -138,8 +137,8 @@ def choose_side(n_items: int) -> int:
     return _find_shape(n_items)[2]
 
 
-def _find_shape(n_items: int) -> tuple[int, int, int]:
-    return next(shape for most, *shape in _SHAPES if n_items <= most)
+def _find_shape(n_items: int) -> tuple[int, int, int, float]:
+    return next(shape for most, *shape in _SHAPES if n_items <= most)  # type: ignore[return-value]
 
 
 def choose_shape(
@@ -166,16 +165,16 @@ def count_slots(n_items: int, n_cells: int) -> int:
 
 
 def count_secrets(n_groups: int, n_columns: int) -> int:
-    """Return the secrets of a stage: one if its questions are short, else those that share matrices."""
-    least = 1 if n_groups * n_columns < _SHARED else min(_SECRETS, n_groups)
-    return max(least, -(-n_groups // max(1, LWE.most_samples // n_columns)))
+    """Return the secrets of a stage: one if its questions are short, else some that share matrices."""
+    shared = max((secrets for numbers, secrets in _SHARED if n_groups * n_columns >= numbers), default=1)
+    return max(min(shared, n_groups), -(-n_groups // max(1, LWE.most_samples // n_columns)))
 
 
 def shape_records(n_positions: int, width: int, side: int) -> RecordLayout:
     """Return the grid of records for as many positions: columns and rows so that questions are cheapest."""
     block = -(-n_positions // side**2)
     entries = -(-8 * width // ENTRY_BITS)
-    cheapest = round(math.sqrt(2.5 * side * block / (_ROW_BYTES * entries)))
+    cheapest = int(math.sqrt(2.5 * side * block / (_find_shape(n_positions)[3] * entries)))
     per_column = min(block, max(1, cheapest, -(-block // (MOST_COLUMNS // side))))
     n_columns = -(-block // per_column)
     return RecordLayout(width, side, per_column, n_columns, count_secrets(2 * side, side * n_columns))
