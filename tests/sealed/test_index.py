@@ -435,8 +435,8 @@ def test_an_item_is_not_deep_in_a_cell_that_another_of_its_colour_coincides_with
 
 
 def test_shapes_are_chosen_by_size() -> None:
-    assert choose_shape(1, 8) == choose_shape(61_000, 256) == (1, 1)  # all slots are probed
-    assert choose_shape(1_000_000, 256) == (875, 35)
+    assert choose_shape(1, 8) == choose_shape(57_000, 256) == (1, 1)  # all slots are probed
+    assert choose_shape(1_000_000, 256) == (858, 33)
     assert choose_shape(100, 64, n_cells=10, n_colours=4) == (12, 4)
     assert choose_shape(100, 64, n_cells=2, n_colours=50) == (2, 2)
     for count in (10**power for power in range(1, 10)):  # no question has more samples than were estimated

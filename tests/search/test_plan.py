@@ -269,8 +269,8 @@ def test_sizes_of_sealed_search_are_those_of_an_index() -> None:
     from nearveil.sealed.sizes import estimate_sizes
 
     million = estimate_sizes(1_000_000, 140, 128)
-    assert (million.kept // 10**5, million.question // 10**5, million.passed // 10**6) == (14, 12, 365)
-    assert (million.token_request // 10**4, million.token // 10**4, million.answer // 10**4) == (74, 28, 20)
+    assert (million.kept // 10**5, million.question // 10**5, million.passed // 10**6) == (13, 13, 335)
+    assert (million.token_request // 10**4, million.token // 10**4, million.answer // 10**4) == (69, 26, 18)
     rows = np.random.default_rng(0).normal(size=(900, 70))
     index = SealedIndex.build(rows, records=[b"x" * 40] * 900)
     planned, tokens = estimate_sizes(900, 40, 70), index.get_public_tokens()

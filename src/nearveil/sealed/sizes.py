@@ -23,8 +23,8 @@ _SLOTS_PER_ITEM = 1.035  # the spare slots balance the cells and take later item
 _PROBED = 38_500, 24  # items that a question probes, at least, and over the root of the items: rows of a token
 _ALL = 1.5  # times these: galleries of which all slots are probed
 # For galleries up to a size: dimensions of a code; cells times dimensions over the root of the items, which determines
-# the size of a question; the side of the grid of records; and the price of a row of the grid, beside bytes of questions:
-# of its answer, its token and the server's memory.
+# the size of a question; the side of the grid of records; and the price of a row of the grid, in bytes of questions:
+# for its answer, its token and the server's memory.
 _SHAPES = ((2_500_000, 256, 218, 20, 14.0), (8_000_000, 128, 180, 24, 12.0), (math.inf, 64, 146, 24, 12.0))
 _LEAST = 64  # dimensions of a code that cells are chosen for
 MOST_COLUMNS = 1 << 16  # of a matrix: sums of products stay below 2^31
