@@ -355,9 +355,7 @@ class AsyncClient:
         Parameters
         ----------
         rows : array-like of shape (n, d)
-            Private; of NumPy, torch, pandas or pyarrow, or lists.
-        k, epsilon, candidates, gallery, by, where
-            As of :meth:`nearest`, for each row. The epsilons add up.
+            Private; of NumPy, torch, pandas or pyarrow, or lists. Other arguments are those of :meth:`nearest`.
         keys : sequence of str, optional
             One for each row; new ones by default. Paid questions are free to repeat: keep the keys to
             resume after an interruption.
@@ -421,13 +419,8 @@ class AsyncClient:
         Everybody downloads the same, so the request reveals nothing; it is free. Never call it because of an image: the
         server sees when you do. Call it on a schedule, or when a program is installed.
 
-        Parameters
-        ----------
-        gallery : str, optional
-        most : int, default=2 GiB
-            Maximum download size in bytes.
-        progress : callable, optional
-            Called with the number of groups received, and in total. After an error the copy is as before.
+        At most `most` bytes are downloaded; `progress` is called with the number of groups received, and in total.
+        After an error the copy is as before.
         """
         from nearveil.client.home import sync_codes
 
@@ -438,14 +431,8 @@ class AsyncClient:
 
         Such a question then takes a fraction of the time. Without this call the first question does all of it, and
         each prepares the next when it has ended. A prepared question is used once, stays in the memory of this
-        process, and is prepared again when the gallery changes. Never call it because of an image: call it when a
-        program starts, or is idle.
-
-        Parameters
-        ----------
-        n_questions : int, default=1
-            How many to keep ready. Each takes a few megabytes: 6 for a gallery of a million items.
-        gallery : str, optional
+        process, and is prepared again when the gallery changes; it takes a few megabytes. Never call it because of an
+        image: call it when a program starts, or is idle.
         """
         from nearveil.client.sealed import prepare_sealed
 

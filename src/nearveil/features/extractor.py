@@ -89,15 +89,9 @@ class Extractor(ABC):
 
         Images without a feature raise a `FeatureError`, which holds their `positions`.
 
-        Parameters
-        ----------
-        images : sequence of ndarray of shape (height, width, 3), uint8
-            Of any size, as :func:`load_image` returns them.
-        row_exact : bool, default=False
-            Whether each row must depend on its own image only, to the last bit, as private records that vote need it
-            (``docs/theory/private-knn.md``). Networks then process one image at a time, on one CPU thread.
-        tick : callable, optional
-            Called with the number of images finished since the last call.
+        `images` are arrays of shape (height, width, 3), uint8, of any size, as :func:`load_image` returns them. With
+        `row_exact`, each row depends on its own image only, to the last bit, as private records that vote need it
+        (``docs/theory/private-knn.md``): networks then process one image at a time, on one CPU thread.
         """
         for image in images:
             if getattr(image, "dtype", None) != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:

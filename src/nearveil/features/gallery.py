@@ -121,27 +121,9 @@ def gallery_features(
 ) -> GalleryFeatures:
     """Compute the features of a gallery's files; files that cannot be used are skipped with a reason.
 
-    Only a few images are in memory at a time. With a cache, known files are hashed and not decoded.
-
-    Parameters
-    ----------
-    paths : iterable of paths
-    extractor : Extractor
-    row_exact : bool, default=False
-        As in :meth:`Extractor.extract`. The cache keeps such rows apart from other rows, and from those of other
-        library versions or processors.
-    cache : FeatureCache, optional
-    tick : callable, optional
-        Called with the number of files finished since the last call.
-    cluster : str or dask.distributed.Client, optional
-        Workers that read the files, under the same paths; see :func:`nearveil.cluster.connect`. Row-exact rows need
-        this process, ``"local"`` or ``"local:N"``.
-
-    Examples
-    --------
-    >>> gallery = gallery_features(["a.jpg", "b.jpg"], HogColor())  # doctest: +SKIP
-    >>> gallery.features.shape  # doctest: +SKIP
-    (2, 436)
+    Only a few images are in memory at a time. With a cache, known files are hashed and not decoded; it keeps row-exact
+    rows apart from others, and from those of other library versions or processors. Workers of a `cluster` read the
+    files under the same paths; row-exact rows need this process, ``"local"`` or ``"local:N"``.
     """
     files = [Path(path) for path in paths]
     cuts = cut_rows(len(files), _BATCH_IMAGES)

@@ -186,15 +186,7 @@ def load_extractor(path: str | os.PathLike[str], backbone: TorchExtractor | None
 
     A file that is not a model, is corrupted, or was made for another backbone raises a ValueError.
 
-    Parameters
-    ----------
-    path : path
-    backbone : TorchExtractor, optional
-        The backbone of the head; required unless it is EfficientNet-Lite0 or MobileNetV2.
-
-    Examples
-    --------
-    >>> extractor = load_extractor("birds.nvm")  # doctest: +SKIP
+    `backbone` is required unless it is EfficientNet-Lite0 or MobileNetV2.
     """
     content = Path(path).read_bytes()
     header, head_weights, body_weights = _parse(content)
@@ -297,21 +289,16 @@ def train_head(
     images : sequence of ndarray of shape (height, width, 3), uint8; or ndarray of shape (n, c, h, w), floats
         Images, or maps of a frozen backbone.
     labels : array-like of shape (n,)
-        The class of each image; at least two classes, one of them with two images.
+        At least two classes, one of them with two images.
     backbone : TorchExtractor
         With a module that gives maps, such as :class:`EfficientNetLite0`.
     descriptors : str, default="SG"
-        Letters of S (SPoC), M (MAC) and G (GeM with a trained exponent), each at most once.
-    dimension : int, default=512
-        Of the features; divided among the descriptors.
-    epochs : int, default=20
+        Letters of S (SPoC), M (MAC) and G (GeM with a trained exponent), each at most once; they share the dimension.
     freeze_backbone : bool, default=True
         If true, maps are computed once and stay in memory. If false, the backbone is trained as well, at a tenth of the
         learning rate; its batch norms keep their statistics.
     learning_rate : float, default=1e-4
         Of the head; the classifier, which is dropped at the end, learns a hundred times as fast.
-    tick : callable, optional
-        Called with 1 after each epoch.
     random_state : int, optional
         The same number trains the same head on the same machine with as many threads.
 

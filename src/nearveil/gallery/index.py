@@ -83,7 +83,6 @@ class Index(MapPublisher):
         ----------
         location : str or Path
             A new or empty directory, or a URL such as ``postgresql://user@host/database``.
-        dimension : int
         extractor : str, default=""
             The fingerprint of the extractor: only features of the same extractor are comparable.
         metric : {"cosine", "dot", "euclidean"}, default="cosine"
@@ -179,7 +178,6 @@ class Index(MapPublisher):
 
         Parameters
         ----------
-        items : iterable of Item
         replace : bool, default=False
             Whether items replace those with the same `external_id`; otherwise such an item is an error. Names and
             metadata that are not given again are kept.
@@ -314,15 +312,8 @@ class Index(MapPublisher):
     def items(self, ids: ArrayLike, *, lenient: bool = False, originals: bool = True) -> list[StoredItem]:
         """Return names, thumbnails and originals, in the order of the ids.
 
-        Parameters
-        ----------
-        ids : sequence of int or str
-            Ids in the index, or external ids.
-        lenient : bool, default=False
-            Whether to leave out ids that do not exist instead of raising: for a server that answers while items are
-            deleted.
-        originals : bool, default=True
-            Whether to read originals that the index itself stores. Paths are always returned.
+        `ids` may be external ids. `lenient` leaves out those that do not exist instead of raising: for a server that
+        answers while items are deleted. Without `originals`, those that the index itself stores are not read.
         """
         id_list = check_ids(ids)
         with self._database.begin_read() as connection:

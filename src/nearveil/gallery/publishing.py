@@ -128,9 +128,6 @@ class Published:
 
         Parameters
         ----------
-        snapshot : IndexSnapshot
-        terms : MapTerms
-        metric : {"cosine", "dot", "euclidean"}, default="cosine"
         public : array-like of shape (n, d), optional
             Rows from which the constants of the metric are learned, which do not change its order: by default the
             gallery's.

@@ -21,7 +21,7 @@ from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, PrivateIndexError
 from nearveil.gallery.items import Ids, ItemTable, StoredItem, is_text
 from nearveil.mechanisms.covers.maps import MOST_ITEMS
-from nearveil.metrics import CENTRED, NORMALIZED, Metric
+from nearveil.metrics import CENTRED, Metric
 from nearveil.storage import is_among
 from nearveil.wire.frames import MOST_KEYS
 
@@ -135,11 +135,6 @@ class Header:
         """Return the row of the table."""
         values = asdict(self)
         return {**values, "crc": checksum(*values.values())}
-
-    @property
-    def normalizes(self) -> bool:
-        """Whether rows are divided by their norms when they are added."""
-        return self.metric in NORMALIZED
 
 
 def load_header(connection: sa.Connection, location: str, *, lock: bool = False) -> Header:

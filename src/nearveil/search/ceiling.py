@@ -24,15 +24,8 @@ _HUGE = 700.0  # e^epsilon is still finite; above, every ceiling is one to the l
 def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) -> float:
     """Return the largest probability that one of k answered classes is the true one (Theorem C).
 
-    Holds for `n_classes` equally likely classes and every (epsilon, delta)-LDP message; subset
-    selection attains it at delta 0. Attacked by linear programmes in ``test_ceiling.py``.
-
-    Parameters
-    ----------
-    epsilon : float
-        At least 0; can be infinite.
-    k : int
-        The largest number of distinct classes in an answer, 1 to `n_classes`.
+    Holds for `n_classes` equally likely classes and every (epsilon, delta)-LDP message; subset selection attains it at
+    delta 0. Epsilon can be infinite.
 
     Examples
     --------
@@ -51,12 +44,7 @@ def class_ceiling(epsilon: float, n_classes: int, k: int, delta: float = 0.0) ->
 def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
     """Return the largest expected utility of a private answer, for any prior and utility in [0, 1] (Theorem C').
 
-    Attacked by linear programmes in ``test_ceiling.py``.
-
-    Parameters
-    ----------
-    floor : float
-        The expected utility of the best answer that is the same for everyone.
+    `floor` is the expected utility of the best answer that is the same for everyone.
 
     Examples
     --------
@@ -75,27 +63,14 @@ def utility_ceiling(epsilon: float, delta: float, floor: float) -> float:
 
 
 def reference_line(epsilon: float, candidates: float) -> float:
-    """Return Theorem D's ceiling for equally popular items: ``f e^eps / (f e^eps + 1 - f)``.
-
-    Not a bound if some items are near to more queries than others.
-
-    Parameters
-    ----------
-    candidates : float
-        The fraction f of the gallery in an answer.
-    """
+    """Return Theorem D's ceiling for equally popular items, ``f e^eps / (f e^eps + 1 - f)``; hubs may exceed it."""
     return utility_ceiling(epsilon, 0.0, check_fraction(candidates))
 
 
 def popular_floor(candidates: float, popularity: ArrayLike) -> float:
     """Return the recall of the floor(f N) most popular items, an answer that needs no message.
 
-    Parameters
-    ----------
-    candidates : float
-        The fraction f of the gallery in an answer.
-    popularity : array-like of shape (N,)
-        How often each item is a true neighbour: counts or shares.
+    `popularity`, shape (N,), is how often each item is a true neighbour: counts or shares.
 
     Examples
     --------
@@ -109,17 +84,9 @@ def popular_floor(candidates: float, popularity: ArrayLike) -> float:
 def neighbor_ceiling(epsilon: float, candidates: float, popularity: ArrayLike, delta: float = 0.0) -> float:
     """Return the largest NN-recall of a private message with an answer of floor(f N) candidates (Theorem D).
 
-    Exact for pure epsilon: D is a linear programme, and its dual has one variable. A delta above 0 adds
-    (N - 1) delta (Theorem D'), or Theorem C' for the popular floor applies if that is lower. The result is never below
-    the true maximum, except for rounding of sums. Linear programmes over all channels attack both theorems in
-    ``test_ceiling.py``.
-
-    Parameters
-    ----------
-    candidates : float
-        The largest fraction f of the gallery in an answer.
-    popularity : array-like of shape (N,)
-        How often each item is a true neighbour: counts or shares.
+    Exact for pure epsilon: D is a linear programme, and its dual has one variable. A delta above 0 adds (N - 1) delta
+    (Theorem D'), or Theorem C' for the popular floor applies if that is lower. `popularity` as of
+    :func:`popular_floor`.
 
     Examples
     --------
@@ -198,15 +165,8 @@ def _find_chances(shares: Floats, count: int, price: float, ratio: float) -> Flo
 def answer_ceiling(epsilon: float, recalls: ArrayLike, *, gap: float = 1e-4) -> float:
     """Return the largest expected recall of a private message, given a list of all possible answers (Theorem E).
 
-    For small cases. Cutting planes raise the dual programme from below. The result is a certificate of the theorem:
-    no message exceeds it, and one comes within `gap` of it.
-
-    Parameters
-    ----------
-    recalls : array-like of shape (n_answers, n_queries)
-        Recall of each query in each answer, from 0 to 1. Queries are equally likely.
-    gap : float, default=1e-4
-        Tolerance of the search.
+    `recalls`, shape (n_answers, n_queries), are from 0 to 1, and queries are equally likely. For small cases: cutting
+    planes raise the dual programme from below. No message exceeds the result, and one comes within `gap` of it.
 
     Examples
     --------

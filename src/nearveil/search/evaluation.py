@@ -170,18 +170,9 @@ def evaluate(
     query that excludes itself; the test queries only raise the ceiling if they show that it must be higher. The floor
     is measured on the queries.
 
-    Parameters
-    ----------
-    retriever : Retriever
-        With an indexed gallery.
-    queries : array-like of shape (n, d)
-        Searched `repeats` times each; for studies, not for private rows.
-    query_labels : array-like of shape (n,), optional
-        For Recall@k, together with the gallery's labels.
-    confidence : float, default=0.95
-        Confidence of every interval.
-    cluster : str or dask.distributed.Client, optional
-        Workers to search true neighbours with, most of the work; see :func:`nearveil.cluster.connect`.
+    Each query is searched `repeats` times; for studies, not for private rows. `query_labels`, together with the
+    gallery's, give Recall@k. The workers of a `cluster` search true neighbours, most of the work; see
+    :func:`nearveil.cluster.connect`.
     """
     if not 0 < confidence < 1:
         raise ValueError("confidence must be between 0 and 1")

@@ -218,17 +218,12 @@ def plan(
 
     Parameters
     ----------
-    items : int
-        Number of items in the gallery.
     epsilon : float
         Of one query: from 1e-6 to 40, or 0.
     answer_bytes : int, optional
         Maximum size of an answer; by default a tenth of the gallery, as in :meth:`nearveil.gallery.Index.publish`.
-    delta : float, default=0.0
     popularity : array-like of shape (items,), optional
         How often each item is a true neighbour.
-    dimension : int, default=1280
-        Of a feature.
     storage : int, default=2 GiB
         Maximum bytes on the client, for local and sealed search.
     code_bytes, reach : optional

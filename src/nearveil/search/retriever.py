@@ -118,14 +118,9 @@ class Retriever:
         return self
 
     def index(self, gallery: ArrayLike, gallery_y: ArrayLike | None = None) -> Self:
-        """Index a gallery: compute its features, codes and the mechanism's map.
+        """Index a gallery, shape (N, d): compute its features, codes and the mechanism's map.
 
-        Parameters
-        ----------
-        gallery : array-like of shape (N, d)
-            The map and the answers reveal it to the client; no guarantee covers it.
-        gallery_y : array-like of shape (N,), optional
-            Labels, only for :func:`evaluate`.
+        The map and the answers reveal it to the client; no guarantee covers it. Labels are for :func:`evaluate` only.
         """
         self._ranker = GalleryRanker(self.mechanism, self.space, gallery, gallery_y, self.candidates, self.code_bytes)
         self._mechanism = self._ranker.mechanism
