@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -173,6 +174,25 @@ def test_threads_never_get_the_same_pad() -> None:
         taken = list(threads.map(lambda _: stock.take(), range(count + 50)))
     found = [int(pad.zeros[0]) for pad in taken if pad is not None]
     assert (len(found), len(set(found))) == (count, count)
+
+
+def test_threads_search_with_one_client(index: SealedIndex) -> None:
+    client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
+    client.prepare(3, index.answer)
+    sent: list[bytes] = []
+
+    def send(data: bytes) -> bytes:
+        sent.append(data)
+        return index.answer(data)
+
+    def find(number: int) -> bytes | None:
+        return client.search(ROWS[number], send, 1)[0].record
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(find, range(24))) == [b"%d" % number for number in range(24)]
+    lengths = Counter(map(len, sent))  # nobody's question for scores stays without one for records
+    assert [lengths[22 + stage.question_bytes] for stage in index.layout.stages.values()] == [24, 24]
+    assert len(set(sent)) == len(sent)
 
 
 def test_a_child_has_nothing_of_its_parent(client: ExactClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """The client's half of sealed search: make encrypted questions, and decrypt their answers."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 
@@ -172,6 +173,14 @@ class SealedClient:
             stock.add(self._take_pad(part), process)
         return client
 
+    def _reserve_or_request(self, send: Callable[[bytes], bytes]) -> "SealedClient":
+        while True:
+            if not self.n_prepared:
+                request = self.begin_pads()
+                self.finish_pads(request, send(request.data))
+            with suppress(SealedError):  # another thread took a pad meanwhile
+                return self.reserve()
+
     def _take_pad(self, part: str) -> Pad:
         pad = self._stocks[part].take()
         if pad is None:
@@ -261,14 +270,14 @@ class SealedClient:
         """Ask for scores, then for the records of the best matches; `send` sends a question and returns its answer.
 
         An index without records gets the first question alone. Number and lengths of the messages are public. A client
-        without a pad requests one first.
+        without a pad requests one first. Several threads may search at the same time.
         """
-        self.prepare(max(1, self.n_prepared), send)
-        question, records = self.ask(row), self.layout.records
+        client = self._reserve_or_request(send)
+        question, records = client.ask(row), self.layout.records
         matches = self.read_scores(question, send(question.data), records.n_candidates if records else n_matches)
         if records is None:
             return matches
-        fetch = self.ask_records([match.position for match in matches])
+        fetch = client.ask_records([match.position for match in matches])
         fetched = dict(zip(fetch.positions, self.read_records(fetch, send(fetch.data)), strict=True))
         matches = [replace(match, record=fetched[match.position]) for match in matches if match.position in fetched]
         return matches[:n_matches]
