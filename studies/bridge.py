@@ -9,11 +9,12 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from sklearn.linear_model import RidgeCV
 
-from nearveil.features import EfficientNetLite0, Extractor, fit_bridge, gallery_features
+from nearveil.features import EfficientNetLite0, Extractor, gallery_features
 from nearveil.features.backbones import MobileNetV2
 from studies import _figures as draw
 from studies._report import show
 from studies._study import Case, Row, Study, summarise
+from studies.alignment import fit_bridge
 from studies.data import find
 
 K = 8

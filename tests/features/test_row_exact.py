@@ -16,12 +16,10 @@ from nearveil.features import (
     HogColor,
     OnnxExtractor,
     TorchExtractor,
-    fit_bridge,
     gallery,
     gallery_features,
     train_head,
 )
-from nearveil.features import bridge as bridge_module
 from nearveil.features.backbones import EXTRACTORS
 from nearveil.features.gallery import FeatureCache
 from nearveil.features.networks import align
@@ -287,36 +285,3 @@ def test_one_record_changes_votes_by_what_is_charged(*, row_exact: bool) -> None
     changes = [votes(everybody) - votes(np.delete(everybody, gone)) for gone in range(0, 24, 3)]
     squared = int((np.stack(changes) ** 2).sum(axis=2).max())
     assert (squared <= 2) == row_exact, squared
-
-
-# -- bridge -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_bridge_carries_rows_one_by_one() -> None:
-    rng = np.random.default_rng(0)
-    known = rng.normal(size=(80, 40))
-    known /= np.linalg.norm(known, axis=1, keepdims=True)
-    bridge = fit_bridge(known[:60], known[:60] @ np.linalg.qr(rng.normal(size=(40, 40)))[0])
-    whole = bridge.apply(known, row_exact=True)
-    np.testing.assert_allclose(whole, bridge.apply(known), rtol=0, atol=1e-6)
-    for size in (1, 2, 3, 7, 20, 79):
-        assert same(bridge.apply(known[-size:], row_exact=True), whole[-size:])
-        assert same(bridge.apply(np.asfortranarray(known[:size]), row_exact=True), whole[:size])
-
-
-def test_exact_rows_are_carried_by_the_exact_product(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Roundings of a product of matrices show in single precision once in many millions of numbers."""
-    rng = np.random.default_rng(0)
-    seen: list[NDArray[np.float64]] = []
-    known = rng.normal(size=(2, 60, 40))
-    known /= np.linalg.norm(known, axis=2, keepdims=True)
-    bridge, rows = fit_bridge(*known), known[0, :5]
-    product = bridge_module._multiply_exactly
-
-    def watched(row: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-        seen.append(row.copy())
-        return product(row, matrix)
-
-    monkeypatch.setattr(bridge_module, "_multiply_exactly", watched)
-    bridge.apply(rows, row_exact=True)
-    np.testing.assert_array_equal(seen, rows - bridge.source_mean)

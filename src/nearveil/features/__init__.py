@@ -6,7 +6,6 @@ from nearveil.lazy import import_later
 
 if TYPE_CHECKING:
     from nearveil.features.backbones import EfficientNetLite0, default_extractor
-    from nearveil.features.bridge import fit_bridge
     from nearveil.features.extractor import Extractor, HogColor
     from nearveil.features.gallery import gallery_features
     from nearveil.features.images import ImageError, load_image
@@ -21,7 +20,6 @@ __all__ = [
     "OnnxExtractor",
     "TorchExtractor",
     "default_extractor",
-    "fit_bridge",
     "gallery_features",
     "load_extractor",
     "load_image",
@@ -32,7 +30,6 @@ __getattr__ = import_later(
     __name__,
     {
         ".backbones": "EfficientNetLite0 default_extractor",
-        ".bridge": "fit_bridge",
         ".extractor": "Extractor HogColor",
         ".gallery": "gallery_features",
         ".images": "ImageError load_image",

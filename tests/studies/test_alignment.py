@@ -2,7 +2,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nearveil.features import Extractor, fit_bridge
+from nearveil.features import EfficientNetLite0
+from nearveil.features.backbones import MobileNetV2
+from studies import alignment
+from studies.alignment import fit_bridge
 from studies.bridge import compare, extract_features
 from studies.data import DataMissingError
 
@@ -108,9 +111,11 @@ def test_every_finite_feature_is_carried() -> None:
     np.testing.assert_array_equal(carried[0], bridge.apply(mean[None])[0])
 
 
-def test_two_real_networks_meet(mobilenet: Extractor, lite0: Extractor) -> None:
+def test_two_real_networks_meet() -> None:
+    pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed (the extra `onnx`)")
     try:
-        (asking, holding), labels = extract_features([mobilenet, lite0], most=4)
+        (asking, holding), labels = extract_features([MobileNetV2(), EfficientNetLite0()], most=4)
     except DataMissingError as missing:
         pytest.skip(str(missing))
     assert len(labels) == 80
@@ -135,3 +140,34 @@ def test_anchors_of_nothing_teach_nothing() -> None:
     mixed = compare(asking[rng.permutation(240)], holding, labels)
     assert mixed["bridge"]["agreement"] < 0.1
     assert abs(found["items at random"]["recall"] - (1 - (1 - 11 / 119) ** 8)) < 0.15
+
+
+def test_a_bridge_carries_rows_one_by_one() -> None:
+    rng = np.random.default_rng(0)
+    known = rng.normal(size=(80, 40))
+    known /= np.linalg.norm(known, axis=1, keepdims=True)
+    bridge = fit_bridge(known[:60], known[:60] @ np.linalg.qr(rng.normal(size=(40, 40)))[0])
+    whole = bridge.apply(known, row_exact=True)
+    np.testing.assert_allclose(whole, bridge.apply(known), rtol=0, atol=1e-6)
+    for size in (1, 2, 3, 7, 20, 79):
+        assert bridge.apply(known[-size:], row_exact=True).tobytes() == whole[-size:].tobytes()
+        ordered = np.asfortranarray(known[:size])
+        assert bridge.apply(ordered, row_exact=True).tobytes() == whole[:size].tobytes()
+
+
+def test_exact_rows_are_carried_by_the_exact_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roundings of a product of matrices show in single precision once in many millions of numbers."""
+    rng = np.random.default_rng(0)
+    seen: list[NDArray[np.float64]] = []
+    known = rng.normal(size=(2, 60, 40))
+    known /= np.linalg.norm(known, axis=2, keepdims=True)
+    bridge, rows = fit_bridge(*known), known[0, :5]
+    product = alignment._multiply_exactly
+
+    def watched(row: NDArray[np.float64], matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+        seen.append(row.copy())
+        return product(row, matrix)
+
+    monkeypatch.setattr(alignment, "_multiply_exactly", watched)
+    bridge.apply(rows, row_exact=True)
+    np.testing.assert_array_equal(seen, rows - bridge.source_mean)
