@@ -36,7 +36,7 @@ def _reduce(total, modulus, factor):
 
 @triton.jit
 def _multiply(
-    blocks, factors, out, numbers, n_blocks, n_groups, request_size,
+    blocks, factors, out, numbers, n_blocks, n_groups, request_size, size,
     COLUMNS: tl.constexpr, TURNS: tl.constexpr, TERMS: tl.constexpr, GIANTS: tl.constexpr,
 ):  # fmt: skip
     """Fill one column of the results of four requests for one block and prime."""
@@ -65,7 +65,6 @@ def _multiply(
         a1 += _reduce(s1, modulus, factor)
         a2 += _reduce(s2, modulus, factor)
         a3 += _reduce(s3, modulus, factor)
-    size = n_blocks.to(tl.int64) * COLUMNS * TURNS
     target = out + group.to(tl.int64) * 4 * size + (block.to(tl.int64) * COLUMNS + column) * TURNS + turns
     tl.store(target, (a0 % modulus).to(tl.int32))
     tl.store(target + size, (a1 % modulus).to(tl.int32))
@@ -153,7 +152,7 @@ class DeviceTables:
         out = torch.empty((len(padded), len(blocks), L, _BABY, _TURNS), dtype=torch.int32, device=self.device)
         n_groups = len(padded) // _TOGETHER
         _multiply[(n_groups * len(blocks) * L * _BABY,)](
-            addresses, padded, out, self._numbers, len(blocks), n_groups, padded[0].numel(),
+            addresses, padded, out, self._numbers, len(blocks), n_groups, padded[0].numel(), out[0].numel(),
             COLUMNS=L * _BABY, TURNS=_TURNS, TERMS=_TERMS, GIANTS=_GIANTS, num_warps=4,
         )  # fmt: skip
         return out[:count]
