@@ -152,11 +152,11 @@ def read_question_length(folder: Path) -> int:
     """Return the bytes of a sealed question for scores."""
     from nearveil.gallery import Index
     from nearveil.sealed import SealedIndex
-    from nearveil.sealed.wire import measure_questions
+    from nearveil.sealed.wire import measure_requests
 
     with Index.open(str(folder / "index")) as index:
         path = cast("Path", index.sealed_file)
-    return measure_questions(SealedIndex.load(path).layout)["scores"]
+    return measure_requests(SealedIndex.load(path).layout)["scores"]
 
 
 def delete_items(folder: Path, items: int) -> None:

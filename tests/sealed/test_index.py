@@ -1,7 +1,7 @@
 """An index and its clients: what is found, what is sent, what changes, and what hostile bytes do."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -161,26 +161,30 @@ def test_questions_that_wait_are_answered_together(rows: np.ndarray, index: Seal
     assert index.answer_many(data) == [index.answer(one) for one in data]
 
 
-def test_threads_that_wait_share_a_pass(rows: np.ndarray, index: SealedIndex, client: SealedClient) -> None:
-    passes, real = [], index.answer_many
+@pytest.mark.parametrize("kind", ["questions", "tokens"])
+def test_threads_that_wait_share_a_pass(
+    rows: np.ndarray, index: SealedIndex, client: SealedClient, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batcher = index._questions if kind == "questions" else index._token_requests
+    passes, real = [], batcher._answer
 
-    def watch(questions: Sequence[bytes]) -> list[bytes]:
+    def watch(questions: list[Any]) -> list[bytes]:
         passes.append(len(questions))
         return real(questions)
 
-    data = [client.ask(rows[i]).data for i in range(6)]
+    data = [client.ask(rows[i]).data if kind == "questions" else client.begin_pads().data for i in range(6)]
     expected = [index.answer(one) for one in data]
-    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(6) as pool:
-        patch.setattr(index, "answer_many", watch)
-        with index._pass_lock:
+    monkeypatch.setattr(batcher, "_answer", watch)
+    with ThreadPoolExecutor(6) as pool:
+        with batcher._lock:
             asked = [pool.submit(index.answer, one) for one in data]
-            while len(index._waiting) < 6:
+            while len(batcher._queue) < 6:
                 time.sleep(0.001)
         assert [one.result() for one in asked] == expected
     assert passes == [6]
     with pytest.raises(WireError):
-        index.answer(b"nothing")
-    assert not index._waiting
+        index.answer(data[0][:-1])
+    assert not batcher._queue
 
 
 def test_processes_that_build_of_one_seed_answer_for_each_other(rows: np.ndarray) -> None:

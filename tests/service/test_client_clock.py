@@ -272,9 +272,11 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
     made: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("cryptography")
+    from nearveil.client.sealed import CachedSeal
     from nearveil.sealed import SealedClient
 
-    seconds = {"ask": 0.0, "read_scores": 0.0, "ask_records": 0.0, "read_records": 0.0, "_make_pad": 0.0}
+    monkeypatch.setattr(CachedSeal, "prepare_next", lambda *_: None)
+    seconds = {"ask": 0.0, "read_scores": 0.0, "ask_records": 0.0, "read_records": 0.0, "begin_pads": 0.0}
 
     def slow(name: str, real: Any) -> None:
         def worked(*given: Any) -> Any:
@@ -304,10 +306,13 @@ def test_sealed_questions_go_out_when_public_sizes_say_so(
 
 
 def test_the_way_without_an_epsilon_is_chosen_before_the_query_is_read(
-    made: Path, tmp_path: Path, watched: Watched
+    made: Path, tmp_path: Path, watched: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The list is requested at the call, whatever the query is; the rest when public sizes say so."""
     pytest.importorskip("cryptography")
+    from nearveil.client.sealed import CachedSeal
+
+    monkeypatch.setattr(CachedSeal, "prepare_next", lambda *_: None)
     with scene(made, tmp_path, offers=("names", "sealed")) as here:
         here.gallery.prepare()  # type: ignore[attr-defined]
         seen = set()

@@ -19,7 +19,7 @@ pytest.importorskip("cryptography")
 
 from nearveil import AsyncClient, Client
 from nearveil.client.errors import QuestionError, ReplyError
-from nearveil.client.sealed import _decode_text, sealed_periods
+from nearveil.client.sealed import CachedSeal, _decode_text, sealed_periods
 from nearveil.errors import NearveilError
 from nearveil.gallery import Index, Item
 from nearveil.gallery.answers import LONGEST_ID, ItemDetails
@@ -27,12 +27,13 @@ from nearveil.gallery.codes import ProductCodes, ScalarCodes, _hash_arrays, code
 from nearveil.gallery.errors import IndexStoreError
 from nearveil.mechanisms import Message
 from nearveil.sealed import SealedClient
-from nearveil.sealed.layout import Layout, RecordLayout
+from nearveil.sealed.layout import Layout
+from nearveil.sealed.sizes import RecordLayout
 from nearveil.server import limits, requests
 from nearveil.server.errors import ServiceError
 from nearveil.server.limits import TokenBuckets
 from nearveil.wire import sealed
-from nearveil.wire.frames import HEADER_BYTES, Kind, WireError, frame, unframe
+from nearveil.wire.frames import HEADER_BYTES, Kind, Reader, WireError, frame, unframe, write_fields
 from nearveil.wire.schema import FRAME, KEY_HEADER
 from nearveil.wire.server import ServedMap
 from tests.service.asking import COUNT, QUERIES, URL, Scene, framed, make_index, opened, scene
@@ -42,10 +43,16 @@ OFFERS = ("names", "thumbnails", "sealed")
 
 
 @pytest.fixture
-def here(made: Path, tmp_path: Path) -> Iterator[Scene]:
+def here(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Scene]:
+    monkeypatch.setattr(CachedSeal, "prepare_next", lambda *_: None)  # every question requests its token itself
     with scene(made, tmp_path, offers=OFFERS) as found:
         found.gallery.prepare()  # type: ignore[attr-defined]  # a busy machine takes longer than a question waits
         yield found
+
+
+def list_bodies(wire: Any, path: str = "/sealed") -> list[bytes]:
+    """Return the bodies that were sent to a path: of questions, or of requests for tokens."""
+    return [body for _, url, _, body in wire.posts if url.endswith(path)]
 
 
 def test_sealed_questions_find_the_nearest_and_pay_nothing(here: Scene) -> None:
@@ -65,34 +72,39 @@ def test_sealed_questions_find_the_nearest_and_pay_nothing(here: Scene) -> None:
     guarantee = every[0].guarantee
     assert (guarantee.epsilon, guarantee.sound, guarantee.is_computational) == (0.0, True, True)
     assert len({found.bytes_sent for found in every}) == 1
-    assert [url.rpartition("/")[2] for _, url, _, _ in wire.posts] == ["sealed"] * 8
-    assert len({len(body) for _, _, _, body in wire.posts[::2]}) == 1
-    assert len({len(body) for _, _, _, body in wire.posts[1::2]}) == 1
-    assert len([url for _, url, _, _ in wire.requests if "/sealed/" in url]) == 2  # hints are fetched once
+    assert [url.rpartition("/")[2] for _, url, _, _ in wire.posts] == ["tokens", "sealed", "sealed"] * 4
+    for bodies in (list_bodies(wire, "/tokens"), list_bodies(wire)[::2], list_bodies(wire)[1::2]):
+        assert len(set(bodies)) == 4
+        assert len({len(body) for body in bodies}) == 1
+    fetched = [url for method, url, _, _ in wire.requests if method == "GET" and url.endswith("/sealed/tokens")]
+    assert len(fetched) == 1  # once for a layout
 
 
 def test_a_sealed_question_takes_more_of_the_rate_than_a_list_of_galleries(
     here: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client, wire = here.client()
-    client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")  # fetches hints, which are large
+    client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")
     wire.requests.clear()
-    state, pass_bytes = here.server.app.state.nearveil, here.gallery.sealed_pass_bytes
-    state.rate = TokenBuckets(60, 1000, clock=lambda: 0.0)
+    state, pass_bytes = here.server.app.state.nearveil, here.gallery.sealed_pass_bytes(tokens=False)
+    state.rate = TokenBuckets(60, 10**7, clock=lambda: 0.0)
     monkeypatch.setattr(limits, "BYTES_PER_REQUEST", pass_bytes)
     client.galleries()
     client.nearest(QUERIES[0], 1, epsilon=0, by="sealed")
-    expected = len(wire.requests) + len(wire.posts) + sum(len(body) for *_, body in wire.posts) / pass_bytes
+    (request,), questions = list_bodies(wire, "/tokens"), list_bodies(wire)
+    table_bytes = here.gallery.sealed_pass_bytes(tokens=True)
+    work = table_bytes + len(request) + sum(pass_bytes + len(body) for body in questions)
+    expected = len(wire.requests) + work / pass_bytes
     ((level, _),) = state.rate._buckets.values()
-    assert pass_bytes == here.gallery._get_sealed().index.nbytes > 0  # type: ignore[attr-defined]
-    assert len(wire.posts) == 2
-    assert 1000 - level == pytest.approx(expected)
+    assert table_bytes > pass_bytes == here.gallery._get_sealed().index.nbytes > 0  # type: ignore[attr-defined]
+    assert len(questions) == 2
+    assert 10**7 - level == pytest.approx(expected)
 
 
 def test_without_a_copy_at_home_epsilon_0_is_a_sealed_question(here: Scene, tmp_path: Path) -> None:
     client, wire = here.client(home=tmp_path / "home")
     assert client.nearest(QUERIES[0], 3, epsilon=0).guarantee.is_computational
-    assert len(wire.posts) == 2
+    assert len(list_bodies(wire)) == 2
 
 
 def test_an_owner_asks_an_index_here_in_the_same_way(made: Path) -> None:
@@ -161,7 +173,7 @@ def test_a_gallery_that_does_not_offer_it_says_so(made: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(("cut", "posts"), [(0, 2), (2, 1)])
 def test_noise_for_answers_gives_no_further_request(here: Scene, cut: int, posts: int) -> None:
     def lie(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
-        if request.method != "POST":
+        if request.method != "POST" or request.url.path.endswith("/tokens"):
             return reply
         kind, flags, body = unframe(read_body(reply))
         noise = np.random.default_rng(0).bytes(len(body) - 8 - cut)
@@ -170,7 +182,64 @@ def test_noise_for_answers_gives_no_further_request(here: Scene, cut: int, posts
     client, wire = here.client(lie)
     with suppress(ReplyError):
         client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
-    assert len(wire.posts) == posts
+    assert len(list_bodies(wire)) == posts
+
+
+@pytest.mark.parametrize("spoiled", ["token", "public"])
+def test_noise_for_tokens_is_not_noticed(here: Scene, spoiled: str) -> None:
+    """A client that reacted to a bad token would be an oracle for its ring secret."""
+
+    def lie(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        is_token = request.method == "POST"
+        if not request.url.path.endswith("/sealed/tokens") or is_token != (spoiled == "token"):
+            return reply
+        kind, flags, body = unframe(read_body(reply))
+        reader, rng = Reader(body), np.random.default_rng(0)
+        fields: list[Any] = [reader.read_int()]
+        fields += [rng.bytes(len(reader.read_bytes())) for _ in range(2)]
+        return framed(frame(kind, write_fields(*fields), flags))
+
+    every = []
+    for transform in (None, lie):
+        client, wire = here.client(transform)
+        for row in QUERIES[:2]:
+            client.nearest(row, 3, epsilon=0, by="sealed")
+        every.append([(method, url, len(body)) for method, url, _, body in wire.requests])
+    assert every[0] == every[1]
+
+
+def test_each_question_prepares_the_next(made: Path, tmp_path: Path) -> None:
+    with scene(made, tmp_path, offers=OFFERS) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        client, wire = here.client()
+        client.prepare_sealed(2)
+        assert (len(list_bodies(wire, "/tokens")), len(list_bodies(wire))) == (2, 0)
+        found = [client.nearest(row, 3, epsilon=0, by="sealed") for row in QUERIES[:3]]
+        seal = client._client._sealed["birds"]
+        client.galleries()  # lets the loop run
+        until = time.monotonic() + 60
+        while seal.client.n_prepared < 1 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert seal.client.n_prepared == 1
+        assert len({result.bytes_sent for result in found}) == 1  # with the token's, whenever it was requested
+        bodies = list_bodies(wire, "/tokens")
+        assert len(set(bodies)) == len(bodies) == 4
+
+
+def test_no_pad_is_used_after_a_change(tmp_path: Path) -> None:
+    place = make_index(tmp_path / "changing")
+    with scene(place, tmp_path, offers=OFFERS) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        client, wire = here.client()
+        client.prepare_sealed(2)
+        first = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+        with Index.open(place) as index:
+            index.delete([first.matches[0].id])
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        second = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+        assert second.matches[0].id == first.matches[1].id
+        asked = [url.rpartition("/")[2] for method, url, _, _ in wire.requests if method == "GET" and "/sealed" in url]
+        assert asked == ["sealed", "tokens", "sealed", "sealed", "tokens"]  # the layout, and public parts twice
 
 
 def read_body(reply: httpx.Response) -> bytes:
@@ -185,12 +254,12 @@ def read_body(reply: httpx.Response) -> bytes:
     raise AssertionError("the body is not there yet")
 
 
-def post_sealed(here: Scene, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
+def post_sealed(here: Scene, body: bytes | AsyncIterator[bytes], path: str = "sealed") -> httpx.Response:
     async def post() -> httpx.Response:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(here.server.app), base_url=URL) as client:
             key = secrets.token_hex(16)
             headers = {"Authorization": f"Bearer {here.server.token}", "Content-Type": FRAME, KEY_HEADER: key}
-            return await client.post("/v1/galleries/birds/sealed", content=body, headers=headers)
+            return await client.post(f"/v1/galleries/birds/{path}", content=body, headers=headers)
 
     return asyncio.run(post())
 
@@ -200,8 +269,9 @@ def test_the_server_reads_only_bodies_of_the_lengths_that_the_layout_fixes(
 ) -> None:
     client, wire = here.client()
     client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
-    lengths = {len(body) for _, _, _, body in wire.posts}
-    assert here.gallery.sealed_lengths() == lengths
+    lengths, (request,) = set(map(len, list_bodies(wire))), list_bodies(wire, "/tokens")
+    assert here.gallery.sealed_lengths(tokens=False) == lengths
+    assert here.gallery.sealed_lengths(tokens=True) == {len(request)}
     assert len(lengths) == 2
 
     async def send_parts() -> AsyncIterator[bytes]:
@@ -216,11 +286,15 @@ def test_the_server_reads_only_bodies_of_the_lengths_that_the_layout_fixes(
         for length in sorted(wrong):
             reply = post_sealed(here, bytes(length))
             assert (reply.status_code, reply.json()["code"]) == (413, "too_large"), length
+            assert post_sealed(here, bytes(length), "sealed/tokens").status_code == 413
         assert post_sealed(here, send_parts()).status_code == 411
     for length in lengths:
         head = frame(Kind.SEALED_QUESTION, bytes(length - HEADER_BYTES))
         for body, status in ((bytes(length), 400), (b"NVW" + bytes(length - 3), 400), (head, 409)):
             assert post_sealed(here, body).status_code == status
+    head = frame(Kind.SEALED_TOKEN_REQUEST, bytes(len(request) - HEADER_BYTES))
+    for body, status in ((bytes(len(request)), 400), (head, 409), (request, 200)):
+        assert post_sealed(here, body, "sealed/tokens").status_code == status
 
 
 def test_a_feature_that_a_server_takes_as_its_mean_is_asked_about_like_any_other(here: Scene) -> None:
@@ -247,7 +321,7 @@ def test_records_that_a_server_spoiled_are_wrong_matches_and_no_error(
     with np.errstate(all="raise"):  # a program may have said so
         found = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
     assert len(found.matches) == 1
-    assert len(wire.posts) == 2
+    assert len(list_bodies(wire)) == 2
 
 
 def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(here: Scene, tmp_path: Path) -> None:
@@ -259,24 +333,6 @@ def test_an_image_that_cannot_be_read_is_refused_before_anything_is_sent(here: S
     with pytest.raises(NearveilError):
         client.nearest(b"no image", 3)
     assert [url.rpartition("/")[2] for _, url, _, _ in wire.requests] == ["galleries"]  # what it offers: for any image
-
-
-def test_only_what_changed_of_the_hints_is_sent_again(tmp_path: Path) -> None:
-    place = make_index(tmp_path / "changing")
-    with scene(place, tmp_path, offers=OFFERS) as here:
-        here.gallery.prepare()  # type: ignore[attr-defined]
-        client, wire = here.client()
-        first = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
-        with Index.open(place) as index:
-            index.delete([first.matches[0].id])
-        here.gallery.prepare()  # type: ignore[attr-defined]
-        second = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
-        assert second.matches[0].id == first.matches[1].id
-        assert second.bytes_received < first.bytes_received / 2
-        asked = [url.partition("?")[2] for _, url, _, _ in wire.requests if "/sealed/" in url]
-        assert [bool(words) for words in asked] == [False, False, True, True]
-        third = client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
-        assert [match.id for match in third.matches] == [match.id for match in second.matches]
 
 
 @contextmanager
@@ -307,7 +363,8 @@ def test_nobody_waits_for_an_index_that_is_being_built(made: Path, monkeypatch: 
         for _ in range(3):
             with pytest.raises(ServiceError, match=r"is being built.*`nearveil index --sealed` builds it in advance"):
                 gallery.sealed()
-        for refused in (gallery.sealed_lengths, lambda: gallery.ask_sealed(b""), lambda: gallery.prepare(0.01)):
+        calls = (lambda: gallery.sealed_lengths(tokens=False), lambda: gallery.ask_sealed(b""))
+        for refused in (*calls, gallery.sealed_tokens, lambda: gallery.prepare(0.01)):
             with pytest.raises(ServiceError, match="is being built") as error:
                 refused()
             assert (error.value.status, error.value.retry_after) == (503, 5)
@@ -392,7 +449,7 @@ def test_a_build_that_fails_is_tried_again(
         with pytest.raises(ServiceError, match="Try again later"):
             gallery.prepare()
         with pytest.raises(ServiceError, match="is being built"):
-            gallery.sealed_lengths()
+            gallery.sealed_lengths(tokens=False)
         assert "cannot be built: IndexStoreError" in caplog.text
         assert "private" not in caplog.text
         monkeypatch.setattr(sealed, "open_sealed_index", build)
@@ -419,7 +476,7 @@ def test_all_fetched_records_are_scored(here: Scene, monkeypatch: pytest.MonkeyP
     """A hostile server sends distinct ids in one region and one repeated id in another: the work is the same."""
     client, wire = here.client()
     client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
-    n_fetched = client._client._sealed["birds"].client.layout.records.n_fetched  # type: ignore[union-attr]
+    n_buckets = client._client._sealed["birds"].client.layout.records.n_buckets  # type: ignore[union-attr]
     table, shapes = client.map().table, []
     width, scores = table.width, type(table).scores
 
@@ -436,9 +493,9 @@ def test_all_fetched_records_are_scored(here: Scene, monkeypatch: pytest.MonkeyP
     if ids == "none":  # the cells of this query hold nothing
         monkeypatch.setattr(SealedClient, "read_scores", lambda *_: [])
     found = client.nearest(QUERIES[1], 3, epsilon=0, by="sealed")
-    assert shapes == [(n_fetched, width)]
+    assert shapes == [(n_buckets, width)]
     assert len(found.matches) == {"distinct": 3, "none": 0}.get(ids, 1)
-    assert [len(post[3]) for post in wire.posts[2:]] == [len(post[3]) for post in wire.posts[:2]]
+    assert [len(post[3]) for post in wire.posts[3:]] == [len(post[3]) for post in wire.posts[:3]]
 
 
 def test_private_work_of_a_question_does_not_delay_another(here: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,7 +540,7 @@ def test_periods_charge_columns_dimension_and_projection(here: Scene) -> None:
     wide: Any = SimpleNamespace(table=table, space=public.space)
     assert sealed_periods(layout, wide).ranking > usual.ranking + 0.015
     assert layout.records is not None
-    more = replace(layout, records=replace(layout.records, n_fetched=256))
+    more = replace(layout, records=replace(layout.records, side=2 * layout.records.side))
     assert sealed_periods(more, public).choice > usual.choice
     assert sealed_periods(more, public).ranking > usual.ranking
 
@@ -510,12 +567,12 @@ def test_tables_of_many_columns_are_refused(form: Any) -> None:
     "sizes",
     [
         {"n_slots": 65_535, "n_colours": 2000},
-        {"records": RecordLayout(1, (1 << 20) - 1, 1 << 11, 256)},
-        {"records": RecordLayout(1, 1, 1 << 16, 256)},
+        {"records": RecordLayout(1, 128, 100_000, 1, 1)},
+        {"records": RecordLayout(1, 128, 1, 1 << 10, 1)},
     ],
 )
 def test_layouts_that_would_take_terabytes_are_refused(here: Scene, sizes: dict[str, Any]) -> None:
-    """A layout of 1.2 MB must not make a client allocate more than an answer, a question or a hint may be."""
+    """A layout of 1.2 MB must not make a client allocate more than an answer or a question may be."""
     client, _ = here.client()
     client.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
     layout = client._client._sealed["birds"].client.layout
@@ -527,7 +584,7 @@ def test_layouts_that_would_take_terabytes_are_refused(here: Scene, sizes: dict[
         **({"records": None} | sizes),
     ).to_bytes()
     assert len(huge) < 1_300_000
-    with pytest.raises(WireError, match="too large for a question, an answer or a hint"):
+    with pytest.raises(WireError, match="too large for a question or an answer"):
         Layout.from_bytes(huge)
 
     def forge(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
@@ -535,7 +592,7 @@ def test_layouts_that_would_take_terabytes_are_refused(here: Scene, sizes: dict[
         return framed(huge) if is_layout else reply
 
     other, _ = here.client(forge)
-    with pytest.raises(ReplyError, match="too large for a question, an answer or a hint"):
+    with pytest.raises(ReplyError, match="too large for a question or an answer"):
         other.nearest(QUERIES[0], 3, epsilon=0, by="sealed")
 
 

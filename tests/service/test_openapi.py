@@ -37,7 +37,7 @@ PATHS = {
     "/v1/galleries/{gallery}/codes",
     "/v1/galleries/{gallery}/codes/{number}",
     "/v1/galleries/{gallery}/sealed",
-    "/v1/galleries/{gallery}/sealed/{part}",
+    "/v1/galleries/{gallery}/sealed/tokens",
 }
 
 

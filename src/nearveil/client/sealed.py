@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,6 +16,7 @@ from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
 from nearveil.client.timing import private_step, scoring_period
 from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, read_body, read_etag
+from nearveil.errors import NearveilError
 from nearveil.gallery.answers import LONGEST_ID, LONGEST_NAME, ItemDetails
 from nearveil.gallery.codes import ID_BYTES
 from nearveil.wire.client import QueryRows, encode_queries
@@ -31,45 +32,73 @@ if TYPE_CHECKING:
 _BASE = 0.015  # seconds of any private step
 _NUMBER = 8e-8  # seconds for each number that is sent or read: it takes 13 to 35e-9
 _SLOT = 1.5e-7  # seconds for each score that is read
-_SELECT = 3e-9  # seconds for each score and each record that is selected
+_SELECT = 3e-9  # seconds for each score and each match that is selected
+_MATCHED = 2e-6  # seconds for each match and each bucket that it may be fetched from
 _PROJECTED = 5e-8  # seconds for each number of the projection and the centroids: it takes 5 to 15e-9
 _RECORD = 5e-5  # seconds for each record, besides its bytes
 _UTF8 = 4  # bytes of a character, at most
 _MOST_TEXT = _UTF8 * (LONGEST_NAME + LONGEST_ID) + 1  # bytes of a name, a zero and the owner's id
 _MOST_TOGETHER = 16  # questions that are sent together
+_TOKENS_TOGETHER = 4  # requests for tokens that are sent together: a server's pass has as many
 _MORE = 1 / 4  # of the seconds for a question, for each one after the first: it takes 1/8
-_MAX_CACHED = 4  # galleries with hints in memory
+_MAX_CACHED = 4  # galleries with sealed clients
 
 
-@dataclass
 class CachedSeal:
     """The sealed client of a gallery, the ETag of its layout, and the task that prepares the next question."""
 
-    etag: str
-    client: "SealedClient"
-    preparing: asyncio.Task[None] | None = None
+    def __init__(self, etag: str, client: "SealedClient") -> None:
+        self.etag, self.client = etag, client
+        self.preparing: asyncio.Task[None] | None = None
+        self._lock = asyncio.Lock()  # held while pads are made: nobody takes those of another question
+        self._token_traffic = 0, 0  # bytes of a request for tokens and of its reply, the same for all
 
-    async def prepare(self, count: int = 1) -> None:
+    async def prepare(self, session: Session, gallery: str, count: int = 1) -> None:
         """Wait until `count` questions are ready. No image plays a part, so the time is not padded."""
-        await self.finish()
-        await asyncio.to_thread(self.client.prepare, count)
+        async with self._lock:
+            await self._make_pads(session, gallery, count)
+
+    async def reserve(self, session: Session, gallery: str, traffics: Sequence[Traffic]) -> "list[SealedClient]":
+        """Return a client with pads for each question; make those that are missing."""
+        async with self._lock:
+            await self._make_pads(session, gallery, len(traffics))
+            for traffic in traffics:  # tokens count for the questions that they are used for
+                traffic.sent += self._token_traffic[0]
+                traffic.received += self._token_traffic[1]
+            return [self.client.reserve() for _ in traffics]
+
+    async def _make_pads(self, session: Session, gallery: str, count: int) -> None:
+        """Request tokens until there are pads for `count` questions."""
+        client = self.client
+        while (missing := count - client.n_prepared) > 0:
+            made = [await asyncio.to_thread(client.begin_pads) for _ in range(min(missing, _TOKENS_TOGETHER))]
+            requests = [Request("token", gallery, pads.data, secrets.token_hex(16)) for pads in made]
+            tokens = await asyncio.gather(*(session.fetch(request, Traffic()) for request in requests))
+            for pads, token in zip(made, tokens, strict=True):
+                await asyncio.to_thread(_read, client.finish_pads, pads, token)
+                self._token_traffic = len(pads.data), len(token)
 
     async def finish(self) -> None:
         """Wait for the running preparation."""
         if self.preparing is not None and not self.preparing.done():
             await asyncio.wait([self.preparing])
 
-    def prepare_next(self) -> None:
-        """Start to prepare a question in a thread."""
+    def prepare_next(self, session: Session, gallery: str) -> None:
+        """Start to prepare a question. If that fails, the next question makes its pads itself."""
+
+        async def prepare() -> None:
+            with suppress(NearveilError):
+                await self.prepare(session, gallery)
+
         if self.preparing is None or self.preparing.done():
-            self.preparing = asyncio.create_task(asyncio.to_thread(self.client.prepare))
+            self.preparing = asyncio.create_task(prepare())
 
 
 async def prepare_sealed(session: Session, count: int, gallery: str | None, cache: dict[str, CachedSeal]) -> None:
-    """Fetch the layout and hints of a gallery, and prepare questions."""
+    """Fetch the layout of a gallery, and prepare questions."""
     info = await session.find_gallery(gallery, "open")
     _check_offered(info, "gallery")
-    await (await _fetch_seal(session, info, cache, Traffic())).prepare(count)
+    await (await _fetch_seal(session, info, cache, Traffic())).prepare(session, info.name, count)
 
 
 async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[str, CachedSeal]) -> Outcome:
@@ -101,13 +130,12 @@ async def _ask_together(
     """Ask two encrypted questions about each row: prepare, ask for scores, ask for records, rank."""
     # Nothing is paid. The lengths of both questions are fixed, and each private step ends at a public deadline.
     seal = await _fetch_seal(session, info, cache, traffic)
-    await seal.prepare(len(rows))
-    clients = await asyncio.to_thread(lambda: [seal.client.reserve() for _ in rows])  # before: the stock is shared
     layout = seal.client.layout
     if layout.records is None or layout.projection.shape[0] != public.space.width:
         raise ReplyError("The gallery's layout has other features than the gallery")
-    count = limit_count(k, min(layout.records.n_fetched, int(layout.counts.sum())))
+    count = limit_count(k, min(layout.records.n_buckets, int(layout.counts.sum())))
     periods, traffics = sealed_periods(layout, public, len(rows)), [traffic, *(Traffic() for _ in rows[1:])]
+    clients = await seal.reserve(session, info.name, traffics)
     async with private_step(session, session.clock.now(), periods.question):
         query = await asyncio.to_thread(encode_queries, public, rows, "query:")
         points = zip(clients, query.queries, public.space.make_probes(query.encoded), strict=True)
@@ -121,7 +149,7 @@ async def _ask_together(
         pairs = zip(scores, fetches, strict=True)
         arguments = (clients, repeat(public), queries, pairs, answers, repeat(count), traffics)
         results = await asyncio.to_thread(lambda: [*map(_rank, *arguments)])
-    seal.prepare_next()
+    seal.prepare_next(session, info.name)
     return results
 
 
@@ -149,11 +177,12 @@ def sealed_periods(layout: "Layout", public: PublicPart, questions: int = 1) -> 
     """Return the seconds of each private step, from public sizes and the number of questions."""
     records = layout.records
     assert records is not None
-    n_features, fetched, slots = public.space.width, records.n_fetched, layout.n_colours * layout.n_slots
+    n_features, fetched, slots = public.space.width, records.n_buckets, layout.n_colours * layout.n_slots
     projecting = layout.dimension * (n_features + len(layout.centroids))
+    candidates, sent = records.n_candidates, fetched * records.stage.n_columns
     seconds = (
         _NUMBER * layout.n_colours * layout.n_samples + _PROJECTED * projecting,
-        slots * (_SLOT + _SELECT * fetched) + _NUMBER * fetched * records.n_columns,
+        slots * (_SLOT + _SELECT * candidates) + _MATCHED * candidates * fetched + _NUMBER * sent,
         fetched * (_RECORD + _NUMBER * (records.n_rows + public.table.width))
         + scoring_period(public.table, n_features, fetched),
     )
@@ -173,20 +202,16 @@ async def _fetch_seal(
         from nearveil.sealed import SealedClient, SealedError
     except ImportError:
         raise QuestionError("by", "sealed queries need cryptography: pip install nearveil[sealed]") from None
-    held = cache.get(info.name)
-    response = await session.send(Request("layout", info.name, etag="" if held is None else held.etag), traffic)
-    if response.status == 304 and held is not None:
-        return held
+    cached = cache.get(info.name)
+    response = await session.send(Request("layout", info.name, etag="" if cached is None else cached.etag), traffic)
+    if response.status == 304 and cached is not None:
+        return cached
     layout = read_body(response)
     try:
-        known = held.client if held is not None and held.client.can_update(layout) else None
-        since = 0 if known is None else known.layout.version
-        hints = [
-            await session.fetch(Request("hint", info.name, number=part, since=since), traffic) for part in range(2)
-        ]
-        client = await asyncio.to_thread(SealedClient if known is None else known.update, layout, hints)
+        tokens = await session.fetch(Request("tokens", info.name), traffic)
+        client = await asyncio.to_thread(SealedClient, layout, tokens)
     except (SealedError, WireError) as error:
-        raise ReplyError(f"the gallery's hints cannot be used, or it has changed just now: {error}") from None
+        raise ReplyError(f"the gallery's layout cannot be used, or it has changed just now: {error}") from None
     while len(cache) >= _MAX_CACHED:
         cache.pop(next(iter(cache)))
     cache[info.name] = seal = CachedSeal(read_etag(response), client)
@@ -215,9 +240,9 @@ def _read(decode: Any, *arguments: Any) -> Any:
 
 
 def _choose_records(client: "SealedClient", scores: "SealedQuestion", answer: bytes) -> "SealedQuestion":
-    """Decode the scores, and return the question for the best records: always the same number."""
+    """Decode the scores, and return the question for the best records: one of every bucket."""
     assert client.layout.records is not None
-    matches = _read(client.read_scores, scores, answer, client.layout.records.n_fetched)
+    matches = _read(client.read_scores, scores, answer, client.layout.records.n_candidates)
     return client.ask_records([match.position for match in matches])
 
 
@@ -236,7 +261,7 @@ def _rank(
     layout, (scores, fetch) = client.layout, questions
     assert layout.records is not None
     records = _read(client.read_records, fetch, reply)
-    records += [b""] * (layout.records.n_fetched - len(records))
+    records += [b""] * (layout.records.n_buckets - len(records))
     width = public.table.width
     padded = [record.ljust(ID_BYTES + width, b"\0") for record in records]
     codes = np.stack([np.frombuffer(record, np.uint8, width, ID_BYTES) for record in padded])
@@ -246,7 +271,7 @@ def _rank(
     start = ID_BYTES + width
     details = [_decode_text(record[start : start + _MOST_TEXT]) for record in padded]
     ids = np.array([int.from_bytes(record[:ID_BYTES], "little") for record in padded], np.int64)
-    n_records = len(fetch.positions)  # the rest is padding
+    n_records = len(fetch.positions)  # the rest is padding of idle buckets
     _, first = np.unique(ids[: max(n_records, 1)], return_index=True)
     best = first[np.argsort(-scored[first], kind="stable")[: min(count, n_records)]]
     return Nearest(

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from nearveil.gallery import Index
     from nearveil.server.galleries import Gallery
 
-Endpoint = Literal["galleries", "map", "query", "model", "original", "codes", "group", "layout", "hint", "sealed"]
+Endpoint = Literal[
+    "galleries", "map", "query", "model", "original", "codes", "group", "layout", "tokens", "token", "sealed"
+]
 _JSON, _BYTES = "application/json", "application/octet-stream"
 
 
@@ -45,7 +47,8 @@ ENDPOINTS: dict[Endpoint, _Form] = {
     "codes": _Form("/codes", FRAME, Kind.CODES_MANIFEST.frame_limit),
     "group": _Form("/codes/{}", FRAME, Kind.CODES_GROUP.frame_limit),
     "layout": _Form("/sealed", FRAME, Kind.SEALED_PUBLIC.frame_limit),
-    "hint": _Form("/sealed/{}", FRAME, Kind.SEALED_HINT.frame_limit),
+    "tokens": _Form("/sealed/tokens", FRAME, Kind.SEALED_TOKENS.frame_limit),
+    "token": _Form("/sealed/tokens", FRAME, Kind.SEALED_TOKEN.frame_limit),
     "sealed": _Form("/sealed", FRAME, Kind.SEALED_ANSWER.frame_limit),
 }
 
@@ -56,13 +59,12 @@ class Request:
 
     endpoint: Endpoint
     gallery: str = ""
-    body: bytes = field(default=b"", repr=False)  # the frame of a query
-    key: str = ""  # idempotency key of a query
+    body: bytes = field(default=b"", repr=False)  # the frame of a query, or of a request for tokens
+    key: str = ""  # its idempotency key
     candidates: float | None = None  # of a map
     etag: str = ""  # of the cached map
-    number: int = 0  # of an item, of a group of codes, or of a part of hints
+    number: int = 0  # of an item, or of a group of codes
     blocks: tuple[int, ...] | None = None  # of a group; None for all
-    since: int = 0  # the version of the cached layout; 0 for none
     most: int | None = None  # bytes of the reply; None for the limit of the endpoint
 
 
@@ -226,7 +228,7 @@ class HttpTransport:
         if request.endpoint != "galleries":
             path += f"/{quote(request.gallery, safe='')}{form.path.format(request.number)}"
         headers = {"Accept": form.media_type}
-        if request.endpoint in ("query", "sealed"):
+        if request.endpoint in ("query", "sealed", "token"):
             headers |= {"Content-Type": FRAME, KEY_HEADER: request.key}
             return {"method": "POST", "url": path, "headers": headers, "content": request.body}
         if request.etag:
@@ -236,8 +238,6 @@ class HttpTransport:
             params["candidates"] = repr(float(request.candidates))
         if request.blocks is not None:
             params["blocks"] = ",".join(map(str, request.blocks)) or "none"
-        if request.since:
-            params["since"] = str(request.since)
         return {"method": "GET", "url": path, "headers": headers, "params": params}
 
 
@@ -340,7 +340,8 @@ class LocalTransport:
             "codes": gallery.codes,
             "group": lambda: gallery.codes_group(number, request.blocks),
             "layout": gallery.sealed,
-            "hint": lambda: gallery.sealed(number, request.since),
+            "tokens": gallery.sealed_tokens,
+            "token": lambda: gallery.ask_sealed(request.body),
             "sealed": lambda: gallery.ask_sealed(request.body),
         }
         try:

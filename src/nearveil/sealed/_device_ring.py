@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
-from nearveil.sealed.lwe import Words
 from nearveil.sealed.parameters import RING
-from nearveil.sealed.ring import COFACTORS, PRIMES, QUOTIENTS, TOKEN_BITS, L, N, get_transform
+from nearveil.sealed.ring import COFACTORS, PRIMES, QUOTIENTS, TOKEN_BITS, L, N, TokenRequest, get_transform
 
 _BABY, _GIANTS = RING.baby_steps, RING.giant_steps
 _TERMS = _BABY + L
@@ -94,7 +93,7 @@ class DeviceTables:
             (block, self.load_block(block) if copy is None else copy) for block, copy in pairs
         ]
 
-    def answer(self, requests: Sequence[tuple[Words, Words]]) -> list[bytes]:
+    def answer(self, requests: Sequence[TokenRequest]) -> list[bytes]:
         """Return the tokens of checked requests."""
         secrets, keys = (self._load(np.stack(parts).astype(np.int64)) for parts in zip(*requests, strict=True))
         tokens = []

@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -32,7 +32,7 @@ from nearveil.sealed.records import (
     place_records,
     unpad_record,
 )
-from nearveil.sealed.ring import request_bytes
+from nearveil.sealed.ring import TokenRequest, read_request, request_bytes
 from nearveil.sealed.sizes import (
     TILE,
     RecordLayout,
@@ -44,6 +44,7 @@ from nearveil.sealed.sizes import (
     count_slots,
     shape_records,
 )
+from nearveil.sealed.tokens import BATCH as TOKEN_BATCH
 from nearveil.sealed.tokens import TokenTables
 from nearveil.sealed.wire import read_parts, read_question, write_answer, write_parts
 from nearveil.storage import replace_file
@@ -88,12 +89,41 @@ class _Groups(Sequence[tuple[int, list[Bytes]]]):
 
 
 @dataclass
-class _OpenQuestion:
-    """A question that waits for its answer."""
+class _Waiting:
+    """A checked question that waits for its answer."""
 
-    question: bytes
+    question: Any
     answer: bytes | None = None
     error: Exception | None = None
+
+
+class _Batcher:
+    """Answers the questions of threads that wait meanwhile in one pass."""
+
+    def __init__(self, answer: Callable[[list[Any]], list[bytes]], size: int) -> None:
+        self._answer, self._size = answer, size
+        self._queue: deque[_Waiting] = deque()
+        self._lock = threading.Lock()
+
+    def answer(self, question: Any) -> bytes:
+        """Answer one question."""
+        waiting = _Waiting(question)
+        self._queue.append(waiting)
+        with self._lock:
+            while waiting.answer is None and waiting.error is None:
+                self._answer_batch([self._queue.popleft() for _ in range(min(len(self._queue), self._size))])
+        if waiting.error is not None:
+            raise waiting.error
+        assert waiting.answer is not None
+        return waiting.answer
+
+    def _answer_batch(self, batch: list[_Waiting]) -> None:
+        try:
+            for waiting, answer in zip(batch, self._answer([entry.question for entry in batch]), strict=True):
+                waiting.answer = answer
+        except Exception as error:  # otherwise their threads would wait forever
+            for waiting in batch:
+                waiting.error = error
 
 
 class SealedIndex:
@@ -134,8 +164,8 @@ class SealedIndex:
         self._tokens = tokens or {}
         self._token_lock = threading.Lock()
         self._change = hashlib.sha256(b"%d" % layout.version)  # of the changes that make the next version
-        self._waiting: deque[_OpenQuestion] = deque()
-        self._pass_lock = threading.Lock()
+        self._questions = _Batcher(self.answer_many, _BATCH)
+        self._token_requests = _Batcher(self._answer_tokens, TOKEN_BATCH)
         self._kernel_choice = kernel, device
         self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
         if self._records is not None:
@@ -253,6 +283,11 @@ class SealedIndex:
         """Bytes that a pass for scores reads."""
         return self._database.nbytes
 
+    @property
+    def token_nbytes(self) -> int:
+        """Bytes that a request for tokens reads."""
+        return sum(tokens.tables.nbytes for tokens in self._tokens.values())
+
     def get_item(self, position: int) -> int:
         """Return the number of the item at a position; -1 for none."""
         return int(self._items.ravel()[position])
@@ -317,38 +352,27 @@ class SealedIndex:
 
     def answer_tokens(self, requests: Sequence[bytes]) -> list[bytes]:
         """Return the tokens of several requests, each with one part for every stage."""
+        return self._answer_tokens([self._check_token_request(request) for request in requests])
+
+    def _check_token_request(self, request: bytes) -> list[TokenRequest]:
+        """Return the checked numbers of a request, for each stage."""
+        lengths = [request_bytes(stage.n_secrets) for stage in self.layout.stages.values()]
+        parts = read_parts(request, Kind.SEALED_TOKEN_REQUEST, self.layout.version, lengths)
+        stages = self.layout.stages.values()
+        return [read_request(part, stage.n_secrets) for part, stage in zip(parts, stages, strict=True)]
+
+    def _answer_tokens(self, requests: Sequence[list[TokenRequest]]) -> list[bytes]:
         self.prepare_tokens()
-        version, lengths = (
-            self.layout.version,
-            [request_bytes(stage.n_secrets) for stage in self.layout.stages.values()],
-        )
-        parts = [read_parts(request, Kind.SEALED_TOKEN_REQUEST, version, lengths) for request in requests]
-        pairs = zip(self._tokens.values(), zip(*parts, strict=True), strict=True)
+        pairs = zip(self._tokens.values(), zip(*requests, strict=True), strict=True)
         answers = [tokens.tables.answer(of_stage) for tokens, of_stage in pairs]
-        return [write_parts(Kind.SEALED_TOKEN, version, answer) for answer in zip(*answers, strict=True)]
+        return [write_parts(Kind.SEALED_TOKEN, self.layout.version, part) for part in zip(*answers, strict=True)]
 
     def answer(self, question: bytes) -> bytes:
         """Answer one question, in one pass with the questions of other threads that wait, or a request for tokens."""
         if peek_header(question)[0] == Kind.SEALED_TOKEN_REQUEST:
-            return self.answer_tokens([question])[0]
+            return self._token_requests.answer(self._check_token_request(question))
         self.check_question(question)
-        waiting = _OpenQuestion(question)
-        self._waiting.append(waiting)
-        with self._pass_lock:
-            while waiting.answer is None and waiting.error is None:
-                self._answer_batch([self._waiting.popleft() for _ in range(min(len(self._waiting), _BATCH))])
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.answer is not None
-        return waiting.answer
-
-    def _answer_batch(self, batch: "list[_OpenQuestion]") -> None:
-        try:
-            for waiting, answer in zip(batch, self.answer_many([entry.question for entry in batch]), strict=True):
-                waiting.answer = answer
-        except Exception as error:  # otherwise their threads would wait forever
-            for waiting in batch:
-                waiting.error = error
+        return self._questions.answer(question)
 
     def answer_many(self, questions: Sequence[bytes]) -> list[bytes]:
         """Answer several questions, those for scores in one pass over the codes.

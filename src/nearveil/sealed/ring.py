@@ -12,7 +12,7 @@ by k moves each row k places to the left. A sum of products modulo p is reduced 
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
@@ -25,6 +25,7 @@ from nearveil.sealed.parameters import PUBLIC_BITS, RING, SECRET_BITS, TOKEN_BIT
 from nearveil.wire.frames import WireError
 
 Limbs = NDArray[np.uint64]
+TokenRequest: TypeAlias = tuple[Words, Words]  # encrypted secrets and rotation keys, as read_request returns them
 
 N, T, PRIMES = RING.degree, RING.plain_modulus, RING.primes
 L = len(PRIMES)
@@ -292,7 +293,7 @@ class TokenKey:
         raise TypeError("A token key cannot be copied or pickled.")
 
 
-def read_request(data: bytes, n_secrets: int) -> tuple[Words, Words]:
+def read_request(data: bytes, n_secrets: int) -> TokenRequest:
     """Return the encrypted secrets, shape (K, L, N), and the rotation keys, shape (2, L, L, N), in slots."""
     if len(data) != request_bytes(n_secrets):
         raise WireError(f"the request must have {request_bytes(n_secrets)} bytes")

@@ -25,12 +25,12 @@ from nearveil.sealed.ring import (
     Limbs,
     N,
     T,
+    TokenRequest,
     Transform,
     count_blocks,
     derive_keys,
     derive_public,
     pack_bits,
-    read_request,
     rotate,
     round_fractions,
 )
@@ -39,7 +39,8 @@ _BABY, _GIANTS, _HALF = RING.baby_steps, RING.giant_steps, N // 2
 _TILES = N // compiled.TILE
 _FACTORS_SHAPE = L, _TILES, compiled.TERMS, compiled.TILE
 _BLOCK_SHAPE = L, _GIANTS, *_FACTORS_SHAPE[1:]
-_BATCH, _DEVICE_BATCH = 4, 16  # requests of one pass: factors of four fit in a core's cache
+BATCH = 16  # requests that are answered together
+_TOGETHER = 4  # of these in one pass of a processor: a core's cache holds their factors
 
 
 class _FastTransform(Transform):
@@ -132,19 +133,16 @@ class TokenTables:
         """Bytes of the tables."""
         return sum(array.nbytes for array in self.arrays)
 
-    def answer(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Return the tokens of requests, of which several share a pass over the tables.
-
-        Raises :class:`~nearveil.wire.frames.WireError` for a request that is not valid.
-        """
+    def answer(self, requests: Sequence[TokenRequest]) -> list[bytes]:
+        """Return the tokens of checked requests, of which several share a pass over the tables."""
+        if self._on_device is not None:
+            return self._on_device.answer(requests)
         tokens = []
-        size = _BATCH if self._on_device is None else _DEVICE_BATCH
-        for start in range(0, len(requests), size):
-            checked = [read_request(request, len(self.n_rows)) for request in requests[start : start + size]]
-            tokens += self._answer_batch(checked) if self._on_device is None else self._on_device.answer(checked)
+        for start in range(0, len(requests), _TOGETHER):
+            tokens += self._answer_batch(requests[start : start + _TOGETHER])
         return tokens
 
-    def _answer_batch(self, requests: Sequence[tuple[Words, Words]]) -> list[bytes]:
+    def _answer_batch(self, requests: Sequence[TokenRequest]) -> list[bytes]:
         factors = np.empty((len(self.n_rows), len(requests), *_FACTORS_SHAPE), np.uint32)
 
         def fill(pair: tuple[int, int]) -> None:

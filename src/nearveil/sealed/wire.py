@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from nearveil.sealed.layout import Layout, SealedError
 from nearveil.sealed.lwe import Words, pack, pack_question, unpack
 from nearveil.sealed.parameters import ANSWER_BITS
+from nearveil.sealed.ring import request_bytes
 from nearveil.wire.frames import HEADER_BYTES, Kind, Reader, WireError, frame, open_frame, unframe, write_fields
 
 _PARTS = ("scores", "records")  # as flags of a frame
@@ -20,9 +21,11 @@ def write_question(part: str, version: int, ciphertexts: Words, bits: int) -> by
     return frame(Kind.SEALED_QUESTION, body, _PARTS.index(part))
 
 
-def measure_questions(layout: Layout) -> dict[str, int]:
-    """Return the length of the frame of a question for each part, in bytes."""
-    return {part: HEADER_BYTES + 8 + stage.question_bytes for part, stage in layout.stages.items()}
+def measure_requests(layout: Layout) -> dict[str, int]:
+    """Return the length of the frame of a question for each part, and of a request for tokens, in bytes."""
+    lengths = {part: HEADER_BYTES + 8 + stage.question_bytes for part, stage in layout.stages.items()}
+    requests = (4 + request_bytes(stage.n_secrets) for stage in layout.stages.values())
+    return lengths | {"tokens": HEADER_BYTES + 8 + sum(requests)}
 
 
 def read_question(data: bytes) -> tuple[str, int, bytes]:

@@ -13,7 +13,7 @@ import nearveil
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery
 from nearveil.server.middleware import CONTEXT, GUARDED, GuardMiddleware, RequestContext, make_problem
-from nearveil.server.requests import MESSAGE, SEALED, AppState
+from nearveil.server.requests import MESSAGE, SEALED, TOKENS, AppState
 from nearveil.server.settings import Settings
 from nearveil.server.tokens import TokenStore
 from nearveil.wire.schema import BLOCKS, FRAME, GALLERY_NAME, KEY, KEY_HEADER, Galleries, Health, Problem
@@ -36,8 +36,6 @@ Candidates = Annotated[
 Blocks = Annotated[
     str | None, Query(pattern=BLOCKS, max_length=300, description="Which blocks, such as 0,3; or none. Default: all.")
 ]
-Part = Annotated[int, Path(ge=0, lt=2)]
-Since = Annotated[int, Query(ge=0, lt=1 << 49, description="The version of the layout that the client has.")]
 Key = Annotated[
     str,
     Header(
@@ -115,6 +113,11 @@ def _add_question_routes(router: APIRouter, state: AppState) -> None:
         """Answer a sealed question, which reveals nothing, by one pass over all codes or all records."""
         return await state.answer_question(request, gallery, key, SEALED)
 
+    @router.post(f"{_GALLERY}/sealed/tokens", **_describe_question("The frame of a token: encrypted masks."))
+    async def make_token(request: Request, gallery: Name, key: Key) -> Response:
+        """Return a token, with which a client prepares a sealed question. The request depends on no query."""
+        return await state.answer_question(request, gallery, key, TOKENS)
+
 
 def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
     """Add the routes of public contents of galleries."""
@@ -152,7 +155,7 @@ def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
 
 
 def _add_copy_routes(router: APIRouter, state: AppState) -> None:
-    """Add the routes of local copies, and of layouts and hints for sealed questions: the same for all clients."""
+    """Add the routes of local copies, and of what sealed questions need: the same for all clients."""
 
     @router.get(f"{_GALLERY}/codes", **_describe_bytes("The frame of a manifest: the digests of all groups of codes."))
     async def codes(request: Request, gallery: Name) -> Response:
@@ -171,11 +174,11 @@ def _add_copy_routes(router: APIRouter, state: AppState) -> None:
         return await state.send(request, gallery, lambda source: source.sealed(), pool="sealed", cacheable=True)
 
     @router.get(
-        f"{_GALLERY}/sealed/{{part}}", **_describe_bytes("The frame of a hint: of scores (0), or of records (1).")
+        f"{_GALLERY}/sealed/tokens", **_describe_bytes("The frame of the public parts of tokens.", cacheable=True)
     )
-    async def sealed_hint(request: Request, gallery: Name, part: Part, since: Since = 0) -> Response:
-        """Return hints, which clients need to decrypt answers to sealed questions: all, or the changes."""
-        return await state.send(request, gallery, lambda source: source.sealed(part, since), pool="sealed")
+    async def sealed_tokens(request: Request, gallery: Name) -> Response:
+        """Return the public parts of tokens, which clients need to read them: once for each layout."""
+        return await state.send(request, gallery, lambda source: source.sealed_tokens(), pool="sealed", cacheable=True)
 
 
 def _add_server_routes(router: APIRouter, state: AppState) -> None:

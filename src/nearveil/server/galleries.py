@@ -114,9 +114,9 @@ class Gallery:
         """The account that pays for publications, if any."""
         return None
 
-    @property
-    def sealed_pass_bytes(self) -> int:
-        """Bytes of codes that a sealed question reads; 0 before their index is loaded."""
+    def sealed_pass_bytes(self, *, tokens: bool) -> int:
+        """Return the bytes that a sealed question, or a request for tokens, reads; 0 before their index is loaded."""
+        del tokens
         return 0
 
     def info(self) -> GalleryInfo:
@@ -127,7 +127,8 @@ class Gallery:
         raise ServiceError("not_offered", self._refusal)
 
     # Requests for a map, a model, an original, codes, and sealed questions.
-    map = query = model = original = codes = codes_group = sealed = sealed_lengths = ask_sealed = _refuse
+    map = query = model = original = codes = codes_group = sealed = sealed_tokens = sealed_lengths = _refuse
+    ask_sealed = _refuse
 
     def refresh(self) -> None:
         """Load new publications."""
@@ -305,23 +306,25 @@ class OpenGallery(Gallery):
             with _translate_errors():
                 self._builder.wait(timeout)
 
-    def sealed(self, part: int | None = None, since: int = 0) -> bytes:
-        """Return the layout for sealed questions, or a part of its hints (0 of scores, 1 of records)."""
-        answers = self._get_sealed()
-        return answers.layout if part is None else answers.make_hint(part, since)
+    def sealed(self) -> bytes:
+        """Return the layout for sealed questions."""
+        return self._get_sealed().layout
 
-    def sealed_lengths(self) -> frozenset[int]:
-        """Return the lengths of sealed questions for scores and for records, in bytes. Never blocks."""
+    def sealed_tokens(self) -> bytes:
+        """Return the public parts of tokens."""
+        return self._get_sealed().tokens
+
+    def sealed_lengths(self, *, tokens: bool) -> frozenset[int]:
+        """Return the lengths of sealed questions, or of requests for tokens, in bytes. Never blocks."""
         self._check_sealed()
-        return self._builder.get().question_lengths
+        return self._builder.get().get_lengths(tokens=tokens)
 
-    @property
-    def sealed_pass_bytes(self) -> int:
-        """Bytes of codes that a sealed question reads; 0 before their index is loaded."""
-        return self._builder.pass_bytes
+    def sealed_pass_bytes(self, *, tokens: bool) -> int:
+        """Return the bytes that a sealed question, or a request for tokens, reads; 0 before their index is loaded."""
+        return self._builder.get_pass_bytes(tokens=tokens)
 
     def ask_sealed(self, data: bytes) -> bytes:
-        """Answer a sealed question; questions of threads that wait meanwhile share one pass."""
+        """Answer a sealed question, or a request for tokens; those of threads that wait meanwhile share one pass."""
         from nearveil.sealed import SealedError
 
         try:

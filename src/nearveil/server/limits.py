@@ -104,7 +104,7 @@ def check_length(length: bytes | None, lengths: range | frozenset[int]) -> int:
             raise ServiceError("too_large", f"The body must be at most {lengths[-1]} bytes.")
         choices = " or ".join(map(str, sorted(lengths)))
         raise ServiceError(
-            "too_large", f"A sealed query must have {choices} bytes. Fetch the layout again: it may have changed."
+            "too_large", f"A sealed request must have {choices} bytes. Fetch the layout again: it may have changed."
         )
     return int(length)
 

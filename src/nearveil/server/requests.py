@@ -27,7 +27,7 @@ from nearveil.wire.frames import peek_header
 from nearveil.wire.messages import frame_status
 from nearveil.wire.schema import FRAME, MOST_GALLERIES, GalleryInfo
 
-MESSAGE, SEALED = "query", "sealed"  # the last part of the path of a question
+MESSAGE, SEALED, TOKENS = "query", "sealed", "sealed/tokens"  # the last part of the path of a question
 _SHARED_THREADS = 4
 _SMALL = 1 << 16  # bytes of an answer that a connection takes without waiting, and that are not counted
 _ORIGINALS = EXTRAS.index("originals")
@@ -64,7 +64,7 @@ class AppState:
         self.sending = ByteBudget(settings.sending, "Too many answers wait to be read by clients. Try again later.")
         self.receiving = {  # neither kind of question keeps the other out
             kind: ByteBudget(settings.receiving, "The server is receiving too many bytes. Try again later.")
-            for kind in (MESSAGE, SEALED)
+            for kind in (MESSAGE, SEALED, TOKENS)
         }
         self.token_workers, self.key_workers = (Workers(_SHARED_THREADS, settings.queue, timeout) for _ in range(2))
         # No gallery waits for the database of another, and no message for files or sealed questions.
@@ -84,7 +84,7 @@ class AppState:
                 gallery.on_cache_miss = self.metrics.answers_made.inc
 
     async def answer_question(self, request: Request, name: str, key: str, kind: str) -> Response:
-        """Answer a private question: a message or a sealed question."""
+        """Answer a private question: a message, a sealed question, or a request for its tokens."""
         # `GuardMiddleware` has checked the token, its rate and its requests in flight. The body is counted before it is
         # read, and its key is stored before the gallery sees it: another request under the same key is never answered.
         context: RequestContext = request.scope[CONTEXT]
@@ -93,7 +93,8 @@ class AppState:
         if media_type.strip().lower() != FRAME.encode():
             raise ServiceError("media_type", f"The body must have the media type {FRAME}.")
 
-        lengths = gallery.sealed_lengths() if kind == SEALED else range(self.settings.max_body + 1)
+        is_sealed, tokens = kind != MESSAGE, kind == TOKENS
+        lengths = gallery.sealed_lengths(tokens=tokens) if is_sealed else range(self.settings.max_body + 1)
         context.body = context.reserve(self.receiving[kind])
         length = check_length(context.length, lengths)
         context.body.resize(length)
@@ -105,8 +106,8 @@ class AppState:
 
         data = await self.key_workers.run(partial(self.keys.store, key, token, f"{name}/{kind}", body))
 
-        if kind == SEALED:
-            self.rate.charge(token, gallery.sealed_pass_bytes + len(data))
+        if is_sealed:
+            self.rate.charge(token, gallery.sealed_pass_bytes(tokens=tokens) + len(data))
             answer = await pools["sealed"].run(partial(gallery.ask_sealed, data), is_canceled=context.is_disconnected)
             return self.respond(context, answer, FRAME)
         context.answer = context.reserve(self.sending)

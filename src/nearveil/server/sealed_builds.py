@@ -23,7 +23,7 @@ class SealedAnswers:
     served: ServedMap
     index: "SealedIndex"
     layout: bytes
-    hints: list[bytes]
+    tokens: bytes
 
     @classmethod
     def open(cls, served: ServedMap, previous: "Self | None" = None) -> Self:
@@ -31,21 +31,14 @@ class SealedAnswers:
         from nearveil.wire.sealed import open_sealed_index
 
         index = open_sealed_index(served, previous=None if previous is None else previous.index)
-        return cls(served, index, index.layout.to_bytes(), index.get_hints())
+        return cls(served, index, index.layout.to_bytes(), index.get_public_tokens())
 
-    @property
-    def question_lengths(self) -> frozenset[int]:
-        """The lengths of the frames of questions, in bytes."""
-        from nearveil.sealed.wire import measure_questions
+    def get_lengths(self, *, tokens: bool) -> frozenset[int]:
+        """Return the lengths of the frames of questions, or of requests for tokens, in bytes."""
+        from nearveil.sealed.wire import measure_requests
 
-        return frozenset(measure_questions(self.index.layout).values())
-
-    def make_hint(self, part: int, since: int) -> bytes:
-        """Return a part of the hints: whole, or what changed since a version."""
-        hints = self.index.get_hints(since) if since else self.hints
-        if part >= len(hints):
-            raise ServiceError("unknown", "there is no such part of the hints")
-        return hints[part]
+        lengths = measure_requests(self.index.layout)
+        return frozenset(length for part, length in lengths.items() if (part == "tokens") == tokens)
 
     def is_within(self, served: ServedMap) -> bool:
         """Return whether a map still has all items of the index: if so, it may answer while another is built."""
@@ -71,11 +64,12 @@ class SealedBuilder:
         """Whether a build was ever requested."""
         return self._newest is not None
 
-    @property
-    def pass_bytes(self) -> int:
-        """Bytes of codes that a question reads; 0 before the first build."""
+    def get_pass_bytes(self, *, tokens: bool) -> int:
+        """Return the bytes of codes that a question reads, or of tables that a token reads; 0 before the build."""
         answers = self._current
-        return 0 if answers is None else answers.index.nbytes
+        if answers is None:
+            return 0
+        return answers.index.token_nbytes if tokens else answers.index.nbytes
 
     def get(self) -> SealedAnswers:
         """Return an index that may answer, without waiting; ServiceError if there is none."""

@@ -101,6 +101,7 @@ def _update(served: ServedMap, index: SealedIndex, copy: Callable[[], SealedInde
             updated.remove(deleted)
         if len(added):
             updated.add(*_read(served, added), items=added)
+        updated.prepare_tokens()
     except SealedError:  # no free slot, or a record is too long
         return None
     return updated
@@ -109,9 +110,8 @@ def _update(served: ServedMap, index: SealedIndex, copy: Callable[[], SealedInde
 def _build(served: ServedMap, workers: Cluster) -> SealedIndex:
     ids = served.read_alive()[0]
     rows, records = _read(served, ids)
-    n_jobs = joblib.cpu_count() if workers is LOCAL else 1  # a worker of a cluster has one core
     space = served.published.space
-    return SealedIndex.build(
+    index = SealedIndex.build(
         rows,
         records=records,
         items=ids,
@@ -119,9 +119,10 @@ def _build(served: ServedMap, workers: Cluster) -> SealedIndex:
         axis=space.axis,
         by_direction=space.metric == "dot",
         seed=_make_seed(served),
-        n_jobs=n_jobs,
-        cluster=workers,
     )
+    n_jobs = joblib.cpu_count() if workers is LOCAL else 1  # a worker of a cluster has one core
+    index.prepare_tokens(n_jobs, workers)
+    return index
 
 
 def _read(served: ServedMap, items: NDArray[np.integer]) -> tuple[NDArray[np.float32], list[bytes]]:
