@@ -116,7 +116,7 @@ class SealedClient:
             assumptions=(
                 Assumption(f"{LWE} is hard", LWE.core_svp_bits),
                 Assumption(f"{RING} is hard", RING.core_svp_bits),
-                Assumption("it is hard with rotation keys, too (circular security)", RING.core_svp_bits),
+                Assumption("its rotation keys are circular secure", RING.core_svp_bits),
             ),
         ).with_source(self._source)
 
