@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from nearveil.private_knn import NetworkStudent
 from studies import _figures as draw
 from studies import private_knn as shared
 from studies._report import show
 from studies._study import Case, Row, Study, list_cases, mean, select
 from studies.data import FOLDERS, load_digit_images
+from studies.networks import NetworkStudent
 
 EPSILONS = (2.0, 8.0)
 SEEDS = (0,)  # a network takes minutes

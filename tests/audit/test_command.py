@@ -160,7 +160,7 @@ def test_what_can_be_audited_and_what_cannot() -> None:
     for words in (
         "caps that are ignored",
         "mechanisms.PrivUnit",
-        "nearveil.private_knn.NetworkStudent",
+        "nearveil.private_knn.Answers",
         "Not auditable",
     ):
         assert words in done.output

@@ -17,8 +17,9 @@ from sklearn.svm import SVC, LinearSVC
 from nearveil.ledger.budget import format_event
 from nearveil.mechanisms.base import Message, MessageError
 from nearveil.privacy.events import NoisyScreening, PureDp
-from nearveil.private_knn import NetworkStudent, PrivateKNeighborsClassifier, PublicStudent, Student
-from nearveil.private_knn.student_model import _fingerprint
+from nearveil.private_knn import PrivateKNeighborsClassifier, PublicStudent, Student
+from nearveil.private_knn.student_model import IMAGE_FORMATS, _fingerprint
+from studies.networks import NetworkStudent
 
 X, Y = load_digits(return_X_y=True)
 HELD = X[1000:]
@@ -71,7 +72,7 @@ def test_rows_of_another_width_are_refused(public: PublicStudent) -> None:
         public.predict(HELD[:, :1])
 
 
-def test_a_network_read_from_bytes_predicts_as_before() -> None:
+def test_a_network_read_from_bytes_predicts_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
     rng = np.random.default_rng(0)
     images = np.clip(np.repeat(np.repeat(X.reshape(-1, 8, 8), 3, axis=1), 3, axis=2) / 16, 0, 1)
@@ -89,6 +90,9 @@ def test_a_network_read_from_bytes_predicts_as_before() -> None:
             PublicStudent.from_bytes(forge(data, parameters={"architecture": "mnist", "shape": shape}))
     with pytest.raises(MessageError, match="architecture is not known"):
         PublicStudent.from_bytes(forge(data, parameters={"architecture": "load", "shape": [1, 24, 24]}))
+    monkeypatch.delitem(IMAGE_FORMATS, "network")
+    with pytest.raises(MessageError, match=r"import studies\.networks"):
+        PublicStudent.from_bytes(data)
 
 
 @pytest.mark.parametrize("student", [RandomForestClassifier(5), SVC(kernel="linear"), SVC(break_ties=True)])

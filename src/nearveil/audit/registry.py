@@ -96,7 +96,6 @@ def list_not_audited() -> dict[str, str]:
         "nearveil.private_knn.AnsweredScore": data,
         "nearveil.private_knn.Answers": data,
         "nearveil.private_knn.ExhaustedError": "an error",
-        "nearveil.private_knn.NetworkStudent": "learns from public rows and public labels alone",
         "nearveil.private_knn.PublicDiscriminant": "the export of a discriminant; audited with it",
         "nearveil.private_knn.PublicStudent": "the export of a student; audited with it",
         "nearveil.private_knn.plan_publications": "returns a plan, releases nothing",

@@ -6,11 +6,9 @@
 * :class:`PrivateDiscriminant`: a linear model of the records with noise that is added once; it exports a public
   :class:`PublicDiscriminant`;
 * :class:`Student`: learns from the answers, and exports a public :class:`PublicStudent`.
-  :class:`NetworkStudent` is a network for it.
 """
 
 from nearveil.private_knn._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
-from nearveil.private_knn._networks import NetworkStudent
 from nearveil.private_knn._pate import PateClassifier
 from nearveil.private_knn.discriminant import PrivateDiscriminant, plan_publications
 from nearveil.private_knn.discriminant_model import PublicDiscriminant
@@ -25,7 +23,6 @@ __all__ = [
     "AnsweredScore",
     "Answers",
     "ExhaustedError",
-    "NetworkStudent",
     "NoiseWarning",
     "PateClassifier",
     "PrivateDiscriminant",

@@ -117,7 +117,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         round.
     student : classifier, optional
         Cloned for every round; by default a support vector machine. Gets the public features, or the images themselves
-        if its tags say that it takes them (``input_tags.three_d_array``), as :class:`NetworkStudent` does.
+        if its tags say that it takes them (``input_tags.three_d_array``), as a network may.
     features : callable, optional
         From images to rows; :func:`nearveil.features.extractor.hog` by default for images, none for rows. A row must
         depend on its own image alone, bit for bit, and on nothing learned from private records. Of a network:
@@ -254,7 +254,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
         return voter.fit(rows, y, public=space, **self._groups)
 
     def export(self) -> PublicStudent:
-        """Return the public part, which predicts as this one does. Publish its bytes: readers need nearveil alone."""
+        """Return the public part, which predicts as this one does. Publish its bytes; readers need nearveil."""
         check_is_fitted(self, "_public")
         return self._public
 

@@ -21,7 +21,6 @@ from nearveil.ledger.budget import format_event, parse_event
 from nearveil.mechanisms.base import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
-from nearveil.private_knn._networks import NetworkStudent, flatten_network, restore_network
 from nearveil.private_knn.published import (
     MOST_CLASSES,
     MOST_TEXT,
@@ -45,7 +44,6 @@ _NAME = "student"
 _LINK = "docs/theory/private-knn.md"
 _MOST_ROWS = 1 << 20  # support vectors
 _MOST_NUMBERS = 1 << 24  # of a network
-_MOST_SIDE = 512  # of an image
 _MOST_TIMES = 10**6  # queries of one event
 _MOST_SCREENED = 20_000  # as many as plans compose exactly
 _MOST_VOTERS = 10_000  # of a screening: to compose 20 of 100,000 voters takes a minute
@@ -66,6 +64,21 @@ _ARRAYS: Forms = {
     "supports": ("<i8", (MOST_CLASSES,)),
     "network": ("<f4", (_MOST_NUMBERS,)),
 }
+
+
+@dataclass(frozen=True)
+class ImageFormat:
+    """The bytes of a class of classifiers that take images: parameters and numbers."""
+
+    classifier: type
+    flatten: Callable[[Any], tuple[dict[str, Any], NDArray[np.float32]]]
+    restore: Callable[
+        [dict[str, Any], NDArray[Any], NDArray[np.float32]], Any
+    ]  # parameters and classes are not trusted
+
+
+IMAGE_FORMATS: dict[Kind, ImageFormat] = {}
+"""Formats by kind; ``studies.networks`` adds "network"."""
 _FIELDS = {"features", "model", "parameters", "whitening"}
 
 
@@ -206,7 +219,8 @@ class PublicStudent(PublicModel):
     def to_bytes(self) -> bytes:
         """Return the student as bytes: numbers and JSON, no code.
 
-        A classifier must be the default, a :class:`NetworkStudent` or linear: others have no format without code here.
+        A classifier must be the default, a ``studies.networks.NetworkStudent`` or linear: others have no format without
+        code here.
         """
         space = self._space
         has_function = space is not None and self._features not in (None, hog)
@@ -264,9 +278,10 @@ def _fingerprint(arrays: dict[str, NDArray[Any]]) -> str:
 
 def _list_model(classifier: Any) -> tuple[Kind, dict[str, Any], dict[str, NDArray[Any]]]:
     """Return the kind of a classifier, its parameters and its arrays."""
-    if isinstance(classifier, NetworkStudent):
-        parameters = {"architecture": classifier.architecture, "shape": list(classifier._shape)}
-        return "network", parameters, {"network": flatten_network(classifier)}
+    for kind, form in IMAGE_FORMATS.items():
+        if isinstance(classifier, form.classifier):
+            parameters, numbers = form.flatten(classifier)
+            return kind, parameters, {"network": numbers}
     if isinstance(classifier, DummyClassifier) and len(classifier.classes_) == 1:
         return "constant", {}, {}
     if isinstance(classifier, KernelModel):
@@ -336,11 +351,10 @@ def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any],
         _require(bool(np.all((supports >= 0) & (supports <= n_vectors))) and int(supports.sum()) == n_vectors)
         _require(type(gamma) is float and 0 < gamma < math.inf)
         return KernelModel(classes, gamma, vectors, coefficients, intercepts, supports)
-    _require(kind == "network")
-    shape = fields["shape"]
-    _require(isinstance(shape, list) and len(shape) == 3 and all(type(side) is int for side in shape))
-    _require(1 <= shape[0] <= 4 and all(1 <= side <= _MOST_SIDE for side in shape[1:]))
-    return restore_network(fields["architecture"], (shape[0], shape[1], shape[2]), classes, message["network"])
+    if kind == "network" and kind not in IMAGE_FORMATS:
+        raise ModelError("data holds a network: import studies.networks, of nearveil-studies, to read it")
+    _require(kind in IMAGE_FORMATS)
+    return IMAGE_FORMATS[kind].restore(fields, classes, message["network"])
 
 
 def _require(fits: bool) -> None:

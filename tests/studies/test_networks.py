@@ -11,8 +11,8 @@ from sklearn.datasets import load_digits
 from sklearn.utils import get_tags
 
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.private_knn import NetworkStudent, PrivateKNeighborsClassifier, Student
-from nearveil.private_knn._networks import _compute_loss, augment, build_network
+from nearveil.private_knn import PrivateKNeighborsClassifier, Student
+from studies.networks import NetworkStudent, _compute_loss, augment, build_network
 
 torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
 

@@ -1,4 +1,4 @@
-"""Neural networks for students (the extra `torch`), from tables 1 and 2 of the supplement of Private-kNN."""
+"""Neural networks for students, from tables 1 and 2 of the supplement of Private-kNN."""
 
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
@@ -12,9 +12,11 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.privacy.parameters import WEIGHT, Parameters, allow_integers, allow_reals, parameter
+from nearveil.private_knn.student_model import IMAGE_FORMATS, ImageFormat
 
 Architecture = Literal["mnist", "svhn"]
 
+_MOST_SIDE = 512  # of an image that a restored network takes
 _AT_ONCE = 1000  # images in a prediction
 _MOMENTUM = 0.8  # of the running estimate of an image's class
 _MIN_CONFIDENCE = 0.6  # of an estimate, for an unlabelled image to count in the loss
@@ -213,34 +215,42 @@ class NetworkStudent(ClassifierMixin, TransformerMixin, Parameters):  # type: ig
         return tags
 
 
-def flatten_network(student: NetworkStudent) -> NDArray[np.float32]:
-    """Return all numbers of a trained network, layer by layer."""
-    return np.concatenate([values.numpy().ravel() for values in _list_numbers(student._network)]).astype("<f4")
+def flatten_network(student: NetworkStudent) -> tuple[dict[str, Any], NDArray[np.float32]]:
+    """Return the architecture and shape of a trained network, and all its numbers, layer by layer."""
+    numbers = np.concatenate([values.numpy().ravel() for values in _list_numbers(student._network)]).astype("<f4")
+    return {"architecture": student.architecture, "shape": list(student._shape)}, numbers
 
 
-def restore_network(
-    architecture: Any, shape: tuple[int, int, int], classes: NDArray[Any], values: NDArray[np.float32]
-) -> NetworkStudent:
-    """Return a network with the numbers of :func:`flatten_network`, or raise a ValueError if they do not fit."""
+def restore_network(parameters: dict[str, Any], classes: NDArray[Any], numbers: NDArray[np.float32]) -> NetworkStudent:
+    """Return a network from :func:`flatten_network`, or raise a ValueError if the parts do not fit."""
+    architecture, shape = parameters["architecture"], parameters["shape"]
     if architecture not in get_args(Architecture):
         raise ValueError("architecture is not known")
+    if not (isinstance(shape, list) and len(shape) == 3 and all(type(side) is int for side in shape)):
+        raise ValueError("shape must be three numbers")
+    if not (1 <= shape[0] <= 4 and all(1 <= side <= _MOST_SIDE for side in shape[1:])):
+        raise ValueError(f"shape must fit an image: 1 to 4 channels, sides up to {_MOST_SIDE}")
+    size = (shape[0], shape[1], shape[2])
     torch = _load_torch()
     try:
         with torch.device("meta"):  # without memory: the shape is not trusted
-            planned = build_network(architecture, shape, len(classes))
+            planned = build_network(architecture, size, len(classes))
         n_numbers = sum(part.numel() for part in _list_numbers(planned))
     except RuntimeError:
         raise ValueError("shape is too small for the network") from None
-    if values.shape != (n_numbers,):
+    if numbers.shape != (n_numbers,):
         raise ValueError("network must have as many numbers as its architecture")
-    network, start = build_network(architecture, shape, len(classes)), 0
+    network, start = build_network(architecture, size, len(classes)), 0
     for part in _list_numbers(network):
-        part.copy_(torch.from_numpy(values[start : start + part.numel()].copy()).reshape(part.shape))
+        part.copy_(torch.from_numpy(numbers[start : start + part.numel()].copy()).reshape(part.shape))
         start += part.numel()
     student = NetworkStudent(architecture)
-    student.classes_, student._shape, student.n_features_in_ = classes, shape, shape[2]
+    student.classes_, student._shape, student.n_features_in_ = classes, size, size[2]
     student._network = network.eval()
     return student
+
+
+IMAGE_FORMATS["network"] = ImageFormat(NetworkStudent, flatten_network, restore_network)
 
 
 def _list_numbers(network: Any) -> list[Any]:
