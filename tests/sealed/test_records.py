@@ -1,6 +1,8 @@
 """Records in a grid: places, entries, matching, and what comes back."""
 
+import sys
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +103,36 @@ def test_the_first_records_that_can_be_placed_together_are(seed: int) -> None:
             expected = (*expected, record)
     assert tuple(sorted(owner for owner in owners if owner >= 0)) == expected
     assert all(owner < 0 or bucket in buckets[owner] for bucket, owner in enumerate(owners))
+
+
+def test_matching_takes_as_many_steps_for_all_records() -> None:
+    """The moment of the question that follows would tell which records are near the query, or how many."""
+    rng, count, side = np.random.default_rng(0), 50, 10
+    apart = np.stack([np.arange(count) % side, side + np.arange(count) % side], axis=1)
+    cases = [
+        (np.tile([0, side], (count, 1)), count),
+        (apart, count),
+        (apart, 0),
+        (np.stack([rng.integers(0, side, count), side + rng.integers(0, side, count)], axis=1), count),
+        (np.stack([np.arange(count) // 2 % side, side + (np.arange(count) + 1) // 2 % side], axis=1), 10),
+    ]
+    steps = []
+    for buckets, n_real in cases:
+        lines = 0
+
+        def trace(frame: Any, event: str, argument: Any) -> Any:
+            nonlocal lines
+            del argument
+            lines += event == "line" and frame.f_code.co_name == "match_buckets"
+            return trace
+
+        sys.settrace(trace)
+        try:
+            match_buckets(buckets, [number < n_real for number in range(count)], 2 * side)
+        finally:
+            sys.settrace(None)
+        steps.append(lines)
+    assert max(steps) < 1.05 * min(steps)
 
 
 def test_records_come_back_byte_for_byte(index: SealedIndex, client: ExactClient) -> None:

@@ -1,6 +1,8 @@
 """Tokens: every mask is exact, the noise is what the theorem says, and compiled code agrees with NumPy."""
 
 import importlib.util
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -224,6 +226,29 @@ def test_tables_work_from_arrays_that_cannot_be_written(tables: TokenTables) -> 
     same = TokenTables("scores", SEED, tables.n_rows, arrays, 1)
     request = TokenKey.make("scores", SEED, np.ones((1, RING.dimension), np.int64), unsafe_seeded(1)).request
     assert answer(same, [request]) == answer(tables, [request])
+
+
+def test_a_child_answers_after_its_parent(tables: TokenTables) -> None:
+    request = ring.read_request(
+        TokenKey.make("scores", SEED, np.ones((1, 1024), np.int64), unsafe_seeded(1)).request, 1
+    )
+    tokens = tables.answer([request])
+    if (child := os.fork()) == 0:  # pragma: no cover
+        signal.alarm(60)
+        os._exit(0 if tables.answer([request]) == tokens else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("damage", ["fewer blocks", "other tiles", "other numbers"])
+def test_tables_that_do_not_fit_are_refused(tables: TokenTables, damage: str) -> None:
+    digits, public, block = tables.arrays
+    arrays = {
+        "fewer blocks": [digits, public],
+        "other tiles": [digits, public, block.reshape(*block.shape[:2], -1, *block.shape[3:-1], block.shape[-1] // 2)],
+        "other numbers": [digits, public, block.view(np.int32)],
+    }[damage]
+    with pytest.raises(ValueError, match="do not fit the rows"):
+        TokenTables("scores", SEED, tables.n_rows, arrays)
 
 
 @pytest.mark.parametrize("prime", [*PRIMES, 0])

@@ -541,7 +541,7 @@ def test_periods_charge_columns_dimension_and_projection(here: Scene) -> None:
     assert sealed_periods(layout, wide).ranking > usual.ranking + 0.015
     assert layout.records is not None
     more = replace(layout, records=replace(layout.records, side=2 * layout.records.side))
-    assert sealed_periods(more, public).choice > usual.choice
+    assert sealed_periods(more, public).choice > usual.choice + 0.02  # of matching records to buckets
     assert sealed_periods(more, public).ranking > usual.ranking
 
 

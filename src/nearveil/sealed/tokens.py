@@ -89,7 +89,10 @@ class TokenTables:
         self._stage, self._seed, self.n_rows = stage, seed, tuple(n_rows)
         self._digits, self._public, *self._blocks = arrays
         self._owners = np.repeat(np.arange(len(n_rows)), count_blocks(n_rows))
-        self._threads, self._n_threads = ThreadPoolExecutor(n_threads), n_threads
+        shapes = [(len(n_rows), L, _BABY - 1, L, N), (len(self._owners), N), *[_BLOCK_SHAPE] * len(self._owners)]
+        if [(array.shape, array.dtype) for array in arrays] != [(shape, np.uint32) for shape in shapes]:
+            raise ValueError("the tables do not fit the rows; build them again")  # compiled code checks no bounds
+        self._n_threads = n_threads
         self._device, self._on_device = device, None
         if device != "cpu":
             from nearveil.sealed._device_ring import DeviceTables
@@ -138,11 +141,12 @@ class TokenTables:
         if self._on_device is not None:
             return self._on_device.answer(requests)
         tokens = []
-        for start in range(0, len(requests), _TOGETHER):
-            tokens += self._answer_batch(requests[start : start + _TOGETHER])
+        with ThreadPoolExecutor(self._n_threads) as threads:  # of this call: a child of a fork would wait for others
+            for start in range(0, len(requests), _TOGETHER):
+                tokens += self._answer_batch(requests[start : start + _TOGETHER], threads)
         return tokens
 
-    def _answer_batch(self, requests: Sequence[TokenRequest]) -> list[bytes]:
+    def _answer_batch(self, requests: Sequence[TokenRequest], threads: ThreadPoolExecutor) -> list[bytes]:
         factors = np.empty((len(self.n_rows), len(requests), *_FACTORS_SHAPE), np.uint32)
 
         def fill(pair: tuple[int, int]) -> None:
@@ -155,8 +159,8 @@ class TokenTables:
             compiled.multiply_block(self._blocks[number].ctypes.data, factors[self._owners[number]], _NUMBERS, sums)
             return round_fractions(_to_coefficients(sums), TOKEN_BITS)
 
-        list(self._threads.map(fill, np.ndindex(factors.shape[:2])))
-        rounded = np.stack(list(self._threads.map(multiply, range(len(self._blocks)))), axis=1)
+        list(threads.map(fill, np.ndindex(factors.shape[:2])))
+        rounded = np.stack(list(threads.map(multiply, range(len(self._blocks)))), axis=1)
         return [pack_bits(token, TOKEN_BITS) for token in rounded]
 
 
