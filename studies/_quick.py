@@ -181,6 +181,18 @@ CHANGES: dict[str, dict[str, Any]] = {
         "private_knn:EPOCHS": 1,
         "accounting:PLANS": _shrink_plans(**_EASY, screened=100, answered=80),
     },
+    "individual": {
+        "individual:SIZES": {"mnist": (350, 150, 100), "svhn": (350, 150, 100)},
+        "individual:SEEDS": (0, 1),
+        "individual:QUERIES": (50, 100),
+        "individual:EPSILONS": (8.0, 32.0),
+        "individual:CROWD_EPSILONS": (8.0,),
+        "individual:PERSON_IMAGES": 2,
+        "individual:PERSON_QUERIES": 50,
+        "individual:PERSON_EPSILONS": (8.0, 32.0),
+        "individual:STUDENT_ANSWERS": 50,
+        "individual:STUDENT_EPSILONS": (8.0,),
+    },
     "svhn-student": {
         "svhn_student:EPSILONS": (40.0,),
         "svhn_student:SEEDS": (0,),

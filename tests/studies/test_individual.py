@@ -26,6 +26,7 @@ def few_digits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
     for name, value in {
         "SIZES": {"mnist": (600, 250, 120)},
+        "SEEDS": (0,),
         "QUERIES": (40, 120),
         "EPSILONS": (8.0,),
         "CROWD_EPSILONS": (8.0,),
