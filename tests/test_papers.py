@@ -135,22 +135,17 @@ def test_readers_find_the_page() -> None:
     assert "(papers.md)" in first
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["study", "ceiling", "--quick"],
-        ["study", "label-leak", "--quick"],
-        ["study", "manifold-theorems", "--quick"],
-        ["study", "smooth-sensitivity", "--quick"],
-        ["study"],
-        ["cost", "100x0.5", "--mechanism", "gaussian"],
-    ],
-    ids=" ".join,
-)
-def test_some_commands_run(arguments: list[str], tmp_path: Path) -> None:
-    out = ["--out", str(tmp_path)] if arguments[0] == "study" else []
-    made = CliRunner().invoke(app, [*arguments, *out])
-    assert made.exit_code == 0, made.output
-    if "--quick" in arguments:
-        page = (tmp_path / "quick" / arguments[1] / f"{arguments[1]}.md").read_text(encoding="utf-8")
+QUICK = {"study": ["--quick"], "audit": ["--effort", "0.001"], "cost": [], "plan": [], "mechanisms": []}
+_UNDECIDED = 3  # the exit code of an audit with too few runs
+
+
+@pytest.mark.parametrize("line", [line for line in COMMANDS if shlex.split(line)[1] in QUICK])
+def test_every_command_runs_in_a_quick_form(line: str, tmp_path: Path) -> None:
+    """The others need files: `tests/cli` runs them on made-up ones."""
+    _, name, *arguments = shlex.split(line)
+    out = ["--out", str(tmp_path)] if name in ("study", "audit") and arguments else []
+    made = CliRunner().invoke(app, [name, *arguments, *(QUICK[name] if arguments else []), *out])
+    assert made.exit_code in ((0, _UNDECIDED) if name == "audit" else (0,)), made.output
+    if name == "study" and arguments and "left out" not in made.output:
+        page = (tmp_path / "quick" / arguments[0] / f"{arguments[0]}.md").read_text(encoding="utf-8")
         assert "A quick run" in page
