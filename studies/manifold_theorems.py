@@ -18,10 +18,10 @@ from scipy.spatial.distance import cdist
 from scipy.stats import gamma
 from sklearn.datasets import load_digits
 
-from nearveil.privatemail import SupervisedManifold
 from nearveil.privatemail.graph import label_graph
 from studies import _figures as draw
 from studies._study import Case, Row, Study, list_cases, select
+from studies.baselines.solvers import ReferenceManifold
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]
@@ -219,7 +219,7 @@ def _compare_solvers(case: Case) -> list[Row]:
     for bandwidth in BANDWIDTHS:
         options: Any = {"bandwidth": bandwidth, "label_weight": 0.0, "graph": "exact"}
         plain, weighted = (
-            SupervisedManifold(COLUMNS, solver=solver, **options).fit(X).embedding_ for solver in (SPECTRAL, EIGENMAPS)
+            ReferenceManifold(COLUMNS, solver=solver, **options).fit(X).embedding_ for solver in (SPECTRAL, EIGENMAPS)
         )
         cosines = np.sort(np.cos(subspace_angles(plain, weighted)))[::-1]
         rows.append({"bandwidth": bandwidth, "first": float(cosines[0]), "last": float(cosines[-1])})

@@ -10,6 +10,7 @@ from studies.baselines.embeddings import DPdSNE, PlainLDA, PlainManifold, PlainT
 from studies.baselines.fisher import VonMisesFisher
 from studies.baselines.pca import PrivatePCA, PrivatePCARelease
 from studies.baselines.projection import RandomProjection
+from studies.baselines.solvers import ReferenceManifold
 from studies.baselines.unary import Unary
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PrivatePCARelease",
     "RandomProjection",
     "RawFeatures",
+    "ReferenceManifold",
     "Unary",
     "VonMisesFisher",
     "find_mechanism",

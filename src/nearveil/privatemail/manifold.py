@@ -1,18 +1,11 @@
-"""The supervised manifold learning query (step, four solvers, scikit-learn estimator) and Umeyama alignment.
-
-A solver takes the query and a start of shape (n, k). It returns the embedding and the objective
-``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` of every iterate, including the start.
-"""
+"""The supervised manifold learning query (step, iteration, scikit-learn estimator) and Umeyama alignment."""
 
 import math
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from functools import partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, cg, eigsh
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin, _fit_context
 from sklearn.utils import check_random_state
 from sklearn.utils._array_api import get_namespace
@@ -23,7 +16,7 @@ from nearveil.cluster import is_dask_array
 from nearveil.privacy.checks import check_numbers, check_rows
 from nearveil.privacy.parameters import WEIGHT, Parameters, allow_integers, allow_reals, parameter
 from nearveil.privatemail.graph import GaussianGraph, LabelGraph, gaussian_graph, label_graph
-from nearveil.privatemail.graph._base import Array, find_limits, to_numpy
+from nearveil.privatemail.graph._base import Array, find_limits
 from nearveil.privatemail.graph.gaussian import Method
 from nearveil.privatemail.graph.labels import Encoding
 
@@ -101,8 +94,9 @@ def smlq_step(
 
 
 def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
-    """Iterate eq. 4 of the 2022 paper; each step restores the mean, whose rounding error rescaling would amplify."""
-    Z = start * _find_norm_factor(start) if rescale else start
+    """Iterate eq. 4 of the 2022 paper; return the embedding, and v(Z) of every iterate, including the start."""
+    # Each step restores the mean, whose rounding error rescaling would amplify.
+    Z = start * find_norm_factor(start) if rescale else start
     mean = query.mean(Z)
     mean = mean * (abs(mean) > _ROUNDING * find_limits(Z).eps * query.mean(abs(Z)))
     history = []
@@ -113,7 +107,7 @@ def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
         history.append(objective)
         Z = moved - (query.mean(moved) - mean)
         if rescale:
-            factor = _find_norm_factor(Z)
+            factor = find_norm_factor(Z)
             Z, mean = Z * factor, mean * factor
     history.append(query.objective(Z))
     if not math.isfinite(history[-1]):
@@ -121,84 +115,7 @@ def majorize(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> 
     return Z, history
 
 
-def cccp(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool) -> Result:
-    """Iterate eq. 6 of the 2021 paper: ``Z <- alpha L_X^+ (L_Y Z - S Q)``, S Q = n (Q - mean of Q)."""
-    # Conjugate gradients apply the pseudo-inverse to vectors of mean zero, where L_X is definite. The scale of Z
-    # matters to this iteration: `rescale` acts on its result alone.
-    if query.labels is None or query.label_weight == 0:
-        raise ValueError('solver="cccp" needs labels and label_weight > 0: its eq. 6 is zero without them')
-    n, k = start.shape
-    pull = n * (start - start.mean(axis=0))
-    degree = _bring_to_host(query.graph.degree)[:, None]
-    laplacian = _make_operator((n, k), lambda z: query.graph.laplacian_matmul(convert_like(z, start)))
-    jacobi = _make_operator((n, k), lambda z: z / degree)
-    Z, history = start, [query.objective(start)]
-    rtol = max(1e-13, 100 * find_limits(start).eps)
-    too_far = 1e-6 * math.sqrt(find_limits(start).max)  # sums of squares would overflow beyond it
-    for _ in range(n_iter):
-        right = _bring_to_host(query.label_weight * (query.labels.laplacian_matmul(Z) - pull))
-        if not np.isfinite(right).all():
-            raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
-        if not np.any(right):
-            raise ValueError("eq. 6 gives zero everywhere: init and labels have no effect")
-        solved, failed = cg(laplacian, (right - right.mean(axis=0)).ravel(), rtol=rtol, maxiter=10 * n, M=jacobi)
-        if failed:
-            raise ValueError(
-                "eq. 6 cannot be solved: the graph is (almost) disconnected; use a larger bandwidth or more neighbours"
-            )
-        solved = solved.reshape(n, k)
-        Z = convert_like(solved - solved.mean(axis=0), start)
-        if not np.isfinite(solved).all() or np.abs(solved).max() > too_far:
-            raise ValueError("the iteration of eq. 6 overflows: use a smaller label_weight or fewer n_iter")
-        history.append(query.objective(Z))
-    if rescale:
-        Z = Z * _find_norm_factor(Z)
-        history[-1] = query.objective(Z)
-    return Z, history
-
-
-def spectral(query: ManifoldQuery, start: Array, n_iter: int, rescale: bool, *, normalised: bool = False) -> Result:
-    """Minimise v under ``Z' Z = I`` and columns of mean zero: eigenvectors of ``L_X - alpha L_Y``.
-
-    `normalised`: under ``Z' D Z = I`` and columns of weighted mean zero, as Laplacian eigenmaps do.
-    """
-    # The papers take the largest; the minimum of their eq. 3 is at the smallest. The constant vector is shifted to the
-    # other end of the spectrum.
-    del n_iter
-    n, k = start.shape
-    if k >= n:
-        raise ValueError(f"n_components must be below the {n} rows for the spectral solvers; got {k}")
-    degree = _bring_to_host(query.graph.degree)[:, None]
-    weight = np.sqrt(degree) if normalised else np.ones((n, 1))
-    constant = weight / np.linalg.norm(weight)
-    beyond = 2 * float((degree / weight**2).max()) + 1
-
-    def multiply(z: Floats) -> Floats:
-        product = _bring_to_host(query.gradient(convert_like(z / weight, start))) / weight
-        return np.asarray(product + beyond * constant * (constant * z).sum())
-
-    try:
-        _, vectors = eigsh(
-            _make_operator((n, 1), multiply), k=k, which="SA", v0=np.random.default_rng(0).standard_normal(n)
-        )
-    except ArpackNoConvergence:
-        raise ValueError("the eigenvectors did not converge: use a larger bandwidth or another solver") from None
-    vectors = vectors / weight
-    peaks = vectors[np.argmax(np.abs(vectors), axis=0), np.arange(k)]
-    Z = convert_like(vectors * np.sign(peaks), start)
-    Z = Z * _find_norm_factor(Z) if rescale else Z
-    return Z, [query.objective(Z)]
-
-
-SOLVERS: dict[str, Callable[[ManifoldQuery, Array, int, bool], Result]] = {
-    "majorize": majorize,
-    "cccp": cccp,
-    "spectral": spectral,
-    "eigenmaps": partial(spectral, normalised=True),
-}
-
-
-def _find_norm_factor(Z: Array) -> float:
+def find_norm_factor(Z: Array) -> float:
     """Return the factor that scales `Z` to Frobenius norm sqrt(n)."""
     largest = float(abs(Z).max())  # divide by it first: squares could overflow or vanish
     if not _TINY < largest < math.inf:
@@ -208,17 +125,6 @@ def _find_norm_factor(Z: Array) -> float:
         )
     scaled = Z / largest
     return math.sqrt(Z.shape[0] / float((scaled * scaled).sum())) / largest
-
-
-def _make_operator(shape: tuple[int, int], product: Callable[[Floats], Array]) -> LinearOperator:
-    """Return an operator on vectors from a product with matrices of this shape."""
-    size = math.prod(shape)
-    return LinearOperator((size, size), matvec=lambda z: _bring_to_host(product(z.reshape(shape))).ravel(), dtype=float)
-
-
-def _bring_to_host(array: Array) -> Floats:
-    """Copy an array to NumPy, in double precision."""
-    return np.asarray(to_numpy(array), dtype=np.float64)
 
 
 def convert_like(values: Any, model: Array) -> Array:
@@ -249,7 +155,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     label_weight : float, default=0.6
         The alpha, the strength of the repulsion between labels. 0 ignores them.
     n_iter : int, default=20
-        Number of steps (the spectral solvers have none). More is not better: all columns converge to the eigenspace of
+        Number of steps. More is not better: all columns converge to the eigenspace of
         one eigenvalue, usually to multiples of one vector.
     init : "random" or array-like of shape (n, n_components), default="random"
         The start. "random" draws from the standard normal distribution and subtracts the degree-weighted mean. Such a
@@ -261,10 +167,6 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     tolerance : float, default=1e-6
     random_state : int, RandomState instance or None, default=None
         Seed of the random start. Not a source of privacy.
-    solver : {"majorize", "cccp", "spectral", "eigenmaps"}, default="majorize"
-        "majorize" is the query, eq. 4 of the 2022 paper. For comparison: "cccp" is the first pass of the 2021 paper
-        (its eq. 6), "spectral" the eigenvectors of ``L_X - alpha L_Y`` (its eq. 3), "eigenmaps" those relative to the
-        degrees, ``Z' D Z = I`` (Laplacian eigenmaps, if ``label_weight=0``).
     n_neighbors : int, default=15
     label_encoding : {"integer", "one-hot"}, default="integer"
         See :func:`nearveil.privatemail.graph.label_graph`. The papers use "integer"; "one-hot" suits
@@ -278,7 +180,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     objective_ : float
         v of the embedding.
     objective_history_ : list of float
-        v of the start and of each iterate. It never rises if ``rescale=False`` and the solver is "majorize".
+        v of the start and of each iterate. It never rises if ``rescale=False``.
     graph_ : GaussianGraph
     n_iter_ : int
     n_features_in_ : int
@@ -304,7 +206,6 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     graph: Method = parameter("auto", StrOptions({"auto", "exact", "series", "neighbors"}))
     tolerance: float = parameter(1e-6, allow_reals(0))
     random_state: Any = parameter(None, "random_state")
-    solver: str = parameter("majorize", StrOptions(set(SOLVERS)))
     n_neighbors: int = parameter(15, allow_integers(1))
     label_encoding: Encoding = parameter("integer", StrOptions({"integer", "one-hot"}))
     label_bandwidth: float | None = parameter(None, allow_reals(0), None)
@@ -329,12 +230,15 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
         graph = gaussian_graph(_normalise_rows(X), self.bandwidth, self.graph, self.tolerance, self.n_neighbors)
         query = ManifoldQuery(graph, labels, self.label_weight)
         start = self._start(n, np.empty(0, X.dtype) if is_dask_array(X) else X, query)
-        with np.errstate(over="ignore", invalid="ignore"):  # the solvers check for it
-            embedding, history = SOLVERS[self.solver](query, start, self.n_iter, self.rescale)
+        with np.errstate(over="ignore", invalid="ignore"):  # checked afterwards
+            embedding, history = self._solve(query, start)
         self.graph_, self.embedding_ = graph, embedding
         self.objective_history_, self.objective_ = history, history[-1]
         self.n_iter_ = max(len(history) - 1, 1)
         return self
+
+    def _solve(self, query: ManifoldQuery, start: Array) -> Result:
+        return majorize(query, start, self.n_iter, self.rescale)
 
     def fit_transform(self, X: Array, y: Array | None = None) -> Array:
         """Embed the rows of `X` and return the embedding.
