@@ -180,10 +180,7 @@ class AsyncClient:
     Features, debits and rankings are made in threads. A question that is cancelled during its debit finishes the debit
     first; the error then has a note with the key for a retry. The name of a `gallery` is required if there are several.
 
-    Parameters
-    ----------
-    location, token, account, ledger, extractor, retries, timeout, insecure, ca, certificate, proxies, home, transport
-        As of :class:`nearveil.Client`.
+    All parameters are those of :class:`nearveil.Client`.
     """
 
     def __init__(

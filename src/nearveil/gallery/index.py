@@ -217,8 +217,6 @@ class Index(MapPublisher):
         replace : bool, default=False
             Whether rows replace items with the same ids. Items that would not change keep their id. Names and metadata
             that are not given again are kept; metadata that is given replaces all of the earlier, and ``{}`` drops it.
-        row_exact : bool, default=False
-            As in :meth:`add`.
         progress : callable, optional
             ``progress(text, total)`` starts a stage and returns a function that is called with the number of rows done.
 
@@ -253,9 +251,8 @@ class Index(MapPublisher):
         Parameters
         ----------
         file : VectorFile
-            From :mod:`nearveil.features`. Without ids, vectors get the ids ``FILE:0``, ``FILE:1``, and so on.
-        replace, row_exact, progress
-            As in :meth:`add_table`.
+            From :mod:`nearveil.features`. Without ids, vectors get the ids ``FILE:0``, ``FILE:1``, and so on. Other
+            arguments are those of :meth:`add_table`.
         cluster : str or dask.distributed.Client, optional
             The workers that read, check and normalise the partitions; see :func:`nearveil.cluster.connect`. They need
             the file at the same path. The ids are the same, as from :meth:`add`. PartitionError names the partition of

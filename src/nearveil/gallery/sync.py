@@ -85,20 +85,15 @@ def sync_folder(
 
     Parameters
     ----------
-    folder : path
     index : path or URL, optional
-        The index; created if it does not exist. By default that of the command line.
+        Created if it does not exist. By default that of the command line.
     extractor : Extractor, optional
         By default that of the index, or the best that is installed.
     private : bool, default=False
         Whether the images are records of a protected gallery: rows are row-exact, and no map is made. They stay on
         this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
-    metric : {"cosine", "dot", "euclidean"}, optional
-        By which "nearest" is meant; by default as before, or the cosine.
-    epsilon, candidates, n_sets, code_bytes, reach, mechanism, labels, allow_unsound : optional
-        As in :meth:`Index.publish`, with its defaults; by default as before.
-    progress : callable, optional
-        ``progress(text, total)`` starts a stage and returns a function that is called with the number of images done.
+    metric, epsilon, candidates, n_sets, code_bytes, reach, mechanism, labels, allow_unsound, progress : optional
+        As in :meth:`Index.create` and :meth:`Index.publish`; by default as before.
     cluster : str or dask.distributed.Client, optional
         Workers that make features and learn the map; see :func:`nearveil.cluster.connect`. They must be able to read
         the images under the same paths. The result is the same.

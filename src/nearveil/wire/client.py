@@ -120,15 +120,8 @@ class ClientProtocol:
         The order is the guarantee: the debit is durable before the message exists, and one key has one message. Send
         the `message` of the debit, as often as the transport must.
 
-        Parameters
-        ----------
-        feature : array-like of shape (d,)
-            Private. Numbers up to a million.
-        account : Account
-            Or any object with its `spend`.
-        key : str
-        rng : Source, optional
-            For tests and studies; see :meth:`nearveil.mechanisms.Release.release`. Accounts refuse to pay for a seed.
+        `feature`, shape (d,), is private; `account` may be any object with `spend`. `rng` is for tests and studies: see
+        :meth:`nearveil.mechanisms.Release.release`. Accounts refuse to pay for a seed.
 
         Raises
         ------
