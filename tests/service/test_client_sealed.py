@@ -208,6 +208,26 @@ def test_noise_for_tokens_is_not_noticed(here: Scene, spoiled: str) -> None:
     assert every[0] == every[1]
 
 
+def test_a_retry_of_each_message_is_the_same_to_the_byte(here: Scene) -> None:
+    """Two encryptions of one secret with other errors would average out."""
+    failed: list[bytes] = []
+
+    def fail_once(request: httpx.Request, reply: httpx.Response) -> httpx.Response:
+        if request.method != "POST" or (body := request.content) in failed:
+            return reply
+        failed.append(body)
+        if len(failed) % 2:
+            raise httpx.ReadError("broken pipe", request=request)
+        return framed(b'{"code": "busy", "message": "later"}', 503, "application/json")
+
+    client, wire = here.client(fail_once, retries=3)
+    assert client.nearest(QUERIES[0], 3, epsilon=0, by="sealed").matches
+    posts = [(url, body) for _, url, _, body in wire.posts]
+    assert len(posts) == 6  # a request for tokens and two questions, each sent twice
+    assert posts[::2] == posts[1::2]
+    assert len(set(posts)) == 3
+
+
 def test_each_question_prepares_the_next(made: Path, tmp_path: Path) -> None:
     with scene(made, tmp_path, offers=OFFERS) as here:
         here.gallery.prepare()  # type: ignore[attr-defined]
