@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nearveil.sealed import SealedIndex
+from nearveil.sealed import SealedError, SealedIndex
 from nearveil.sealed.accuracy import bound_fetch_failure
 from nearveil.sealed.lwe import Longs, Words, add_messages
 from nearveil.sealed.records import (
@@ -188,6 +188,14 @@ def test_entries_are_wrong_as_rarely_as_the_bound_says(index: SealedIndex, clien
         np.sqrt((40.96 + 4 ** (26 - stage.question_bits) / 12) * norm**2 + (1024 * 40.96 + 1) * 2**20 / 12) / 2**20
     )
     assert 0.3 * deviation < np.std(errors) < 1.1 * deviation
+
+
+def test_rows_that_are_too_long_for_the_bound_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "nearveil.sealed.records.bound_row_norm", lambda n_columns: 0.9 * bound_row_norm(n_columns) / 1.4
+    )
+    with pytest.raises(SealedError, match="another seed"):
+        SealedIndex.build(ROWS, records=TEXTS, seed=b"s", kernel="numpy")
 
 
 def test_a_hostile_answer_is_read_as_some_records(index: SealedIndex, client: ExactClient) -> None:

@@ -20,7 +20,8 @@ _SEED = 20260901  # of k-means and of ties: the result is public, and should be 
 _SAMPLE = 40  # training rows of k-means for each cell, at least
 _MOVED = 200, 1 << 18  # rows that move the centroids: for each cell, and in total
 _PASSES = 8  # of k-means, and of moving cells
-_CHOICES = 8  # candidate cells of an item, largest margin first
+_CHOICES = 8, 32  # candidate cells of an item, largest margin first; more if colours have few cells
+_FEW = 16  # cells of a colour
 _MARGIN_BLOCK = 1 << 22  # margins in memory at a time
 _APART = 1e-6  # of the longest square: 32 bits cannot distinguish cells at a smaller squared distance
 _DISTANCE_BLOCK = 1 << 18  # distances in memory at a time: they fit in a core's cache
@@ -99,7 +100,8 @@ def _find_centroids(sample: Singles, n_cells: int) -> Singles:
 
 def _choose_largest_margins(vectors: Vectors, centroids: Singles, n_colours: int) -> tuple[NDArray[np.int32], Singles]:
     """Return the cells in which each vector has the largest margins, largest first, and these margins."""
-    shape = len(vectors), min(_CHOICES, n_colours)
+    choices = _CHOICES[len(centroids) <= _FEW * n_colours]  # large cells are the best of many items, and fill up
+    shape = len(vectors), min(choices, n_colours)
     near, margins = np.empty(shape, np.int32), np.empty(shape, np.float32)
     step = max(1, _MARGIN_BLOCK // n_colours)
     for start in range(0, len(vectors), step):

@@ -5,6 +5,7 @@ either of two buckets, and a question asks every bucket for one column of it. Re
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from nearveil.sealed.layout import Layout, SealedError
 from nearveil.sealed.lwe import Bytes, Longs
 from nearveil.sealed.parameters import ENTRY_BITS
-from nearveil.sealed.sizes import RecordLayout
+from nearveil.sealed.sizes import RecordLayout, bound_row_norm
 
 _HALF = 1 << (ENTRY_BITS - 1)
 _AES_BLOCK = 16
@@ -140,7 +141,14 @@ def lay_out_records(layout: Layout, positions: Longs, records: Sequence[bytes]) 
         rows = np.where(row_of[numbers, None] >= 0, padded[row_of[numbers]], 0)
         block, column, number = place_records(shape, layout.seed, numbers)
         stored[block, number, :, column] = encode_records(shape, layout.seed, numbers, rows)
-    return stored.reshape(shape.n_blocks, shape.n_rows, shape.stored_columns)
+    matrix = stored.reshape(shape.n_blocks, shape.n_rows, shape.stored_columns)
+    squares = np.stack([np.square(block, dtype=np.int32).sum(axis=1) for block in matrix]).reshape(
+        shape.side, shape.side, -1
+    )
+    longest = max(int(squares.sum(axis=axis).max()) for axis in (0, 1))
+    if math.sqrt(longest) > bound_row_norm(shape.stage.n_columns):
+        raise SealedError("noise could change records in these places: build the index with another seed")
+    return matrix
 
 
 def get_bucket(layout: RecordLayout, stored: Bytes, bucket: int) -> Bytes:
