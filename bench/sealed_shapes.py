@@ -2,8 +2,9 @@
 
 Encrypting every question of ten million items for a dozen shapes would take hours. Here scores are those of the codes,
 plus Gaussian noise of the deviation of Theorem 2 (docs/theory/sealed.md), and the best are matched to the buckets of
-grids at random places. Cells are assigned as the library does, by torch. It needs torch and NumPy alone.
-``bench/sealed.py`` measures chosen shapes with encryption. Recall is of the 10 nearest, over 500 held-out queries. Shapes are cells:colours::
+grids at random places. Cells are assigned as the library does, by torch; the script needs torch and NumPy alone.
+``bench/sealed.py`` measures chosen shapes with encryption. Recall is of the 10 nearest, over 500 held-out queries.
+Shapes are cells:colours::
 
     python bench/sealed_shapes.py --prepare out/shapes            # features, projected to 128 dimensions
     python bench/sealed_shapes.py out/shapes --data photos --items 1000000 --dimension 128 --shapes 1704:54 854:28
