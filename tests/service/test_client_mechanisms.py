@@ -66,7 +66,7 @@ def client(index: Index, account: Account, tmp_path: Path) -> Iterator[Any]:
 def retrieve(published: Published, seed: int, row: NDArray[Any]) -> list[int]:
     """Return what a retriever on one machine finds with the same noise and the same public rows."""
     assert isinstance(published, PublishedRelease)
-    shared = published.map
+    shared = published.release
     labels = shared.labels if len(shared.labels) else None
     retriever = Retriever(SERVED[shared.mechanism].make(EPSILON), FRACTION)
     retriever.fit(shared.rows, labels).index(ITEMS)
@@ -123,7 +123,7 @@ def test_mechanisms_as_published_need_the_flag_twice(index: Index, client: Any, 
 
 def rank_locally(published: PublishedRelease, row: NDArray[Any], label: int) -> list[int]:
     """Return what one machine finds: each target of the message ranks the gallery, and the best rank counts."""
-    release: Any = published.map.release
+    release: Any = published.release.release
     message = release.release(row, labels=label, rng=seeded(3))
     scores = release.rank_each(message, ITEMS, CLASS)
     ranks = (-scores).argsort(axis=1, kind="stable").argsort(axis=1, kind="stable").min(axis=0)
@@ -178,7 +178,7 @@ def test_classes_are_read_from_metadata(index: Index) -> None:
     name = "privatemail (as published 2022-code)"
     published = index.publish(EPSILON, FRACTION, mechanism=name, labels="family", allow_unsound=True)
     assert isinstance(published, PublishedRelease)
-    assert published.map.classes == ("f0", "f1")
+    assert published.release.classes == ("f0", "f1")
     with pytest.raises(ValueError, match="labels: some items have no 'genus'"):
         index.publish(EPSILON, FRACTION, mechanism=name, labels="genus", allow_unsound=True)
 
@@ -191,7 +191,7 @@ def test_a_stored_gallery_answers_as_before(index: Index) -> None:
     assert not stale
     assert stored.terms == published.terms
     assert stored.public_id == published.public_id
-    message = published.map.make_message(QUERIES[0].astype(float), None, seeded(1))
+    message = published.release.make_message(QUERIES[0].astype(float), None, seeded(1))
     for one, other in zip(vars(stored.answer(message)).values(), vars(index.answer(message)).values(), strict=True):
         np.testing.assert_array_equal(one, other)
     index.republish()
@@ -216,7 +216,7 @@ def test_only_mechanisms_with_a_message_are_served(index: Index) -> None:
 def make_public(**changes: Any) -> PublicRelease:
     values: dict[str, Any] = {
         "mechanism": "privunit", "epsilon": 4.0, "rows": ITEMS[:40], "labels": np.empty(0, np.int64), "classes": (),
-        "n_items": COUNT, "set_size": 30, "gallery": "0" * 32,
+        "n_items": COUNT, "set_size": 30, "public_digest": "0" * 32,
     }  # fmt: skip
     return PublicRelease(**values | changes)
 
@@ -237,7 +237,7 @@ def make_public(**changes: Any) -> PublicRelease:
 def test_hostile_public_rows_are_refused(changes: dict[str, Any], match: str) -> None:
     with pytest.raises(MapError, match=match):
         make_public(**changes)
-    assert PublicRelease.from_bytes(make_public().to_bytes()).map_id == make_public().map_id
+    assert PublicRelease.from_bytes(make_public().to_bytes()).public_id == make_public().public_id
 
 
 def test_a_public_part_states_what_its_map_is(index: Index) -> None:

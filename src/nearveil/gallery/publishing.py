@@ -286,11 +286,6 @@ class PublishedRelease(Published):
     labels: NDArray[np.int64] = field(kw_only=True, repr=False)  #: classes of the items; empty without classes
 
     @property
-    def reach(self) -> float:
-        """The fraction of the items that messages can return: all of them."""
-        return 1.0
-
-    @property
     def space(self) -> ScoreSpace:
         """The public space in which rows are compared, with the metric."""
         return self.score_space
@@ -326,21 +321,6 @@ class PublishedRelease(Published):
             raise ValueError(f"public: {terms.mechanism} needs anchors with classes: leave public out")
         parts: Any = {"score_space": space, "features": rows, "labels": labels}
         return cls(snapshot.revision, release, table, codes, snapshot.ids, terms, recall, **parts)
-
-    @property
-    def map(self) -> PublicRelease:  # type: ignore[override]
-        """The public rows of the mechanism, from which clients make their messages."""
-        return self.release
-
-    @property
-    def public_id(self) -> str:
-        """The fingerprint that messages carry."""
-        return self.release.map_id
-
-    @property
-    def public_digest(self) -> str:
-        """The fingerprint of the mean and the table of codes."""
-        return self.release.gallery
 
     @cached_property
     def _prepared(self) -> Any:

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from nearveil.privatemail.mechanism import PrivateMail
 
 _NAME = "release"  # of its encoding, which has the format of messages
 _LARGEST = {"rows": (2_000, 16_000), "labels": (2_000,), "header": (1 << 20,)}
-_FIELDS = {"mechanism": str, "epsilon": float, "classes": list, "n_items": int, "set_size": int, "gallery": str}
+_FIELDS = {"mechanism": str, "epsilon": float, "classes": list, "n_items": int, "set_size": int, "public_digest": str}
 SERVED = {
     entry.name: entry for entry in REGISTRY if entry.kind in (PrivateMail, PrivUnit, AnalyticGaussian, Latent, OME)
 }
@@ -45,6 +45,8 @@ def check_served(name: str, *, allow_unsound: bool = False) -> MechanismEntry:
 class PublicRelease:
     """The public map of a gallery for a mechanism of the papers: both sides fit the same rows."""
 
+    reach_: ClassVar = 1.0  # messages can return every item
+
     mechanism: str  #: its name in the registry
     epsilon: float  #: of each message; messages of another epsilon mean something else
     rows: NDArray[np.float32] = field(repr=False)  #: anchors, shape (m, d)
@@ -52,7 +54,7 @@ class PublicRelease:
     classes: tuple[str, ...]  #: names of the labels
     n_items: int  #: items of the gallery
     set_size: int  #: items of every answer
-    gallery: str  #: the fingerprint of its space and codes: messages for other codes are refused
+    public_digest: str  #: the fingerprint of its space and codes: messages for other codes are refused
 
     def __post_init__(self) -> None:
         try:
@@ -86,7 +88,12 @@ class PublicRelease:
         return not SERVED[self.mechanism].labelled
 
     @property
-    def map_id(self) -> str:
+    def map_(self) -> Self:
+        """What clients need: all of it."""
+        return self
+
+    @property
+    def public_id(self) -> str:
         """The fingerprint of the mechanism with its rows, in every message."""
         return self.release.public_id
 
@@ -107,7 +114,7 @@ class PublicRelease:
                 fitted = fitted.with_dummies(self.rows[1::2], self.labels[1::2])
             else:
                 fitted = made.fit(self.rows, labels)
-            digest = fingerprint(fitted._public_digest, self.gallery)
+            digest = fingerprint(fitted._public_digest, self.public_digest)
             return fitted._with_attributes(_public_digest=digest)  # type: ignore[no-any-return]
         except ValueError as error:
             raise MapError(f"{self.mechanism} cannot be fitted to the public rows: {error}") from None

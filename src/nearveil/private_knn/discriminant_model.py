@@ -4,10 +4,8 @@ The projection depends on the row alone, to the last bit; the model sees no priv
 """
 
 import math
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
@@ -418,11 +416,6 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
         if model.model_id != message.public_id:
             raise ModelError("data is corrupted: its fingerprint does not match")
         return model
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a model from a file, as :meth:`from_bytes` does."""
-        return cls.from_bytes(Path(path).read_bytes())
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         projection, (event,) = self.projection, self.guarantee.events

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -33,6 +33,16 @@ class PublicModel(ABC):
     @abstractmethod
     def to_bytes(self) -> bytes:
         """Return the model as bytes: numbers and JSON, no code."""
+
+    @classmethod
+    @abstractmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Read a model, or raise a MessageError. Nothing in the bytes is trusted."""
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+        """Read a model from a file, with the options of :meth:`from_bytes`."""
+        return cls.from_bytes(Path(path).read_bytes(), **options)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write :meth:`to_bytes` to a file."""

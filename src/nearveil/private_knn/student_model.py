@@ -1,10 +1,8 @@
 """A published student, and its bytes: numbers and JSON, no code, so that reading never runs any."""
 
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -265,11 +263,6 @@ class PublicStudent(PublicModel):
                 else "features must be the function that the student was trained with"
             )
         return cls(*parts[:3], features, parts[3])
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], *, features: Features | None = None) -> Self:
-        """Read a student from a file, as :meth:`from_bytes` does."""
-        return cls.from_bytes(Path(path).read_bytes(), features=features)
 
 
 def _fingerprint(arrays: dict[str, NDArray[Any]]) -> str:

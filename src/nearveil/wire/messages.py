@@ -74,7 +74,7 @@ class PublicPart:
 
     def _check_map(self) -> None:
         if isinstance(self.map, PublicRelease):
-            stated = self.map.mechanism, self.map.epsilon, self.map.gallery
+            stated = self.map.mechanism, self.map.epsilon, self.map.public_digest
             if stated != (self.mechanism, self.epsilon, self.public_digest):
                 raise WireError("mechanism, epsilon and public_digest must be those of the map")
         fits = self.map.n_features == (self.space.width if self.mechanism == Covers.name else self.dimension)
