@@ -15,6 +15,7 @@ import importlib.util
 import math
 import os
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -188,6 +189,7 @@ class Cells:
             counts[cell] = n_slots
 
 
+@cache
 def load_cells() -> Any:
     """Load the library's cells; where faiss is missing, with a search of its own."""
     if importlib.util.find_spec("faiss") is None:
