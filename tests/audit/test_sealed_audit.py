@@ -28,7 +28,10 @@ CHECKED = [  # weak rings: the first check alone, to save time
 ]
 
 
-@pytest.mark.parametrize("name", [name for name in SPECIMENS if name not in {*SHOWN, *CHECKED}])
+SHARED = "one matrix for all colours"
+
+
+@pytest.mark.parametrize("name", [name for name in SPECIMENS if name not in {*SHOWN, *CHECKED, SHARED}])
 def test_weak_seals_are_caught(name: str) -> None:
     assert audit(SPECIMENS[name](), trials=400, source=unsafe_seeded(1)).verdict == "broken"
 
@@ -48,6 +51,11 @@ def test_dependent_draws_are_caught(name: str) -> None:
     assert len(details) == len(SHOWN[name])
     for detail, words in zip(details, SHOWN[name], strict=True):
         assert words in detail
+
+
+def test_groups_that_share_a_matrix_and_a_secret_are_seen_by_the_server() -> None:
+    report = audit(SPECIMENS[SHARED](), trials=400, source=unsafe_seeded(1))
+    assert any(attack.refutes for attack in report.attacks)
 
 
 def test_nothing_is_found_in_the_real_one() -> None:
