@@ -1,6 +1,7 @@
 """The papers' protocol over the wire: a gallery is published for a mechanism, and answers are those of a retriever."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from nearveil.gallery.codes import learn_codes
 from nearveil.gallery.publishing import Published, PublishedRelease, select_first
 from nearveil.gallery.sync import sync_table
 from nearveil.ledger import Account, Ledger, LedgerError
+from nearveil.mechanisms import MessageError
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.mechanisms.public import SERVED, PublicRelease
 from nearveil.search import Retriever
@@ -273,3 +275,13 @@ def test_codes_are_those_of_the_gallery(index: Index) -> None:
 
     encoded = SpreadRows.cut(published.space.encode(ITEMS).astype(np.float32))
     np.testing.assert_array_equal(published.codes, learn_codes(encoded, "auto", published.space)[1])
+
+
+def test_corrupted_public_rows_are_an_error_of_the_message() -> None:
+    data, generator = make_public(labels=np.zeros(40, np.int64), classes=("a",)).to_bytes(), np.random.default_rng(0)
+    for _ in range(300):
+        corrupted = bytearray(data)
+        for position in generator.integers(0, 1000, 3).tolist():
+            corrupted[position] = int(generator.integers(0, 256))
+        with suppress(MessageError):  # no other error, and no crash
+            _ = PublicRelease.from_bytes(bytes(corrupted)).public_id
