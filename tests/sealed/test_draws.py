@@ -113,7 +113,7 @@ def derive_slots(stage: str, seed: bytes, kind: str, number: int) -> np.ndarray:
     stream = cipher.encryptor().update(bytes(16 * 3 * RING.degree))
     words = np.frombuffer(stream, "<u8").reshape(-1, 2).astype(object)
     residues = (words[:, 0] * 2**64 + words[:, 1]).reshape(3, -1) % np.array(RING.primes, object)[:, None]
-    return residues.astype(np.int64)
+    return np.asarray(residues, np.int64)
 
 
 def make_slots(numbers: np.ndarray) -> np.ndarray:

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 DEFAULT_K = 8
 Method = Literal["auto", "message", "home", "sealed"]
 Filter: TypeAlias = Mapping[str, Any] | Callable[[Match], bool]
-"""Select matches: those whose metadata has these values, or those for which a function is true."""
+"""Select matches: by values of their metadata, or by a function."""
 NOTHING_SENT = Guarantee(
     epsilon=0.0,
     delta=0.0,

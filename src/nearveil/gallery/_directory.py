@@ -111,12 +111,13 @@ class DirectoryIndex(Index):
         is_product, k = self._first_metric == "dot", check_k(k, len(rows))
         # Rows of norm one by their distance: its rounding is small beside it, that of a sum of products is not.
         measure = faiss.METRIC_INNER_PRODUCT if is_product else faiss.METRIC_L2
+        values: NDArray[Any]
         values, positions = faiss.knn(queries, rows.features, k, metric=measure)
         order = np.lexsort((positions, -values if is_product else values), axis=1)  # equal values by id
-        ids, values = (np.take_along_axis(part, order, axis=1) for part in (rows.ids[positions], values))
+        ids, values = rows.ids[np.take_along_axis(positions, order, axis=1)], np.take_along_axis(values, order, axis=1)
         if not is_product:
             values = np.sqrt(np.maximum(values, 0)) if self._first_metric == "euclidean" else 1 - values / 2
-        return ids, values
+        return ids, np.asarray(values, np.float32)
 
     def _load_rows(self) -> IndexSnapshot:
         """Return the rows of the current revision; only rows added since the last call are read."""

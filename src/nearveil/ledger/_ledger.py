@@ -175,7 +175,7 @@ class Ledger:
                 row = store.load_account(connection, name, database.witness, lock=True)
             except AccountError:
                 row = store.append_entry(connection, opened, OPENED, content, time=time, nonce=nonce)
-            else:  # perhaps by an attempt of this call, whose reply was lost
+            else:  # perhaps by an attempt of this call without a reply
                 first = store.find_entries(connection, name, 1).get(1)
                 if first is None or first.nonce != nonce:
                     raise AccountError(f"account {name!r} exists already: account() returns it")

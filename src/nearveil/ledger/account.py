@@ -145,7 +145,7 @@ class Debit:
                 raise LedgerError("this debit is no longer in the ledger: release nothing, and verify the ledger")
             if stored is None:
                 row = store.append_entry(connection, row, MESSAGE, content, **call)
-            elif stored.message != message:  # the same message: an attempt of this call, whose reply was lost
+            elif stored.message != message:  # the same message: an attempt of this call without a reply
                 raise LedgerError("another message is stored already for this key; a key releases one message, once")
             return row, row.receipt
 
@@ -247,7 +247,7 @@ class Account:
         """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
         charge, row = self._charge_all(guarantee), self._load()
         try:
-            row.after(charge)  # not a preview, whose figures take time
+            row.after(charge)  # not a preview: its figures take time
         except UnaffordableError:
             raise make_refusal(make_preview(row, charge)) from None
 
@@ -367,7 +367,7 @@ class Account:
         def append(connection: sa.Connection) -> tuple[bool, Receipt | None]:
             row = store.load_account(connection, self.name, database.witness, lock=True)
             earlier = store.find_log(connection, self.name, [key]).get(key)
-            if earlier is not None:  # perhaps by an attempt of this call, whose reply was lost
+            if earlier is not None:  # perhaps by an attempt of this call without a reply
                 return earlier.nonce == call["nonce"], None
             if charge is not None:
                 limit = None if cap is None else store.load_share(connection, self.name, cap).after(charge)
@@ -474,7 +474,7 @@ class Account:
     def _charge(self, guarantee: Guarantee, times: int = 1) -> Charge:
         if not isinstance(guarantee, Guarantee):
             raise TypeError(
-                "guarantee must be a Guarantee: the ledger pays for nothing else. Mechanisms have one "
+                "guarantee must be a Guarantee: the ledger pays for guarantees only. Mechanisms have one "
                 "(release.guarantee); nearveil.privacy.compose_events makes one of your own events"
             )
         terms = (self._details[name] for name in ("protects", "unit", "relation"))

@@ -246,7 +246,7 @@ def round_float_down(number: Fraction) -> float:
 
 
 def round_amounts(epsilon: float, spent: Fraction | None) -> tuple[float, float]:
-    """Return a spent amount rounded up, and what is left of `epsilon` rounded down; None is infinity."""
+    """Return a spent amount rounded up, and the rest of `epsilon` rounded down; None is infinity."""
     if spent is None:
         return math.inf, 0.0
     return round_float_up(spent), max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))
@@ -541,7 +541,7 @@ def open_budget(
 
 
 def count_affordable(budget: Budget, event: DpEvent) -> int:
-    """Return how many equal releases a budget without a plan pays for, if it pays for nothing else."""
+    """Return how many equal releases a budget without a plan pays for, if it pays for these alone."""
     prices = budget.price(make_charge(event, "add-remove"))
     return max([limit // price for limit, price in zip(budget.limits, prices, strict=True) if price] + [0])
 
