@@ -55,7 +55,7 @@ class LedgerDatabase(storage.Database):
 
     def write(self, work: Callable[[sa.Connection], tuple[T, Receipt | None]]) -> T:
         """Run `work` in one durable transaction, then record its receipt in the witness."""
-        # A transaction on a broken connection is retried, although it may have been committed: `work` must recognise its
+        # A transaction on a broken connection is retried, although it may have been committed: `work` must know its
         # own entries by their nonce.
         if self.read_only:
             raise LedgerError("this ledger was opened with read_only=True: open it without, to spend")
