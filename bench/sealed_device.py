@@ -115,17 +115,21 @@ def measure(torch: Any, work: Any, repeats: int = 5) -> float:
 
 
 def measure_stages(torch: Any, tables: Any, bodies: list[bytes]) -> dict[str, float]:
-    """Return seconds of the stages of 16 tokens of one secret; parsing is on the processor, for one request."""
+    """Return seconds of the stages of 16 tokens: factors of all secrets, products and switching of one.
+
+    Parsing is on the processor, for one request.
+    """
     start = time.process_time()
     requests = [ring.read_request(body, SECRETS) for body in bodies]
     parse = (time.process_time() - start) / len(bodies)
-    secrets, keys = (tables._load(np.stack(part).astype(np.int64)) for part in zip(*requests[:16], strict=True))
+    numbers, keys = (tables._load(np.stack(part).astype(np.int64)) for part in zip(*requests[:16], strict=True))
+    secrets = tables.to_slots(numbers)
     blocks = [block for (_, block), owner in zip(tables._blocks, tables._owners, strict=True) if owner == 0]
-    factors = tables.make_factors(secrets[:, 0], keys, tables._digits[0])
+    factors = tables.make_factors(secrets, keys)[0]
     sums = tables.multiply(blocks, factors)
     return {
         "parse_s": parse,
-        "factors_s": measure(torch, lambda: tables.make_factors(secrets[:, 0], keys, tables._digits[0])),
+        "factors_s": measure(torch, lambda: tables.make_factors(tables.to_slots(numbers), keys)),
         "multiply_s": measure(torch, lambda: tables.multiply(blocks, factors)),
         "switch_s": measure(torch, lambda: tables.switch(sums)),
     }
@@ -142,25 +146,30 @@ def measure_batches(torch: Any, database: Any, tables: Any, bodies: list[bytes])
         answers = multiply_digits(torch, database, questions[:count].cuda(non_blocking=True))
         landing[:count].copy_(((answers + (1 << 7)) >> 8).to(torch.int16))
 
-    def run_tokens(count: int, step: int = 16) -> None:
-        for start in range(0, count, step):
-            part = bodies[start : min(start + step, count)]
-            tables.answer(list(threads.map(lambda body: ring.read_request(body, SECRETS), part)))
+    def run_tokens(count: int) -> None:
+        tables.answer([ring.read_request(body, SECRETS) for body in bodies[:count]])
 
     def run_both(count: int) -> None:
         run_tokens(count)
         run_pass(count)
 
+    def run_sustained(count: int) -> None:
+        """Answer as a server with many clients does: threads read and write while the device works."""
+        jobs = [partial(run_tokens, 32), partial(run_pass, 32)] * (count // 32)
+        with ThreadPoolExecutor(4) as threads:
+            for job in [threads.submit(job) for job in jobs]:
+                job.result()
+
     batches = []
-    with ThreadPoolExecutor(8) as threads:
-        for count in (1, 4, 8, 16, 32):
-            figures: dict[str, float] = {"questions": count}
-            for name, work in (("pass_s", run_pass), ("tokens_s", run_tokens), ("both_s", run_both)):
-                figures[name] = measure(torch, partial(work, count))
-            figures["questions_per_s"] = count / figures["both_s"]
-            batches.append(figures)
-            print(json.dumps(figures), flush=True)
-    return batches
+    for count in (1, 4, 8, 16, 32):
+        figures: dict[str, float] = {"questions": count}
+        for name, work in (("pass_s", run_pass), ("tokens_s", run_tokens), ("both_s", run_both)):
+            figures[name] = measure(torch, partial(work, count))
+        figures["questions_per_s"] = count / figures["both_s"]
+        batches.append(figures)
+        print(json.dumps(figures), flush=True)
+    seconds = measure(torch, partial(run_sustained, 512))
+    return [*batches, {"questions": 512, "sustained_s": seconds, "questions_per_s": 512 / seconds}]
 
 
 def main() -> None:

@@ -140,7 +140,8 @@ def test_fractions_are_rounded_within_the_bound(bits: int) -> None:
 def split_request(key: TokenKey, n_secrets: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the ring secret, and the errors of the keys and of the secrets, from a key that did not read yet."""
     ring_secret = key._ring_secrets[0]
-    ciphertexts, keys = read_request(key.request, n_secrets)
+    coefficients, keys = read_request(key.request, n_secrets)
+    ciphertexts = np.stack([get_transform(p).to_slots(coefficients[:, i]) for i, p in enumerate(PRIMES)], axis=1)
     moduli = np.array(PRIMES, np.uint64)[:, None]
     publics = ring.derive_keys("scores", SEED)
     errors = []

@@ -292,15 +292,16 @@ def test_stages_of_a_gpu_agree(tables: TokenTables, monkeypatch: pytest.MonkeyPa
     monkeypatch.delitem(sys.modules, "nearveil.sealed._device_ring")
     device = module.DeviceTables("cpu", tables.arrays[0], tables.arrays[2:], np.zeros(1, int))
     key = TokenKey.make("scores", SEED, np.ones((1, RING.dimension), np.int64), unsafe_seeded(1))
-    secrets, keys = ring.read_request(key.request, 1)
+    coefficients, keys = ring.read_request(key.request, 1)
+    slots = np.stack([get_transform(p).to_slots(coefficients[0, i]) for i, p in enumerate(PRIMES)])
+    on_device, device_keys = (torch.as_tensor(part.astype(np.int64)[None]) for part in (coefficients, keys))
+    np.testing.assert_array_equal(device.to_slots(on_device)[0, 0], slots)
     factors = np.empty((1, L, N // compiled.TILE, compiled.TERMS, compiled.TILE), np.uint32)
     numbers = tokens._NUMBERS
-    compiled.fill_factors(secrets[0], keys, tables.arrays[0].ctypes.data, numbers, factors[0])
-    made = device.make_factors(
-        *(torch.as_tensor(part.astype(np.int64)[None]) for part in (secrets[0], keys)), device._digits[0]
-    )
-    slots = made.permute(0, 1, 3, 4, 2).reshape(1, L, compiled.TERMS, N)
-    np.testing.assert_array_equal(slots, factors.swapaxes(2, 3).reshape(slots.shape))
+    compiled.fill_factors(slots.astype(np.uint32), keys, tables.arrays[0].ctypes.data, numbers, factors[0])
+    made = device.make_factors(device.to_slots(on_device), device_keys)[0]
+    turned = made.permute(0, 1, 3, 4, 2).reshape(1, L, compiled.TERMS, N)
+    np.testing.assert_array_equal(turned, factors.swapaxes(2, 3).reshape(turned.shape))
     sums = np.empty((1, L, N), np.uint32)
     compiled.multiply_block(tables.arrays[2].ctypes.data, factors, numbers, sums)
     columns = torch.as_tensor(sums.view(np.int32)).view(1, 1, L, N // 32, 32).transpose(3, 4)

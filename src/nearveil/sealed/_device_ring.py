@@ -1,8 +1,8 @@
 """Tokens on a GPU, in torch and Triton: baby steps, sums of products and modulus switching for several requests.
 
-The sum over giant steps g of a block is ``sum_g turn(S_g, 32 g)`` for sums of 35 products S_g, because the digits of
-the public parts are known. So each result reads turned products, and no step waits for another. Slots are numbered
-``32 k + c``: a turn by 32 moves k alone, and a program computes all k of one c for one block, prime and four requests.
+Slots are numbered ``32 k + c``: a giant step turns k alone, so a program computes all k of one c, for two blocks, a
+prime and four requests. Transforms are products with matrices of side 64, exact in 64-bit floats: their entries are
+split, and sums stay below 2^53.
 """
 
 from collections.abc import Sequence
@@ -34,41 +34,67 @@ def _reduce(total, modulus, factor):
 
 
 @triton.jit
+def _load(address, offsets):
+    """Load numbers below 2^31 as 64 bits without a sign."""
+    return tl.load(address + offsets).to(tl.uint32, bitcast=True).to(tl.uint64)
+
+
+@triton.jit
 def _multiply(
-    blocks, factors, out, numbers, n_blocks, n_groups, request_size, size,
+    blocks, factors, out, numbers, n_blocks, n_pairs, n_groups, request_size, size,
     COLUMNS: tl.constexpr, TURNS: tl.constexpr, TERMS: tl.constexpr, GIANTS: tl.constexpr,
 ):  # fmt: skip
-    """Fill one column of the results of four requests for one block and prime."""
+    """Fill one column of the results of four requests for two blocks and a prime."""
     program = tl.program_id(0)
-    group, block, column = program % n_groups, program // n_groups % n_blocks, program // n_groups // n_blocks
-    modulus, factor = tl.load(numbers + 2 * (column // 32)), tl.load(numbers + 2 * (column // 32) + 1)
-    modulus, factor = modulus.to(tl.uint64), factor.to(tl.uint64)
+    group, pair, column = program % n_groups, program // n_groups % n_pairs, program // n_groups // n_pairs
+    first, second = 2 * pair, tl.minimum(2 * pair + 1, n_blocks - 1)  # the last may be computed twice
+    modulus = tl.load(numbers + 2 * (column // 32)).to(tl.uint64)
+    factor = tl.load(numbers + 2 * (column // 32) + 1).to(tl.uint64)
     turns = tl.arange(0, TURNS)
-    row = turns // (TURNS // 2) * (TURNS // 2)
-    table = tl.load(blocks + block).to(tl.pointer_type(tl.uint32)) + column * (GIANTS * TERMS * TURNS)
+    after = turns // (TURNS // 2) * (TURNS // 2) + (turns + 1) % (TURNS // 2)
+    table = column.to(tl.int64) * (GIANTS * TERMS * TURNS)
+    left = tl.load(blocks + first).to(tl.pointer_type(tl.int32)) + table
+    right = tl.load(blocks + second).to(tl.pointer_type(tl.int32)) + table
     f0 = factors + group.to(tl.int64) * 4 * request_size + column * (TERMS * TURNS)
     f1, f2, f3 = f0 + request_size, f0 + 2 * request_size, f0 + 3 * request_size
     a0 = tl.zeros([TURNS], tl.uint64)
-    a1, a2, a3 = a0, a0, a0
-    for g in range(GIANTS):
-        source = row + (turns + g) % (TURNS // 2)
+    a1, a2, a3, b0, b1, b2, b3 = a0, a0, a0, a0, a0, a0, a0
+    for step in range(GIANTS):
+        start = (GIANTS - 1 - step) * TERMS * TURNS
         s0 = tl.zeros([TURNS], tl.uint64)
-        s1, s2, s3 = s0, s0, s0
+        s1, s2, s3, t0, t1, t2, t3 = s0, s0, s0, s0, s0, s0, s0
         for i in tl.static_range(TERMS):
-            d = tl.load(table + (g * TERMS + i) * TURNS + source).to(tl.uint64)
-            s0 += d * tl.load(f0 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
-            s1 += d * tl.load(f1 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
-            s2 += d * tl.load(f2 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
-            s3 += d * tl.load(f3 + i * TURNS + source).to(tl.uint32, bitcast=True).to(tl.uint64)
-        a0 += _reduce(s0, modulus, factor)
-        a1 += _reduce(s1, modulus, factor)
-        a2 += _reduce(s2, modulus, factor)
-        a3 += _reduce(s3, modulus, factor)
-    target = out + group.to(tl.int64) * 4 * size + (block.to(tl.int64) * COLUMNS + column) * TURNS + turns
-    tl.store(target, (a0 % modulus).to(tl.int32))
-    tl.store(target + size, (a1 % modulus).to(tl.int32))
-    tl.store(target + 2 * size, (a2 % modulus).to(tl.int32))
-    tl.store(target + 3 * size, (a3 % modulus).to(tl.int32))
+            d, e = _load(left, start + i * TURNS + turns), _load(right, start + i * TURNS + turns)
+            x = _load(f0, i * TURNS + turns)
+            s0 += d * x
+            t0 += e * x
+            x = _load(f1, i * TURNS + turns)
+            s1 += d * x
+            t1 += e * x
+            x = _load(f2, i * TURNS + turns)
+            s2 += d * x
+            t2 += e * x
+            x = _load(f3, i * TURNS + turns)
+            s3 += d * x
+            t3 += e * x
+        a0 = tl.gather(a0, after, 0) + _reduce(s0, modulus, factor)
+        a1 = tl.gather(a1, after, 0) + _reduce(s1, modulus, factor)
+        a2 = tl.gather(a2, after, 0) + _reduce(s2, modulus, factor)
+        a3 = tl.gather(a3, after, 0) + _reduce(s3, modulus, factor)
+        b0 = tl.gather(b0, after, 0) + _reduce(t0, modulus, factor)
+        b1 = tl.gather(b1, after, 0) + _reduce(t1, modulus, factor)
+        b2 = tl.gather(b2, after, 0) + _reduce(t2, modulus, factor)
+        b3 = tl.gather(b3, after, 0) + _reduce(t3, modulus, factor)
+    target = out + group.to(tl.int64) * 4 * size + column * TURNS + turns
+    first, second = first.to(tl.int64) * COLUMNS * TURNS, second.to(tl.int64) * COLUMNS * TURNS
+    tl.store(target + first, (a0 % modulus).to(tl.int32))
+    tl.store(target + second, (b0 % modulus).to(tl.int32))
+    tl.store(target + size + first, (a1 % modulus).to(tl.int32))
+    tl.store(target + size + second, (b1 % modulus).to(tl.int32))
+    tl.store(target + 2 * size + first, (a2 % modulus).to(tl.int32))
+    tl.store(target + 2 * size + second, (b2 % modulus).to(tl.int32))
+    tl.store(target + 3 * size + first, (a3 % modulus).to(tl.int32))
+    tl.store(target + 3 * size + second, (b3 % modulus).to(tl.int32))
 
 
 class DeviceTables:
@@ -85,8 +111,11 @@ class DeviceTables:
         self.device = torch.device(device)
         self._numbers = self._load([(p, get_transform(p).factor) for p in PRIMES])
         self._order = self._load(_order_slots())
-        self._passes = [self._make_matrices(i, p) for i, p in enumerate(PRIMES)]
-        self._digits, self._owners = self._load(digits.view(np.int32)), owners
+        self._forward, self._inverse = (
+            [self._make_matrices(p, pow(get_transform(p).root, sign, p)) for p in PRIMES] for sign in (1, -1)
+        )
+        self._twists = [self._make_twists(i, p) for i, p in enumerate(PRIMES)]
+        self._digits, self._owners = self._load(digits.view(np.int32)).long(), owners
         copies = {} if previous is None else {id(block): copy for block, copy in previous._blocks}
         pairs = ((block, copies.get(id(block))) for block in blocks)
         self._blocks: list[tuple[Any, Any]] = [
@@ -95,53 +124,73 @@ class DeviceTables:
 
     def answer(self, requests: Sequence[TokenRequest]) -> list[bytes]:
         """Return the tokens of checked requests."""
-        secrets, keys = (self._load(np.stack(parts).astype(np.int64)) for parts in zip(*requests, strict=True))
-        tokens = []
-        for k, digits in enumerate(self._digits):
-            factors = self.make_factors(secrets[:, k], keys, digits)
+        coefficients, keys = (
+            self._load(np.stack(parts).view(np.int32)).long() for parts in zip(*requests, strict=True)
+        )
+        factors, tokens = self.make_factors(self.to_slots(coefficients), keys), []
+        for k, part in enumerate(factors):
             blocks = [copy for (_, copy), owner in zip(self._blocks, self._owners, strict=True) if owner == k]
-            tokens.append(self.switch(self.multiply(blocks, factors)))
-        return [token.tobytes() for token in torch.cat(tokens, dim=1).cpu().numpy()]
+            tokens.append(self.switch(self.multiply(blocks, part)))
+        packed = torch.cat(tokens, dim=1)
+        landing = torch.empty(packed.shape, dtype=torch.uint8, pin_memory=packed.is_cuda)
+        return [token.tobytes() for token in landing.copy_(packed).numpy()]
 
     def _load(self, values: Any, kind: Any = None) -> Any:
         return torch.as_tensor(np.ascontiguousarray(values), dtype=kind).to(self.device)
 
-    def _make_matrices(self, number: int, prime: int) -> tuple[Any, ...]:
-        """Return the matrix of a transform of 64, in two parts, and what its results are multiplied by."""
-        root = get_transform(prime).root
-        powers = np.empty(2 * N, np.int64)
-        powers[0] = 1
-        for k in range(1, 2 * N):
-            powers[k] = int(powers[k - 1]) * pow(root, -1, prime) % prime
-        side = np.arange(_SIDE)
-        matrix = powers[2 * _SIDE * np.outer(side, side) % (2 * N)]
-        twiddles = powers[2 * np.outer(side, side) % (2 * N)]
-        last = powers[side[:, None] + _SIDE * side] * (pow(N, -1, prime) * int(COFACTORS[number, 0]) % prime) % prime
-        halves = [self._load(part, torch.float64) for part in (matrix >> _SPLIT, matrix & ((1 << _SPLIT) - 1))]
-        return (*halves, self._load(twiddles), self._load(last))
+    def _make_matrices(self, prime: int, root: int) -> tuple[Any, ...]:
+        """Return the matrix of a transform of 64, in two parts, and the factors between two of them."""
+        side, powers = np.arange(_SIDE), _list_powers(root, prime)
+        matrix, between = (powers[k * np.outer(side, side) % (2 * N)] for k in (2 * _SIDE, 2))
+        halves = (self._load(part, torch.float64) for part in (matrix >> _SPLIT, matrix & ((1 << _SPLIT) - 1)))
+        return (*halves, self._load(between))
+
+    def _make_twists(self, number: int, prime: int) -> tuple[Any, Any]:
+        """Return the factors before a forward transform, and after an inverse one, which scale residues, too."""
+        root, side = get_transform(prime).root, np.arange(_SIDE)
+        scale = pow(N, -1, prime) * int(COFACTORS[number, 0]) % prime
+        before = _list_powers(root, prime)[_SIDE * side[:, None] + side]
+        after = _list_powers(pow(root, -1, prime), prime)[side[:, None] + _SIDE * side] * scale % prime
+        return self._load(before), self._load(after)
+
+    def _transform(self, values: Any, matrices: tuple[Any, ...], prime: int) -> Any:
+        """Return products of matrices of side 64 with the matrix of a transform, from both sides."""
+        high, low, between = matrices
+        values = values.double()
+        values = (_combine(high @ values, low @ values, prime) * between % prime).double()
+        return _combine(values @ high, values @ low, prime)
+
+    def to_slots(self, coefficients: Any) -> Any:
+        """Return the slots of residues modulo each prime, shape (..., L, N)."""
+        slots = torch.empty_like(coefficients)
+        for i, prime in enumerate(PRIMES):
+            values = coefficients[..., i, :].reshape(-1, _SIDE, _SIDE) * self._twists[i][0] % prime
+            ordered = self._transform(values, self._forward[i], prime).transpose(1, 2).reshape(slots[..., i, :].shape)
+            slots[..., i, self._order] = ordered
+        return slots
 
     def load_block(self, block: Any) -> Any:
         """Return the tables of a block, arranged by columns: shape (L, c, giant steps, TERMS, k)."""
         tiles = torch.as_tensor(np.asarray(block).view(np.int32)).to(self.device)
         halves = tiles.view(L, _GIANTS, _TURNS // 2, _TERMS, 2, _BABY)
-        return halves.permute(0, 5, 1, 3, 2, 4).reshape(L, _BABY, _GIANTS, _TERMS, _TURNS)
+        return halves.permute(0, 5, 1, 3, 2, 4).reshape(L, _BABY, _GIANTS, _TERMS, _TURNS).contiguous()
 
-    def make_factors(self, secrets: Any, keys: Any, digits: Any) -> Any:
-        """Return the factors of requests, shape (requests, L, c, TERMS, k), for one secret of each.
+    def make_factors(self, secrets: Any, keys: Any) -> Any:
+        """Return the factors of requests, shape (K, requests, L, c, TERMS, k).
 
-        Shapes are (requests, L, N), (requests, 2, L, L, N) and (L, baby steps - 1, L, N).
+        Shapes of secrets and keys are (requests, K, L, N) and (requests, 2, L, L, N).
         """
         moduli, inverses = (self._numbers[:, k, None] for k in range(2))
-        baby = keys[:, 0].transpose(1, 2)
-        steps = torch.empty((len(secrets), _TERMS, L, N), dtype=torch.int64, device=self.device)
-        steps[:, 0], steps[:, _BABY:] = secrets, keys[:, 1]
+        baby = keys[:, None, 0].transpose(2, 3)
+        steps = torch.empty((_TERMS, *secrets.shape), dtype=torch.int64, device=self.device)
+        steps[0], steps[_BABY:] = secrets, keys[:, 1].transpose(0, 1)[:, :, None]
         for i in range(1, _BABY):
-            sums = (digits[:, i - 1].long() * baby).sum(dim=2)  # below 3 p^2
+            sums = (self._digits[:, :, i - 1] * baby).sum(dim=3)  # below 3 p^2
             sums = (sums + ((sums & _MASK) * inverses & _MASK) * moduli) >> 32
-            turned = steps[:, i - 1].view(-1, L, 2, N // 2).roll(-1, 3).view(-1, L, N)
-            steps[:, i] = (sums + turned) % moduli
-        columns = steps.to(torch.int32).view(-1, _TERMS, L, _TURNS, _BABY)
-        return columns.permute(0, 2, 4, 1, 3).contiguous()
+            turned = steps[i - 1].view(-1, 2, N // 2).roll(-1, 2).view(secrets.shape)
+            steps[i] = (sums + turned) % moduli
+        columns = steps.to(torch.int32).view(*steps.shape[:-1], _TURNS, _BABY)
+        return columns.permute(2, 1, 3, 5, 0, 4).contiguous()
 
     def multiply(self, blocks: Sequence[Any], factors: Any) -> Any:
         """Return the sums of blocks for requests, shape (requests, blocks, L, c, k)."""
@@ -149,9 +198,9 @@ class DeviceTables:
         count = len(factors)
         padded = torch.nn.functional.pad(factors, (0, 0) * 4 + (0, -count % _TOGETHER))
         out = torch.empty((len(padded), len(blocks), L, _BABY, _TURNS), dtype=torch.int32, device=self.device)
-        n_groups = len(padded) // _TOGETHER
-        _multiply[(n_groups * len(blocks) * L * _BABY,)](
-            addresses, padded, out, self._numbers, len(blocks), n_groups, padded[0].numel(), out[0].numel(),
+        n_groups, n_pairs = len(padded) // _TOGETHER, -(-len(blocks) // 2)
+        _multiply[(n_groups * n_pairs * L * _BABY,)](
+            addresses, padded, out, self._numbers, len(blocks), n_pairs, n_groups, padded[0].numel(), out[0].numel(),
             COLUMNS=L * _BABY, TURNS=_TURNS, TERMS=_TERMS, GIANTS=_GIANTS, num_warps=4,
         )  # fmt: skip
         return out[:count]
@@ -162,13 +211,9 @@ class DeviceTables:
         slots = sums.reshape(-1, L, _BABY, _TURNS)
         fractions = torch.zeros((len(slots), _SIDE, _SIDE), dtype=torch.int64, device=self.device)
         for i, prime in enumerate(PRIMES):
-            high, low, twiddles, last = self._passes[i]
             ordered = slots[:, i].transpose(1, 2).reshape(-1, N)[:, self._order]
-            values = ordered.view(-1, _SIDE, _SIDE).double()
-            values = _combine(high @ values, low @ values, prime) * twiddles % prime
-            values = values.double()
-            values = _combine(values @ high, values @ low, prime) * last % prime
-            fractions += values * int(QUOTIENTS[i, 0])  # modulo 2^64
+            values = self._transform(ordered.view(-1, _SIDE, _SIDE), self._inverse[i], prime) * self._twists[i][1]
+            fractions += values % prime * int(QUOTIENTS[i, 0])  # modulo 2^64
         rounded = (fractions + (1 << (63 - TOKEN_BITS))) >> (64 - TOKEN_BITS) & ((1 << TOKEN_BITS) - 1)
         pairs = rounded.transpose(1, 2).reshape(count, -1, 2)
         both = pairs[..., 0] | pairs[..., 1] << TOKEN_BITS
@@ -181,6 +226,14 @@ def _order_slots() -> np.ndarray:
     order = np.empty(N, np.int64)
     order[(np.concatenate([powers, 2 * N - powers]) - 1) // 2] = np.arange(N)
     return order
+
+
+def _list_powers(base: int, prime: int) -> np.ndarray:
+    """Return the powers below 2 N of a number."""
+    powers = np.ones(1, np.int64)
+    while len(powers) < 2 * N:
+        powers = np.append(powers, powers * pow(base, len(powers), prime) % prime)
+    return powers
 
 
 def _combine(high: Any, low: Any, prime: int) -> Any:

@@ -294,7 +294,7 @@ class TokenKey:
 
 
 def read_request(data: bytes, n_secrets: int) -> TokenRequest:
-    """Return the encrypted secrets, shape (K, L, N), and the rotation keys, shape (2, L, L, N), in slots."""
+    """Return coefficients of the encrypted secrets, shape (K, L, N), and rotation keys in slots, (2, L, L, N)."""
     if len(data) != request_bytes(n_secrets):
         raise WireError(f"the request must have {request_bytes(n_secrets)} bytes")
     rounded = unpack_bits(data[: n_secrets * _SECRET_BYTES], SECRET_BITS).reshape(n_secrets, 1, N)
@@ -302,8 +302,7 @@ def read_request(data: bytes, n_secrets: int) -> TokenRequest:
     if (keys >= _MODULI).any() or (rounded > (RING.modulus >> _DROPPED) + 1).any():
         raise WireError("the request has numbers that are out of range")
     residues = rounded % _MODULI * make_columns([(1 << _DROPPED) % p for p in PRIMES]) % _MODULI
-    slots = [get_transform(p).to_slots(residues[:, i]) for i, p in enumerate(PRIMES)]
-    return np.stack(slots, axis=1).astype(np.uint32, order="C"), keys.astype(np.uint32)
+    return residues.astype(np.uint32), keys.astype(np.uint32)
 
 
 QUOTIENTS = make_columns([(1 << 64) // p for p in PRIMES])

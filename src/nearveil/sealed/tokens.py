@@ -39,7 +39,7 @@ _BABY, _GIANTS, _HALF = RING.baby_steps, RING.giant_steps, N // 2
 _TILES = N // compiled.TILE
 _FACTORS_SHAPE = L, _TILES, compiled.TERMS, compiled.TILE
 _BLOCK_SHAPE = L, _GIANTS, *_FACTORS_SHAPE[1:]
-BATCH = 16  # requests that are answered together
+BATCH = 32  # requests that are answered together
 _TOGETHER = 4  # of these in one pass of a processor: a core's cache holds their factors
 
 
@@ -152,7 +152,8 @@ class TokenTables:
         def fill(pair: tuple[int, int]) -> None:
             k, number = pair
             secrets, keys = requests[number]
-            compiled.fill_factors(secrets[k], keys, self._digits[k].ctypes.data, _NUMBERS, factors[k, number])
+            slots = np.stack([t.to_slots(secrets[k, i]) for i, t in enumerate(_TRANSFORMS)]).astype(np.uint32)
+            compiled.fill_factors(slots, keys, self._digits[k].ctypes.data, _NUMBERS, factors[k, number])
 
         def multiply(number: int) -> Limbs:
             sums = np.empty((len(requests), L, N), np.uint32)
