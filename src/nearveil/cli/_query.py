@@ -221,7 +221,8 @@ def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
     count = nearest.n_candidates
     if nearest.sealed:
         sizes = " and ".join(f"{len(message):,}" for message in nearest.sealed)
-        return f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
+        text = f"The server saw that you sent a query, and when: two sealed messages of {sizes} bytes, all noise."
+        return f"{text} Before, it returned a token, which does not depend on the query."
     if nearest.set is None and nearest.way == "message":
         return (
             f"The server saw a message of {nearest.mechanism}, ranked its gallery by it and sent {count:,} items; the "

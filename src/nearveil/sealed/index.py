@@ -316,7 +316,8 @@ class SealedIndex:
             hints = [*workers.map(_make_hint, parts, name, seed, n_jobs, stage="making hints")]
         groups = [group for part in hints for group in part]
         secrets = [np.concatenate(groups[k :: stage.n_secrets]) for k in range(stage.n_secrets)]
-        return _Tokens(secrets, TokenTables.build(name, seed, secrets, n_jobs), [set() for _ in secrets])
+        tables = TokenTables.build(name, seed, secrets, n_jobs, _choose_device(*self._kernel_choice))
+        return _Tokens(secrets, tables, [set() for _ in secrets])
 
     def _rebuild_tokens(self, name: str, tokens: "_Tokens") -> "_Tokens":
         stage, seed, hints = self.layout.stages[name], self.layout.seed, list(tokens.hints)
@@ -579,7 +580,8 @@ class SealedIndex:
             for name, count in about["tables"].items():
                 stage = layout.stages[name]
                 hints, tables = ([rest.pop(0) for _ in range(number)] for number in (stage.n_secrets, count))
-                made = TokenTables(name, layout.seed, stage.secret_rows, tables, joblib.cpu_count())
+                gpu = _choose_device(kernel, device)
+                made = TokenTables(name, layout.seed, stage.secret_rows, tables, joblib.cpu_count(), gpu)
                 tokens[name] = _Tokens(hints, made, [set() for _ in hints])
             scale, normalize = float(about["scale"]), bool(about["normalize"])
         except (OSError, ValueError, KeyError, EOFError, TypeError, WireError) as error:
@@ -593,6 +595,11 @@ class SealedIndex:
             "device": device,
         }
         return cls(layout, database, **state)
+
+
+def _choose_device(kernel: KernelName, device: str) -> str:
+    """Return where tokens are computed: where passes are."""
+    return device if kernel == "torch" else "cpu"
 
 
 def _make_hint(part: tuple[int, list[Bytes]], stage: str, seed: bytes, n_jobs: int) -> list[Words]:

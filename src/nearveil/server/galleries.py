@@ -115,7 +115,7 @@ class Gallery:
         return None
 
     def sealed_pass_bytes(self, *, tokens: bool) -> int:
-        """Return the bytes that a sealed question, or a request for tokens, reads; 0 before their index is loaded."""
+        """Return the bytes of codes that take as long as a sealed question or a request for tokens; 0 if not loaded."""
         del tokens
         return 0
 
@@ -320,7 +320,7 @@ class OpenGallery(Gallery):
         return self._builder.get().get_lengths(tokens=tokens)
 
     def sealed_pass_bytes(self, *, tokens: bool) -> int:
-        """Return the bytes that a sealed question, or a request for tokens, reads; 0 before their index is loaded."""
+        """Return the bytes of codes that take as long as a sealed question or a request for tokens; 0 if not loaded."""
         return self._builder.get_pass_bytes(tokens=tokens)
 
     def ask_sealed(self, data: bytes) -> bytes:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from nearveil.sealed import SealedIndex
 
 _LOG = logging.getLogger(__name__)
+_TABLE_SPEED = 2  # bytes of tables of tokens that take as long as a byte of codes
 
 
 @dataclass(eq=False)
@@ -65,11 +66,11 @@ class SealedBuilder:
         return self._newest is not None
 
     def get_pass_bytes(self, *, tokens: bool) -> int:
-        """Return the bytes of codes that a question reads, or of tables that a token reads; 0 before the build."""
+        """Return the bytes of codes that take as long as a question or a request for tokens; 0 before the build."""
         answers = self._current
         if answers is None:
             return 0
-        return answers.index.token_nbytes if tokens else answers.index.nbytes
+        return answers.index.token_nbytes // _TABLE_SPEED if tokens else answers.index.nbytes
 
     def get(self) -> SealedAnswers:
         """Return an index that may answer, without waiting; ServiceError if there is none."""
