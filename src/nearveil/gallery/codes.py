@@ -413,8 +413,8 @@ def measure_codes(table: Codes, codes: Bytes, rows: SpreadRows, space: ScoreSpac
     best = next(parts)
     for part in parts:
         best = _merge(best, part)
-    found, true = (_drop_self(part, positions)[:, :k] for part in (best[1], exact[1]))
-    items = [rows.take(part.ravel(), "taking items").reshape(*part.shape, -1) for part in (found, true)]
+    lists = (_drop_self(nearest, positions)[:, :k] for nearest in (best[1], exact[1]))
+    items = [rows.take(part.ravel(), "taking items").reshape(*part.shape, -1) for part in lists]
     values, least = (np.einsum("qd,qkd->qk", queries, part, dtype=np.float64) for part in items)
     # Less the rounding of 32-bit numbers: ties count as kept.
     rounding = _ROUNDING * np.einsum("qd,qkd->qk", np.abs(queries), np.abs(items[0]))
