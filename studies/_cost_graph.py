@@ -61,8 +61,12 @@ def use_ours(method: Any) -> Callable[[Any], Product]:
 
     def prepare(X: Any) -> Product:
         from nearveil.privatemail.graph import gaussian_graph
+        from studies.baselines import neighbors_graph
 
-        graph = gaussian_graph(X, BANDWIDTH, method=method, tolerance=TOLERANCE)
+        if method == "neighbors":
+            graph: Any = neighbors_graph(X, BANDWIDTH)
+        else:
+            graph = gaussian_graph(X, BANDWIDTH, method=method, tolerance=TOLERANCE)
         return lambda Z: (graph.laplacian_matmul(Z), graph.degree[:, None])
 
     return prepare

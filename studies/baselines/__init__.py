@@ -8,6 +8,7 @@ from nearveil.mechanisms.base import Floats, Release
 from nearveil.mechanisms.catalog import MAIL, REGISTRY, UNSOUND, MechanismEntry
 from studies.baselines.embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from studies.baselines.fisher import VonMisesFisher
+from studies.baselines.neighbors import neighbors_graph
 from studies.baselines.pca import PrivatePCA, PrivatePCARelease
 from studies.baselines.projection import RandomProjection
 from studies.baselines.solvers import ReferenceManifold
@@ -27,6 +28,7 @@ __all__ = [
     "Unary",
     "VonMisesFisher",
     "find_mechanism",
+    "neighbors_graph",
 ]
 
 

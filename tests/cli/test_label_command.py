@@ -6,7 +6,6 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from PIL import Image
 from nearveil.features import ImageError
 from nearveil.ledger import Ledger
 from nearveil.private_knn import PrivateKNeighborsClassifier, labelling
+from nearveil.storage import replace_file
 from tests.cli.labelling import HIDDEN, RARE, Plain, fine, refused, rows_of, run, small, write_png
 
 ONE = ("--epsilon", "1")
@@ -165,7 +165,7 @@ def _full(*_: object) -> None:
 def test_a_full_disk_is_found_before_anything_is_spent(
     private: Path, public: Path, account: Callable[[], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labelling.ReservedFile, "_fill", _full)
+    monkeypatch.setattr(labelling, "_fill", _full)
     assert "No space left on device" in refused(private, public, "--epsilon", 2, *PAID)
     assert account() == 0
 
@@ -175,11 +175,11 @@ def test_room_is_made_for_the_longest_text(here: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
-        with closing(labelling.ReservedFile(here / "fits.csv", "x" * 1000, force=False)) as file:
-            file.write("short")
-        with pytest.raises(OSError, match="File too large"):  # noqa: SIM117
-            with closing(labelling.ReservedFile(here / "labels.csv", "x" * 1001, force=False)):
-                pytest.fail("there was room")
+        with replace_file(here / "fits.csv") as file:
+            labelling._fill(file, bytes(1000))
+            labelling._fill(file, b"short")
+        with pytest.raises(OSError, match="File too large"), replace_file(here / "labels.csv") as file:
+            labelling._fill(file, bytes(1001))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [file.name for file in here.iterdir()] == ["fits.csv"]
@@ -189,7 +189,8 @@ def test_room_is_made_for_the_longest_text(here: Path) -> None:
 def test_labels_that_cannot_be_written_are_printed(
     private: Path, public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(labelling.ReservedFile, "write", _full)
+    fill = labelling._fill
+    monkeypatch.setattr(labelling, "_fill", lambda file, content: _full() if any(content) else fill(file, content))
     result = run(private, public, *ONE)
     assert result.exit_code == 1
     assert result.stdout == f"row,label\n0,{RARE}\n1,plain\n2,{RARE}\n"

@@ -71,8 +71,6 @@ def test_what_is_wrong_with_a_dask_array() -> None:
     bad[450, 3] = np.nan
     with pytest.raises(PartitionError, match=r"partition 5 of 6: .*first in row 50"):
         _ = gaussian_graph(da.from_array(bad, chunks=(100, 12)), 6.0, "series").degree
-    with pytest.raises(ValueError, match="does not work on Dask arrays"):
-        gaussian_graph(da.from_array(ROWS), 6.0, "neighbors")
     with pytest.raises(ValueError, match="floating-point"):
         gaussian_graph(da.from_array(np.eye(3, dtype=int)), 6.0)
     unknown = da.from_array(ROWS, chunks=(100, 12))

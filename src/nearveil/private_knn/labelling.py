@@ -4,16 +4,15 @@ Records come from .npz files, .csv files or folders of images. Errors contain no
 """
 
 import csv
-import io
 import os
-import secrets
 import warnings
 import zipfile
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
+from io import BufferedRandom, StringIO
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from nearveil.private_knn.individual import LEAST_PUBLIC, VoteForecast
 from nearveil.private_knn.plan import NoiseWarning, VotePlan, find_needed_votes
 from nearveil.private_knn.spending import ExhaustedError
 from nearveil.progress import Progress, Tick
-from nearveil.storage import flush_folder
+from nearveil.storage import flush_folder, replace_file
 
 Role = Literal["PRIVATE", "PUBLIC"]
 ImageFeatures = Literal["auto", "hog", "none"]
@@ -83,10 +82,8 @@ def label_file(
 
     Parameters
     ----------
-    private : path
-        A .npz or .csv file with labels, or a folder with one folder of images for each class.
-    public : path
-        A .npz or .csv file, or a folder of images.
+    private, public : path
+        A .npz or .csv file, or a folder of images; the private ones in one folder for each class.
     out : path
         The CSV file to write; with `force`, an existing one is replaced.
     epsilon, delta : float
@@ -98,20 +95,16 @@ def label_file(
     classes : sequence of str, optional
         Public list of the classes. The default, the classes of the private records, is not protected.
     features : {"auto", "hog", "none"}
-        Turn images into histograms of gradients, or use their pixels.
-    side : int
-        Resize images of folders to ``side`` x ``side`` pixels.
-    force : bool
+        Turn images into histograms of gradients, or use their pixels, of folders ``side`` x ``side``.
     unit : str
         The meaning of one private row.
     account : Account, optional
         The account that pays.
     allow_noise : bool
         Ask even if every class has too few records for more than noise.
-    progress : callable, optional
-        ``progress(text, total)`` returns a function that is called with the number of rows done.
-    warn : callable
-        Called with warnings that only the owner of the private records should read.
+    progress, warn : callable
+        ``progress(text, total)`` returns a function that is called with the number of rows done. ``warn`` is called
+        with texts that only the owner of the private records should read.
 
     Examples
     --------
@@ -146,13 +139,20 @@ def label_file(
     if voter.plan_.individual:
         _check_forecast(voter.forecast(task.queries[:most]), warn, allow_noise=allow_noise)
     longest = max(task.classes, key=lambda name: len(_encode(name)))
-    with closing(ReservedFile(target, task.format_csv([longest] * n_rows), force=force)) as file:
-        labels, stopped = _collect_labels(voter, task, bars("asking", n_rows))
-        text, lost = task.format_csv(labels), ""
-        try:
-            file.write(text)
-        except (OSError, ValueError) as error:  # the labels are paid for: report them instead
-            lost = getattr(error, "strerror", None) or str(error)
+    text, lost = "", ""
+    try:
+        with replace_file(target, private=False) as file:
+            _fill(file, bytes(len(_encode(task.format_csv([longest] * n_rows)))))  # the disk is full: nothing was spent
+            labels, stopped = _collect_labels(voter, task, bars("asking", n_rows))
+            text = task.format_csv(labels)
+            _fill(file, _encode(text))
+            check_writable(target, force=force)  # another program may have created the file
+        with suppress(OSError):  # some file systems cannot sync a folder
+            flush_folder(target.absolute().parent)
+    except (OSError, ValueError) as error:
+        if not text:
+            raise
+        lost = getattr(error, "strerror", None) or str(error)  # the labels are paid for: report them instead
     return LabelReport(task.names, labels, voter.guarantee, task.notes, text, lost, stopped)
 
 
@@ -169,7 +169,7 @@ class _LabelTask:
     notes: tuple[str, ...]  # public
 
     def format_csv(self, labels: Sequence[str]) -> str:
-        text = io.StringIO()
+        text = StringIO()
         writer = csv.writer(text, lineterminator="\n")
         writer.writerows([(self.heading, "label"), *zip(self.names, labels, strict=False)])
         return text.getvalue()
@@ -473,37 +473,10 @@ def check_writable(path: Path, *, force: bool) -> None:
         raise ValueError(f"out: {path} exists; `force` replaces it, or give another path")
 
 
-class ReservedFile:
-    """A file with disk space for a text as long as `largest`, reserved before anything is spent."""
-
-    def __init__(self, path: Path, largest: str, *, force: bool) -> None:
-        self._path, self._force = path, force
-        self._part = path.absolute().with_name(f".{path.name}.{secrets.token_hex(4)}.part")
-        self._file = self._part.open("x+b")
-        try:
-            self._fill(bytes(len(_encode(largest))))
-        except BaseException:
-            self.close()
-            raise
-
-    def write(self, text: str) -> None:
-        """Write the text, sync it to the disk, and rename the file."""
-        self._fill(_encode(text))
-        check_writable(self._path, force=self._force)  # another program may have created the file
-        self._part.replace(self._path)
-        with suppress(OSError):  # some file systems cannot sync a folder
-            flush_folder(self._path.absolute().parent)
-
-    def close(self) -> None:
-        """Delete the file unless it was written."""
-        with suppress(OSError):  # a full disk refuses the rest of the buffer once more
-            self._file.close()
-        with suppress(OSError):
-            self._part.unlink(missing_ok=True)
-
-    def _fill(self, content: bytes) -> None:
-        self._file.seek(0)  # in place: the reserved blocks are reused
-        self._file.write(content)
-        self._file.truncate()
-        self._file.flush()
-        os.fsync(self._file.fileno())
+def _fill(file: BufferedRandom, content: bytes) -> None:
+    """Replace the content of a file, on the disk too. In place: reserved blocks are reused."""
+    file.seek(0)
+    file.write(content)
+    file.truncate()
+    file.flush()
+    os.fsync(file.fileno())

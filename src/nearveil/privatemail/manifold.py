@@ -162,12 +162,11 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
         start depends on the rows, so the sensitivity bounds do not cover it: for privacy, pass a public array.
     rescale : bool, default=True
         Scale the embedding to Frobenius norm sqrt(n) after each step, or the rows collapse to a point or diverge.
-    graph : {"auto", "exact", "series", "neighbors"}, default="auto"
-        With `tolerance` and `n_neighbors`, as in :func:`nearveil.privatemail.graph.gaussian_graph`.
+    graph : {"auto", "exact", "series"}, default="auto"
+        With `tolerance`, as in :func:`nearveil.privatemail.graph.gaussian_graph`.
     tolerance : float, default=1e-6
     random_state : int, RandomState instance or None, default=None
         Seed of the random start. Not a source of privacy.
-    n_neighbors : int, default=15
     label_encoding : {"integer", "one-hot"}, default="integer"
         See :func:`nearveil.privatemail.graph.label_graph`. The papers use "integer"; "one-hot" suits
         unordered classes and names.
@@ -203,10 +202,9 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     n_iter: int = parameter(20, allow_integers(1))
     init: Any = parameter("random", StrOptions({"random"}), "array-like")
     rescale: bool = parameter(True, "boolean")
-    graph: Method = parameter("auto", StrOptions({"auto", "exact", "series", "neighbors"}))
+    graph: Method = parameter("auto", StrOptions({"auto", "exact", "series"}))
     tolerance: float = parameter(1e-6, allow_reals(0))
     random_state: Any = parameter(None, "random_state")
-    n_neighbors: int = parameter(15, allow_integers(1))
     label_encoding: Encoding = parameter("integer", StrOptions({"integer", "one-hot"}))
     label_bandwidth: float | None = parameter(None, allow_reals(0), None)
 
@@ -227,7 +225,7 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
         if self.n_components > n:
             raise ValueError(f"n_components={self.n_components} must be at most the number of rows, {n}")
         labels = self._label_graph(y, n)
-        graph = gaussian_graph(_normalise_rows(X), self.bandwidth, self.graph, self.tolerance, self.n_neighbors)
+        graph = gaussian_graph(_normalise_rows(X), self.bandwidth, self.graph, self.tolerance)
         query = ManifoldQuery(graph, labels, self.label_weight)
         start = self._start(n, np.empty(0, X.dtype) if is_dask_array(X) else X, query)
         with np.errstate(over="ignore", invalid="ignore"):  # checked afterwards

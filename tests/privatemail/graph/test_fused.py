@@ -1,5 +1,6 @@
 """The GPU kernel against dense references; needs a CUDA device."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 
 from nearveil import SupervisedManifold
 from nearveil.privatemail.graph import gaussian_graph, label_graph
+from studies.baselines import neighbors_graph
 from tests.reference import dense_label_weights, dense_weights, unit_rows
 
 torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
@@ -48,10 +50,10 @@ def test_tiny_degrees_keep_their_digits() -> None:
     np.testing.assert_allclose(graph.degree.cpu(), degree, rtol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["series", "neighbors"])
-def test_the_other_graphs_run_there_too(method: Any) -> None:
+@pytest.mark.parametrize("build", [partial(gaussian_graph, method="series"), neighbors_graph])
+def test_the_other_graphs_run_there_too(build: Any) -> None:
     X, Z = unit_rows(500, 8), unit_rows(500, 2, seed=1)
-    host, device = (gaussian_graph(rows, 6.0, method=method) for rows in (X, on_gpu(X)))
+    host, device = (build(rows, 6.0) for rows in (X, on_gpu(X)))
     np.testing.assert_allclose(device.laplacian_matmul(on_gpu(Z)).cpu(), host.laplacian_matmul(Z), atol=1e-9)
 
 

@@ -13,10 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearveil.privatemail.graph import gaussian, gaussian_graph, series
+from studies.baselines import neighbors_graph
 from studies.data import FeatureSet
 from tests.reference import dense_weights, laplacian, unit_rows
 
 Convert = Callable[[Any], Any]
+
+
+def build(X: Any, bandwidth: float, method: Any, n_neighbors: int = 15, **options: Any) -> Any:
+    """Build a graph by any method, "neighbors" included."""
+    if method == "neighbors":
+        return neighbors_graph(X, bandwidth, n_neighbors)
+    return gaussian_graph(X, bandwidth, method, **options)
+
+
 ROUNDING: dict[Any, float] = {np.float64: 1e-13, np.float32: 2e-6}
 
 
@@ -73,7 +83,7 @@ def test_float32_rows_meet_the_tolerance_at_small_bandwidths(convert: Convert, m
     X = np.repeat(unit_rows(60, 7), 2, axis=0) + 0.3 * bandwidth * rng.normal(size=(120, 7))
     X = (X / np.linalg.norm(X, axis=1, keepdims=True)).astype(np.float32)
     exact = X.astype(np.float64) / np.linalg.norm(X.astype(np.float64), axis=1, keepdims=True)
-    graph = gaussian_graph(convert(X), bandwidth, method=method, n_neighbors=119)
+    graph = build(convert(X), bandwidth, method=method, n_neighbors=119)
     assert np.asarray(graph.degree).dtype == np.float32
     np.testing.assert_allclose(graph.degree, dense_weights(exact, bandwidth).sum(axis=1), rtol=1e-6)
 
@@ -119,7 +129,7 @@ def test_changing_the_rows_or_the_degree_afterwards_changes_nothing() -> None:
 
 @pytest.mark.parametrize("method", ["exact", "series", "neighbors"])
 def test_no_columns_give_no_columns(convert: Convert, method: Any) -> None:
-    graph = gaussian_graph(convert(unit_rows(10, 3)), 6.0, method=method, n_neighbors=3)
+    graph = build(convert(unit_rows(10, 3)), 6.0, method=method, n_neighbors=3)
     for operation in (graph.matmul, graph.laplacian_matmul, graph.matmul):
         assert tuple(operation(convert(np.ones((10, 0)))).shape) == (10, 0)
 
@@ -128,7 +138,7 @@ def test_no_columns_give_no_columns(convert: Convert, method: Any) -> None:
 def test_tensors_are_cut_off_from_their_gradients(method: Any) -> None:
     torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
     rows = torch.from_numpy(unit_rows(10, 3)).requires_grad_()
-    graph = gaussian_graph(rows, 6.0, method=method, n_neighbors=3)
+    graph = build(rows, 6.0, method=method, n_neighbors=3)
     assert not graph.matmul(torch.ones(10, 1, requires_grad=True)).requires_grad
 
 
@@ -156,7 +166,7 @@ def test_exact_never_forms_the_matrix() -> None:
 def test_a_degree_that_underflows_raises(convert: Convert, method: Any, dtype: type) -> None:
     X = convert(np.eye(3, dtype=dtype))
     with pytest.raises(ValueError, match=r"degree of 3 row\(s\) underflows.*larger bandwidth"):
-        gaussian_graph(X, 0.01, method=method, n_neighbors=1)
+        build(X, 0.01, method=method, n_neighbors=1)
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
@@ -253,7 +263,7 @@ def test_series_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("method", ["exact", "series", "neighbors"])
 def test_interpolation_is_the_kernel_average(convert: Convert, method: Any) -> None:
     X, new, Z = unit_rows(80, 5), unit_rows(30, 5, seed=2), unit_rows(80, 2, seed=1)
-    graph = gaussian_graph(convert(X), 2.0, method=method, tolerance=1e-2, n_neighbors=7)
+    graph = build(convert(X), 2.0, method=method, tolerance=1e-2, n_neighbors=7)
     weights = np.exp((new @ X.T - 1) / 4)
     if method == "neighbors":
         weights *= weights >= np.sort(weights, axis=1)[:, [-7]]
@@ -269,7 +279,7 @@ def test_neighbors_graph_is_the_symmetric_union(convert: Convert, dtype: type) -
     weights = dense_weights(X.astype(np.float64), 0.5)
     keep = weights >= np.sort(weights, axis=1)[:, [-k]]
     expected = np.where(keep | keep.T, weights, 0)
-    graph = gaussian_graph(convert(X), 0.5, method="neighbors", n_neighbors=k)
+    graph = neighbors_graph(convert(X), 0.5, n_neighbors=k)
     np.testing.assert_allclose(graph.matmul(convert(np.eye(120, dtype=dtype))), expected, rtol=1e-5)
     np.testing.assert_allclose(graph.degree, expected.sum(axis=1), rtol=1e-5)
     assert graph.error_bound == 1  # an edge left out is an edge of weight zero
@@ -277,25 +287,30 @@ def test_neighbors_graph_is_the_symmetric_union(convert: Convert, dtype: type) -
 
 def test_neighbors_of_all_rows_are_the_exact_graph() -> None:
     X = unit_rows(20, 3)
-    graph = gaussian_graph(X, 0.5, method="neighbors", n_neighbors=19)
+    graph = neighbors_graph(X, 0.5, n_neighbors=19)
     np.testing.assert_allclose(graph.matmul(np.eye(20)), dense_weights(X, 0.5), atol=1e-14)
     assert graph.error_bound == 0
 
 
 def test_neighbors_among_duplicates_are_other_rows() -> None:
     X = np.repeat(unit_rows(3, 4), 10, axis=0)
-    graph = gaussian_graph(X, 0.5, method="neighbors", n_neighbors=3)
+    graph = neighbors_graph(X, 0.5, n_neighbors=3)
     matrix = graph.matmul(np.eye(30))
     assert np.all(np.diag(matrix) == 0)
     assert np.all((matrix > 0).sum(axis=1) >= 3)
     assert np.sum(matrix > 0) <= 2 * 30 * 3  # no row asked for more than three
 
 
+def test_bad_numbers_of_neighbours_are_named() -> None:
+    for number in (True, 5, 0):
+        with pytest.raises(ValueError, match="n_neighbors must be an integer"):
+            neighbors_graph(unit_rows(5, 3), 1.0, number)
+    with pytest.raises(ValueError, match=r"float16.*convert it to float32"):
+        neighbors_graph(np.eye(3, dtype=np.float16), 1.0, 1)
+
+
 def test_numpy_integers_count_neighbours() -> None:
-    assert (
-        gaussian_graph(unit_rows(9, 3), 1.0, method="neighbors", n_neighbors=cast("int", np.int64(3))).method
-        == "neighbors"
-    )
+    assert neighbors_graph(unit_rows(9, 3), 1.0, n_neighbors=cast("int", np.int64(3))).method == "neighbors"
 
 
 @pytest.mark.parametrize(
@@ -323,7 +338,7 @@ def test_rows_that_are_nearly_of_norm_one_are_made_so() -> None:
 
 @pytest.mark.parametrize("method", ["exact", "series", "neighbors"])
 def test_graphs_survive_pickling(method: Any) -> None:
-    graph = gaussian_graph(unit_rows(40, 4), 6.0, method=method)
+    graph = build(unit_rows(40, 4), 6.0, method=method)
     Z = unit_rows(40, 2, seed=1)
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(graph)).matmul(Z), graph.matmul(Z))  # noqa: S301
 
@@ -343,8 +358,6 @@ def bad_rows(value: float) -> Any:
         (unit_rows(5, 3) * (1 + 1e-3), {}, "rows of norm 1"),
         (unit_rows(5, 3), {"bandwidth": unit_rows(5, 3)}, "bandwidth must be from 1e-100 to 1e[+]100$"),
         (unit_rows(5, 3), {"method": unit_rows(5, 3)}, 'method must be "auto"'),
-        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": True}, "n_neighbors must be an integer"),
-        (np.eye(3, dtype=np.float16), {"method": "neighbors", "n_neighbors": 1}, "float16.*convert it to float32"),
         (unit_rows(5, 3), {"bandwidth": 1e-9}, "bandwidth 1e-09 is too small: the rounding"),
         (bad_rows(0.0), {}, r"X holds a row of zeros \(row 2\), which has no direction"),
         (bad_rows(3.0), {}, r"rows of norm 1 \(row 2 has not\): divide each row by its norm"),
@@ -362,9 +375,7 @@ def bad_rows(value: float) -> Any:
         (unit_rows(5, 3), {"bandwidth": "wide"}, "bandwidth must be from 1e-100"),
         (unit_rows(5, 3), {"bandwidth": 1e-200}, "bandwidth must be from 1e-100"),
         (unit_rows(5, 3), {"tolerance": 0.0}, "tolerance must be a finite number above 0"),
-        (unit_rows(5, 3), {"method": "magic"}, 'method must be "auto", "exact", "series" or "neighbors"'),
-        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 5}, "n_neighbors must be an integer from 1 to 4"),
-        (unit_rows(5, 3), {"method": "neighbors", "n_neighbors": 0}, "n_neighbors must be an integer from 1 to 4"),
+        (unit_rows(5, 3), {"method": "magic"}, 'method must be "auto", "exact" or "series"'),
     ],
 )
 def test_bad_input_is_named(X: Any, parameters: dict[str, Any], message: str) -> None:
@@ -432,9 +443,8 @@ class Filter:
 sys.meta_path[:] = [Filter(finder) for finder in sys.meta_path]
 import numpy as np, nearveil.privatemail.graph, nearveil.privatemail.manifold
 X = np.eye(4)
-for method in ("exact", "series", "neighbors"):
-    nearveil.privatemail.graph.gaussian_graph(X, 6.0, method=method, n_neighbors=2).laplacian_matmul(X)
-nearveil.privatemail.graph.gaussian_graph(X.astype(np.float32), 6.0, method="neighbors", n_neighbors=2)
+for method in ("exact", "series"):
+    nearveil.privatemail.graph.gaussian_graph(X, 6.0, method=method).laplacian_matmul(X)
 nearveil.privatemail.manifold.SupervisedManifold().fit(X, [0, 0, 1, 1]).transform(X)
 print("done")
 """

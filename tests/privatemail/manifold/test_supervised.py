@@ -425,7 +425,6 @@ def rows_with(value: float) -> Any:
         (unit_rows(6, 3), None, {"init": np.zeros((6, 2))}, "cannot be rescaled: its rows have met in one point"),
         (unit_rows(6, 3), None, {"solver": "cccp"}, 'solver="cccp" needs labels'),
         (unit_rows(6, 3), None, {"graph": "series"}, 'use method="exact"'),
-        (unit_rows(6, 3), None, {"graph": "neighbors", "n_neighbors": 6}, "n_neighbors must be an integer"),
         (unit_rows(6, 3), [0, 1] * 3, {"rescale": False, "label_weight": 1e9, "n_iter": 99}, "the embedding overflows"),
         (np.eye(3), None, {"bandwidth": 0.01}, "degree of 3 row.* underflows"),
         (unit_rows(6, 3), [0, 1] * 3, {"solver": "cccp", "n_iter": 400, "label_weight": 9.0}, "eq. 6 overflows"),

@@ -108,7 +108,7 @@ class GaussianGraph(ABC):
     """Gaussian weights ``exp(-|x_i - x_j|^2 / (2 bandwidth^2))`` between unit rows, without self-loops.
 
     A linear operator that never forms its matrix, built by :func:`nearveil.privatemail.graph.gaussian_graph`; `method`
-    is "exact", "series" or "neighbors". `error_bound` is the certified largest ``|w~ - w| / w`` of an edge with
+    is "exact" or "series". `error_bound` is the certified largest ``|w~ - w| / w`` of an edge with
     computed weight w~, except for rounding.
 
     Examples

@@ -1,4 +1,4 @@
-"""Gaussian graphs over unit rows: exact, by series or of nearest neighbours, also on Dask arrays."""
+"""Gaussian graphs over unit rows: exact or by series, also on Dask arrays."""
 
 import importlib.util
 import os
@@ -9,12 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
-from sklearn.neighbors import NearestNeighbors
 from threadpoolctl import ThreadpoolController
 
-from nearveil.cluster import SpreadRows, cut_rows, is_dask_array
-from nearveil.privacy.checks import check_choice, check_integer, check_positive, check_range
+from nearveil.cluster import SpreadRows, is_dask_array
+from nearveil.privacy.checks import check_choice, check_positive, check_range
 from nearveil.privatemail.graph._base import (
     Array,
     GaussianGraph,
@@ -39,12 +37,11 @@ from nearveil.privatemail.graph.series import (
     find_least_polynomial,
 )
 
-Method = Literal["auto", "exact", "series", "neighbors"]
+Method = Literal["auto", "exact", "series"]
 
 HOST_TILE = 512  # a tile of doubles is 2 MiB: it stays in the second-level cache
 DEVICE_TILE = 8192
 FUSED_FEATURES = 128  # beyond these the tiles of the kernel no longer fit into shared memory
-_BLOCK = 1 << 22  # numbers in a block of differences
 _EXPONENTIAL = 16  # cost of an exponential in multiplications, measured on the host
 _COLUMNS = 2  # columns of Z that "auto" assumes
 _BLAS = ThreadpoolController()
@@ -140,54 +137,7 @@ def _multiply_rectangular(A: Array, B: Array, Z: Array, sharpness: float) -> Arr
     return total
 
 
-class NeighborsGraph(GaussianGraph):
-    """Exact weights of edges to and from nearest rows; `error_bound` is 1 if any edge is missing, else 0."""
-
-    method = "neighbors"
-
-    def __init__(self, X: Array, bandwidth: float, model: Array, n_neighbors: int) -> None:
-        super().__init__(X, bandwidth, model)
-        self.n_neighbors = n_neighbors
-        host = to_numpy(X)
-        n = host.shape[0]
-        # One more neighbour: the nearest is usually the row itself, but not always among duplicates.
-        neighbors = _find_nearest(host, host, min(n_neighbors + 1, n))
-        distinct = neighbors != np.arange(n)[:, None]
-        keep = distinct & (np.cumsum(distinct, axis=1) <= n_neighbors)
-        rows, columns = np.nonzero(keep)[0], neighbors[keep]
-        edges = np.unique(np.minimum(rows, columns) * n + np.maximum(rows, columns))
-        low, high = edges // n, edges % n
-        weights = self._weights(host, low, host, high)
-        both = (np.concatenate([weights, weights]), (np.concatenate([low, high]), np.concatenate([high, low])))
-        self._matrix = csr_array(both, shape=(n, n))
-        self.error_bound = float(len(edges) < n * (n - 1) // 2)
-        _ = self.degree
-
-    def _weights(self, A: Any, a: Any, B: Any, b: Any) -> Any:
-        """Return weights of rows `a` of A and `b` of B from differences, which are precise for close rows."""
-        blocks = cut_rows(len(a), max(1, _BLOCK // A.shape[1]))
-        squares = [np.vecdot(difference, difference) for difference in (A[a[i]] - B[b[i]] for i in blocks)]
-        return np.exp(-0.5 * self._sharpness * np.concatenate(squares))
-
-    def _product(self, Z: Array) -> Array:
-        return move_to_library(self._matrix @ to_numpy(Z), Z)
-
-    def _cross_product(self, X: Array, Z: Array) -> Array:
-        new, host = to_numpy(X), to_numpy(self._X)
-        columns = _find_nearest(new, host, self.n_neighbors).ravel()
-        rows = np.repeat(np.arange(len(new)), self.n_neighbors)
-        edges = (self._weights(new, rows, host, columns), (rows, columns))
-        return move_to_library(csr_array(edges, shape=(len(new), len(host))) @ to_numpy(Z), Z)
-
-
-def _find_nearest(queries: Any, rows: Any, k: int) -> Any:
-    """Return the positions of the k nearest `rows` of each query, nearest first."""
-    return NearestNeighbors(n_neighbors=k, algorithm="brute").fit(rows).kneighbors(queries, return_distance=False)
-
-
-def gaussian_graph(
-    X: Array, bandwidth: float, method: Method = "auto", tolerance: float = 1e-6, n_neighbors: int = 15
-) -> GaussianGraph:
+def gaussian_graph(X: Array, bandwidth: float, method: Method = "auto", tolerance: float = 1e-6) -> GaussianGraph:
     """Build the Gaussian graph over unit rows as a linear operator, a :class:`GaussianGraph`.
 
     Parameters
@@ -198,16 +148,13 @@ def gaussian_graph(
         float32; the arithmetic uses float64 if float32 would miss the tolerance.
     bandwidth : float
         The s of ``w_ij = exp(-|x_i - x_j|^2 / (2 s^2))``.
-    method : {"auto", "exact", "series", "neighbors"}, default="auto"
+    method : {"auto", "exact", "series"}, default="auto"
         "exact": every weight, O(n^2) time, O(n) memory. "series": a polynomial of degree at most 3
         in the inner products, O(n d^degree) time; the least degree that meets `tolerance`.
-        "neighbors": the weights to the nearest neighbours only. "auto": the cheaper of the first two
-        within `tolerance`; a graph of neighbours never satisfies this.
+        "auto": the cheaper of the two within `tolerance`.
     tolerance : float, default=1e-6
         Largest ``|w~ - w| / w`` of an edge; see ``error_bound`` of the result. Rounding stays below it too, or an
         error is raised.
-    n_neighbors : int, default=15
-        Edges of each row, for "neighbors"; the graph is symmetric, so a row may have more.
 
     Examples
     --------
@@ -227,19 +174,20 @@ def gaussian_graph(
     check_choice(method, "method", Method)
     if is_dask_array(X):
         return SpreadGraph(SpreadRows.of(X), bandwidth, method, tolerance)
-    X = as_array(X)
-    rows = check_unit_rows(_cast_precisely(X, bandwidth, tolerance))
-    xp = find_namespace(rows)
-    model = xp.ones_like(rows[:, :1], dtype=X.dtype if find_limits(X).bits >= 32 else xp.float32)
-    if method in ("neighbors", "series") and find_limits(rows).bits < 32:
+    rows, model = prepare_rows(as_array(X), bandwidth, tolerance)
+    if method == "series" and find_limits(rows).bits < 32:
         raise ValueError(f"X has dtype {rows.dtype}, too coarse for this method: convert it to float32")
-    if method == "neighbors":
-        n_neighbors = check_integer(n_neighbors, "n_neighbors", 1, rows.shape[0] - 1)
-        return NeighborsGraph(rows, bandwidth, model, n_neighbors)
     polynomial = _choose_polynomial(rows, bandwidth, method, tolerance)
     if polynomial is not None and (method == "series" or _is_series_cheaper(rows, polynomial)):
         return SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
+
+
+def prepare_rows(X: Array, bandwidth: float, tolerance: float) -> tuple[Array, Array]:
+    """Return checked unit rows, and a column of ones in the dtype of results."""
+    rows = check_unit_rows(_cast_precisely(X, bandwidth, tolerance))
+    xp = find_namespace(rows)
+    return rows, xp.ones_like(rows[:, :1], dtype=X.dtype if find_limits(X).bits >= 32 else xp.float32)
 
 
 def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
@@ -263,7 +211,7 @@ def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: fl
     if sys.float_info.epsilon * bandwidth**-2 > tolerance:
         raise ValueError(
             f"bandwidth {bandwidth:g} is too small: the rounding of inner products would move weights by more than "
-            f'tolerance {tolerance:g}. Use a larger bandwidth or tolerance, or method="neighbors"'
+            f"tolerance {tolerance:g}. Use a larger bandwidth or tolerance"
         )
     if method == "exact":
         return None
@@ -293,8 +241,6 @@ class SpreadGraph(GaussianGraph):
     method = "exact"
 
     def __init__(self, rows: SpreadRows, bandwidth: float, method: Method, tolerance: float) -> None:
-        if method == "neighbors":
-            raise ValueError('method "neighbors" does not work on Dask arrays: use "series" or "exact"')
         if rows.dtype not in (np.float32, np.float64):
             raise ValueError(f"X must hold floating-point numbers; got dtype {rows.dtype}: convert it first")
         if rows.shape[0] < 2:
