@@ -90,7 +90,7 @@ class TokenTables:
         self._digits, self._public, *self._blocks = arrays
         self._owners = np.repeat(np.arange(len(n_rows)), count_blocks(n_rows))
         shapes = [(len(n_rows), L, _BABY - 1, L, N), (len(self._owners), N), *[_BLOCK_SHAPE] * len(self._owners)]
-        if [(array.shape, array.dtype) for array in arrays] != [(shape, np.uint32) for shape in shapes]:
+        if [array.shape for array in arrays] != shapes or {array.dtype.str for array in arrays} != {"<u4"}:
             raise ValueError("the tables do not fit the rows; build them again")  # compiled code checks no bounds
         self._n_threads = n_threads
         self._device, self._on_device = device, None
