@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nearveil.gallery.publishing import select_first
 from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilon
-from nearveil.mechanisms import AnalyticGaussian, Cells, Message, PrivUnit, Release
+from nearveil.mechanisms import AnalyticGaussian, Message, PrivUnit, Release
 from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.covers import MappedRelease
@@ -19,7 +19,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
-from studies.baselines import Unary, find_mechanism
+from studies.baselines import Cells, Unary, find_mechanism
 from studies.data import load_features
 
 Rows = NDArray[np.float32]

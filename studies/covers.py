@@ -13,7 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from nearveil.mechanisms import Cells, Covers
+from nearveil.mechanisms import Covers
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.mechanisms.covers.learning import projection
 from nearveil.search.ceiling import best_channel
@@ -22,6 +22,7 @@ from studies import _figures as draw
 from studies._report import show
 from studies._search import FILES, NAMES, QUERIES, SETS, K, Search, build_search, split
 from studies._study import Case, Row, Study, list_cases
+from studies.baselines import Cells
 
 EPSILONS = (1.0, 2.0, 4.0, 6.0)
 FRACTIONS = (0.1, 0.2)

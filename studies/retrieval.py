@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nearveil.mechanisms import Cells, Release
+from nearveil.mechanisms import Release
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.search.ceiling import neighbor_ceiling
 from nearveil.search.evaluation import true_neighbors
@@ -18,6 +18,7 @@ from studies import _search as trials
 from studies._report import show
 from studies._search import BUDGET, DELTA, NAMES, QUERIES, SETS, SETTINGS, Items, K, Search, count_payable
 from studies._study import Case, Row, Study, list_cases, select, summarise
+from studies.baselines import Cells
 
 EPSILONS = (0.01, 0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 FRACTIONS = (0.05, 0.1, 0.2)

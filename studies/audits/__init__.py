@@ -20,7 +20,7 @@ from nearveil.audit.registry import (
     make_entry,
     make_experiment,
 )
-from nearveil.mechanisms import AnalyticGaussian, Cells, Covers, PrivUnit
+from nearveil.mechanisms import AnalyticGaussian, Covers, PrivUnit
 from nearveil.private_knn import (
     PateClassifier,
     PrivateDiscriminant,
@@ -37,7 +37,7 @@ from studies.audits.estimators import (
     make_student_experiment,
 )
 from studies.audits.wire import make_wire_experiment
-from studies.baselines import BASELINES, PrivatePCA, PrivatePCARelease
+from studies.baselines import BASELINES, Cells, PrivatePCA, PrivatePCARelease
 
 __all__ = [
     "list_baselines",

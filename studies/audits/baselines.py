@@ -7,12 +7,15 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from nearveil.audit._experiment import Experiment, Floats, Law, Pair
-from nearveil.audit._releases import stack_messages, state_bit_law, state_law, state_noise_law
-from studies.baselines import DPdSNE, PrivatePCA, RandomProjection, Unary, VonMisesFisher
+from nearveil.audit._releases import stack_messages, state_bit_law, state_law, state_noise_law, state_set_law
+from studies.baselines import Cells, DPdSNE, PrivatePCA, RandomProjection, Unary, VonMisesFisher
 
 _FIT_TRIALS = 8_000  # if every run is a fit
 _WIDE = 8  # dimensions from which no cell of the sphere is likely
 _RARE_LAW = Law(values=stack_messages, largest_row=2.0**-20)
+
+
+state_law.register(Cells, state_set_law)
 
 
 @state_law.register

@@ -14,7 +14,7 @@ from scipy.stats import binom
 
 from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import make_release_experiment
-from nearveil.mechanisms import OME, Cells, Message, PrivUnit, PublicMap
+from nearveil.mechanisms import OME, Message, PrivUnit, PublicMap
 from nearveil.mechanisms.covers.maps import DECAY, NEIGHBORS
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import NoisyScreening, VoteHistogram
@@ -37,6 +37,7 @@ from studies.audits.clock import (
 )
 from studies.audits.conduct import compute_epsilon
 from studies.audits.wire import Send, ask_question
+from studies.baselines import Cells
 
 DELTA = 1e-5
 _ONE_IN = np.uint64(2000)

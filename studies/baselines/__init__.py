@@ -6,6 +6,7 @@ studies are installed.
 
 from nearveil.mechanisms.base import Floats, Release
 from nearveil.mechanisms.catalog import MAIL, REGISTRY, UNSOUND, MechanismEntry
+from studies.baselines.cells import Cells
 from studies.baselines.embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from studies.baselines.fisher import VonMisesFisher
 from studies.baselines.neighbors import neighbors_graph
@@ -16,6 +17,7 @@ from studies.baselines.unary import Unary
 
 __all__ = [
     "BASELINES",
+    "Cells",
     "DPdSNE",
     "PlainLDA",
     "PlainManifold",
@@ -43,6 +45,8 @@ class PcaEntry(MechanismEntry):
 _PCA = {"n_components": 8, "n_sweeps": 2, **UNSOUND}
 
 BASELINES = (
+    MechanismEntry(Cells, "this library; Warner 1965", "randomized"),
+    MechanismEntry(Cells, "this library; Ye, Barg 2018", "subset", {"response": "subset"}),
     MechanismEntry(Unary, "Erlingsson et al. 2014", "symmetric", {"kind": "symmetric"}),
     MechanismEntry(Unary, "Wang et al. 2017", "optimised", {"kind": "optimised"}),
     MechanismEntry(RandomProjection, "Kenthapadi et al. 2012, for a record"),

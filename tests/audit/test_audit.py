@@ -12,9 +12,9 @@ from nearveil.audit import Check, Experiment, Law, Pair, Report, audit
 from nearveil.audit._experiment import LawTest
 from nearveil.audit.auditing import _choose_attacks
 from nearveil.audit.report import FALSE_ALARM, Attack
-from nearveil.mechanisms import Cells, PrivUnit
+from nearveil.mechanisms import PrivUnit
 from nearveil.privacy.noise import calibrate_gaussian, calibrate_laplace, unsafe_seeded
-from studies.baselines import RawFeatures
+from studies.baselines import Cells, RawFeatures
 from tests.audit.mechanisms import SURE, coin, promise
 
 

@@ -18,7 +18,7 @@ import nearveil.private_knn
 from nearveil.audit import Experiment, audit, list_mechanisms
 from nearveil.audit._releases import make_noise_experiment, make_session_experiment
 from nearveil.audit.registry import AuditEntry, list_not_audited, make_experiment
-from nearveil.mechanisms import OME, AnalyticGaussian, Cells, Covers, Latent, PrivUnit
+from nearveil.mechanisms import OME, AnalyticGaussian, Covers, Latent, PrivUnit
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.metrics import Metric
 from nearveil.privacy import Guarantee
@@ -35,7 +35,7 @@ from studies.audits import (
 )
 from studies.audits import specimens as broken
 from studies.audits.clock import CountingSource, count_lines
-from studies.baselines import RandomProjection, Unary
+from studies.baselines import Cells, RandomProjection, Unary
 from tests.audit.mechanisms import SURE
 
 

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 from sklearn.exceptions import NotFittedError
 
-from nearveil.mechanisms import Cells, Message, Release
-from nearveil.mechanisms.covers.covers import assign_balanced
+from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.privacy.noise import unsafe_seeded
+from studies.baselines.cells import Cells, assign_balanced
 from tests.mechanisms.conformance import Contract, Floats
 
 

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, _exp
+from nearveil.mechanisms.covers.channels import RandomizedResponse, compute_exp
 from nearveil.privacy.noise import unsafe_seeded
+from studies.baselines.cells import SubsetSelection
 
 
 class Words:
@@ -105,10 +106,10 @@ def test_absurd_sizes(n_sets: int, size: int, words: str) -> None:
 @pytest.mark.parametrize("digits", [3, 9, 28])
 def test_the_decimal_context_of_an_application_changes_nothing(digits: int) -> None:
     usual = [RandomizedResponse(0.7, 300).odds, SubsetSelection(0.7, 10, 3).odds]
-    _exp.cache_clear()
+    compute_exp.cache_clear()
     with localcontext(prec=digits, rounding=ROUND_UP):
         assert [RandomizedResponse(0.7, 300).odds, SubsetSelection(0.7, 10, 3).odds] == usual
-    _exp.cache_clear()
+    compute_exp.cache_clear()
 
 
 @given(st.floats(1e-6, 1e-3), st.integers(2, 5000))

@@ -11,7 +11,7 @@ from sklearn.datasets import load_digits
 from sklearn.exceptions import NotFittedError
 
 from nearveil.cluster import SpreadRows
-from nearveil.mechanisms import Cells, Covers, Message, MessageError, PublicMap, Release, default
+from nearveil.mechanisms import Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
 from nearveil.mechanisms.covers.covers import set_guarantee
 from nearveil.mechanisms.covers.maps import MapError
@@ -20,6 +20,7 @@ from nearveil.metrics import METRICS, Metric, ScoreSpace
 from nearveil.privacy.accounting import make_loss_curves
 from nearveil.privacy.events import NamedSets, PureDp
 from nearveil.privacy.noise import unsafe_seeded
+from studies.baselines import Cells
 from tests.mechanisms.conformance import Floats
 from tests.mechanisms.test_cells import MappedContract
 from tests.metrics import make_vectors

@@ -11,20 +11,22 @@ from sklearn.base import clone
 from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
 
-from nearveil.mechanisms import (
-    OME,
-    AnalyticGaussian,
-    Cells,
-    Latent,
-    PrivUnit,
-    Release,
-)
+from nearveil.mechanisms import OME, AnalyticGaussian, Latent, PrivUnit, Release
 from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.mechanisms.covers.covers import MappedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
-from studies.baselines import BASELINES, DPdSNE, PrivatePCA, PrivatePCARelease, RandomProjection, Unary, VonMisesFisher
+from studies.baselines import (
+    BASELINES,
+    Cells,
+    DPdSNE,
+    PrivatePCA,
+    PrivatePCARelease,
+    RandomProjection,
+    Unary,
+    VonMisesFisher,
+)
 from tests.mechanisms.conformance import REFUSAL, attack_attributes, attack_parameters
 
 ROWS = np.random.default_rng(0).standard_normal((400, 16))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import nearveil
 from nearveil.ledger.budget import find_pld_epsilon, make_charge
-from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection
+from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.privacy.accounting import (
     DEFAULT_ORDERS,
     PldAccountant,
@@ -31,6 +31,7 @@ from nearveil.privacy.accounting import (
 )
 from nearveil.privacy.events import NamedSets, PureDp
 from nearveil.privacy.noise import secure_source
+from studies.baselines.cells import SubsetSelection
 
 WORDS = 1 << 64
 channels = st.one_of(

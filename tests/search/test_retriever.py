@@ -8,12 +8,13 @@ from hypothesis import strategies as st
 from sklearn.exceptions import NotFittedError
 
 from nearveil.gallery.publishing import select_first
-from nearveil.mechanisms import Cells, Message, MessageError
+from nearveil.mechanisms import Message, MessageError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
 from nearveil.search import Retriever
 from nearveil.wire.client import rank_candidates
 from nearveil.wire.frames import WireError
+from studies.baselines import Cells
 from tests.search.standins import Plain, RandomCells, clustered
 
 PUBLIC, _ = clustered(1, 80)

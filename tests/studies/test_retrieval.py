@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from nearveil.mechanisms import Cells, Covers, Latent, PrivUnit, Release
+from nearveil.mechanisms import Covers, Latent, PrivUnit, Release
 from nearveil.metrics import CENTRED
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.events import PureDp
@@ -20,7 +20,7 @@ from studies import _search, codes, covers, data, retrieval, search
 from studies._report import write
 from studies._search import SETS, SETTINGS, Trial, build_search, find, split, split_classes
 from studies._study import Row, Study, as_frame, mean, run, select, summarise
-from studies.baselines import Unary
+from studies.baselines import Cells, Unary
 from tests.studies.small_sets import small_sets
 
 pytestmark = pytest.mark.usefixtures("quick_figures")

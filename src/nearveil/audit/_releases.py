@@ -31,7 +31,6 @@ from nearveil.audit._experiment import (
 from nearveil.mechanisms import (
     OME,
     AnalyticGaussian,
-    Cells,
     Covers,
     Latent,
     Message,
@@ -301,7 +300,7 @@ def _state_privunit_law(release: PrivUnit) -> Law:
     return Law(values=stack_messages, largest_row=min(largest, 1.0))
 
 
-def _state_set_law(release: Any) -> Law:
+def state_set_law(release: Any) -> Law:
     """Return the coins of the good set, with odds of e^epsilon, and of other sets, which are equally likely."""
 
     def toss(messages: Sequence[Message], row: Floats) -> list[Coin]:
@@ -337,7 +336,7 @@ def _state_value_law(release: Any) -> Law:
 
 for _kinds, _state in (
     (AnalyticGaussian, lambda release: state_noise_law(release, release.projection_)),
-    (Covers | Cells, _state_set_law),
+    (Covers, state_set_law),
     (Latent | OME, _state_value_law),
     (PrivUnit, _state_privunit_law),
 ):

@@ -49,8 +49,8 @@ def list_mechanisms(epsilon: float = EPSILON) -> list[AuditEntry]:
     Examples
     --------
     >>> from nearveil.audit import audit
-    >>> cells = next(entry for entry in list_mechanisms(1.0) if entry.name == "cells (subset)")
-    >>> audit(cells.make(), trials=400).verdict != "broken"
+    >>> covers = next(entry for entry in list_mechanisms(1.0) if entry.name == "covers")
+    >>> audit(covers.make(), trials=400).verdict != "broken"
     True
     """
     gaussian = partial(calibrate_gaussian, epsilon, 1e-5, sensitivity=1.0, size=1)

@@ -51,8 +51,8 @@ class Report:
     --------
     >>> from nearveil.audit import audit
     >>> from nearveil.privacy.noise import unsafe_seeded
-    >>> from nearveil.mechanisms import Cells
-    >>> report = audit(Cells(1.0), trials=20_000, source=unsafe_seeded(0))  # a seed, so that this repeats
+    >>> from nearveil.mechanisms import Covers
+    >>> report = audit(Covers(1.0, n_sets=10), trials=20_000, source=unsafe_seeded(0))  # a seed, so that this repeats
     >>> report.verdict, report.promised_epsilon, 0.8 < report.shown_epsilon <= 1.0
     ('kept', 1.0, True)
     """

@@ -62,7 +62,7 @@ def audit(
     For example:
         nearveil audit privunit
         nearveil audit all --out out/audit
-        nearveil audit "cells (subset)" --epsilon 1 --confidence 0.999 --json
+        nearveil audit covers --epsilon 1 --confidence 0.999 --json
         nearveil audit --list
     """
     check(0.01 <= epsilon <= 12, "must be from 0.01 to 12", "--epsilon")

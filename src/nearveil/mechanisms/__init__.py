@@ -10,13 +10,12 @@ if TYPE_CHECKING:
     from nearveil.mechanisms._privunit import PrivUnit
     from nearveil.mechanisms.base import Message, MessageError, Release
     from nearveil.mechanisms.catalog import default
-    from nearveil.mechanisms.covers.covers import Cells, Covers
+    from nearveil.mechanisms.covers.covers import Covers
     from nearveil.mechanisms.covers.maps import PublicMap
 
 __all__ = [
     "OME",
     "AnalyticGaussian",
-    "Cells",
     "Covers",
     "Latent",
     "Message",
@@ -35,7 +34,7 @@ __getattr__ = import_later(
         "._privunit": "PrivUnit",
         ".base": "Message MessageError Release",
         ".catalog": "default",
-        ".covers.covers": "Cells Covers",
+        ".covers.covers": "Covers",
         ".covers.maps": "PublicMap",
     },
 )

@@ -88,8 +88,6 @@ UNSOUND = {"allow_unsound": True}
 
 REGISTRY = (
     MechanismEntry(mechanisms.Covers, "this library", parameters={"n_sets": 10}),
-    MechanismEntry(mechanisms.Cells, "this library; Warner 1965", "randomized"),
-    MechanismEntry(mechanisms.Cells, "this library; Ye, Barg 2018", "subset", {"response": "subset"}),
     MechanismEntry(mechanisms.PrivUnit, "Bhowmick et al. 2018; Asi et al. 2022"),
     MechanismEntry(PrivateMail, f"{MAIL} 2022, made sound", "gaussian"),
     MechanismEntry(PrivateMail, f"{MAIL} 2021, made sound", "laplace", {"noise": "laplace"}),

@@ -1,10 +1,10 @@
-"""Covers and cells: mechanisms with messages that name a set of a public map."""
+"""Covers, and other mechanisms with messages that name a set of a public map."""
 
 import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -23,12 +23,11 @@ from nearveil.mechanisms.base import (
     fingerprint,
     make_guarantee,
 )
-from nearveil.mechanisms.covers.channels import RandomizedResponse, SubsetSelection, check_channel_epsilon
-from nearveil.mechanisms.covers.learning import Report, Rows, centres, learn_sets, projection, to_directions
+from nearveil.mechanisms.covers.channels import RandomizedResponse, check_channel_epsilon
+from nearveil.mechanisms.covers.learning import Report, Rows, learn_sets
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_SETS, MapError, PublicMap
 from nearveil.mechanisms.covers.members import (
     count_prototypes,
-    make_map,
     make_members,
     map_around_prototypes,
     measure_local,
@@ -37,7 +36,7 @@ from nearveil.mechanisms.covers.members import (
 )
 from nearveil.metrics import CENTRED, ScoreSpace
 from nearveil.privacy import Guarantee
-from nearveil.privacy.checks import check_choice, check_range, check_rows
+from nearveil.privacy.checks import check_range, check_rows
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 
@@ -218,7 +217,7 @@ class MappedRelease(TractableRelease):
 
     @property
     @abstractmethod
-    def _channel(self) -> RandomizedResponse | SubsetSelection:
+    def _channel(self) -> Any:
         """The channel for the map."""
 
     @abstractmethod
@@ -403,109 +402,3 @@ def count_least_sets(n_items: int, set_size: int, reach: float) -> int:
     least = -(-reached // set_size)
     # A spare position in each set, for smaller sets after deletions.
     return min(least + (least * set_size < reached + least), n_items, MOST_SETS)
-
-
-CellKind = Literal["kmeans", "balanced"]
-Response = Literal["randomized", "subset"]
-
-
-@dataclass(eq=False, repr=False)
-class Cells(MappedRelease):
-    """Name a cell of the gallery, by randomised response or subset selection.
-
-    Parameters
-    ----------
-    epsilon : float
-        From 1e-6 to 40. Pure: delta is 0.
-    candidates : float, default=0.1
-        The largest fraction f of the gallery in an answer.
-    kind : {"kmeans", "balanced"}, default="kmeans"
-        "kmeans": a cell contains the floor(f N) items nearest to its centroid, and cells overlap.
-        "balanced": every item is in one cell, and the sizes of cells differ by at most one.
-    response : {"randomized", "subset"}, default="randomized"
-        "randomized" names one cell. "subset" names as many balanced cells as fit into an answer.
-    n_cells : int, optional
-        By default the fewest that cover the gallery, about ``1 / f``; four times as many for "subset".
-
-    Examples
-    --------
-    >>> from sklearn.datasets import load_digits
-    >>> X = load_digits().data
-    >>> cells = Cells(2.0, 0.2, kind="balanced").fit(X[:300]).index(X[300:])
-    >>> cells.release(X[0]).mechanism, cells.map_.n_sets
-    ('cells', 6)
-    """
-
-    name = "cells"
-
-    epsilon: float
-    candidates: float = 0.1
-    _: KW_ONLY
-    kind: CellKind = "kmeans"
-    response: Response = "randomized"
-    n_cells: int | None = None
-
-    @cached_property
-    def _channel(self) -> RandomizedResponse | SubsetSelection:
-        public_map = self._map()
-        if self.response == "randomized":
-            return RandomizedResponse(self.epsilon, public_map.n_sets)
-        largest = -(-public_map.n_items // public_map.n_sets)
-        return SubsetSelection(self.epsilon, public_map.n_sets, max(1, public_map.set_size // largest))
-
-    def _group(self, features: SpreadRows, set_size: int, report: Report) -> tuple[csr_array, PublicMap]:
-        count = self._count(len(features), set_size)
-        report("making cells", 0.0)
-        rows = to_directions(features.gather("gathering rows"), self.space_)
-        centroids = centres(rows, count, seed=0)
-        if self.kind == "kmeans" and self.response == "randomized":
-            nearest = np.argpartition(_squared_distances(rows, centroids).T, set_size - 1, axis=1)[:, :set_size]
-            members = make_members(nearest, len(rows))
-        else:
-            cells = assign_balanced(_squared_distances(rows, centroids))
-            ones = np.ones(len(rows), dtype=np.uint8)
-            members = csr_array((ones, (cells, np.arange(len(rows)))), shape=(count, len(rows)))
-            members.sort_indices()
-        components = projection(rows, MOST_DIMENSIONS).astype(np.float16)
-        prototypes = centroids @ components.astype(np.float32)
-        return members, make_map(components, prototypes, np.eye(count, dtype=np.float32), len(rows), set_size)
-
-    def _count(self, n_items: int, set_size: int) -> int:
-        """Check the parameters and return the number of cells."""
-        check_choice(self.kind, "kind", CellKind)
-        check_choice(self.response, "response", Response)
-        if set_size == n_items:
-            raise ValueError("candidates must be less than the whole gallery")
-        least = -(-n_items // set_size)
-        usual = least if self.response == "randomized" else min(4 * least, n_items)
-        count = usual if self.n_cells is None else self.n_cells
-        whole = self.kind == "balanced" or self.response == "subset"
-        if not max(2, least if whole else 2) <= count <= n_items:
-            raise ValueError(f"n_cells must be from {max(2, least)} to the {n_items} items of the gallery")
-        return count
-
-
-def assign_balanced(distances: NDArray[np.float32]) -> NDArray[np.int64]:
-    """Assign rows to cells of equal sizes, to within one; rows that would lose most choose first."""
-    n, count = distances.shape
-    room = np.full(count, n // count)
-    room[: n % count] += 1
-    cells = np.full(n, -1)
-    waiting = np.arange(n)
-    while len(waiting):
-        open_cells = np.flatnonzero(room)
-        near = distances[np.ix_(waiting, open_cells)]
-        nearest = near.argmin(axis=1)
-        loss = np.partition(near, 1, axis=1)[:, 1] - near.min(axis=1) if len(open_cells) > 1 else near[:, 0]
-        for number, cell in enumerate(open_cells):
-            candidates = np.flatnonzero(nearest == number)
-            accepted = candidates[np.argsort(-loss[candidates], kind="stable")[: room[cell]]]
-            cells[waiting[accepted]] = cell
-            room[cell] -= len(accepted)
-        waiting = waiting[cells[waiting] < 0]
-    return cells
-
-
-def _squared_distances(features: Rows, centroids: Rows) -> NDArray[np.float32]:
-    """Return squared distances less the squared norms of the rows, shape (n, n_cells)."""
-    return np.asarray((centroids**2).sum(axis=1) - 2 * features @ centroids.T, dtype=np.float32)

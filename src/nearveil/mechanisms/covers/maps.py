@@ -141,9 +141,9 @@ class PublicMap:
 
     Examples
     --------
-    >>> from nearveil.mechanisms import Cells
+    >>> from nearveil.mechanisms import Covers
     >>> rows = np.random.default_rng(0).standard_normal((80, 3))
-    >>> map_ = Cells(2.0, 0.2).fit(rows[:40]).index(rows[40:]).map_
+    >>> map_ = Covers(2.0, 0.2, n_sets=5).fit(rows[:40]).index(rows[40:]).map_
     >>> PublicMap.from_bytes(map_.to_bytes()).n_sets
     5
     """
