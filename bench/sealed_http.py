@@ -30,7 +30,6 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from home import PROCESSES, make_index, timed
 
-QUESTIONS = 20
 RECORD = 140  # bytes: an id, a code of 124 bytes, a short name
 
 
@@ -171,11 +170,11 @@ def ask_server(address: str, token: str, process: int, rows: Any) -> dict[str, A
     }
 
 
-def measure(items: int, dimension: int) -> dict[str, Any]:
+def measure(items: int, dimension: int, questions: int) -> dict[str, Any]:
     """Serve, and ask."""
     from nearveil import Client
 
-    rows = np.random.default_rng(1).normal(size=(QUESTIONS, dimension))
+    rows = np.random.default_rng(1).normal(size=(questions, dimension))
     with run_server(partial(make_random_index, items, dimension), dimension) as (address, token, process):
         report = ask_server(address, token, process, rows)
         first = []
@@ -203,9 +202,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--items", type=int, default=1_000_000)
     options.add_argument("--dimension", type=int, default=64)
+    options.add_argument("--questions", type=int, default=20)
     options.add_argument("--out", type=Path, default=Path("out/bench"))
     given = options.parse_args()
-    report = measure(given.items, given.dimension)
+    report = measure(given.items, given.dimension, given.questions)
     print(json.dumps(report, indent=1))
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / f"sealed-http-{given.items}-{given.dimension}.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
 from nearveil.privacy.noise import Source, gaussian_integers
@@ -26,6 +26,7 @@ from nearveil.sealed.parameters import ANSWER_BITS, LWE, RING, WORD_BITS
 SEED_BYTES = 32
 LARGEST_DRAW = 119  # of secrets and errors: where the tables of sigma 6.4 end
 _AES_BLOCK = 16
+_ROW_BYTES = 4 * LWE.dimension  # of the key stream, for a row of the public matrix
 _ROWS = 1 << 7  # rows of the public matrix at a time: as 64-bit numbers they fit in a core's cache
 _HINT_ROWS = 1 << 10  # of a database at a time
 _HINT_COLUMNS = 1 << 11  # at a time; products stay below 7 + 25 + 11 bits
@@ -38,13 +39,17 @@ Bytes = NDArray[np.int8]
 
 def expand_matrix(stage: str, seed: bytes, start: int, stop: int) -> NDArray[np.int32]:
     """Return rows of a stage's public matrices modulo Q, centred at 0: the key stream of AES-256 in counter mode."""
-    # The key is a digest of the seed, so nobody can choose a matrix by choosing a seed.
-    key = hashlib.sha256(b"nearveil sealed matrix\0" + stage.encode() + b"\0" + seed).digest()
-    row_bytes = 4 * LWE.dimension
-    counter = (start * row_bytes // _AES_BLOCK).to_bytes(_AES_BLOCK, "big")
-    stream = Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor().update(bytes((stop - start) * row_bytes))
+    stream = _open_stream(stage, seed, start).update(bytes((stop - start) * _ROW_BYTES))
     words = np.frombuffer(stream, "<i4").reshape(stop - start, LWE.dimension)
     return np.asarray(words >> (32 - LWE.modulus_bits), dtype=np.int32)
+
+
+def _open_stream(stage: str, seed: bytes, start: int) -> CipherContext:
+    """Return the key stream from a row on."""
+    # The key is a digest of the seed, so nobody can choose a matrix by choosing a seed.
+    key = hashlib.sha256(b"nearveil sealed matrix\0" + stage.encode() + b"\0" + seed).digest()
+    counter = (start * _ROW_BYTES // _AES_BLOCK).to_bytes(_AES_BLOCK, "big")
+    return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
 def draw_gaussians(shape: tuple[int, int], source: Source) -> Longs:
@@ -61,12 +66,19 @@ def encrypt_zeros(
         raise ValueError(f"a secret must have at most {LWE.most_samples} samples: security is not estimated above")
     secrets = draw_gaussians((n_secrets, LWE.dimension), source)
     zeros = draw_gaussians(shape, source)
-    factors = secrets.T.astype(np.float64)
+    factors, stream = secrets.astype(np.float64), _open_stream(stage, seed, 0)
+    # The same memory holds all rows in turn: new pages would take time.
+    nothing, words = memoryview(bytes(_ROWS * _ROW_BYTES)), np.empty(_ROWS * LWE.dimension + _AES_BLOCK, "<i4")
+    matrix = np.empty((_ROWS, LWE.dimension))
     for first in range(0, n_groups, n_secrets):
-        groups, offset = zeros[first : first + n_secrets], first // n_secrets * samples
+        groups = zeros[first : first + n_secrets]
         for start, stop in split_range(samples, _ROWS):
-            matrix = expand_matrix(stage, seed, offset + start, offset + stop).astype(np.float64)
-            groups[:, start:stop] += (matrix @ factors).T[: len(groups)].astype(np.int64)  # below 25 + 7 + 10 bits
+            count = stop - start
+            stream.update_into(nothing[: count * _ROW_BYTES], words.view(np.uint8))
+            words >>= 32 - LWE.modulus_bits
+            matrix[:count] = words[: count * LWE.dimension].reshape(count, -1)
+            for group, factor in zip(groups, factors, strict=False):  # products of one vector are faster than of two
+                group[start:stop] += (matrix[:count] @ factor).astype(np.int64)  # below 25 + 7 + 10 bits
     return (zeros & ((1 << LWE.modulus_bits) - 1)).astype(np.uint32), secrets
 
 
