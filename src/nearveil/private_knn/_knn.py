@@ -15,6 +15,7 @@ from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.cluster import is_dask_array
+from nearveil.ledger import new_key
 from nearveil.ledger.store import digest
 from nearveil.privacy.parameters import PROBABILITY, allow_integers, allow_reals, parameter
 from nearveil.private_knn.estimator import A, Answers, Tally, VotingClassifier, VotingEstimator
@@ -366,16 +367,18 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         forecast = terms.forecast if len(terms.radii) else None
         return replace(self._make_answers(votes[answered], answered), forecast=forecast)
 
-    @property
-    def _log_name(self) -> str:
-        """A digest of all that the meaning of the log depends on, also of the public rows: they show the features."""
+    def _name_log(self) -> str:
+        """Return a digest of all that the log depends on, also of the public rows, which show the features.
+
+        A stream gets a new name. A record that has changed since an earlier fit has passed other queries by the log.
+        """
         if not self.plan_.individual:
             return ""
+        if self.crowding:
+            return new_key()
         bounds = [] if self._bounds is None else [self._bounds.low.tolist(), self._bounds.high.tolist()]
         space = [self.n_features_in_, self.feature_norm, *bounds, list(map(str, self.classes_.tolist())), self.votes]
-        return digest(
-            *map(str, [*space, self._rule.fingerprint, self.plan_.vote_noise, self.plan_.max_answered, self.crowding])
-        )[:32]
+        return digest(*map(str, [*space, self._rule.fingerprint, self.plan_.vote_noise, self.plan_.max_answered]))[:32]
 
     def _count_votes(self, queries: NDArray[np.float64]) -> Iterator[Tally]:
         draws = 1 if self.plan_.screening is None else 2

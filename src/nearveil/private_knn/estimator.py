@@ -111,7 +111,7 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
             warn_of_scaled_rows(rows)
         poll._learn(rows)
         account = find_account(poll.ledger, poll.account, plan, poll._guarantee)
-        poll._spending = open_spending(account, plan, poll._guarantee, poll._log_name)
+        poll._spending = open_spending(account, plan, poll._guarantee, poll._name_log())
         if not plan.individual:  # else by the forecast, which is public
             _warn_of_noise(poll)
         return self._set_fitted(poll, _poll=poll)
@@ -157,9 +157,8 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def _make_guarantee(self, plan: VotePlan) -> Guarantee:
         return plan.guarantee(self.delta, unit=self._protected_unit, source=self._source)
 
-    @property
-    def _log_name(self) -> str:
-        """The name of the public log that estimators with equal public parameters share in an account."""
+    def _name_log(self) -> str:
+        """Return the name of the public log that estimators with equal public parameters share in an account."""
         return ""
 
     def _make_request(self, ballot: Ballot) -> PlanRequest:
