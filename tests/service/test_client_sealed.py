@@ -26,7 +26,7 @@ from nearveil.gallery.answers import LONGEST_ID, ItemDetails
 from nearveil.gallery.codes import ProductCodes, ScalarCodes, _hash_arrays, codes_from_bytes
 from nearveil.gallery.errors import IndexStoreError
 from nearveil.mechanisms import Message
-from nearveil.sealed import SealedClient
+from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.layout import Layout
 from nearveil.sealed.sizes import RecordLayout
 from nearveil.server import limits, requests
@@ -366,11 +366,12 @@ def slow_builds(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[ServedMa
         return build(served, **options)
 
     monkeypatch.setattr(sealed, "open_sealed_index", open_slowly)
+    monkeypatch.setattr(sealed, "update_sealed_index", lambda *_: None)
     yield begun, turns.release
     turns.release(1000)
 
 
-def await_builds(begun: list[ServedMap], count: int) -> None:
+def await_builds(begun: list[Any], count: int) -> None:
     """Wait until so many builds have begun."""
     until = time.monotonic() + 60
     while len(begun) < count and time.monotonic() < until:
@@ -454,6 +455,29 @@ def test_the_previous_index_answers_until_the_next_is_built_unless_an_item_was_d
             go_on()
         gallery.prepare()
         assert gallery._get_sealed().index.get_items().tolist() == [*range(5), *range(6, COUNT + 1)]
+
+
+def test_a_change_is_answered_while_the_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place, save, turns, saving = make_index(tmp_path / "changing"), SealedIndex.save, threading.Event(), []
+
+    def save_slowly(index: SealedIndex, path: Path) -> None:
+        saving.append(len(index))
+        assert turns.wait(60)
+        save(index, path)
+
+    with opened(place, offers=OFFERS) as gallery, Index.open(place) as index:
+        gallery.prepare()
+        monkeypatch.setattr(SealedIndex, "save", save_slowly)
+        index.delete([5])
+        gallery.refresh()
+        await_builds(saving, 1)
+        items = gallery._get_sealed().index.get_items()
+        turns.set()
+        gallery.prepare()
+        assert saving == [COUNT - 1]
+        assert 5 not in items
+        assert gallery._get_sealed().index.get_items().tolist() == items.tolist()
+        assert 5 not in SealedIndex.load(place / "index.sealed").get_items()
 
 
 def test_a_build_that_fails_is_tried_again(

@@ -34,6 +34,15 @@ class SealedAnswers:
         index = open_sealed_index(served, previous=None if previous is None else previous.index)
         return cls(served, index, index.layout.to_bytes(), index.get_public_tokens())
 
+    def update(self, served: ServedMap) -> "Self | None":
+        """Return the index of a map in memory, without its file; None if it must be built again."""
+        from nearveil.wire.sealed import update_sealed_index
+
+        index = update_sealed_index(served, self.index)
+        if index is None:
+            return None
+        return type(self)(served, index, index.layout.to_bytes(), index.get_public_tokens())
+
     def get_lengths(self, *, tokens: bool) -> frozenset[int]:
         """Return the lengths of the frames of questions, or of requests for tokens, in bytes."""
         from nearveil.sealed.wire import measure_requests
@@ -104,16 +113,22 @@ class SealedBuilder:
 
     def _run(self) -> None:
         while (served := self._next()) is not None:
-            built, error = self._built, None
+            error = None
             try:
-                built = SealedAnswers.open(served, built)
+                updated = None if self._built is None else self._built.update(served)
+                if updated is not None:
+                    self._publish(updated)  # it answers while the file is written
+                self._publish(SealedAnswers.open(served, self._built))
             except Exception as problem:  # its text may be private
                 _LOG.warning("the sealed index cannot be built: %s", type(problem).__name__)
                 error = problem
             with self._changed:
-                self._built = built
                 self._error = error if served is self._newest else None
-                self._choose_current()
+
+    def _publish(self, built: SealedAnswers) -> None:
+        with self._changed:
+            self._built = built
+            self._choose_current()
 
     def _next(self) -> ServedMap | None:
         """Return the map to build for; None, and end, if the newest is built or cannot be."""

@@ -27,11 +27,9 @@ def open_sealed_index(served: ServedMap, workers: Cluster = LOCAL, previous: Sea
     # A record is id, code and name, and the owner's id if the gallery offers metadata. The index is a file that all
     # processes map into memory; with PostgreSQL it is in memory alone, and an update changes a copy of `previous`.
     path = served.index.sealed_file
+    updated = None if previous is None else update_sealed_index(served, previous)
     if path is None:
-        previous = None if previous is None else _check_seed(previous, served)
-        if previous is not None and _is_current(previous, served):
-            return previous
-        return (_update(served, previous, previous.copy) if previous else None) or _build(served, workers)
+        return updated or _build(served, workers)
     stored = _load(path, served)
     if stored is not None and _is_current(stored, served):
         return stored
@@ -40,7 +38,7 @@ def open_sealed_index(served: ServedMap, workers: Cluster = LOCAL, previous: Sea
             stored = _load(path, served)  # another process may have updated it
             if stored is not None and _is_current(stored, served):
                 return stored
-            new = stored and _update(served, stored, lambda: _load(path, served, writable=True))
+            new = updated or (stored and _update(served, stored, lambda: _load(path, served, writable=True)))
             new = new or _build(served, workers)
             new.save(path)
             _check_open(served, path)
@@ -50,6 +48,13 @@ def open_sealed_index(served: ServedMap, workers: Cluster = LOCAL, previous: Sea
     except OSError as error:
         _LOG.warning("cannot write the file of the sealed index; it is in memory only: %s", type(error).__name__)
         return _build(served, workers)
+
+
+def update_sealed_index(served: ServedMap, previous: SealedIndex) -> SealedIndex | None:
+    """Return an index with the live items of a map, changed in memory; None if it must be built again."""
+    if _check_seed(previous, served) is None:
+        return None
+    return previous if _is_current(previous, served) else _update(served, previous, previous.copy)
 
 
 def update_sealed_file(index: Index, workers: Cluster = LOCAL) -> None:
