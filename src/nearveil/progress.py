@@ -22,16 +22,7 @@ def no_progress(_text: str, _total: int | None) -> Tick:
 
 
 def tick_percent(tick: Tick) -> Callable[[str, float], None]:
-    """Return a function of a stage and the fraction done, from 0 to 1, that ticks in percent.
-
-    Examples
-    --------
-    >>> ticks = []
-    >>> report = tick_percent(ticks.append)
-    >>> report("first", 0.25); report("second", 0.2); report("second", 1.0)
-    >>> ticks
-    [25, 0, 75]
-    """
+    """Return a function of a stage and the fraction done, from 0 to 1, that ticks in percent."""
     done = 0
 
     def report(_stage: str, fraction: float) -> None:
@@ -45,13 +36,7 @@ def tick_percent(tick: Tick) -> Callable[[str, float], None]:
 
 @contextmanager
 def show_spinner(text: str) -> Iterator[None]:
-    """Show a spinner on a terminal's standard error, unless a command shows its own progress.
-
-    Examples
-    --------
-    >>> with show_spinner("Calibrating the noise"):
-    ...     total = sum(range(10))
-    """
+    """Show a spinner on a terminal's standard error, unless a command shows its own progress."""
     console = Console(stderr=True)
     if _has_display.get() or not console.is_terminal:
         yield

@@ -235,10 +235,7 @@ def _make_module_classes() -> tuple[Any, Any]:
 def default_extractor(say: Callable[[str], object] | None = None) -> Extractor:
     """Return the best extractor that is installed: EfficientNet-Lite0, or HOG and colour without torch or weights.
 
-    Parameters
-    ----------
-    say : callable, optional
-        Called with one sentence that names the extractor and the reason.
+    `say` is called with one sentence that names the extractor and the reason.
 
     Examples
     --------

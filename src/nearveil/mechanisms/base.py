@@ -98,12 +98,7 @@ class Message:
     def from_bytes(cls, data: bytes, largest: Shapes | None = None) -> Self:
         """Parse untrusted bytes, or raise a MessageError.
 
-        Parameters
-        ----------
-        data : bytes
-            Output of :meth:`to_bytes`.
-        largest : mapping of str to tuple of int, optional
-            Names of the allowed arrays, each with its largest shape.
+        `largest` names the allowed arrays, each with its largest shape.
         """
         if len(data) > _LARGEST:
             raise MessageError(f"data must be at most {_LARGEST} bytes")
@@ -278,13 +273,8 @@ class Release(Parameters, ABC):
     def features(self, X: ArrayLike, name: str = "X", *, lenient: bool = False) -> Floats:
         """Centre rows by the public mean and scale them to norm one.
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-        name : str, default="X"
-            Name of the argument in error messages.
-        lenient : bool, default=False
-            Whether a row that equals the public mean becomes zeros instead of an error. Only for public rows.
+        Errors call them `name`. If `lenient`, for public rows only, a row that equals the public mean becomes zeros
+        instead of an error.
         """
         self._check_fitted()
         return self._unit_rows(check_rows(X, name), name, lenient=lenient)
@@ -303,12 +293,7 @@ class Release(Parameters, ABC):
     def release(self, X: ArrayLike, *, rng: Source | None = None) -> Any:
         """Make a message from a private row, or one from each row of a batch. Each row uses the guarantee once.
 
-        Parameters
-        ----------
-        X : array-like of shape (d,) or (n, d)
-            Private.
-        rng : Source, optional
-            The operating system's by default. :func:`nearveil.privacy.noise.unsafe_seeded` voids the guarantee.
+        `rng` is the operating system's by default; :func:`nearveil.privacy.noise.unsafe_seeded` voids the guarantee.
         """
         self._check_fitted()
         source = choose_source(rng)
@@ -321,11 +306,7 @@ class Release(Parameters, ABC):
     def rank(self, message: Message, gallery: ArrayLike) -> Floats:
         """Score the server's items by a message, shape (n,); a higher score means nearer.
 
-        Parameters
-        ----------
-        message : Message
-            From this mechanism, fitted on the same public rows.
-        gallery : array-like of shape (n, d)
+        Both sides fit the same public rows.
         """
         self._check_messages([message])
         return self._rank(message, self._prepare(self.gallery_features(gallery)))

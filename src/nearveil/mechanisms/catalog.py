@@ -22,13 +22,6 @@ def default(epsilon: float, candidates: float = 0.1) -> "mechanisms.Covers":
 
     With a very large epsilon and very small answers, :class:`PrivUnit` may have a better recall: evaluate both.
 
-    Parameters
-    ----------
-    epsilon : float
-        From 1e-6 to 40.
-    candidates : float, default=0.1
-        The fraction of the gallery in an answer.
-
     Examples
     --------
     >>> default(4.0, 0.1)

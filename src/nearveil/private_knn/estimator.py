@@ -181,12 +181,8 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
     def answer(self, X: ArrayLike, *, progress: Tick | None = None) -> A:
         """Answer public queries, or decline; return the labels with the noisy votes, or the values of a regressor.
 
-        Parameters
-        ----------
-        X : array-like of shape (n_queries, d)
-            Public. Answered in their order until a cap is reached; the rest is declined.
-        progress : callable, optional
-            Called with the number of queries that were counted since the last call.
+        Queries are answered in their order until a cap is reached; the rest is declined. `progress` is called with the
+        number of queries that were counted since the last call.
 
         Raises
         ------

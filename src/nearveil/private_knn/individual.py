@@ -192,13 +192,7 @@ class RadiusRule:
 
 
 def find_budget(passes: NDArray[np.int64]) -> int:
-    """Return the least number of votes of each row that keeps 90% of all passes.
-
-    Examples
-    --------
-    >>> find_budget(np.array([1, 1, 1, 1, 1, 1, 1, 1, 1, 2])), find_budget(np.array([4, 0, 0]))
-    (1, 4)
-    """
+    """Return the least number of votes of each row that keeps 90% of all passes."""
     reaching = np.cumsum(np.bincount(passes)[::-1])[::-1][1:]  # rows that pass at least 1, 2, ... times
     covered = np.cumsum(reaching)
     return int(np.searchsorted(covered, _COVERED * covered[-1])) + 1 if len(covered) else 1

@@ -246,11 +246,7 @@ class PublicStudent(PublicModel):
     def from_bytes(cls, data: bytes, *, features: Features | None = None) -> Self:
         """Read a student, or raise a MessageError. Nothing in the bytes is trusted, and nothing in them is run.
 
-        Parameters
-        ----------
-        data : bytes
-        features : callable, optional
-            The `features` of the :class:`Student`, if it had any.
+        `features` are those of the :class:`Student`, if it had any.
         """
         with open_model(data, _NAME, _ARRAYS, _FIELDS) as (message, about):
             parts = _read_parts(message, about)

@@ -69,15 +69,7 @@ def smlq_step(
     ``v(Z) = Tr(Z' L_X Z) - alpha Tr(Z' L_Y Z)`` and preserves the mean of the rows, weighted by degree
     (proofs: ``docs/theory/manifold.md``).
 
-    Parameters
-    ----------
-    Z : array of shape (n, k)
-    graph : GaussianGraph
-        Weights w of the attraction.
-    labels : LabelGraph, optional
-        Weights v of the repulsion.
-    label_weight : float, default=1.0
-        The alpha of the paper, at least 0.
+    `graph` has the weights w of the attraction, `labels` the weights v of the repulsion; `label_weight` is alpha.
 
     Examples
     --------
@@ -212,13 +204,8 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     def fit(self, X: Array, y: Array | None = None) -> Self:
         """Embed the rows of `X`.
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d)
-            Finite, nonzero rows; they are scaled to norm one. Blocks of a Dask array stay on their workers, with a
-            graph by "series" or "exact"; the embedding is a NumPy array.
-        y : array-like of shape (n,), optional
-            Labels; -1 marks an unlabelled row. None means no labels.
+        Rows are finite and not zero; they are scaled to norm one. Blocks of a Dask array stay on their workers, with a
+        graph by "series" or "exact"; the embedding is a NumPy array. A label of -1 marks an unlabelled row.
         """
         X = self._check_input(X, ensure_min_samples=2)
         n = X.shape[0]
@@ -346,13 +333,7 @@ def umeyama(
     Least squares over rotation, translation and (optionally) scale and reflection, in closed form by a singular value
     decomposition (Kabsch 1976, Umeyama 1991). Points that do not determine a rotation are refused.
 
-    Parameters
-    ----------
-    source, target : array-like of shape (n, d)
-    scale : bool, default=True
-        Whether the transform may scale; False preserves lengths (Kabsch).
-    reflection : bool, default=False
-        Whether it may mirror.
+    Without `scale`, lengths are kept (Kabsch); with `reflection`, the transform may mirror.
 
     Examples
     --------

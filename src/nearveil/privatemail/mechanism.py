@@ -111,14 +111,7 @@ class PrivateMail(Release):
 
         The 2021 paper has no such table; its two private and two public iterations are from section 6.2.
 
-        Parameters
-        ----------
-        version : {"2022", "2021", "2022-code"}
-        data : {"cars196", "cub200", "cifar100"}, default="cars196"
-            The column of the table.
-        epsilon : float, default=0.1
-        **changes
-            Other parameters of the constructor, including `allow_unsound`.
+        `data` is the column of the table; `changes` are other parameters, including `allow_unsound`.
 
         Examples
         --------
@@ -191,13 +184,8 @@ class PrivateMail(Release):
     ) -> GalleryEmbedding:
         """Embed the server's items with the anchors, once for many messages.
 
-        Parameters
-        ----------
-        gallery : array-like of shape (n, d)
-        gallery_labels : array-like of shape (n,), optional
-            For `as_published` only.
-        steps : int, optional
-            Public steps of the messages to rank. Default: `n_public_steps`.
+        `gallery_labels` are for `as_published` only. `steps` are the public steps of the messages to rank, by default
+        `n_public_steps`.
         """
         features = self.features(gallery, "gallery", lenient=True)
         labels = None if gallery_labels is None else check_labels(gallery_labels, len(features), "gallery_labels")

@@ -153,10 +153,6 @@ def serve_page(
 
     When the page answers, `ready` is called with its address, which has a one-time token. `stopping` is called at the
     signal, before the server waits for a query in flight.
-
-    Examples
-    --------
-    >>> serve_page(session, ready=print)  # doctest: +SKIP
     """
     with ExitStack() as stack:
         listening = bind_port(port)

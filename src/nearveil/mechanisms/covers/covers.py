@@ -80,13 +80,8 @@ class MappedRelease(TractableRelease):
     def index(self, gallery: ArrayLike, *, report: Report | None = None, cluster: Any = None) -> Self:
         """Return a copy with the public map of a gallery, built once, on the server.
 
-        Parameters
-        ----------
-        gallery : array-like of shape (n, d)
-        report : callable, optional
-            Called with the current stage and the completed fraction of the work, from 0 to 1.
-        cluster : str or dask.distributed.Client, optional
-            Workers to search with; see :func:`nearveil.cluster.connect`. The map is the same to the last bit.
+        `report` is called with the current stage and the completed fraction of the work, from 0 to 1. The map is the
+        same to the last bit on any `cluster` (:func:`nearveil.cluster.connect`).
         """
         features = self.gallery_features(gallery)
         with connect(cluster) as workers:
@@ -329,12 +324,7 @@ class Covers(MappedRelease):
         If new items resemble old ones, recall hardly falls. Learn the sets again with :meth:`index` when `drift_`
         exceeds `DUE`, a tenth of the gallery, or when new items are far from all old ones.
 
-        Parameters
-        ----------
-        gallery : array-like of shape (n, d)
-            The current gallery.
-        before : array-like of shape (n,), int
-            The position of each item in the previously indexed or updated gallery; -1 for a new item.
+        `before` is the position of each item in the previously indexed or updated gallery; -1 for a new item.
 
         Examples
         --------

@@ -116,14 +116,8 @@ def published_2022(
     ``M sqrt(n + 1) / 2 |Q|_F`` with n the rows of `start`. Lemma 1 bounds ``|M_i|^2`` and uses it as
     ``|M_i|``: ``test_the_bound_of_2022_is_passed`` shows a pair of data sets that it does not cover.
 
-    Parameters
-    ----------
-    start : array-like of shape (n, k)
-    bandwidth, label_weight : float
-    n_classes : int
-        Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``.
-    as_programmed : bool, default=False
-        Whether one c^2 is c, as in the authors' program.
+    Labels are 0 to ``n_classes - 1``; the paper's c is ``n_classes - 1``. If `as_programmed`, one c^2 is c, as in the
+    authors' program.
 
     Examples
     --------
@@ -170,20 +164,9 @@ def published_2021(
     of neighbours, of which there are uncountably many. Its condition on beta depends on the data; this function
     requires it for all data, ``beta <= exp(-4 k n)``.
 
-    Parameters
-    ----------
-    n_rows, n_columns : int
-        The n and k of the paper.
-    start_scale : float
-        The standard deviation of the start, the paper's sigma_q.
-    bandwidth, label_weight : float
-    n_classes : int
-        Labels are 0 to ``n_classes - 1``; not used for one-hot labels.
-    beta : float or Decimal
-        No float is small enough if ``4 k n`` exceeds 744: use ``decimal.Decimal``.
-    label_encoding : {"one-hot", "integer"}, default="one-hot"
-    variant : {"printed", "derived"}, default="printed"
-        The constants of Appendix E, or those of the derivation in Appendix A.1.
+    `n_rows` and `n_columns` are the paper's n and k, `start_scale` its sigma_q. Labels are 0 to ``n_classes - 1``, not
+    used if they are one-hot. No float `beta` is small enough if ``4 k n`` exceeds 744: use ``decimal.Decimal``.
+    `variant` has the constants of Appendix E ("printed"), or of the derivation in Appendix A.1 ("derived").
 
     Examples
     --------
