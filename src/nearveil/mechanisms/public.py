@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nearveil.mechanisms._bitwise import OME, Latent
 from nearveil.mechanisms._gaussian import AnalyticGaussian
 from nearveil.mechanisms._privunit import PrivUnit
-from nearveil.mechanisms.base import Floats, Message, Release, fingerprint
+from nearveil.mechanisms.base import Floats, Message, MessageError, Release, fingerprint
 from nearveil.mechanisms.catalog import REGISTRY, MechanismEntry
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.maps import MOST_ITEMS, MapError
@@ -148,10 +148,20 @@ class PublicRelease:
         """Score the items of a prepared gallery; of several targets, each ranks it, and the best rank counts."""
         release: Any = self.release
         release._check_messages([message])
+        if isinstance(release, PrivateMail):
+            self._check_targets(message)
         if self.is_sound:
             return np.asarray(release._rank(message, prepared))
         scores = release.rank_each(message, prepared)
         return np.asarray(scores.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable").max(axis=0), np.float64)
+
+    def _check_targets(self, message: Message) -> None:
+        """Refuse a message with more targets or steps than clients make: each one embeds or ranks the gallery again."""
+        release, most = self.release, len(self.classes) if self.mechanism == _DUMMIES else 1
+        assert isinstance(release, PrivateMail)
+        steps = message.arrays.get("steps", release.n_public_steps)
+        if np.any(steps != release.n_public_steps) or len(release._engine.read(message)[0]) > most:
+            raise MessageError(f"message must have at most {most} targets, and {release.n_public_steps} public steps")
 
     def to_bytes(self) -> bytes:
         """Serialize it, in the format of messages."""
