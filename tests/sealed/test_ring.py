@@ -141,7 +141,6 @@ def split_request(key: TokenKey, n_secrets: int) -> tuple[np.ndarray, np.ndarray
     """Return the ring secret, and the errors of the keys and of the secrets, from a key that did not read yet."""
     ring_secret = key._ring_secrets[0]
     coefficients, keys = read_request(key.request, n_secrets)
-    ciphertexts = np.stack([get_transform(p).to_slots(coefficients[:, i]) for i, p in enumerate(PRIMES)], axis=1)
     moduli = np.array(PRIMES, np.uint64)[:, None]
     publics = ring.derive_keys("scores", SEED)
     errors = []
@@ -151,7 +150,8 @@ def split_request(key: TokenKey, n_secrets: int) -> tuple[np.ndarray, np.ndarray
             phase[q] = (phase[q] + moduli[q] - rotate(ring_secret, steps)[q]) % moduli[q]
             errors.append(lift(phase))
     phases = [
-        ring.to_coefficients((ciphertexts[k] + derive_public("scores", SEED, "secret", k) * ring_secret) % moduli)
+        (coefficients[k] + ring.to_coefficients(derive_public("scores", SEED, "secret", k) * ring_secret % moduli))
+        % moduli
         for k in range(n_secrets)
     ]
     return lift(ring_secret), np.array(errors), np.array(phases)
