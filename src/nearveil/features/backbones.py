@@ -65,11 +65,6 @@ class EfficientNetLite0(TorchExtractor):
 
     224 x 224 pixels, bicubic, ``(grey level - 127) / 128``; the mean of the last map: 1,280 dimensions. It needs the
     extras `torch` and `images`, and verifies the SHA-256 of the weights.
-
-    Examples
-    --------
-    >>> EfficientNetLite0().extract([load_image("bird.jpg")]).shape  # doctest: +SKIP
-    (1, 1280)
     """
 
     def __init__(self) -> None:
@@ -94,11 +89,6 @@ class ResNet50(TorchExtractor):
     last_stride : int, default=2
         Stride of the last stage: 2 or 1. 1 keeps its maps at 14 x 14 pixels, as CGD does.
     side : int, default=224
-
-    Examples
-    --------
-    >>> ResNet50("resnet50.pth", last_stride=1).dimension  # doctest: +SKIP
-    2048
     """
 
     def __init__(self, weights: str | os.PathLike[str], *, last_stride: int = 2, side: int = 224) -> None:
@@ -236,11 +226,6 @@ def default_extractor(say: Callable[[str], object] | None = None) -> Extractor:
     """Return the best extractor that is installed: EfficientNet-Lite0, or HOG and colour without torch or weights.
 
     `say` is called with one sentence that names the extractor and the reason.
-
-    Examples
-    --------
-    >>> extractor = default_extractor(print)  # doctest: +SKIP
-    features: EfficientNet-Lite0, 1280 dimensions
     """
     note = ""
     try:

@@ -180,10 +180,6 @@ class OnnxExtractor(Extractor):
         A display name, by default ``ONNX``; the fingerprint depends on the file only.
     batch : int, default=8
         Used unless the file fixes the batch size.
-
-    Examples
-    --------
-    >>> extractor = OnnxExtractor("network.onnx", side=256)  # doctest: +SKIP
     """
 
     def __init__(

@@ -194,11 +194,9 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
 
         Parameters
         ----------
-        X : array-like of shape (n, d)
+        X, y : array-like of shape (n, d) and (n,)
             Private. The guarantee is about these rows: each must be made from its own record alone, to the last bit. Of
             images by a network: ``extractor.extract(images, row_exact=True)``.
-        y : array-like of shape (n,)
-            Private.
         public : array-like of shape (n_public, d), optional
             Public rows without labels; the more like the private ones, the better. None may be a private row. Without
             them, rows are scaled to norm one as they are, and all directions count the same.

@@ -35,7 +35,6 @@ from nearveil.private_knn.spending import (
 from nearveil.progress import Tick
 
 A = TypeVar("A")
-"""Called with the number of queries that were finished since the last call."""
 Tally = tuple[NDArray[np.int64], NDArray[np.float64] | None]
 """Votes on a batch of queries: sums of one sample, and the max-votes of another if there is a screening. Private."""
 
@@ -278,13 +277,7 @@ def _report(tallies: Iterator[Tally], progress: Tick | None) -> Iterator[Tally]:
 
 @dataclass(frozen=True)
 class Answers:
-    """Answers to queries, all public.
-
-    Examples
-    --------
-    >>> Answers(np.array([1, -1]), np.array([True, False]), np.array([[0.2, 9.1], [np.nan, np.nan]])).labels
-    array([ 1, -1])
-    """
+    """Answers to queries, all public."""
 
     #: Classes, shape (n_queries,), or zeros and ones for many labels; the abstain label where a query was declined.
     labels: NDArray[Any]

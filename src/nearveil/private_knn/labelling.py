@@ -105,10 +105,6 @@ def label_file(
     progress, warn : callable
         ``progress(text, total)`` returns a function that is called with the number of rows done. ``warn`` is called
         with texts that only the owner of the private records should read.
-
-    Examples
-    --------
-    >>> label_file("patients.npz", "public.npz", "labels.csv", epsilon=0.5)  # doctest: +SKIP
     """
     bars, target = progress or (lambda _, __: lambda ___: None), Path(out)
     check_writable(target, force=force)

@@ -183,18 +183,9 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     ) -> Self:
         """Let the private records vote on public rows, and train the student.
 
-        Parameters
-        ----------
-        X : array-like of shape (n, d), (n, height, width) or (n, height, width, 3)
-            Private.
-        y : array-like of shape (n,)
-            Private.
-        public : array-like of shape (n_public, ...)
-            Public rows of the same shape as the private ones, without labels.
-        groups, public_groups : array-like, optional
-            The person of each private record and of each public row, as for the voter.
-        progress : callable, optional
-            Called with the number of queries that were finished since the last call.
+        `X` has rows, or images of shape (height, width) or (height, width, 3); `public` has public ones of the same
+        shape, without labels. `groups` and `public_groups` are the person of each, as for the voter. `progress` is
+        called with the number of queries that were finished since the last call.
         """
         parameters = self.get_params(deep=False)
         # Fit a copy, with a copy of the voter's parameters: other threads may set parameters or fit at the same time.

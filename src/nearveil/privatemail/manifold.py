@@ -173,10 +173,6 @@ class SupervisedManifold(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Para
     objective_history_ : list of float
         v of the start and of each iterate. It never rises if ``rescale=False``.
     graph_ : GaussianGraph
-    n_iter_ : int
-    n_features_in_ : int
-    feature_names_in_ : ndarray of shape (d,)
-        Only if the features had names.
 
     Examples
     --------
