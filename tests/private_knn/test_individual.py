@@ -524,6 +524,31 @@ def test_declined_queries_of_a_round_are_paid_for() -> None:
     assert sum(len(step.rows) for step in student.rounds_) == 300
 
 
+def test_a_round_does_not_pay_for_a_stream() -> None:
+    """Each of two rounds paid for all queries that were left: 1.5 times the variance that the plan states."""
+    student = Student(make_voter(crowding=2.0), rounds=2, random_state=0)
+    with pytest.raises(ValueError, match="crowding of voter must be None"):
+        student.fit(X, Y, public=PUBLIC)
+
+
+def test_a_student_goes_on_after_a_crash(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first round is answered from the log. The number of records is not released again, and has no price."""
+    voter = make_voter(least_records=None, ledger=ledger, account="digits")
+
+    def fit_student() -> Student:
+        return Student(voter, rounds=2, random_state=0).fit(X, Y, public=PUBLIC)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Student, "_transform_rows", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fit_student()
+    assert len(fit_student().rounds_) == 2
+
+
+def _interrupt(*_: Any) -> None:
+    raise KeyboardInterrupt
+
+
 # Whole persons
 
 

@@ -222,11 +222,11 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
             if not caps["max_answered"]:
                 break
             if number:
-                rows, space = self._transform_rows(private if self._takes_images else first, inputs)
                 noise = {name: getattr(self.plan_, name) for name in ("vote_noise", "screening_noise", "threshold")}
-                if self.plan_.individual:
-                    records = done[-1].answers.forecast
-                    noise |= {"accounting": "individual", "least_records": records and math.floor(records.n_records)}
+                if isinstance(voter, PrivateKNeighborsClassifier) and self.plan_.individual:
+                    records = voter.forecast(space[done[-1].rows]).n_records  # stored: it costs nothing
+                    noise |= {"accounting": "individual", "least_records": math.floor(records)}
+                rows, space = self._transform_rows(private if self._takes_images else first, inputs)
                 voter = self._fit_voter(rows, y, space, **noise, **caps)
             seeds = [int(seed) for seed in rng.randint(2**31, size=2)]
             queried = choose_typical(normalize_rows(space), caps.get("max_screened", caps["max_answered"]), seeds[0])
@@ -272,6 +272,10 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
             raise ValueError(
                 "voter must be given, with an epsilon: PrivateKNeighborsClassifier(epsilon=2.0, max_answered=500, "
                 "max_screened=0)"
+            )
+        if getattr(self.voter, "crowding", None) is not None:
+            raise ValueError(
+                "crowding of voter must be None: each round is one batch of queries, and would pay for a stream"
             )
         if getattr(self.voter, "votes", "classes") not in ("classes", "soft"):
             raise ValueError('voter must vote on classes: votes must be "classes" or "soft"')
