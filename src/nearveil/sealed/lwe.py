@@ -74,7 +74,7 @@ def encrypt_zeros(
         groups = zeros[first : first + n_secrets]
         for start, stop in split_range(samples, _ROWS):
             count = stop - start
-            stream.update_into(nothing[: count * _ROW_BYTES], words.view(np.uint8))
+            stream.update_into(nothing[: count * _ROW_BYTES], words.view(np.uint8).data)
             words >>= 32 - LWE.modulus_bits
             matrix[:count] = words[: count * LWE.dimension].reshape(count, -1)
             for group, factor in zip(groups, factors, strict=False):  # products of one vector are faster than of two
