@@ -45,7 +45,7 @@ def make_random_index(items: int, dimension: int) -> Any:
     rng, cores = np.random.default_rng(0), os.cpu_count() or 1
     n_cells, n_colours = choose_shape(items, dimension)
     n_slots, columns = count_slots(items, n_cells), n_cells // n_colours * dimension
-    records = shape_records(n_cells * n_slots, RECORD + 1, choose_side(items))
+    records = shape_records(n_cells * n_slots, RECORD + 1, choose_side(items, RECORD + 1))
     layout = Layout(
         version=1,
         seed=bytes(32),

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-NEAREST, QUERIES, SIDES = 10, 500, (16, 20, 24, 32)
+NEAREST, QUERIES = 10, 500
 _BLOCK = 1 << 20  # rows at a time
 _DISTANCES = 1 << 29  # in memory at a time
 
@@ -235,7 +235,7 @@ def match(buckets: Any, n_buckets: int) -> list[int]:
     return [owner for owner in owners if owner >= 0]
 
 
-def simulate(shape: str, made: tuple[Any, Any, float], queries: Any, nearest: Any) -> str:
+def simulate(shape: str, sides: list[int], made: tuple[Any, Any, float], queries: Any, nearest: Any) -> str:
     """Return a row of the table: the shape, and the share of the nearest that is found."""
     (n_cells, n_colours), (codes, projection, factor) = map(int, shape.split(":")), made
     n_cells, count, dimension = -(-n_cells // n_colours) * n_colours, len(codes), codes.shape[1]
@@ -252,14 +252,14 @@ def simulate(shape: str, made: tuple[Any, Any, float], queries: Any, nearest: An
     distances = centroids.square().sum(dim=1) - 2 * factor * points @ centroids.T
     probed = distances.reshape(len(queries), n_colours, per_colour).argmin(dim=2)
     probed += torch.arange(n_colours, device=codes.device) * per_colour
-    places, sums = np.random.default_rng(3), np.zeros(3 + len(SIDES))
+    places, sums = np.random.default_rng(3), np.zeros(3 + len(sides))
     for point, chosen, true in zip(points, probed.tolist(), nearest, strict=True):
         items = torch.cat([order[ends[cell] - counts[cell] : ends[cell]] for cell in chosen])
         exact = codes[items].float() @ point / (point.norm() * reach)
         noisy = exact + torch.randn(len(exact), device=codes.device) * deviation
         best, plain = (items[scores.topk(min(160, len(items))).indices] for scores in (noisy, exact))
         shares = [torch.isin(true, part).float().mean().item() for part in (items, plain[:40], best[:40])]
-        for side in SIDES:
+        for side in sides:
             blocks = places.integers(0, side, (min(5 * side, len(best)), 2)) + np.array([0, side])
             shares.append(torch.isin(true, best[match(blocks, 2 * side)]).float().mean().item())
         sums += shares
@@ -279,6 +279,7 @@ def main() -> None:
     parser.add_argument("--data", choices=("photos", "glove"), default="photos")
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--dimension", type=int, default=128)
+    parser.add_argument("--sides", type=int, nargs="+", default=[16, 20, 24, 32])
     parser.add_argument("--shapes", nargs="+", default=["1704:54"])
     options = parser.parse_args()
     if options.prepare:
@@ -287,10 +288,11 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     rows, queries = make_gallery(options.folder, options.data, options.items, options.dimension, device)
     nearest, made = find_nearest(rows, queries, NEAREST), make_codes(rows, options.dimension)
-    print("| items | cells, colours | rows | MB up | probed | 40 by exact scores | 40 by encrypted scores | "
-          + " | ".join(f"side {side}" for side in SIDES) + " |\n" + "|---" * (7 + len(SIDES)) + "|")  # fmt: skip
+    columns = "items", "cells, colours", "rows", "MB up", "probed", "40 by exact scores", "40 by encrypted scores"
+    names = [*columns, *(f"side {side}" for side in options.sides)]
+    print(f"| {' | '.join(names)} |\n{'|---' * len(names)}|")
     for shape in options.shapes:
-        print(simulate(shape, made, queries, nearest), flush=True)
+        print(simulate(shape, options.sides, made, queries, nearest), flush=True)
 
 
 if __name__ == "__main__":

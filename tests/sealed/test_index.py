@@ -441,6 +441,12 @@ def test_an_item_is_not_deep_in_a_cell_that_another_of_its_colour_coincides_with
 def test_shapes_are_chosen_by_size() -> None:
     assert choose_shape(1, 8) == choose_shape(57_000, 256) == (1, 1)  # all slots are probed
     assert choose_shape(1_000_000, 256) == (858, 33)
+    assert [choose_side(*shape) for shape in ((10**4, 140), (10**4, 1400), (10**6, 1400), (10**7, 140))] == [
+        20,
+        12,
+        20,
+        24,
+    ]
     assert choose_shape(100, 64, n_cells=10, n_colours=4) == (12, 4)
     assert choose_shape(100, 64, n_cells=2, n_colours=50) == (2, 2)
     for count in (10**power for power in range(1, 10)):  # no question has more samples than were estimated
@@ -450,7 +456,7 @@ def test_shapes_are_chosen_by_size() -> None:
         assert samples <= MOST_COLUMNS
         stages = (
             Stage(n_colours, 8, samples, count_secrets(n_colours, samples), 22),
-            shape_records(2 * count, 140, choose_side(count)).stage,
+            shape_records(2 * count, 140, choose_side(count, 140)).stage,
         )
         assert all(stage.n_samples <= LWE.most_samples for stage in stages)
         assert bound_fetch_failure(bound_row_norm(stages[1].n_columns), stages[1].question_bits) <= 2**-40

@@ -207,8 +207,8 @@ class SealedIndex:
             By default chosen by the number of items. More cells make questions longer, more colours make answers and
             tokens larger; both increase the recall.
         side : int, optional
-            Of the grid of records; every question fetches at most twice as many records. By default 20, and 24 in
-            galleries of more than 2.5 million items.
+            Of the grid of records; every question fetches at most twice as many records. By default 20; 24 in galleries
+            of more than 2.5 million items, and at least 12 in small galleries with wide records.
         n_secrets : int, optional
             Secrets of every question that share public matrices: more make it faster to prepare, and its request
             larger. By default 1 for small galleries, else 4.
@@ -266,9 +266,7 @@ class SealedIndex:
             projection=projection,
             centroids=cells.centroids / np.float32(scale),
             counts=counts.astype(np.uint16),
-            records=None
-            if records is None
-            else _shape_records(records, positions, side or choose_side(len(codes)), n_secrets),
+            records=None if records is None else _shape_records(records, positions, side, n_secrets),
         )
         if records is not None:
             state["records"] = lay_out_records(layout, positions, records)
@@ -612,10 +610,11 @@ def _shape_records(
     """Return the grid of records, one for every slot."""
     if len(records) != int(positions.max()) + 1:
         raise SealedError("pass one record for each row")
-    side = choose_side(len(records)) if side is None else check_count(side, "side", 1)
+    width = max(map(len, records)) + 1
+    side = choose_side(len(records), width) if side is None else check_count(side, "side", 1)
     if side > MOST_SIDE:
         raise SealedError(f"side must be from 1 to {MOST_SIDE}")
-    layout = shape_records(positions.size, max(map(len, records)) + 1, side)
+    layout = shape_records(positions.size, width, side)
     return layout if n_secrets is None else replace(layout, n_secrets=n_secrets)
 
 

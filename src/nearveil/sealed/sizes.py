@@ -28,6 +28,7 @@ _ALL = 1.5  # times these: galleries of which all slots are probed
 _SHAPES = ((2_500_000, 256, 218, 20, 14.0), (8_000_000, 128, 180, 24, 12.0), (math.inf, 64, 146, 24, 12.0))
 _LEAST = 64  # dimensions of a code that cells are chosen for
 MOST_COLUMNS = 1 << 16  # of a matrix: sums of products stay below 2^31
+_SMALL_ROWS, _LEAST_SIDE = 1 << 15, 12  # of a grid for wide records in galleries of which all slots are probed
 _STORED = 64  # columns of a block in memory are a multiple of it: processors multiply this many at a time
 _SHARED = (1 << 16, 2), (1 << 18, 4)  # numbers of a question, and secrets that share matrices: encryption is faster
 
@@ -132,9 +133,11 @@ def choose_dimension(n_items: int) -> int:
     return _find_shape(n_items)[0]
 
 
-def choose_side(n_items: int) -> int:
+def choose_side(n_items: int, width: int) -> int:
     """Return the side of the grid of records: more of them are fetched if more items have nearly the same score."""
-    return _find_shape(n_items)[2]
+    # Wide records of small galleries would need more memory than all else of a server.
+    most = _SMALL_ROWS // (2 * -(-8 * width // ENTRY_BITS)) if n_items <= _ALL * _PROBED[0] else MOST_COLUMNS
+    return min(_find_shape(n_items)[2], max(_LEAST_SIDE, most))
 
 
 def _find_shape(n_items: int) -> tuple[int, int, int, float]:
@@ -202,7 +205,7 @@ def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> S
     dimension = -(-min(choose_dimension(n_items), n_features) // TILE) * TILE
     n_cells, n_colours = choose_shape(n_items, dimension)
     slots, columns = count_slots(n_items, n_cells), n_cells // n_colours * dimension
-    records = shape_records(n_cells * slots, record_bytes + 1, choose_side(n_items))
+    records = shape_records(n_cells * slots, record_bytes + 1, choose_side(n_items, record_bytes + 1))
     stages = Stage(n_colours, slots, columns, count_secrets(n_colours, columns), SCORE_BITS), records.stage
     blocks = sum(map(count_blocks, stages))
     keys = 2 * len(RING.primes) * RING.modulus.bit_length()
