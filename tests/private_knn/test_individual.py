@@ -263,6 +263,15 @@ def test_the_rule_is_that_of_the_theory(unit: float, n_records: float, n_classes
     assert find_budget(votes) == budget
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.int64, list])
+def test_private_rows_are_no_public_rows(kind: Any) -> None:
+    """A radius from private rows would protect nobody. Rows are converted to doubles first, in a copy."""
+    rows = X.tolist() if kind is list else X.astype(kind)
+    for public in (rows,) if kind is list else (rows, rows[:400]):
+        with pytest.raises(ValueError, match="public must not be X"):
+            make_voter().fit(rows, Y, public=public)
+
+
 # State is the public log
 
 

@@ -37,7 +37,6 @@ from nearveil.private_knn.records import (
     Votes,
     Weights,
     check_groups,
-    check_public_rows,
     check_records,
     make_hard_votes,
     make_label_votes,
@@ -225,8 +224,6 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     def _choose_plan(
         self, ballot: Ballot, rows: Any, public: ArrayLike | None = None, public_groups: ArrayLike | None = None
     ) -> VotePlan:
-        if public is not None:
-            check_public_rows(public, rows)
         if not self._use_individual(rows, public, public_groups):
             return super()._choose_plan(ballot, rows)
         self._rule = self._read_public(public, public_groups)

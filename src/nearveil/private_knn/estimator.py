@@ -22,7 +22,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.parameters import allow_integers, allow_reals, parameter
 from nearveil.private_knn.individual import VoteForecast
 from nearveil.private_knn.plan import Ballot, NoiseWarning, PlanRequest, VotePlan, find_needed_votes, make_plan
-from nearveil.private_knn.records import check_groups
+from nearveil.private_knn.records import check_groups, check_public_rows
 from nearveil.private_knn.scaling import ColumnBounds, warn_of_scaled_rows
 from nearveil.private_knn.spending import (
     PayingEstimator,
@@ -104,6 +104,8 @@ class VotingEstimator(PayingEstimator, ABC, Generic[A]):
         poll = self._copy_parameters()
         rows, ballot = poll._read_records(X, y)
         poll._read_groups(groups, len(rows))
+        if public is not None and not is_dask_array(X):
+            check_public_rows(public, X)  # as given: `rows` may be a copy
         poll.plan_ = plan = poll._choose_plan(ballot, rows, public, public_groups)
         poll._guarantee = poll._make_guarantee(plan)
         if not is_dask_array(rows):
