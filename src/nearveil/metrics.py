@@ -23,6 +23,7 @@ METRIC_NAMES: dict[Metric, str] = {  # for people
 NORMALIZED: frozenset[Metric] = frozenset({"cosine", CENTRED})  # an index stores rows of norm one
 
 Floats = NDArray[np.float64]
+_MEAN_SHARE = 2.0  # longest part of the mean in a direction, relative to the spread around the mean
 _PROBED = 1.5  # norm of a point near to items with large products, relative to that of all items
 _TINY = 1e-30  # a row whose numbers are all smaller has no direction
 SMALLEST_SCALE, LARGEST_SCALE = 1e-9, 1e9
@@ -130,10 +131,19 @@ class ScoreSpace:
             values[:, -1] = 1.0
         elif self.metric == "dot":
             values = self.make_queries(values) - self.mean
+        elif self.metric == "cosine":
+            values += self._kept_mean
         if not lenient:
             # A server may send a suspect's feature as its mean, where it has no direction: an error would reveal it.
             values[np.abs(values).max(axis=1) < _TINY, 0] += 1.0
         return values if self.metric == CENTRED else scale_to_unit(values)
+
+    @property
+    def _kept_mean(self) -> Floats:
+        """The part of the mean in directions for the cosine: all of it, unless rows hardly differ beside it."""
+        length = float(np.linalg.norm(self.mean))
+        spread = np.sqrt(max(1 - length**2, 0.0))  # of rows of norm one
+        return self.mean * min(1.0, _MEAN_SHARE * spread / max(length, _TINY))
 
     def measure(self, encoded: NDArray[np.floating], scores: NDArray[np.floating]) -> Floats:
         """Return the metric's values, shape (q, n), of scores of encoded queries: cosines, products or distances."""

@@ -190,3 +190,14 @@ def test_a_table_keeps_its_metric_in_later_runs(tmp_path: Path) -> None:
     assert (first.metric, again.metric, again.learned) == ("euclidean", "euclidean", False)
     with pytest.raises(ValueError, match="metric"):
         sync_table(table, tmp_path / "index", metric="dot")
+
+
+def test_directions_keep_the_mean_unless_it_hides_the_rows() -> None:
+    rows = ROWS / np.linalg.norm(ROWS, axis=1, keepdims=True)
+    space = ScoreSpace.fit("cosine", rows)
+    assert np.linalg.norm(space.mean) < 0.8
+    np.testing.assert_allclose(space.make_directions(space.encode(rows)), rows, atol=1e-7)
+    near = rows * 1e-3 + rows[0]  # nearly one direction
+    strong = ScoreSpace.fit("cosine", near)
+    directions = strong.make_directions(strong.encode(near))
+    assert np.linalg.norm(directions - directions.mean(axis=0), axis=1).mean() > 0.3
