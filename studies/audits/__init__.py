@@ -19,6 +19,7 @@ from nearveil.audit.registry import (
     list_releases,
     make_entry,
     make_experiment,
+    name_subject,
 )
 from nearveil.mechanisms import AnalyticGaussian, Covers, PrivUnit
 from nearveil.private_knn import (
@@ -125,15 +126,16 @@ def list_side_channels(epsilon: float = EPSILON) -> list[AuditEntry]:
         "wire.ClientProtocol": {"covers: on the wire": make_wire_experiment},
         "mechanisms.PublicMap": {"covers: choice": partial(make_clock_experiment, time_choice, at_once=1)},
     }
-    for name, release in timed.items():
-        channels[f"mechanisms.{type(release).__name__}"] = {f"{name}: time": partial(make_time_experiment, release)}
     if _HAS_CLIENT:
         channels["Client"] = {"covers: clock": make_clock_experiment}
     if _HAS_SEALED:
         from studies.audits.sealed import make_sealed_experiment
 
         channels["sealed.SealedClient"] = {"sealed: question": make_sealed_experiment}
-    return _make_entries(channels)
+    return _make_entries(channels) + [
+        make_entry(f"{name}: time", partial(make_time_experiment, release), subject=name_subject(type(release)))
+        for name, release in timed.items()
+    ]
 
 
 def _make_entries(makers_by_subject: dict[str, dict[str, Make]]) -> list[AuditEntry]:

@@ -72,10 +72,14 @@ def list_releases(
     audited = []
     for entry in entries:
         parameters = next((values for prefix, values in changed.items() if entry.name.startswith(prefix)), {})
-        subject = ".".join([*entry.kind.__module__.split(".")[:2], entry.kind.__name__])
         make = partial(entry.make, epsilon, **parameters)
-        audited.append(make_entry(entry.name, make, expected.get(entry.name, "kept"), subject))
+        audited.append(make_entry(entry.name, make, expected.get(entry.name, "kept"), name_subject(entry.kind)))
     return audited
+
+
+def name_subject(kind: type) -> str:
+    """Return the public name of a class: its package's."""
+    return ".".join([*kind.__module__.split(".")[:2], kind.__name__])
 
 
 def list_not_audited() -> dict[str, str]:
