@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from scipy.optimize import brentq
 from sklearn.datasets import load_digits
 
 from nearveil.ledger import Ledger, OverBudgetError
+from nearveil.ledger.errors import CorruptLedgerError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import (
     ExhaustedError,
@@ -375,6 +377,17 @@ def test_two_calls_at_once_never_log_at_one_position(ledger: Ledger) -> None:
     for number in range(2, 70):
         account.append_log("log", number, str(number).encode())
     assert account.read_log("log")[2:] == [str(number).encode() for number in range(2, 70)]
+
+
+def test_a_log_with_a_gap_is_refused(ledger: Ledger) -> None:
+    """Its other entries would be taken for those before them, and a call that appends would retry for ever."""
+    voter = fit(ledger=ledger, account="digits")
+    voter.predict(QUERIES[:3])
+    with ledger._database.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM nearveil_entry WHERE kind = 'log' AND key LIKE '% 0'"))
+    with pytest.raises(CorruptLedgerError, match="has gaps"):
+        voter.predict(QUERIES[3:6])
+    assert not ledger.verify().ok
 
 
 def test_an_account_that_cannot_pay_logs_nothing(ledger: Ledger) -> None:

@@ -27,7 +27,14 @@ from nearveil.ledger.budget import (
     read_charge,
     repeat_charge,
 )
-from nearveil.ledger.errors import AccountError, KeyConflictError, KeySpentError, LedgerError, OverBudgetError
+from nearveil.ledger.errors import (
+    AccountError,
+    CorruptLedgerError,
+    KeyConflictError,
+    KeySpentError,
+    LedgerError,
+    OverBudgetError,
+)
 from nearveil.ledger.history import Balance, Preview, make_balance, make_preview, make_refusal
 from nearveil.ledger.store import CAP, DEBIT, LOG, MESSAGE, QUOTA, TAKE, BudgetRow, Entry, Receipt, UnaffordableError
 from nearveil.privacy import Basis, Guarantee
@@ -336,7 +343,9 @@ class Account:
             while True:
                 keys = [_make_log_key(name, len(entries) + step) for step in range(_LOG_STEP)]
                 stored = store.find_log(connection, self.name, keys)
-                entries += [stored[key].message or b"" for key in keys if key in stored]
+                if not stored.keys() <= set(keys[: len(stored)]):
+                    raise CorruptLedgerError(f"A log of account {self.name!r} has gaps; verify() lists the problems.")
+                entries += [stored[key].message or b"" for key in keys[: len(stored)]]
                 if len(stored) < _LOG_STEP:
                     return entries
 
