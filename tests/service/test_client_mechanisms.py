@@ -185,6 +185,13 @@ def test_classes_are_read_from_metadata(index: Index) -> None:
         index.publish(EPSILON, FRACTION, mechanism=name, labels="genus", allow_unsound=True)
 
 
+@pytest.mark.parametrize("name", SOUND)
+def test_folders_are_published_only_where_messages_need_them(index: Index, name: str) -> None:
+    """A gallery need not offer names, and these messages have no class."""
+    published = index.publish(EPSILON, FRACTION, mechanism=name)
+    assert b"species" not in published.map.to_bytes()
+
+
 def test_a_stored_gallery_answers_as_before(index: Index) -> None:
     published = index.publish(EPSILON, FRACTION, mechanism="ome")
     index._loaded_maps.clear()

@@ -62,7 +62,8 @@ class MapTerms:
     reach: float = 1.0
     code_bytes: CodeBytes = "auto"  #: the size of a code, as in :class:`nearveil.search.Retriever`
     mechanism: str = Covers.name  #: of messages: covers, or one of the papers' (docs/howto/mechanisms.md)
-    labels: str | None = None  #: the key of metadata with the class of an item; by default its folder, in its name
+    #: The key of metadata with the class of an item, for mechanisms as published; by default its folder, in its name.
+    labels: str | None = None
     allow_unsound: bool = False  #: required for mechanisms as published
 
     def updated(self, **options: Any) -> "MapTerms":
@@ -470,7 +471,9 @@ class MapPublisher(ABC):
         if mechanism == Covers.name:
             learned = Published.learn(snapshot, terms, metric=metric, public=public, progress=progress, cluster=cluster)
         else:
-            classes = self._read_classes(snapshot.ids, labels)
+            entry = check_served(mechanism, allow_unsound=allow_unsound)
+            # Clients fetch the classes with the map, also of a gallery that offers no names.
+            classes = self._read_classes(snapshot.ids, labels) if entry.labelled else None
             learned = PublishedRelease.learn_release(snapshot, terms, classes, metric=metric, public=public)
         self._save_map(learned, keep)
         return learned
