@@ -447,10 +447,11 @@ def test_shapes_are_chosen_by_size() -> None:
         20,
         24,
     ]
+    assert [choose_dimension(*shape) for shape in ((10**4, 384), (10**4, 1280), (10**6, 384))] == [384, 256, 256]
     assert choose_shape(100, 64, n_cells=10, n_colours=4) == (12, 4)
     assert choose_shape(100, 64, n_cells=2, n_colours=50) == (2, 2)
     for count in (10**power for power in range(1, 10)):  # no question has more samples than were estimated
-        dimension = choose_dimension(count)
+        dimension = choose_dimension(count, 1280)
         n_cells, n_colours = choose_shape(count, dimension)
         samples = n_cells // n_colours * dimension
         assert samples <= MOST_COLUMNS

@@ -201,8 +201,8 @@ class SealedIndex:
         items : array-like of int, optional
             Your own numbers of the items, at least 0; 0, 1, 2 and so on by default.
         dimension : int, optional
-            Of a code: the leading principal directions, rotated. At most 4096. By default 256, and fewer in galleries
-            of more than 2.5 million items; never more than the dimension of the rows.
+            Of a code: the leading principal directions, rotated. At most 4096. By default 256; fewer in galleries of
+            more than 2.5 million items, and up to 512 in those of up to 57,750. Never more than the rows have.
         n_cells, n_colours : int, optional
             By default chosen by the number of items. More cells make questions longer, more colours make answers and
             tokens larger; both increase the recall.
@@ -230,8 +230,10 @@ class SealedIndex:
             that are near to one another.
         """
         vectors = np.atleast_1d(np.asarray(rows))
-        dimension = choose_dimension(len(vectors)) if dimension is None else check_count(dimension, "dimension", 1)
         sample = check_rows(vectors[_spread(len(vectors))], normalize=normalize)
+        if dimension is None:
+            dimension = choose_dimension(len(vectors), sample.shape[1])
+        check_count(dimension, "dimension", 1)
         projection = _find_projection(sample, dimension, axis)
         codes, scale, reach = _quantise(vectors, projection, normalize=normalize)
         n_cells, n_colours = choose_shape(len(codes), codes.shape[1], n_cells, n_colours)

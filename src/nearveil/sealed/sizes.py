@@ -27,6 +27,7 @@ _ALL = 1.5  # times these: galleries of which all slots are probed
 # for its answer, its token and the server's memory.
 _SHAPES = ((2_500_000, 256, 218, 20, 14.0), (8_000_000, 128, 180, 24, 12.0), (math.inf, 64, 146, 24, 12.0))
 _LEAST = 64  # dimensions of a code that cells are chosen for
+_WHOLE = 512  # features of which codes keep all, in galleries of which all slots are probed
 MOST_COLUMNS = 1 << 16  # of a matrix: sums of products stay below 2^31
 _SMALL_ROWS, _LEAST_SIDE = 1 << 15, 12  # of a grid for wide records in galleries of which all slots are probed
 _STORED = 64  # columns of a block in memory are a multiple of it: processors multiply this many at a time
@@ -128,9 +129,11 @@ def bound_row_norm(n_columns: int) -> float:
     return math.sqrt(min(most, mean * n_columns + 7 * deviation * math.sqrt(n_columns)))
 
 
-def choose_dimension(n_items: int) -> int:
+def choose_dimension(n_items: int, n_features: int) -> int:
     """Return the dimensions of a code for a gallery: more distinguish near items better, and allow fewer cells."""
-    return _find_shape(n_items)[0]
+    if n_items <= _ALL * _PROBED[0] and n_features <= _WHOLE:
+        return n_features
+    return min(_find_shape(n_items)[0], n_features)
 
 
 def choose_side(n_items: int, width: int) -> int:
@@ -202,7 +205,7 @@ class SealedSizes:
 
 def estimate_sizes(n_items: int, record_bytes: int, n_features: int = 1280) -> SealedSizes:
     """Return the sizes of sealed search for a gallery of `n_items`, with records of `record_bytes`."""
-    dimension = -(-min(choose_dimension(n_items), n_features) // TILE) * TILE
+    dimension = -(-choose_dimension(n_items, n_features) // TILE) * TILE
     n_cells, n_colours = choose_shape(n_items, dimension)
     slots, columns = count_slots(n_items, n_cells), n_cells // n_colours * dimension
     records = shape_records(n_cells * slots, record_bytes + 1, choose_side(n_items, record_bytes + 1))
