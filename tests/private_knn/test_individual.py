@@ -33,6 +33,7 @@ from nearveil.private_knn import (
     PublicStudent,
     Student,
     _pate,
+    individual,
 )
 from nearveil.private_knn.discriminant import merge_groups, sum_classes
 from nearveil.private_knn.discriminant_model import SENSITIVITY
@@ -290,6 +291,15 @@ def test_repeated_queries_get_the_stored_answer_for_free() -> None:
     with pytest.raises(ExhaustedError, match="max_answered is reached"):
         voter.predict(QUERIES[80:81])
     np.testing.assert_array_equal(voter.answer(QUERIES[:40]).votes, first.votes)  # also now
+
+
+def test_answers_of_any_number_are_stored(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An entry of a log has a limit. If all answers were in one, a large batch would fail after it was paid for."""
+    monkeypatch.setattr(individual, "_MOST_VOTES", 70)
+    voter = fit(ledger=ledger, account="digits")
+    first = voter.answer(QUERIES[:31])
+    assert len(voter._poll._spending.read_log()) == 1 + 5
+    np.testing.assert_array_equal(voter.answer(QUERIES[30::-1]).votes, first.votes[::-1])
 
 
 def test_the_log_is_written_before_records_are_read(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -346,10 +346,12 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
 
     def _store_answers(self, position: int, votes: NDArray[np.float64]) -> QueryLog:
         """Append the released votes on the queries of an entry to the log, and return it."""
-        entries, entry = self._spending.read_log(), encode_answers(position, votes)
-        while not self._spending.append_log(len(entries), entry):
-            entries = self._spending.read_log()
-        return QueryLog.read([*entries, entry])
+        entries = self._spending.read_log()
+        for entry in encode_answers(position, votes):
+            while not self._spending.append_log(len(entries), entry):
+                entries = self._spending.read_log()
+            entries.append(entry)
+        return QueryLog.read(entries)
 
     def _make_stored_answers(self, rounded: NDArray[np.int16], log: QueryLog, terms: Terms) -> Answers:
         """Answer from the log, or abstain where the noisy votes of two classes are close: post-processing."""

@@ -9,7 +9,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -28,6 +28,7 @@ _WIDE, _WIDEST_SHARE, _CROWD, _CROWD_RATIO = 3, 0.25, 2.5, 8.0
 _LEAST_VOTERS = 30.0  # as many without noise
 _COVERED = 0.9  # share of the public rows' own votes that the budget covers
 _PLAYED = 1000  # public rows that play the queries of a stream
+_MOST_VOTES = 1 << 22  # in an entry of the log: 45 MB
 _OPEN = 0.5  # least share of the public voters left near a query of a stream
 CLEAR_RATIO = 4.0
 """Expected votes for each unit of noise, below which a private discriminant is better."""
@@ -231,10 +232,9 @@ class QueryLog:
         for entry in self.entries:
             if "answers" in entry:
                 terms = Terms.read(self.entries[entry["answers"]])
-                votes = _decode_array(entry["votes"], "<f8").reshape(len(terms.queries), -1)
-                answers |= {
-                    query.tobytes(): (row, terms.noise) for query, row in zip(terms.queries, votes, strict=True)
-                }
+                votes = _decode_array(entry["votes"], "<f8").reshape(-1, entry["size"])
+                queries = terms.queries[entry["first"] :][: len(votes)]
+                answers |= {query.tobytes(): (row, terms.noise) for query, row in zip(queries, votes, strict=True)}
         return answers
 
     def find_new(self, queries: NDArray[np.int16]) -> NDArray[np.intp]:
@@ -245,9 +245,13 @@ class QueryLog:
         return np.array([number for row, number in first.items() if row not in self.answers], dtype=np.intp)
 
 
-def encode_answers(position: int, votes: NDArray[np.float64]) -> bytes:
-    """Return the entry of a log with the noisy votes on the queries of the entry at `position`."""
-    return _encode(answers=position, votes=_encode_array(votes, "<f8"))
+def encode_answers(position: int, votes: NDArray[np.float64]) -> Iterator[bytes]:
+    """Yield entries of a log, none too large, with the noisy votes on the queries of the entry at `position`."""
+    size = votes.shape[1]
+    step = max(1, _MOST_VOTES // size)
+    for first in range(0, len(votes), step):
+        part = _encode_array(votes[first : first + step], "<f8")
+        yield _encode(answers=position, first=first, size=size, votes=part)
 
 
 def encode_n_records(n_records: float) -> bytes:
