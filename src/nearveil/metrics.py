@@ -143,7 +143,7 @@ class ScoreSpace:
         """The part of the mean in directions for the cosine: all of it, unless rows hardly differ beside it."""
         length = float(np.linalg.norm(self.mean))
         spread = np.sqrt(max(1 - length**2, 0.0))  # of rows of norm one
-        return self.mean * min(1.0, _MEAN_SHARE * spread / max(length, _TINY))
+        return np.asarray(self.mean * min(1.0, _MEAN_SHARE * spread / max(length, _TINY)))
 
     def measure(self, encoded: NDArray[np.floating], scores: NDArray[np.floating]) -> Floats:
         """Return the metric's values, shape (q, n), of scores of encoded queries: cosines, products or distances."""
