@@ -79,6 +79,14 @@ class TestDirectory(IndexConformance):
                 told += 1
         assert told > 70
 
+    @pytest.mark.parametrize("name", ["format", "crc"])
+    def test_a_column_of_another_name(self, tmp_path: Path, name: str) -> None:
+        filled(tmp_path / "one", unit_rows(40)).close()
+        with sqlite3.connect(tmp_path / "one" / "index.db") as database:
+            database.execute(f"ALTER TABLE nearveil_index RENAME COLUMN {name} TO other")
+        with pytest.raises(IndexStoreError, match="corrupted"):
+            Index.open(tmp_path / "one")
+
     def test_a_file_that_is_cut(self, tmp_path: Path) -> None:
         filled(tmp_path / "one", unit_rows(40)).close()
         data = (tmp_path / "one" / "index.db").read_bytes()

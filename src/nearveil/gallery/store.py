@@ -144,16 +144,18 @@ def load_header(connection: sa.Connection, location: str, *, lock: bool = False)
     if not rows:
         raise NotAnIndexError(f"No index at {location}. Create one with Index.create().")
     values = dict(rows[0]._mapping)
-    stored_checksum = values.pop("crc")
+    stored_checksum, stored_format = values.pop("crc", None), values.get("format", 0)
     if len(rows) > 1 or checksum(*values.values()) != stored_checksum:
         raise CorruptedIndexError(location, "the header")
-    header = Header(**values)
-    if header.format > FORMAT:
+    if stored_format > FORMAT:
         raise IndexStoreError(
-            f"index {location} has format {header.format}; this nearveil reads up to format {FORMAT}: install a newer "
+            f"index {location} has format {stored_format}; this nearveil reads up to format {FORMAT}: install a newer "
             "nearveil"
         )
-    return header
+    try:
+        return Header(**values)
+    except TypeError:  # the name of a column is corrupted
+        raise CorruptedIndexError(location, "the header") from None
 
 
 def save_header(connection: sa.Connection, header: Header) -> None:
