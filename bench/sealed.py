@@ -202,6 +202,21 @@ def measure_bytes(index: SealedIndex, client: SealedClient, row: Singles) -> dic
     return report | {"kept": parts["kept"], "exchanged": parts["sent"] + received}
 
 
+def measure_change(index: SealedIndex, row: Singles, record: bytes) -> dict[str, float]:
+    """Return the seconds until an index with one item more answers, as a server makes it, and those of its parts."""
+    client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
+    clock, seconds = (time.perf_counter, time.process_time), {}
+    start = [now() for now in clock]
+    changed = index.copy()
+    position = changed.add(row[None], [record])[0]
+    changed.prepare_tokens(2)
+    client = SealedClient(changed.layout.to_bytes(), changed.get_public_tokens())
+    seconds |= {name: now() - begun for name, now, begun in zip(("clock", "processor"), clock, start, strict=True)}
+    if position not in [match.position for match in client.search(row, changed.answer, 100)]:
+        raise RuntimeError("the new item is not found")
+    return {name: round(value, 2) for name, value in seconds.items()}
+
+
 def measure_recall(
     index: SealedIndex,
     client: SealedClient,
@@ -286,6 +301,7 @@ def measure_shape(
             "milliseconds": measure_work(index, client, queries[0]),
             "build_s": round(built - start, 1),
             "tokens_s": round(prepared - built, 1),
+            "change_s": measure_change(index, queries[0], records[0]),
             "recall": measure_recall(index, client, gallery, queries, nearest, records),
             "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20),
         }
