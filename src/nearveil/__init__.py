@@ -2,7 +2,7 @@
 
 Start with these:
 
-- ``Client(where, token, account=..., ledger=...)`` queries a local or remote gallery: ``client.nearest(image)`` and
+- ``Client(location, token, account=..., ledger=...)`` queries a local or remote gallery: ``client.nearest(image)`` and
   ``client.classify(image)``. ``AsyncClient`` is the asynchronous version.
 - ``PrivateKNeighborsClassifier``, ``PrivateKNeighborsRegressor`` and ``PrivateDiscriminant`` learn from private
   records; ``PublicDiscriminant`` is the model to publish.
