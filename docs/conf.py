@@ -27,10 +27,11 @@ exclude_patterns = ["_build"]
 
 
 def copy_pages(app: Sphinx, error: Exception | None) -> None:
-    """Copy the Markdown pages beside their HTML: llms.txt links to them."""
+    """Copy the Markdown pages and notebooks beside the HTML: llms.txt links to them."""
     if error is None and app.builder.name == "html":
         for name in app.env.found_docs:
             shutil.copyfile(app.env.doc2path(name), Path(app.outdir, f"{name}.md"))
+        shutil.copytree(Path(app.srcdir, "notebooks"), Path(app.outdir, "notebooks"), dirs_exist_ok=True)
 
 
 def setup(app: Sphinx) -> None:

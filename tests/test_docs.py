@@ -1,12 +1,15 @@
-"""Links of pages that Sphinx does not read lead somewhere, and the index for language models names every page."""
+"""Pages: links that Sphinx does not check lead somewhere, and the notebooks print what they show."""
 
 import re
 from pathlib import Path
 
 import pytest
 
+from tests import notebooks
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
+NOTEBOOKS = [f"docs/notebooks/{name}.ipynb" for name in notebooks.NAMES]
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -23,7 +26,7 @@ def list_headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/llms.txt"])
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/llms.txt", *NOTEBOOKS])
 def test_links(name: str) -> None:
     links = list_links(ROOT / name)
     assert links
@@ -34,3 +37,10 @@ def test_links(name: str) -> None:
 def test_language_models_find_every_page() -> None:
     named = {path for path, _ in list_links(DOCS / "llms.txt")}
     assert set((DOCS / "howto").glob("*.md")) | {path for path in DOCS.glob("*.md") if path.stem != "index"} <= named
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_notebooks(name: str) -> None:
+    stored, run = notebooks.load(name), notebooks.load(name)
+    notebooks.run_cells(run, name)
+    assert run["cells"] == stored["cells"]
