@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
-# The GPU kernel can be imported only where Triton is; everything else is collected everywhere.
-collect_ignore = [] if importlib.util.find_spec("triton") else ["src/nearveil/privatemail/graph/_fused.py"]
+# Kernels for GPUs can be imported only where Triton is; everything else is collected everywhere.
+_KERNELS = ["src/nearveil/privatemail/graph/_fused.py", "src/nearveil/sealed/_device_ring.py"]
+collect_ignore = [] if importlib.util.find_spec("triton") else _KERNELS
 
 pytest_collect_file = Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["*.md"]).pytest()
 
