@@ -19,7 +19,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.wire.client import OutdatedMapError, ProtocolError, RefusedError, encode_queries
 from nearveil.wire.frames import HEADER_BYTES, Kind, WireError
-from nearveil.wire.messages import MapChanged, Query, Refusal, RefusalCode, decode_frame, write_query
+from nearveil.wire.messages import MapChanged, PublicPart, Query, Refusal, RefusalCode, decode_frame, write_query
 from nearveil.wire.server import ServerProtocol, _refuse
 from tests.wire.wiring import (
     DIMENSION,
@@ -225,7 +225,7 @@ def test_bad_features_cost_nothing_and_are_not_shown(feature: Any, words: str) -
 
 def test_what_cannot_be_answered_is_refused_before_it_is_paid(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(WireError, match="mechanism must be covers, "):
-        decode_frame(replace(part(), mechanism="plain").to_bytes())
+        decode_frame(replace(part(), mechanism="plain").to_bytes(), PublicPart)
     monkeypatch.setattr(Kind.ANSWER, "limit", 1100)
     with pytest.raises(ProtocolError, match="limit is 1100"):
         ready()
