@@ -204,17 +204,16 @@ def measure_bytes(index: SealedIndex, client: SealedClient, row: Singles) -> dic
 
 def measure_change(index: SealedIndex, row: Singles, record: bytes) -> dict[str, float]:
     """Return the seconds until an index with one item more answers, as a server makes it, and those of its parts."""
-    client = SealedClient(index.layout.to_bytes(), index.get_public_tokens())
-    clock, seconds = (time.perf_counter, time.process_time), {}
-    start = [now() for now in clock]
+    clocks = {"clock": time.perf_counter, "processor": time.process_time}
+    start = {name: now() for name, now in clocks.items()}
     changed = index.copy()
     position = changed.add(row[None], [record])[0]
     changed.prepare_tokens(2)
     client = SealedClient(changed.layout.to_bytes(), changed.get_public_tokens())
-    seconds |= {name: now() - begun for name, now, begun in zip(("clock", "processor"), clock, start, strict=True)}
+    seconds = {name: round(now() - start[name], 2) for name, now in clocks.items()}
     if position not in [match.position for match in client.search(row, changed.answer, 100)]:
         raise RuntimeError("the new item is not found")
-    return {name: round(value, 2) for name, value in seconds.items()}
+    return seconds
 
 
 def measure_recall(
