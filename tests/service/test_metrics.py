@@ -122,6 +122,36 @@ def test_a_query_of_zeros_is_asked_about_where_it_has_a_distance(here: Scene, me
         assert here.paid == 0
 
 
+@pytest.mark.parametrize("longer", ["dot", "euclidean"])
+@pytest.mark.parametrize("code_bytes", [None, "auto", 16])
+def test_a_row_longer_than_all_is_found_after_an_update(tmp_path: Path, longer: Metric, code_bytes: Any) -> None:
+    """No code is clipped: the map and the sealed index are made again if theirs cannot hold the row."""
+    made = make_gallery(tmp_path / "gallery", longer, code_bytes)
+    row = 1.5 * ROWS[np.linalg.norm(ROWS, axis=1).argmax()][::-1]
+    with scene(made, tmp_path, epsilon=1000.0, offers=("codes", "metadata", "sealed")) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        with Index.open(made) as index:
+            before = index.current().published
+            (number,) = index.add_table(row[None]).tolist()
+            after = index.republish()
+            assert (after.public_digest == before.public_digest) == (code_bytes is None)
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        client, _ = here.client(home=tmp_path / "home")
+        client.sync()
+        for way in ({"by": "home"}, {"epsilon": 40.0}, {"by": "sealed"}):
+            best = client.nearest(row, K, **way).matches[0]
+            assert best.id == number
+            error = best.value - measure_dense(longer, row[None], row[None])[0, 0]
+            assert abs(error) < 0.05 * float(row @ row) ** (1 if longer == "dot" else 0.5)
+
+
+def test_a_sealed_question_returns_half_of_the_records_that_it_fetches(here: Scene, metric: Metric) -> None:
+    client, _ = here.client()
+    assert len(client.nearest(QUERIES[0], 20, by="sealed").matches) == 20
+    with pytest.raises(QuestionError, match="at most 20, the items of a sealed answer"):
+        client.nearest(QUERIES[0], 21, by="sealed")
+
+
 def test_another_metric_is_another_map_for_clients(tmp_path: Path) -> None:
     """A gallery that gets another metric is fetched again, in every way to ask."""
     made = make_gallery(tmp_path / "gallery", "centred cosine", "auto")

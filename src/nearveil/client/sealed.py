@@ -133,7 +133,8 @@ async def _ask_together(
     layout = seal.client.layout
     if layout.records is None or layout.projection.shape[0] != public.space.width:
         raise ReplyError("The gallery's layout has other features than the gallery")
-    count = limit_count(k, min(layout.records.n_buckets, int(layout.counts.sum())))
+    # Two records of one bucket are not fetched together: half as many as are fetched are the nearest.
+    count = limit_count(k, min(layout.records.n_buckets // 2, int(layout.counts.sum())), "a sealed answer")
     periods, traffics = sealed_periods(layout, public, len(rows)), [traffic, *(Traffic() for _ in rows[1:])]
     clients = await seal.reserve(session, info.name, traffics)
     async with private_step(session, session.clock.now(), periods.question):

@@ -35,7 +35,6 @@ _CENTROIDS = 256  # a byte names one of them
 _PASSES = 12  # of k-means
 _MOST_DIMENSIONS = 4  # that a byte of a product code stands for: more would make small answers large in memory
 MOST_COLUMNS = 2 * MOST_FEATURES  # of a projection: groups of one size are filled up
-_LARGEST_HALF = float(np.finfo(np.float16).max)
 _MISFIT = "the table of codes has arrays that do not fit each other"
 
 
@@ -72,6 +71,17 @@ class Codes(ABC):
     def decode(self, codes: Bytes) -> Singles:
         """Return the approximate rows of codes."""
 
+    @property
+    @abstractmethod
+    def bounds(self) -> Singles:
+        """The lowest and highest number of each column of a decoded row, shape (2, columns)."""
+
+    def measure_clipping(self, features: Singles, space: ScoreSpace) -> float:
+        """Return the largest error that the bounds cause in the score of an item row with itself."""
+        # Magnitudes are added: errors of a long row in its norm and in its other columns would cancel.
+        rows, queries = self.project(features), self.project(space.make_queries(features))
+        return float((np.abs(queries) * np.abs(rows - np.clip(rows, *self.bounds))).sum(axis=1).max(initial=0))
+
     def scores(self, queries: Rows, codes: Bytes) -> Singles:
         """Return approximate inner products, shape (q, n), of query rows, shape (q, d), with n items."""
         return self.compare(self.project(queries), codes)
@@ -94,9 +104,13 @@ class WholeCodes(Codes):
         self.dimension = self.columns = int(dimension)
         self.width = self.kind.itemsize * self.dimension
 
+    @property
+    def bounds(self) -> Singles:
+        largest = np.finfo(self.kind).max
+        return np.full((2, self.columns), [[-largest], [largest]], np.float32)
+
     def encode(self, features: Singles) -> Bytes:
-        limited = np.clip(features, -_LARGEST_HALF, _LARGEST_HALF) if self.kind.itemsize == 2 else features
-        return np.ascontiguousarray(limited, self.kind).view(np.uint8)
+        return np.ascontiguousarray(np.clip(features, *self.bounds), self.kind).view(np.uint8)
 
     def project(self, queries: Rows) -> Rows:
         return queries
@@ -142,6 +156,11 @@ class ScalarCodes(Codes):
         levels = np.where(np.arange(dimension) < double, 65535, 255)
         steps = np.maximum((highest - lowest) / levels, 1e-30).astype(np.float32)
         return cls(projection, lowest, steps, double)
+
+    @property
+    def bounds(self) -> Singles:
+        levels = np.where(np.arange(self.columns) < self.double, 65535, 255)
+        return np.stack([self.lowest, self.lowest + levels * self.steps]).astype(np.float32)
 
     def encode(self, features: Singles) -> Bytes:
         levels = np.rint((features @ self.projection - self.lowest) / self.steps)
@@ -230,6 +249,12 @@ class ProductCodes(Codes):
         queries = space.make_queries(rows).astype(np.float32)
         sample = _Sample(queries, np.einsum("ij,ij->i", queries, rows))
         return type(self)(self.projection, self.weights, self.mean, self.centroids, sample)
+
+    @property
+    def bounds(self) -> Singles:
+        codes = np.repeat(np.arange(_CENTROIDS, dtype=np.uint8)[:, None], len(self.centroids), axis=1)
+        rows = self._reconstruct(codes)
+        return np.stack([rows.min(axis=0), rows.max(axis=0)])
 
     def encode(self, features: Singles) -> Bytes:
         weighted = (features @ self.projection - self.mean) * self.weights

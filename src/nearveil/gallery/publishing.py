@@ -13,7 +13,7 @@ import scipy.sparse
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.cluster import LOCAL, SpreadRows, connect, use_one_thread
+from nearveil.cluster import LOCAL, SpreadRows, connect, cut_rows, use_one_thread
 from nearveil.gallery import store
 from nearveil.gallery.answers import Answer, read_details
 from nearveil.gallery.codes import (
@@ -40,13 +40,14 @@ from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import DUE, spread_features
 from nearveil.mechanisms.covers.maps import MOST_SETS
 from nearveil.mechanisms.public import PublicRelease, check_served
-from nearveil.metrics import CENTRED, Metric, ScoreSpace
+from nearveil.metrics import CENTRED, NORMALIZED, Metric, ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.progress import Progress, tick_percent
 from nearveil.storage import Database
 
 _HEADER = "told"  # the stored name of the header in the archive
 _SPACE_ROWS = 1 << 18  # of a gallery, to learn the constants of a metric from
+_MEASURED_ROWS = 1 << 12  # that are read together to measure clipping, and of the items that a map has
 _ANCHORS = 500  # public rows of a mechanism besides covers: a sample of the gallery
 
 
@@ -171,6 +172,20 @@ class Published:
         unchanged = int((self._find_positions(snapshot.ids) >= 0).sum())
         changed = len(snapshot) + len(self.ids) - 2 * unchanged
         return float(self.release.drift_ + changed / max(1, len(snapshot)))
+
+    def can_encode(self, snapshot: IndexSnapshot) -> bool:
+        """Return whether the codes hold new items: none is clipped much more than those they were learned from."""
+        # Norms are about one. Where all are, clipping changes a cosine little, and any new item is clipped a little.
+        features = spread_features(self.release, snapshot.spread(LOCAL))
+        is_new = self._find_positions(snapshot.ids) < 0
+        new, old = np.flatnonzero(is_new), np.flatnonzero(~is_new)[:: max(1, len(snapshot) // _MEASURED_ROWS)]
+
+        def measure(positions: NDArray[np.intp]) -> float:
+            blocks = [positions[block] for block in cut_rows(len(positions), _MEASURED_ROWS)]
+            rows = (features.take(block, "taking rows") for block in blocks)
+            return max((self.table.measure_clipping(block, self.space) for block in rows), default=0.0)
+
+        return measure(new) <= measure(old) + (0.1 if self.space.metric in NORMALIZED else 0.01)
 
     def _find_positions(self, ids: Ids) -> NDArray[np.int64]:
         """Return the positions of items in this map; -1 for newer items."""
@@ -481,8 +496,9 @@ class MapPublisher(ABC):
     def republish(self, keep: int = KEPT_MAPS, *, progress: Progress | None = None, cluster: Any = None) -> Published:
         """Update the map with the same parameters, if the gallery has changed.
 
-        The map is updated while at most a tenth of the gallery has changed since it was learned, and learned again
-        after that, or for another metric. :meth:`publish`, which has the same parameters, always learns it again.
+        The map is updated while at most a tenth of the gallery has changed since it was learned. It is learned again
+        after that, for another metric, and if the codes cannot hold a new item, such as one longer than all others.
+        :meth:`publish`, which has the same parameters, always learns it again.
         """
         check_integer(keep, "keep", 1)
         newest, stale = self.current()
@@ -491,7 +507,7 @@ class MapPublisher(ABC):
         snapshot = self.snapshot()
         try:
             is_same = newest.space.metric == self.metric and newest.terms.mechanism == Covers.name
-            if is_same and len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE:
+            if is_same and len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE and newest.can_encode(snapshot):
                 updated = newest.update(snapshot)
                 self._save_map(updated, keep)
                 return updated

@@ -51,6 +51,7 @@ from nearveil.storage import replace_file
 from nearveil.wire.frames import Kind, WireError, peek_header
 
 _UNCLIPPED = 0.9997  # of all coordinates; larger ones are clipped
+_CLIPPED = 0.25  # of the length of a new row that clipping may remove
 _BATCH = 32  # questions of one pass
 _SAMPLE = 1 << 16  # rows to learn directions from, and rows that are projected at a time
 _DIGITS = 127
@@ -434,7 +435,11 @@ class SealedIndex:
         """
         vectors = check_rows(rows, self.layout.projection.shape[0], normalize=self._normalize)
         self._check_record_count(records, len(vectors))
-        codes = _clip(np.rint(vectors @ self.layout.projection * self._scale), self.layout.reach)
+        steps = np.rint(vectors @ self.layout.projection * self._scale)
+        codes = np.clip(steps, -_DIGITS, _DIGITS).astype(np.int8)
+        lengths, clipped = np.linalg.norm(steps, axis=1), np.linalg.norm(steps - codes, axis=1)
+        if ((lengths > self.layout.reach) | (clipped > _CLIPPED * lengths)).any():
+            raise SealedError("a row is longer than the codes of this index can hold: build it again")
         if int(self.layout.counts.astype(np.int64).sum()) + len(codes) > self._items.size:
             raise SealedError("the index has too few free slots for these rows: build it again")
         numbers, positions = _check_numbers(items, len(codes), int(self._items.max()) + 1), []
@@ -718,10 +723,3 @@ def _equalise(codes: Bytes) -> Bytes:
         block = slice(start, start + _SAMPLE)
         equal[block] = np.clip(np.rint(codes[block] * factors[block, None]), -_DIGITS, _DIGITS)
     return equal
-
-
-def _clip(steps: Singles, reach: int) -> Bytes:
-    """Return codes of 8 bits; shorten those longer than `reach`."""
-    clipped = np.clip(steps, -_DIGITS, _DIGITS)
-    lengths = np.linalg.norm(clipped, axis=1, keepdims=True)
-    return np.asarray(np.trunc(clipped * np.minimum(1, reach / np.maximum(lengths, 1))), dtype=np.int8)
