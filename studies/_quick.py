@@ -234,7 +234,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 def shrink(study: Study) -> Iterator[Study]:
     """Make a study small while its cases are measured and its page is written, in this process."""
     parameters = {"quick": "constants and rows of a miniature"}
-    small = replace(study, data=("a few rows",), parameters=parameters, template=_put_notice(study.page), alone=True)
+    data = tuple(map(_describe_rows, study.data))  # before the folder of real data is replaced
+    notice = f"{NOTICE} Data: {'; '.join(data)}."
+    small = replace(study, data=data, parameters=parameters, template=_put_notice(study.page, notice), alone=True)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         write_sets(Path(folder))
         write_digits(Path(folder))
@@ -317,9 +319,17 @@ def _make_rows() -> tuple[NDArray[np.float32], str]:
     return np.random.default_rng(0).random((520, 324), np.float32), "random rows"
 
 
-def _put_notice(page: str) -> str:
+def _describe_rows(name: str) -> str:
+    """Describe the rows that replace a file of real data, or other data, in a quick run."""
+    folder, is_file, _ = name.partition("/")
+    if not is_file:
+        return name
+    return f"a few rows of {folder}" if (data_folder() / name).exists() else f"made-up rows in place of {folder}"
+
+
+def _put_notice(page: str, notice: str) -> str:
     title, _, rest = page.partition("\n")
-    return f"{title}\n\n{NOTICE}\n{rest}"
+    return f"{title}\n\n{notice}\n{rest}"
 
 
 def _look_up(target: str) -> Any:

@@ -69,12 +69,14 @@ def camera(made: Path, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_create_opens_the_three_kinds(here: Path) -> None:
-    fine("create", "free", "--owner", "me", "--epsilon", "2")
+    fine("create", "free", "--owner", "me", "--epsilon", "2", "--delta", "1e-5")
+    fine("create", "messages", "--owner", "me", "--epsilon", "2")
     fine("create", "sums", "--owner", "me", "--epsilon", "2", "--delta", "0", "--unit", "person")
     shared = ("--protects", "database", "--relation", "add-remove")
     fine("create", "plan", "100x0.1", "2x0.5", "--owner", "the archive", "--epsilon", "9", *shared)
     with Ledger(LedgerOptions().location) as ledger:
         kinds = {account.name: (account.kind, account.epsilon, account.delta) for account in ledger.accounts()}
+        assert kinds.pop("messages") == ("pure", 2.0, 0.0)
         assert kinds == {"free": ("filter", 2.0, 1e-5), "sums": ("pure", 2.0, 0.0), "plan": ("plan", 9.0, 1e-5)}
         plan = ledger.account("plan")
         assert set(plan.balance().remaining) == {(PureDp(0.1), 100), (PureDp(0.5), 2)}

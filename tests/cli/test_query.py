@@ -9,15 +9,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from dp_accounting import GaussianDpEvent
 
 pytest.importorskip("PIL")
 pytest.importorskip("skimage")
 
 from nearveil.cli import _accounts
+from nearveil.cli._accounts import LazyAccount, PaymentOptions
 from nearveil.features import HogColor, load_image
 from nearveil.gallery import Index, Item
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Covers
+from nearveil.privacy import Basis, compose_events
+from nearveil.privacy.events import PureDp
 from nearveil.server.galleries import OpenGallery
 from nearveil.wire.messages import Query, Refusal, RefusalCode, decode_frame
 from tests.cli.galleries import COUNT, colour, fine, gallery, picture, refused, run, told
@@ -108,6 +112,22 @@ def test_the_first_query_says_which_account_it_opened(image: Path, here: Path) -
     assert "left: 94 of 100." in second
     assert "at most a factor of 7.4" in second
     assert "94" in fine("budget", "show", "queries", "--ledger", ledger)
+
+
+def test_an_account_with_a_delta_prices_messages_together(image: Path) -> None:
+    fine("budget", "create", "album", "--owner", "me", "--epsilon", "40", "--delta", "1e-6")
+    said = fine("query", image, "--epsilon", 4, "--account", "album")
+    assert "of 40 (with a delta, messages are priced together, not summed)." in said
+
+
+def test_a_message_with_a_delta_needs_an_account_with_one(here: Path) -> None:
+    noise = GaussianDpEvent(10.0)
+    terms: Any = {"delta": 1e-6, "protects": "query", "unit": "image", "relation": "replace"}
+    with LazyAccount(PaymentOptions()) as payer:
+        with pytest.raises(ValueError, match=r"Nothing was sent\. This message has a delta: open an account with one"):
+            payer.spend(compose_events([noise], basis=Basis("noise"), **terms), "key")
+        with pytest.raises(ValueError, match=r"Nothing was sent\. Lower --epsilon"):
+            payer.spend(compose_events([PureDp(200.0)], basis=Basis("noise"), **terms | {"delta": 0.0}), "key")
 
 
 def test_as_many_as_an_answer_holds(image: Path) -> None:

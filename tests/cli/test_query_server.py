@@ -265,7 +265,8 @@ def test_a_copy_is_fetched_by_command_and_searched_for_nothing(
 ) -> None:
     assert "nearveil sync" in refused("query", image, "--epsilon", 0, *words)
     fetched = told("sync", served.url, *words[2:])
-    assert fetched["items"] == 40
+    assert fetched["items"] == told("sync", *words)["items"] == 40
+    assert "URL: give the URL of the server once" in refused("sync")
     assert Path(fetched["folder"]).is_relative_to(here / "data")
     far = told("query", image, "--epsilon", 0, "-k", 3, *words)
     sure = told("query", image, *SURE, "-k", 3, *words)

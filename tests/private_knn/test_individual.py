@@ -463,7 +463,11 @@ def test_auto_is_individual_where_it_may_be(ledger: Ledger) -> None:
 
     assert choose()
     assert not choose(None)
-    assert not choose(PUBLIC[:299])
+    with pytest.warns(NoiseWarning, match=r'299 public rows: "auto" needs 300, .*; the worst case is charged'):
+        assert not choose(PUBLIC[:299])
+    assert choose(PUBLIC[:299], accounting="individual")
+    with pytest.raises(ValueError, match="this is worst-case: n_neighbors must be left out"):
+        make_voter(accounting="auto", n_neighbors=30).fit(X, Y, public=PUBLIC).forecast(QUERIES)
     assert not choose(vote_noise=50.0, epsilon=None)
     assert not choose(n_neighbors=30)
     assert not choose(max_screened=100)
@@ -644,7 +648,8 @@ def test_groups_are_whole_for_every_estimator() -> None:
     assert regressor.fit(X, Y, groups=groups).guarantee.unit == "group of records"
     assert np.isfinite(regressor.predict(QUERIES[:5])).all()
     persons: dict[str, Any] = {"accounting": "auto", "least_records": 200, "unit": "person"}
-    voter = make_voter(**persons).fit(X, Y, groups=groups, public=PUBLIC)
+    with pytest.warns(NoiseWarning, match="public_groups must be given with groups; the worst case is charged"):
+        voter = make_voter(**persons).fit(X, Y, groups=groups, public=PUBLIC)
     assert not voter.plan_.individual  # how often a person passes is not known
     order = np.argsort(LABELS[1000:1400], kind="stable")
     public = PUBLIC[order]

@@ -202,6 +202,16 @@ def test_a_plan_says_what_is_never_returned_and_where_it_guesses() -> None:
     assert not plan(1_000, 1.0, 200_000).extrapolated
 
 
+def test_a_plan_explains_codes_with_one_size_and_the_download() -> None:
+    text = plan_search(1_000_000, 4.0).describe_codes()
+    assert "Codes have 268 bytes with the id, the only size for 1,000,000 items." in text
+    for items in (1000, 1_000_000):
+        assert (
+            "The one-time download adds 20 bytes for each name, and the map."
+            in plan_search(items, 4.0).describe_codes()
+        )
+
+
 def test_the_map_takes_about_as_many_bytes_as_a_plan_says() -> None:
     rows = np.random.default_rng(0).standard_normal((1000, 12)).astype(np.float32)
     for fraction in (0.1, 0.02):

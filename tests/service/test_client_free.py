@@ -192,7 +192,12 @@ def test_the_asynchronous_client_pays_nothing_either(made: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(
     ("where", "url"),
-    [("127.0.0.1:8321", "http://127.0.0.1:8321"), ("birds.example:8321/", "https://birds.example:8321")],
+    [
+        ("127.0.0.1:8321", "http://127.0.0.1:8321"),
+        ("birds.example:8321/", "https://birds.example:8321"),
+        ("birds.example", "https://birds.example"),
+        ("localhost", "http://localhost"),
+    ],
 )
 def test_a_url_without_a_scheme_is_recognized(where: str, url: str) -> None:
     with pytest.raises(QuestionError, match=f"begins with its scheme: {url}"):

@@ -29,7 +29,7 @@ from nearveil.mechanisms import Message
 from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.layout import Layout
 from nearveil.sealed.sizes import RecordLayout
-from nearveil.server import limits, requests
+from nearveil.server import limits, requests, sealed_builds
 from nearveil.server.errors import ServiceError
 from nearveil.server.limits import TokenBuckets
 from nearveil.wire import sealed
@@ -396,6 +396,21 @@ def test_nobody_waits_for_an_index_that_is_being_built(made: Path, monkeypatch: 
         gallery.prepare()
         assert gallery.sealed()
         assert len(begun) == 1
+
+
+def test_a_start_that_waits_for_a_build_says_so(
+    made: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sealed_builds, "_NOTICE_DELAY", 0.01)
+    with slow_builds(monkeypatch) as (_, go_on), opened(made, offers=OFFERS) as gallery:
+        threading.Timer(0.1, go_on).start()
+        gallery.prepare()
+        assert gallery.sealed()
+        gallery.prepare()
+    assert [record.message.partition("after")[0] for record in caplog.records] == [
+        f"Building the sealed index of {gallery.name} ...",
+        f"The sealed index of {gallery.name}: ready ",
+    ]
 
 
 def test_requests_during_a_build_take_no_threads_from_messages(

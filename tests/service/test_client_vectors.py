@@ -20,7 +20,20 @@ from nearveil.ledger import OverBudgetError
 from nearveil.wire.frames import WireError
 from tests.clocks import Watched, watched
 from tests.search.standins import clustered
-from tests.service.asking import CANDIDATES, COUNT, DIMENSION, QUERIES, URL, Scene, is_post, public_of, scene, unit
+from tests.service.asking import (
+    CANDIDATES,
+    COUNT,
+    DIMENSION,
+    QUERIES,
+    URL,
+    Scene,
+    is_post,
+    make_index,
+    opened,
+    public_of,
+    scene,
+    unit,
+)
 
 __all__ = ["watched"]
 
@@ -139,6 +152,14 @@ def test_filters_that_cannot_work_are_refused_before_anything_is_paid(made: Path
         assert wire.posts == []
         assert here.paid == 0
         assert {match.external_id for match in client.nearest(PRIVATE, epsilon=4.0).matches} == {None}
+
+
+def test_a_server_says_that_it_returns_no_ids(made: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nameless = make_index(tmp_path / "images")
+    with opened(made) as a, opened(made, "b", offers=("names", "metadata")) as b, opened(nameless, "c") as c:
+        for gallery in (a, b, c):
+            gallery.prepare()
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["birds"]
 
 
 def test_a_key_that_no_item_has_is_refused_before_anything_is_paid(made: Path, here: Scene) -> None:

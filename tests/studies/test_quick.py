@@ -21,13 +21,16 @@ def test_every_study_has_its_miniature() -> None:
             _quick._look_up(target)  # a constant that is gone would change nothing
 
 
-def test_a_miniature_leaves_everything_as_it_was() -> None:
+def test_a_miniature_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARVEIL_DATA", str(tmp_path))
     study, before = load_studies()["retrieval"], dict(os.environ)
     searched, epsilons = dict(_search.SETS), retrieval.EPSILONS
     with shrink(study) as small:
         assert len(retrieval.EPSILONS) < len(epsilons)
         assert len(_search.SETS) < len(searched)
         assert len(small.cases()) > 0
+        assert small.data == tuple(f"made-up rows in place of {name.partition('/')[0]}" for name in study.data)
+        assert f"Data: {small.data[0]}; " in small.page
         assert small.parameters != study.parameters  # nothing of it is taken for a result of the whole study
     assert epsilons == retrieval.EPSILONS
     assert searched == _search.SETS

@@ -1,5 +1,6 @@
 """Accounts that pay for queries."""
 
+import math
 import shlex
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -44,10 +45,11 @@ class LazyAccount(ExitStack):
         try:
             debit = self.account.spend(guarantee, key)
         except OverBudgetError as error:
-            raise ValueError(
-                f"{error}. Nothing was sent. Lower --epsilon, or open another account (`nearveil budget create`) and "
-                "name it with --account."
-            ) from None
+            if math.isinf(error.cost) and not self.account.delta:
+                remedy = "This message has a delta: open an account with one (`nearveil budget create --delta 1e-6`)"
+            else:
+                remedy = "Lower --epsilon, or open another account (`nearveil budget create`)"
+            raise ValueError(f"{error}. Nothing was sent. {remedy} and name it with --account.") from None
         self.has_paid = True
         return debit
 

@@ -64,7 +64,7 @@ class TermOptions:
 
     epsilon: float = option("The budget, above 0.")
     owner: str = option("Who is responsible for the account.")
-    delta: float = option("Delta of the budget; 0 sums pure epsilons.", default=1e-5)
+    delta: float | None = option("Delta of the budget; 0 sums pure epsilons. Default: 0 for messages, otherwise 1e-5.")
     protects: Literal["query", "database"] = option(
         "Protect the queries of clients, or records of a database.", default="query"
     )
@@ -100,14 +100,16 @@ def create(
         nearveil budget create photo 100x0.1 5x1 --owner me --epsilon 10 --delta 1e-6
     """
     check(0 < terms.epsilon < math.inf, "must be a finite number above 0", "--epsilon")
-    events = read_plan(plan, mechanism, terms.delta, sets) if plan else None
+    is_pure = terms.protects == "query" and terms.releases == "any" and not plan
+    delta = terms.delta if terms.delta is not None else 0.0 if is_pure else 1e-5
+    events = read_plan(plan, mechanism, delta, sets) if plan else None
     unit = unit or ("image" if terms.protects == "query" else "record")
     with options.open(create=True) as ledger:
         from nearveil.ledger import BudgetWarning
 
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", BudgetWarning)
-            account = ledger.open_account(name, **asdict(terms), unit=unit, plan=events)
+            account = ledger.open_account(name, **asdict(terms) | {"delta": delta}, unit=unit, plan=events)
         for warning in caught:
             print_lines(str(warning.message), stderr=True)
         _print_accounts([account], details=True, as_json=as_json)

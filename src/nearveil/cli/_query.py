@@ -190,9 +190,10 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
         _print_matches(nearest)
     print_lines(_describe_server_view(nearest, answer["server_saw"]), nearest.guarantee)
     if balance is not None:
+        law = " (with a delta, messages are priced together, not summed)" if balance.delta else ""
         print_lines(
             f"Paid: epsilon {nearest.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "
-            f"of {balance.epsilon:g}."
+            f"of {balance.epsilon:g}{law}."
         )
     print_lines(*answer["notes"])
     if balance is not None:
@@ -331,10 +332,11 @@ def classify(
         raise typer.Exit(1)
 
 
-@command()
+@command(url="URL")
 def sync(
     options: ServerOptions,
-    server: str = argument("Server of the gallery: https://host:8321.", metavar="URL"),
+    url: str | None = argument("Server of the gallery: https://host:8321.", metavar="[URL]"),
+    server: str | None = option("The same URL, as in `nearveil query`.", metavar="URL"),
     home: Path | None = HOME,
     most: int = option("Maximum download size in bytes.", default=2 << 30, min=1),
     as_json: bool = JSON,
@@ -348,9 +350,11 @@ def sync(
         nearveil sync https://birds.example:8321 --token-file token.txt
         nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt
     """
+    if (url is None) == (server is None):
+        raise ValueError("URL: give the URL of the server once, as the argument or with --server")
     with show_bars() as start:
         progress = show_done(start, "Downloading codes")
-        with options.connect(server, home=home) as client:
+        with options.connect(url or server or "", home=home) as client:
             copy = client.sync(gallery=options.gallery, most=most, progress=progress)
     size = sum(path.stat().st_size for path in copy.folder.iterdir())
     if as_json:

@@ -171,7 +171,7 @@ async def _run(answer: _Answer[T], ask: Callable[[], Awaitable[T]]) -> None:
 
 Location: TypeAlias = "str | os.PathLike[str] | Index | Gallery"
 _URL = re.compile(r"https?://", re.IGNORECASE)
-_HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\]):\d{1,5}/?")
+_HOST_AND_PORT = re.compile(r"([\w.-]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?/?")
 
 
 class AsyncClient:
@@ -207,7 +207,7 @@ class AsyncClient:
         from nearveil.client.session import RetryPolicy, Session
         from nearveil.client.transport import HttpTransport, LocalTransport
 
-        is_remote = _is_remote(location)
+        is_remote = _is_remote(location, token)
         self._shown = _hide_password(location)
         payer, self._ledger = _open_account(account, ledger)
         self._transport: HttpTransport | LocalTransport
@@ -602,10 +602,11 @@ class Client:
         return f"Client({self._client._shown!r})"
 
 
-def _is_remote(location: Location) -> bool:
-    """Return whether a location is the URL of a server. Refuse a host with a port but without a scheme."""
-    if isinstance(location, str) and _HOST_AND_PORT.fullmatch(location) and not Path(location).exists():
-        scheme = "http" if location.startswith(("127.", "localhost:", "[::1]")) else "https"
+def _is_remote(location: Location, token: str | None) -> bool:
+    """Return whether a location is the URL of a server. Refuse a host without a scheme, if it has a port or a token."""
+    host = _HOST_AND_PORT.fullmatch(location) if isinstance(location, str) else None
+    if host and (host[2] or token) and isinstance(location, str) and not Path(location).exists():
+        scheme = "http" if location.startswith(("127.", "localhost", "[::1]")) else "https"
         raise QuestionError("location", f"the URL of a server begins with its scheme: {scheme}://{location}")
     return isinstance(location, str) and _URL.match(location) is not None
 

@@ -346,6 +346,12 @@ class Index(MapPublisher):
         fits = len(keys) <= MOST_KEYS and all(len(key) <= LONGEST_KEY and key.isprintable() for key in keys)
         return tuple(sorted(keys)) if fits else None
 
+    def has_external_ids(self) -> bool:
+        """Return whether any item has an external id."""
+        column = store.items.c.external_id
+        with self._database.begin_read() as connection:
+            return connection.execute(sa.select(column).where(column.is_not(None)).limit(1)).first() is not None
+
     def stored_bytes(self, ids: ArrayLike, kind: Literal["thumbnail", "original"]) -> int:
         """Return the total bytes of the stored thumbnails or originals of items, without reading them."""
         total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(store.images.c[kind])), 0))

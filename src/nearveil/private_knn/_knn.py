@@ -208,6 +208,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     crowding: float | None = parameter(None, Interval(Real, 1, None, closed="left"), None)
     margin: float | None = parameter(None, Interval(Real, 0, None, closed="left"), None)
     _rule: RadiusRule = field(init=False)
+    _worst_case: str = field(init=False)
 
     def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
         X, _ = check_records(self, X, y, multi_output=True)
@@ -235,25 +236,33 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         )
         plan = make_plan(request)
         if self.accounting == "auto" and not can_pay(self.ledger, self.account, self._make_guarantee(plan)):
-            return super()._choose_plan(ballot, rows)  # an account keeps the accounting that it was opened for
+            self._worst_case = "the account was opened for it"  # an account keeps its accounting
+            return super()._choose_plan(ballot, rows)
         return plan
 
     def _use_individual(self, rows: Any, public: ArrayLike | None, public_groups: ArrayLike | None) -> bool:
-        """Return whether a record's own votes are limited; raise if they must be and cannot."""
-        if self.accounting == "worst-case":
-            return False
-        problems = [f"{name} must be left out" for name in _CAPS_ONLY if getattr(self, name) is not None]
+        """Return whether a record's own votes are limited; raise if they must be and cannot, or warn."""
+        problems = ['accounting is "worst-case"'] * (self.accounting == "worst-case")
+        problems += ["vote_noise is given"] * (self.accounting == "auto" and self.vote_noise is not None)
+        problems += [f"{name} must be left out" for name in _CAPS_ONLY if getattr(self, name) is not None]
         problems += ['votes must be "classes" or "soft"'] * (self.votes in MULTILABEL)
         problems += ["sampling_rate must be 1"] * (self.sampling_rate != 1)
         problems += ["max_screened must be 0 or None"] * bool(self.max_screened)
         problems += ["X must be in memory"] * is_dask_array(rows)
-        if public is None or (self.accounting == "auto" and np.shape(public)[0] < LEAST_PUBLIC):
-            problems += ["public must be given in fit"]
+        problems += ["public must be given in fit"] * (public is None)
+        is_ready = not problems  # except for the public rows
         if self._groups is not None and public_groups is None:
             problems += ["public_groups must be given with groups"]
-        if problems and self.accounting == "individual":
+        elif self.accounting == "auto" and public is not None and (n_public := np.shape(public)[0]) < LEAST_PUBLIC:
+            problems += [f'{n_public} public rows: "auto" needs {LEAST_PUBLIC}, accounting="individual" takes any']
+        if not problems:
+            return True
+        if self.accounting == "individual":
             raise ValueError(f'{problems[0]} for accounting="individual"')
-        return not problems and not (self.accounting == "auto" and self.vote_noise is not None)
+        self._worst_case = problems[0]
+        if is_ready:
+            warnings.warn(f"{problems[0]}; the worst case is charged", NoiseWarning, stacklevel=4)
+        return False
 
     def _answer(self, queries: NDArray[np.float64], progress: Tick | None) -> Answers:
         """Answer within each record's own cap on votes; a query that was answered before gets its stored votes.
@@ -286,7 +295,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         check_is_fitted(self)
         poll = self._poll
         if not poll.plan_.individual:
-            raise ValueError("public must be given in fit: only individual accounting has a public forecast")
+            raise ValueError(f"only individual accounting has a forecast, and this is worst-case: {poll._worst_case}")
         return poll._fix_terms(poll._search.round(poll._check_queries(X)), poll._read_log())[0].forecast
 
     def _read_public(self, public: Any, public_groups: ArrayLike | None) -> RadiusRule:

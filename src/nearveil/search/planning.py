@@ -166,10 +166,13 @@ class SearchPlan:
             return f"Codes have {self.item_bytes} bytes with the id."
         sizes = sorted(size + ID_BYTES for size in list_code_sizes(self.items, self.dimension))
         limit = limit_code_bytes(self.items)
+        download = f"The one-time download adds {_NAME} bytes for each name, and the map."
+        if len(sizes) == 1:
+            return f"Codes have {sizes[0]} bytes with the id, the only size for {self.items:,} items. {download}"
         return (
             f"Codes are estimated at {self.item_bytes} bytes with the id. `nearveil index` takes the smallest of "
             f"{', '.join(map(str, sizes))} that keeps {KEPT_RECALL:.0%} of the 10 nearest items of your data, at most "
-            f"{limit:,} bytes for {self.items:,} items, and prints its choice; --code-bytes fixes it."
+            f"{limit:,} bytes for {self.items:,} items, and prints its choice; --code-bytes fixes it. {download}"
         )
 
     def _describe_ceiling(self, digits: int) -> str:

@@ -199,7 +199,7 @@ class OpenGallery(Gallery):
         self._lock = threading.Lock()
         self._state = GalleryState(IndexState((), -1, ()), (), ByteCache(0), {})
         self._codes_lock = threading.Lock()
-        self._builder = SealedBuilder()
+        self._builder = SealedBuilder(name)
 
     @property
     def is_published(self) -> bool:
@@ -301,6 +301,10 @@ class OpenGallery(Gallery):
 
     def prepare(self, timeout: float | None = None) -> None:
         """Wait, at most `timeout` seconds, until the sealed index of the newest map is ready, if it is offered."""
+        if "metadata" not in self._offers:
+            with _translate_errors():
+                if self.index.has_external_ids():
+                    _LOG.warning("%s: clients do not get your ids of items, unless you offer metadata", self.name)
         if "sealed" in self._offers and find_spec("cryptography") is not None:
             self._builder.request(_require_maps(self._load_state()))
             with _translate_errors():

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from nearveil.sealed import SealedIndex
 
 _LOG = logging.getLogger(__name__)
+_NOTICE_DELAY = 1.0  # seconds until a start that waits for a build says so; to load a file takes less
 _TABLE_SPEED = 2  # bytes of tables of tokens that take as long as a byte of codes
 
 
@@ -61,7 +63,8 @@ class SealedBuilder:
     # Maps that come during a build replace each other, and the build of the newest follows. Until it ends, the previous
     # index answers, unless an item of it was deleted.
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._changed = threading.Condition()
         self._newest: ServedMap | None = None  # the map to build for
         self._built: SealedAnswers | None = None
@@ -105,7 +108,12 @@ class SealedBuilder:
 
     def wait(self, seconds: float | None) -> SealedAnswers:
         """Return the index of the newest map when it is built, or raise the error of its build."""
+        begin = time.monotonic()
         with self._changed:
+            if seconds is None and not self._changed.wait_for(lambda: not self._is_building, _NOTICE_DELAY):
+                _LOG.warning("Building the sealed index of %s ...", self._name)
+                self._changed.wait_for(lambda: not self._is_building)
+                _LOG.warning("The sealed index of %s: ready after %.0f s.", self._name, time.monotonic() - begin)
             self._changed.wait_for(lambda: not self._is_building, seconds)
             if self._error is not None:
                 raise self._error
