@@ -6,7 +6,7 @@ from pathlib import Path
 from tests.walk import Cost, walks
 
 MAX_COSTS = {
-    "served": Cost(functions=213, file_changes=153, depth=10),
+    "served": Cost(functions=230, file_changes=158, depth=10),
     "local": Cost(functions=195, file_changes=131, depth=10),
 }
 
