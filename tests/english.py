@@ -59,7 +59,7 @@ def find_phrases(text: str) -> Iterator[tuple[int, str]]:
 def main(packages: list[str]) -> int:
     """Print the places of packages or folders, or the totals of all; return 1 if a total is above its limit."""
     totals: Counter[str] = Counter()
-    texts = [path for pattern in _TEXTS for path in sorted(_ROOT.glob(pattern))]
+    texts = [path for pattern in _TEXTS for path in sorted(_ROOT.glob(pattern)) if path.is_file()]
     for path in [*sorted(_SOURCES.rglob("*.py")), *texts]:
         base = _ROOT if path in texts else _SOURCES
         if packages and path.relative_to(base).parts[0] not in packages:
