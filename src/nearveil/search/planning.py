@@ -398,10 +398,10 @@ def describe_mechanism(name: str, epsilon: float) -> str:
             f"{name} is unsound: what it finds is the class of the query, which its messages reveal. For teaching only."
         )
     column = int(np.argmin(np.abs(np.log(_MEASURED_EPSILONS) - math.log(max(epsilon, 1e-6)))))
-    found = _MEASURED[name][column]
-    worth = "less than the most popular items, which need no query" if found < _WITHOUT_QUERY else "less than covers"
+    recall = _MEASURED[name][column]
+    worth = "less than the most popular items, which need no query" if recall < _WITHOUT_QUERY else "less than covers"
     return (
-        f"{name} finds {found:.0%} of the 8 nearest at epsilon {_MEASURED_EPSILONS[column]:g} (a tenth of 5,900 "
+        f"{name} finds {recall:.0%} of the 8 nearest at epsilon {_MEASURED_EPSILONS[column]:g} (a tenth of 5,900 "
         f"photographs; covers find {_MEASURED['covers'][column]:.0%}, the most popular items {_WITHOUT_QUERY:.0%}): "
         f"{worth}. Use it to compare and to teach."
     )
