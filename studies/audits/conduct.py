@@ -1,4 +1,4 @@
-"""Checks of voting estimators in normal use: predictions, caps, accounts, copies and keys must follow the plan."""
+"""Checks of voting estimators in normal use: predictions, caps, accounts and copies must follow the plan."""
 
 import copy
 import math
@@ -38,8 +38,6 @@ def make_vote_checks(reader: VoteReader) -> tuple[CheckRun, ...]:
         "the account": _check_account,
         "copies": _check_copies,
     }
-    if hasattr(reader.voter, "answer_once") and reader.plan.screening is None:
-        checks["answers under a key"] = _check_keys
     return (
         make_check("predict", partial(_check_predict, reader)),
         *(make_check(name, lambda *_, find=find: find(reader)) for name, find in checks.items()),
@@ -116,26 +114,6 @@ def _check_account(reader: VoteReader, voter: Any) -> str | None:
         session = VotingSession(reader, payer.plan_)
         for count in (1, session.queries + 3):
             session.ask(payer, count)
-        return session.complaint or session.find_unpaid(ledger)
-
-
-def _check_keys(reader: VoteReader) -> str | None:
-    """Ask twice with each key: both answers must be equal, and paid for once."""
-    with open_ledger() as ledger:
-        voter = _fit(reader, next(_make_small(reader)).set_params(ledger=ledger, account=ACCOUNT))
-        session, answers = VotingSession(reader, voter.plan_), {}
-        with suppress(ExhaustedError):
-            for key in (f"key {number}" for number in range(session.queries + 2)):
-                answers[key] = voter.answer_once(reader.query, key)
-        session.count(reader.read(answer) for answer in answers.values())
-        before = ledger.account(ACCOUNT).history()
-        again = {key: voter.answer_once(reader.query, key) for key in answers}
-        if any(not np.array_equal(answers[key].votes, again[key].votes) for key in answers):
-            return "a key was answered twice"
-        if len({answer.votes.tobytes() for answer in answers.values()}) < len(answers):
-            return "two keys have the same answer"
-        if ledger.account(ACCOUNT).history() != before:
-            return "a repeated key was charged again"
         return session.complaint or session.find_unpaid(ledger)
 
 

@@ -21,7 +21,7 @@ from nearveil.private_knn import (
     Student,
 )
 from studies.audits import specimens as planted
-from studies.audits.conduct import _check_account, _check_caps, _check_copies, _check_keys, _check_predict, _check_price
+from studies.audits.conduct import _check_account, _check_caps, _check_copies, _check_predict, _check_price
 from studies.audits.estimators import make_student_experiment
 from studies.audits.readers import make_reader, make_twin
 
@@ -125,7 +125,6 @@ def test_conduct_of_honest_estimators(name: str) -> None:
 
 def test_accounts_and_keys_of_honest_estimators() -> None:
     """A cap of four, so that keys run out too."""
-    assert _check_keys(make_reader(neighbors(4))) is None
     assert _check_account(make_reader(VOTERS["mean"])) is None
 
 
@@ -162,20 +161,6 @@ def test_pickles_on_an_account_that_count_for_themselves() -> None:
     reader = make_reader(Reopening(2.0, DELTA, 3, max_screened=0))
     assert _check_caps(reader) is None
     assert _check_copies(reader) == "copies together: 9 queries were answered where 3 are allowed"
-
-
-def test_keys_that_are_answered_anew() -> None:
-    class Forgetful(PrivateKNeighborsClassifier):
-        def answer_once(self, x: Any, key: str, *, client: str | None = None) -> Answers:
-            return super().answer_once(x, f"{key}, {np.random.default_rng().integers(2**60)}", client=client)
-
-    class Equal(PrivateKNeighborsClassifier):
-        def answer_once(self, x: Any, key: str, *, client: str | None = None) -> Answers:
-            return super().answer_once(x, key[:3], client=client)
-
-    assert _check_keys(make_reader(Equal(2.0, DELTA, 4, max_screened=0))) == "two keys have the same answer"
-    with pytest.raises(RuntimeError, match="max_answered"):  # a fresh key is refused once the cap is reached
-        _check_keys(make_reader(Forgetful(2.0, DELTA, 4, max_screened=0)))
 
 
 def test_parameters_that_are_set_later() -> None:

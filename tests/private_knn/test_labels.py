@@ -2,16 +2,13 @@
 
 import itertools
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from nearveil.ledger import Ledger
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import PrivateKNeighborsClassifier
-from nearveil.private_knn.estimator import encode_votes
 from nearveil.private_knn.records import make_label_votes
 
 N_LABELS = 14
@@ -153,21 +150,6 @@ def test_signed_votes_have_no_weight() -> None:
     answers = voter.answer(make_rows()[:1])
     assert answers.weight is None
     assert answers.labels.tolist() == [[1, 0]]
-
-
-def test_a_key_keeps_the_weight_and_an_answer_without_it_is_refused(tmp_path: Path) -> None:
-    with Ledger(str(tmp_path / "budget.db")) as ledger:
-        voter = make_voter("binary", 1.0, ledger=ledger, account="x", vote_noise=5.0, max_answered=4, source=None).fit(
-            make_rows(), np.ones((N_RECORDS, 2))
-        )
-        first, again = (voter.answer_once(make_rows()[0], "new") for _ in range(2))
-        np.testing.assert_array_equal(first.votes, again.votes)
-        np.testing.assert_array_equal(first.weight, again.weight)
-        assert first.labels.tolist() == [[1, 1]]
-        with voter._poll._spending.take_once("old", None) as debit:
-            debit.store(encode_votes(np.arange(2), np.array([[200.0, 200.0]])))
-        with pytest.raises(ValueError, match="without the sum of the weights: use a new key"):
-            voter.answer_once(make_rows()[0], "old")
 
 
 @pytest.mark.parametrize("clip", [1e-4, 2e6])

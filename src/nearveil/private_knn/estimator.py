@@ -1,6 +1,5 @@
 """The base of all voting estimators: fit (check, plan, open the caps) and answer (pay, count, screen, pay, release)."""
 
-import json
 import math
 import warnings
 from abc import ABC, abstractmethod
@@ -346,58 +345,6 @@ class VotingClassifier(ClassifierMixin, VotingEstimator[Answers]):  # type: igno
         with np.errstate(invalid="ignore"):
             return np.asarray(np.where(sums == 0, 1 / votes.shape[1], votes / sums))
 
-    def answer_once(self, x: ArrayLike, key: str, *, client: str | None = None) -> Answers:
-        """Answer one public query under a key: the same key returns the same votes again, at no cost.
-
-        The query is paid for before its votes are counted, and its noisy votes are in the ledger before they are
-        returned. So they are the same after a crash, in another process, and after the records change.
-
-        Parameters
-        ----------
-        x : array-like of shape (d,)
-            Public. A key that was answered before returns its old answer, for any `x`.
-        key : str
-            Public: it is stored in the clear.
-        client : str, optional
-            The client that pays from its quota as well. A key belongs to the client that used it first.
-
-        Raises
-        ------
-        OverBudgetError
-            If the account or the quota cannot pay; nothing was spent. ExhaustedError if `max_answered` is reached.
-        KeySpentError
-            If the key was paid for and no votes were stored: the other process crashed, or is still counting.
-        KeyConflictError
-            If the key was used for something else, or by another client.
-
-        Examples
-        --------
-        >>> import tempfile
-        >>> from nearveil.private_knn import PrivateKNeighborsClassifier
-        >>> X, y = np.repeat([[1.0, 0.0], [0.0, 1.0]], 200, axis=0), np.repeat(["a", "b"], 200)
-        >>> voter = PrivateKNeighborsClassifier(4.0, max_answered=5, max_screened=0, classes=["a", "b"], account="x")
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     voter = voter.set_params(ledger=folder + "/budget.db").fit(X, y)
-        ...     first, again = voter.answer_once(X[0], "first"), voter.answer_once(X[0], "first")
-        >>> np.array_equal(first.votes, again.votes)
-        True
-        """
-        check_is_fitted(self)
-        poll = self._poll
-        if poll.plan_.screening is not None:
-            raise ValueError("max_screened must be 0: one key pays for one vote, and a screening is another release")
-        if poll.plan_.individual:
-            raise ValueError('accounting must be "worst-case" for answers under a key; predict gives stored ones again')
-        if np.ndim(x) != 1:
-            raise ValueError("x must be one row")
-        query = poll._check_queries(np.asarray(x)[None])
-        with poll._spending.take_once(key, client) as debit:
-            if debit.message is None:
-                ((sums, _),) = poll._count_votes(query)
-                debit.store(encode_votes(poll.classes_, poll._release(sums)))
-            released = decode_votes(debit.message or b"", poll.classes_, poll.plan_.size)
-        return poll._make_answers(released, np.ones(1, dtype=np.bool_))
-
     def _find_abstain_label(self, classes: NDArray[Any]) -> int | str:
         """Return the label for declined queries: of the type of the classes, and not a class."""
         labels = classes.tolist()
@@ -418,24 +365,3 @@ def _choose_abstain_label(classes: list[Any]) -> int | str:
     while label in classes:
         label += "_"
     return label
-
-
-def encode_votes(classes: NDArray[Any], votes: NDArray[np.float64]) -> bytes:
-    """Encode the noisy sums of one query, with the classes, as JSON with exact floats."""
-    fields = {"classes": [str(name) for name in classes.tolist()], "votes": votes[0].tolist()}
-    return json.dumps(fields, separators=(",", ":")).encode()
-
-
-def decode_votes(message: bytes, classes: NDArray[Any], size: int) -> NDArray[np.float64]:
-    """Parse a message of :func:`encode_votes`, shape (1, size)."""
-    try:
-        fields = json.loads(message)
-        votes = np.array([fields["votes"]], dtype=np.float64)
-        fits = fields["classes"] == [str(name) for name in classes.tolist()] and votes.ndim == 2
-    except (ValueError, TypeError, KeyError):
-        fits = False
-    if fits and votes.shape == (1, len(classes)) and size > len(classes):
-        raise ValueError("key was answered by an older nearveil, without the sum of the weights: use a new key")
-    if not fits or votes.shape != (1, size):
-        raise ValueError("key was answered for other classes: classes must stay as they were")
-    return votes

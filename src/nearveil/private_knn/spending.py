@@ -13,7 +13,7 @@ from typing import Any, Self
 from sklearn.utils._param_validation import HasMethods
 
 from nearveil.errors import NearveilError
-from nearveil.ledger import Account, AccountError, Debit, Ledger, OverBudgetError
+from nearveil.ledger import Account, AccountError, Ledger, OverBudgetError
 from nearveil.ledger.budget import UnpricedError, check_samplers, find_plan_cost, open_budget
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, secure_source
@@ -39,10 +39,6 @@ class Spending(ABC):
     @abstractmethod
     def take(self, part: Part, count: int) -> int:
         """Pay for at most `count` queries; return the number that were paid for."""
-
-    def take_once(self, key: str, client: str | None) -> Debit:  # noqa: ARG002
-        """Pay for one vote under a key, also from a client's quota, or find the vote stored under it."""
-        raise ValueError("account must be given before fit: answers under a key are stored in its ledger")
 
     @abstractmethod
     def read_log(self) -> list[bytes]:
@@ -143,14 +139,6 @@ class AccountSpending(Spending):
             if part is not None and self.left()[part] < times:
                 return False  # another process has taken it since
             raise
-
-    def take_once(self, key: str, client: str | None) -> Debit:
-        try:
-            return self.account.spend(self.parts["answered"], key, client=client, cap=self.cap)
-        except OverBudgetError:
-            if self.left()["answered"]:
-                raise
-        raise ExhaustedError("max_answered is reached: only keys that were answered before are answered again")
 
 
 def open_spending(account: Account | None, plan: VotePlan, guarantee: Guarantee, log: str = "") -> Spending:
