@@ -12,21 +12,20 @@ import numpy as np
 
 from nearveil.privacy.checks import check_choice, check_count
 from nearveil.privatemail.graph.labels import Encoding
-from nearveil.privatemail.sensitivity import check_query
-from nearveil.privatemail.sensitivity.bounds import (
+from nearveil.privatemail.sensitivity import (
     MARGIN,
     SIGNS_LIMIT,
     Floats,
     Norm,
     check_error_bound,
+    check_query,
     check_result,
     check_start,
-    combine_norms,
     compute_diameter,
-    compute_row_norms,
     iterate_distances,
     sign_patterns,
 )
+from studies.all_rows import combine_norms, compute_row_norms
 
 _DIRECTIONS = 128  # half a turn in this many steps costs a factor of 1 / cos(0.7 degrees) = 1.00008
 _ROUNDS = 60  # Newton's steps; 4 to 8 are needed, and the error of an early stop is added

@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 from scipy.optimize import minimize
 
 from nearveil.privatemail.graph.labels import Encoding
-from nearveil.privatemail.sensitivity import bounds, published_2022
-from nearveil.privatemail.sensitivity.bounds import Norm, check_start
+from nearveil.privatemail.sensitivity import (
+    Norm,
+    bound_target_a,
+    bound_target_a_prime,
+    check_start,
+    published_2022,
+)
 from studies import _figures as draw
 from studies import replacement
 from studies._search import FILES, NAMES
@@ -282,11 +287,10 @@ def measure(case: Case) -> list[Row]:
 
 
 def _bound_target(anchors: Floats, start: Floats, bandwidth: float, rng: np.random.Generator) -> dict[str, Any]:
-    labels: Any = {"label_weight": LABEL_WEIGHT, "label_encoding": "integer", "label_bandwidth": bandwidth}
-    public = bounds.collect_figures(anchors, None, check_start(start), bandwidth=bandwidth, norm="l2", **labels)
+    anchor_start = check_start(start)[1:]
     return {
-        "plain": bounds.bound_target_a(public),
-        "sharp": bounds.bound_target_a_prime(public),
+        "plain": bound_target_a(anchor_start, bandwidth, "l2"),
+        "sharp": bound_target_a_prime(anchors, anchor_start, bandwidth, "l2"),
         "found": search_target(anchors, start[1:], bandwidth=bandwidth, rng=rng),
     }
 

@@ -65,9 +65,7 @@ def find_local_sensitivities(bandwidth: float) -> tuple[Floats, float]:
     )
     places = place(np.vstack([extremes, targets]), anchors, start, bandwidth)
     local = cdist(places[len(extremes) :], places).max(axis=1)
-    proved = target_only(
-        anchors, None, np.vstack([np.zeros((1, 2)), start]), bandwidth=bandwidth, label_weight=0.0, released="target"
-    )
+    proved = target_only(anchors, np.vstack([np.zeros((1, 2)), start]), bandwidth=bandwidth)
     return local, proved
 
 

@@ -16,6 +16,7 @@ from nearveil.privacy.noise import choose_gaussian_grid, unsafe_seeded
 from nearveil.privatemail.engines import bound_sensitivities, compute_averages, take_private_steps
 from nearveil.privatemail.mechanism import PrivateMail
 from nearveil.privatemail.sensitivity import target_only
+from studies.all_rows import bound_all_rows
 from tests.mechanisms.conformance import Contract, Floats, sample_messages
 from tests.reference import dense_label_weights, dense_step, dense_weights
 
@@ -126,10 +127,10 @@ def test_noise_is_that_of_the_smallest_bound_and_of_public_things_alone(noise, n
     mail = PrivateMail(2.0, noise=noise, bandwidth=2.0).fit(X, y)
     public, (spec,) = mail._engine.public, mail.noises_  # type: ignore[union-attr]
     start = np.vstack([public.start, public.embeddings[0]])
-    setting: Any = {"bandwidth": 2.0, "label_weight": 0.6, "norm": norm}
-    bound = target_only(mail.features(X), y, start, released="target", **setting)
+    setting: Any = {"bandwidth": 2.0, "norm": norm}
+    bound = target_only(mail.features(X), start, **setting)
     assert bound < spec.sensitivity < bound * (1 + 1e-9)  # and what rounding may add
-    assert spec.sensitivity < target_only(mail.features(X), y, start, released="all", **setting)
+    assert spec.sensitivity < bound_all_rows(mail.features(X), y, start, label_weight=0.6, **setting)
     released = np.array([m["released"][0] for m in sample_messages(mail, X[0], 20_000, 0)])
     spread = spec.scale * (1 if noise == "gaussian" else np.sqrt(2))
     assert np.allclose(released.std(axis=0), spread, rtol=0.03)
@@ -169,8 +170,7 @@ def test_rounding_stays_within_what_is_paid_for_it(bandwidth, norm):  # type: ig
     mail = PrivateMail(1.0, bandwidth=bandwidth, noise="gaussian" if norm == "l2" else "laplace").fit(X, y)
     public: Any = mail._engine.public  # type: ignore[union-attr]
     start = np.vstack([public.start, public.embeddings[0]])
-    setting: Any = {"released": "target", "bandwidth": bandwidth, "label_weight": 0.6, "norm": norm}
-    paid = (mail.noises_[0].sensitivity - target_only(public.anchors, y, start, **setting)) / 2
+    paid = (mail.noises_[0].sensitivity - target_only(public.anchors, start, bandwidth=bandwidth, norm=norm)) / 2
     targets = rows_and_labels(200, seed=1)[0]
     exponents = mail.features(targets).astype(np.longdouble) @ public.anchors.T.astype(np.longdouble) / bandwidth**2
     weights = np.exp(exponents - exponents.max(axis=1, keepdims=True))

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 from scipy.spatial.distance import pdist
 
-from nearveil.privatemail.graph import gaussian_graph
+from nearveil.privatemail.graph import gaussian_graph, label_graph
 from nearveil.privatemail.sensitivity import (
     bound_random_start,
-    bounds,
+    compute_form,
     published_2021,
     published_2022,
+    sign_patterns,
     target_only,
 )
-from nearveil.privatemail.sensitivity.bounds import sign_patterns
-from studies import replacement
+from studies import all_rows, replacement
 from studies import sensitivity as study
 from studies.data import FeatureSet
 from studies.replacement import replace_one
@@ -29,6 +29,7 @@ from tests.reference import dense_label_weights, dense_step, dense_weights, unit
 
 SLACK = 1 + 1e-7  # rounding of the search, not of the bound
 QUICK = settings(max_examples=40, deadline=None)
+LABELLED = {"label_weight", "label_encoding", "label_bandwidth"}  # parameters without effect on the target's row
 PAPERS: dict[str, Any] = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98}
 
 
@@ -44,6 +45,12 @@ def size(gap: Any, norm: str) -> float:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Theorems A and A': a private target, public anchors
+
+
+def bound_target(anchors: Any, anchor_labels: Any, start: Any, *, released: str = "all", **setting: Any) -> float:
+    if released == "all":
+        return all_rows.bound_all_rows(anchors, anchor_labels, start, **setting)
+    return target_only(anchors, start, **{name: setting[name] for name in set(setting) - LABELLED})
 
 
 def public_pair(anchors: Any, labels: Any, seed: int, bandwidth: float, encoding: Any) -> study.Neighbours:
@@ -81,7 +88,7 @@ def test_no_target_passes_the_bound(
     anchors = unit_rows(m, d, seed)
     labels = rng.integers(-1, 6, size=m)
     start = starts(m + 1, k, seed)
-    bound = target_only(
+    bound = bound_target(
         anchors,
         labels,
         start,
@@ -114,15 +121,15 @@ def test_theorem_a_is_attained_by_opposite_anchors(bandwidth: float, norm: Any) 
     pair = study.Neighbours(np.vstack([anchors[:1], anchors]), anchors[1], V, V, 0)
     gap = study.change(pair, start, bandwidth, 0.6)
     setting: dict[str, Any] = {"bandwidth": bandwidth, "label_weight": 0.6, "norm": norm}
-    assert target_only(anchors, labels, start, **setting) == pytest.approx(size(gap, norm), rel=1e-7)
-    only = target_only(anchors, labels, start, released="target", **setting)
+    assert bound_target(anchors, labels, start, **setting) == pytest.approx(size(gap, norm), rel=1e-7)
+    only = bound_target(anchors, labels, start, released="target", **setting)
     assert only == pytest.approx(size(gap[:1], norm), rel=1e-7)
 
 
 @pytest.mark.parametrize(("bandwidth", "ratio"), [(6.0, 1.03), (1.0, 1.7)])
 def test_theorem_a_prime_is_near_what_a_search_finds(bandwidth: float, ratio: float) -> None:
     anchors, start = unit_rows(300, 32), np.random.default_rng(1).normal(size=(301, 2))
-    bound = target_only(anchors, None, start, bandwidth=bandwidth, label_weight=0.6, released="target")
+    bound = bound_target(anchors, None, start, bandwidth=bandwidth, label_weight=0.6, released="target")
     found = study.search_target(anchors, start[1:], bandwidth=bandwidth, rng=np.random.default_rng(2))
     assert found <= bound <= ratio * found
     diameter = pdist(start[1:]).max()
@@ -133,17 +140,9 @@ def test_theorem_a_prime_is_near_what_a_search_finds(bandwidth: float, ratio: fl
 def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: float) -> None:
     anchors, start = unit_rows(200, 8), np.random.default_rng(1).normal(size=(201, 2))
     labels = np.arange(200) % 10
-    public = bounds.collect_figures(
-        anchors,
-        labels,
-        start,
-        bandwidth=bandwidth,
-        label_weight=0.6,
-        label_encoding="integer",
-        label_bandwidth=bandwidth,
-        norm="l2",
-    )
-    bound = min(bounds.bound_anchors_a(public), bounds.bound_anchors_a_double_prime(public))
+    pull = 0.6 * label_graph(labels, bandwidth).laplacian_matmul(start[1:])
+    public = all_rows.collect_figures(anchors, start, pull, bandwidth=bandwidth, norm="l2")
+    bound = min(all_rows.bound_anchors_a(public), all_rows.bound_anchors_a_double_prime(public))
     found = max(
         study.climb(
             public_pair(anchors, labels, seed, bandwidth, "integer"),
@@ -156,26 +155,17 @@ def test_the_anchors_rows_are_near_what_a_search_finds(bandwidth: float, ratio: 
         for seed in range(4)
     )
     assert found <= bound <= ratio * found
-    assert bounds.bound_anchors_a_double_prime(public) < bounds.bound_anchors_a(public)
+    assert all_rows.bound_anchors_a_double_prime(public) < all_rows.bound_anchors_a(public)
 
 
 def test_the_form_of_theorem_a_prime_is_that_of_its_kernel() -> None:
     anchors, start = unit_rows(50, 5), starts(51, 3, 0)
     for bandwidth in (0.5, 2.0, 300.0):
-        public = bounds.collect_figures(
-            anchors,
-            None,
-            start,
-            bandwidth=bandwidth,
-            label_weight=0.0,
-            label_encoding="integer",
-            label_bandwidth=1.0,
-            norm="l2",
-        )
+        computed = compute_form(anchors, start[1:], bandwidth)
         X, Q = anchors - anchors.mean(axis=0), start[1:] - start[1:].mean(axis=0)
         form = Q.T @ np.expm1(X @ X.T / bandwidth**2) @ Q
-        np.testing.assert_allclose(public.form, form, rtol=1e-5, atol=1e-6 * np.trace(form))
-        assert np.linalg.eigvalsh(public.form - form)[0] >= 0  # rounding is added, never lost
+        np.testing.assert_allclose(computed, form, rtol=1e-5, atol=1e-6 * np.trace(form))
+        assert np.linalg.eigvalsh(computed - form)[0] >= 0  # rounding is added, never lost
 
 
 @pytest.mark.parametrize("bandwidth", [6.0, 1.0])
@@ -184,7 +174,7 @@ def test_real_anchors(birds: FeatureSet, bandwidth: float) -> None:
     anchors = birds.features[rng.choice(len(birds.features), 300, replace=False)].astype(np.float64)
     anchors = study.normalise(anchors - anchors.mean(axis=0))
     start = rng.normal(size=(301, 2))
-    bound = target_only(
+    bound = bound_target(
         anchors.astype(np.float32), None, start, bandwidth=bandwidth, label_weight=0.6, released="target"
     )
     found = study.search_target(anchors, start[1:], bandwidth=bandwidth, rng=rng, starts=2)
@@ -196,8 +186,8 @@ def test_anchors_that_are_not_of_norm_one_are_refused_because_the_bound_is_false
     anchors, start = 3 * np.array([[1.0, 0.0], [-1.0, 0.0]]), np.array([[0.0], [1.0], [0.0]])
     setting: dict[str, Any] = {"bandwidth": 1.0, "label_weight": 0.0}
     with pytest.raises(ValueError, match=r"rows of norm 1 \(row 0 has not\)"):
-        target_only(anchors, None, start, **setting)
-    unit = target_only(anchors / 3, None, start, released="target", **setting)
+        bound_target(anchors, None, start, **setting)
+    unit = bound_target(anchors / 3, None, start, released="target", **setting)
     after = [
         dense_step(start, dense_weights(np.vstack([[x], anchors]), 1.0), np.zeros((3, 3)), 0.0)[0]
         for x in ([1.0, 0.0], [-1.0, 0.0])
@@ -209,14 +199,14 @@ def test_anchors_that_are_not_of_norm_one_are_refused_because_the_bound_is_false
 def test_norms_that_are_off_by_rounding_are_repaired() -> None:
     anchors, start = unit_rows(40, 7), starts(41, 2, 1)
     bounds = [
-        target_only(rows, None, start, bandwidth=1.0, label_weight=0.6)
+        bound_target(rows, None, start, bandwidth=1.0, label_weight=0.6)
         for rows in (anchors, anchors.astype(np.float32), anchors * (1 + 5e-5))
     ]
     assert bounds == pytest.approx([bounds[0]] * 3, rel=1e-6)
 
 
 def test_one_anchor_shows_nothing_of_the_target() -> None:
-    assert target_only([[0.6, 0.8]], [3], starts(2, 2, 0), bandwidth=0.7, label_weight=2.0) == 0
+    assert bound_target([[0.6, 0.8]], [3], starts(2, 2, 0), bandwidth=0.7, label_weight=2.0) == 0
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -429,7 +419,7 @@ def test_the_l1_form_lies_between_the_l2_form_and_its_root_of_n_k(columns: int) 
     l2, l1 = (replace_one(start, norm=norm, **PAPERS) for norm in ("l2", "l1"))
     assert l2 <= l1 <= math.sqrt(start.size) * l2
     target_l2, target_l1 = (
-        target_only(anchors, None, start, bandwidth=1.0, label_weight=0.6, released="target", norm=norm)
+        bound_target(anchors, None, start, bandwidth=1.0, label_weight=0.6, released="target", norm=norm)
         for norm in ("l2", "l1")
     )
     assert target_l2 <= target_l1 * SLACK
@@ -450,7 +440,7 @@ def test_bounds_move_with_the_start_as_the_step_does(norm: Any) -> None:
         return replace_one(Q, norm=norm, **PAPERS)
 
     def anchored(Q: Any) -> float:
-        return target_only(anchors, None, Q, bandwidth=1.0, label_weight=0.6, norm=norm)
+        return bound_target(anchors, None, Q, bandwidth=1.0, label_weight=0.6, norm=norm)
 
     for bound in (every, anchored):
         assert bound(1e-8 * start) == pytest.approx(1e-8 * bound(start), rel=1e-6)
@@ -484,11 +474,11 @@ def test_the_error_of_an_operator_is_covered(
         exact.append(dense_step(start, weights, V, label_weight))
     gap = steps[0] - steps[1]
     setting: dict[str, Any] = {"bandwidth": bandwidth, "label_weight": label_weight, "norm": norm}
-    anchored = [target_only(X[1:n], y[1:], start, error_bound=error, **setting) for error in (0.0, beta)]
+    anchored = [bound_target(X[1:n], y[1:], start, error_bound=error, **setting) for error in (0.0, beta)]
     every = [
         replace_one(start, n_classes=4, may_be_unlabelled=True, error_bound=error, **setting) for error in (0.0, beta)
     ]
-    only = target_only(X[1:n], y[1:], start, error_bound=beta, released="target", **setting)
+    only = bound_target(X[1:n], y[1:], start, error_bound=beta, released="target", **setting)
     assert size(gap, norm) <= min(anchored[1], every[1]) * SLACK
     assert size(gap[:1], norm) <= only * SLACK
     # What is added is twice a bound on how far either step is from the exact one.
@@ -508,7 +498,7 @@ def test_without_its_error_a_bound_is_passed() -> None:
         after.append(dense_step(start, weights, np.zeros((3, 3)), 0.0)[0])
     gap = abs(after[0] - after[1]).item()
     bounds = [
-        target_only(anchors, None, start, bandwidth=bandwidth, label_weight=0, released="target", error_bound=error)
+        bound_target(anchors, None, start, bandwidth=bandwidth, label_weight=0, released="target", error_bound=error)
         for error in (0.0, beta)
     ]
     assert bounds[0] < gap <= bounds[1]
@@ -518,7 +508,7 @@ def test_the_error_of_a_series_hardly_shows() -> None:
     anchors, start = unit_rows(500, 16), np.random.default_rng(0).normal(size=(501, 2))
     error = gaussian_graph(anchors, 6.0, method="series").error_bound
     exact, series = (
-        target_only(anchors, None, start, bandwidth=6.0, label_weight=0.6, released="target", error_bound=value)
+        bound_target(anchors, None, start, bandwidth=6.0, label_weight=0.6, released="target", error_bound=value)
         for value in (0.0, error)
     )
     assert exact < series < 1.01 * exact
@@ -565,7 +555,6 @@ def test_what_cannot_be_bounded_is_named(wrong: dict[str, Any], message: str) ->
         ({"anchor_labels": [0, 1, 2]}, r"anchor_labels must have shape \(2,\)"),
         ({"anchor_labels": [0, -2]}, "labels from 0 upwards"),
         ({"start": [[1.0], [2.0]]}, "start must have 3 rows, the target's first"),
-        ({"released": "anchors"}, 'released must be "all" or "target"'),
         ({"norm": "l3"}, 'norm must be "l2"'),
         ({"label_weight": -1}, "label_weight must be"),
         ({"bandwidth": 0.01}, "bandwidth must be from 0.06 to 1e.100"),
@@ -582,12 +571,12 @@ def test_what_is_no_set_of_anchors_is_named(wrong: dict[str, Any], message: str)
         "label_weight": 0.6,
     }
     with pytest.raises(ValueError, match=message):
-        target_only(**{**right, **wrong})
+        bound_target(**{**right, **wrong})
 
 
 def test_a_small_bandwidth_falls_back_to_theorem_a() -> None:
     anchors = np.array([[1.0, 0.0], [math.cos(0.1), math.sin(0.1)]])
-    bound = target_only(anchors, None, [[0.0], [1.0], [3.0]], bandwidth=0.1, label_weight=0, released="target")
+    bound = bound_target(anchors, None, [[0.0], [1.0], [3.0]], bandwidth=0.1, label_weight=0, released="target")
     assert bound == pytest.approx(1.0)
 
 

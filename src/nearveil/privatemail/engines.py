@@ -25,8 +25,7 @@ from nearveil.privacy.noise import (
 from nearveil.privatemail.graph import LabelGraph, gaussian_graph, label_graph
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.manifold import smlq_step
-from nearveil.privatemail.sensitivity import target_only
-from nearveil.privatemail.sensitivity.bounds import Norm
+from nearveil.privatemail.sensitivity import Norm, target_only
 
 Labels = NDArray[np.int64]
 Noise = GaussianNoise | LaplaceNoise
@@ -122,11 +121,10 @@ def bound_sensitivities(public: PublicState, kind: Kind) -> list[float]:
     """Bound the effect of a target on its row in each private step, by Theorems A and A', with its rounding."""
     # Holds from any start of the target's row, also a noisy one (docs/theory/privatemail.md, Theorem 2).
     norm: Norm = "l2" if kind == "gaussian" else "l1"
-    setting: Any = {name: getattr(public, name) for name in ("bandwidth", "label_weight", "label_encoding")}
     bounds = []
     for embedding in public.embeddings[:-1]:
         start = np.vstack([public.start, embedding])
-        bound = target_only(public.anchors, public.labels, start, released="target", norm=norm, **setting)
+        bound = target_only(public.anchors, start, bandwidth=public.bandwidth, norm=norm)
         bounds.append(bound + 2 * _bound_rounding(public, start, norm))
     return bounds
 
