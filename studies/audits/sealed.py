@@ -261,7 +261,6 @@ def _make_index() -> SealedIndex:
         n_colours=_COLOURS,
         side=_SIDE,
         n_secrets=_SECRETS,
-        kernel="numpy",
     )
 
 

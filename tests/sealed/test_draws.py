@@ -33,7 +33,6 @@ def index() -> SealedIndex:
         n_cells=48,
         n_colours=COLOURS,
         n_secrets=SECRETS,
-        kernel="numpy",
     )
 
 

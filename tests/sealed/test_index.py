@@ -391,7 +391,7 @@ def test_layouts_and_tokens_that_were_changed_are_read_or_refused(data: st.DataO
             continue
 
 
-SHARED = SealedIndex.build(make_rows(40, 8), n_cells=4, n_colours=2, kernel="numpy")
+SHARED = SealedIndex.build(make_rows(40, 8), n_cells=4, n_colours=2)
 PUBLIC = SHARED.get_public_tokens()
 
 

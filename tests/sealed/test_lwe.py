@@ -10,7 +10,6 @@ from nearveil.sealed.accuracy import bound_fetch_failure, bound_score_error, fin
 from nearveil.sealed.lwe import (
     LARGEST_DRAW,
     add_messages,
-    centre,
     draw_gaussians,
     encrypt_zeros,
     expand_matrix,
@@ -27,6 +26,12 @@ from nearveil.sealed.parameters import LWE, RING, SCORE_BITS, WORD_BITS
 
 SEED = bytes(range(32))
 STAGES = pytest.mark.parametrize("stage", ["scores", "records"])
+
+
+def centre(values: np.ndarray, bits: int) -> np.ndarray:
+    """Return the representatives of values modulo 2^bits from -2^(bits - 1) to 2^(bits - 1) - 1."""
+    half = 1 << (bits - 1)
+    return ((values + half) & ((1 << bits) - 1)) - half
 
 
 @STAGES

@@ -27,7 +27,7 @@ ROWS = np.random.default_rng(0).normal(size=(60, 12))
 
 @pytest.fixture(scope="module")
 def index() -> SealedIndex:
-    return SealedIndex.build(ROWS, records=[b"%d" % i for i in range(60)], n_cells=6, n_colours=3, kernel="numpy")
+    return SealedIndex.build(ROWS, records=[b"%d" % i for i in range(60)], n_cells=6, n_colours=3)
 
 
 @pytest.fixture

@@ -31,7 +31,7 @@ TEXTS = [b"item %d" % i + bytes(i % 7) for i in range(500)]
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one secret", "three secrets"])
 def index(request: pytest.FixtureRequest) -> SealedIndex:
-    return SealedIndex.build(ROWS, records=TEXTS, side=6, n_secrets=request.param, kernel="numpy")
+    return SealedIndex.build(ROWS, records=TEXTS, side=6, n_secrets=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -195,7 +195,7 @@ def test_rows_that_are_too_long_for_the_bound_are_refused(monkeypatch: pytest.Mo
         "nearveil.sealed.records.bound_row_norm", lambda n_columns: 0.9 * bound_row_norm(n_columns) / 1.4
     )
     with pytest.raises(SealedError, match="another seed"):
-        SealedIndex.build(ROWS, records=TEXTS, seed=b"s", kernel="numpy")
+        SealedIndex.build(ROWS, records=TEXTS, seed=b"s")
 
 
 def test_a_hostile_answer_is_read_as_some_records(index: SealedIndex, client: ExactClient) -> None:

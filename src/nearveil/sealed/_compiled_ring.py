@@ -7,14 +7,12 @@ quotient by 2^32 is below 7 p, so three subtractions where possible, of 4 p, 2 p
 Vectors are written in LLVM's language: a processor without 512 bits takes several steps.
 """
 
-from typing import Any
-
-import numba
 import numpy as np
 from llvmlite import ir
 from numba.core import types
 from numba.extending import intrinsic
 
+from nearveil.sealed._compiled import compile_cached
 from nearveil.sealed.parameters import RING
 
 _N, _T, _BABY = RING.degree, RING.plain_modulus, RING.baby_steps
@@ -27,19 +25,6 @@ _COLUMNS = 16  # polynomials that are transformed at once
 _U = np.uint64
 _MASK = np.uint64((1 << 32) - 1)
 _VECTOR = ir.VectorType(ir.IntType(64), _STEP // 2)
-_OPTIONS: Any = {"nogil": True, "boundscheck": False}
-
-
-def _compile(signature=None):
-    """Compile a function now if it has a signature, and keep its code on the disk: compiling takes seconds."""
-
-    def compile_cached(function):
-        try:
-            return numba.njit(signature, cache=True, **_OPTIONS)(function)
-        except (RuntimeError, OSError):  # neither the package's folder nor the user's can be written
-            return numba.njit(signature, **_OPTIONS)(function)
-
-    return compile_cached
 
 
 def _make_product(terms, stride):
@@ -96,19 +81,19 @@ _multiply_tile = _make_product(TERMS, 4 * TILE)
 _multiply_keys = _make_product(_L, 4 * _N)
 
 
-@_compile()
+@compile_cached()
 def _halve(product, modulus, factor):
     """Return product / 2^32 modulo p, below 2 p, for a product below 4 p^2."""
     return (product + ((product & _MASK) * factor & _MASK) * modulus) >> _U(32)
 
 
-@_compile()
+@compile_cached()
 def _subtract(value, bound):
     """Return value or value - bound, where it is not negative."""
     return min(value, value - bound)
 
 
-@_compile("void(u8[:, ::1], u8[::1], u8, u8)")
+@compile_cached("void(u8[:, ::1], u8[::1], u8, u8)")
 def run_forward(work, roots, modulus, factor):
     """As :meth:`~nearveil.sealed.ring.Transform.run_forward`."""
     flat, count, half = work.ravel(), 1, work.size // 2
@@ -126,7 +111,7 @@ def run_forward(work, roots, modulus, factor):
         flat[k] = _subtract(_subtract(flat[k], double), modulus)
 
 
-@_compile("void(u8[:, ::1], u8[::1], u8, u8, u8)")
+@compile_cached("void(u8[:, ::1], u8[::1], u8, u8, u8)")
 def run_inverse(work, roots, modulus, factor, degree):
     """As :meth:`~nearveil.sealed.ring.Transform.run_inverse`."""
     flat, count, half = work.ravel(), _N // 2, work.size // _N
@@ -144,7 +129,7 @@ def run_inverse(work, roots, modulus, factor, degree):
         flat[k] = _subtract(_halve(flat[k] * degree, modulus, factor), modulus)
 
 
-@_compile("void(u4[:, ::1], i8[::1], u8[::1], u8, u8, u8[:, ::1], u8[:, ::1], u4[:, :, :, :, ::1])")
+@compile_cached("void(u4[:, ::1], i8[::1], u8[::1], u8, u8, u8[:, ::1], u8[:, ::1], u4[:, :, :, :, ::1])")
 def fill_diagonals(hint, places, plain_roots, plain_factor, plain_degree, roots, numbers, out):
     """Fill the diagonals of a block, shape (rows, n), as slots modulo each prime, in Montgomery's form, in tiles.
 
@@ -175,7 +160,7 @@ def fill_diagonals(hint, places, plain_roots, plain_factor, plain_degree, roots,
                     out[prime, g, slot // TILE, first + i, slot % TILE] = value
 
 
-@_compile("void(intp, intp, intp, u4[:, :, ::1], u4[:, :, ::1], u8, u8)")
+@compile_cached("void(intp, intp, intp, u4[:, :, ::1], u4[:, :, ::1], u8, u8)")
 def multiply_step(tables, factors, stride, before, after, modulus, factor):
     """Take a giant step modulo a prime, for several requests: add products to the last sums, turned by a giant step.
 
@@ -194,7 +179,7 @@ def multiply_step(tables, factors, stride, before, after, modulus, factor):
     after[:, :, _HALF:] = after[:, :, :_BABY]
 
 
-@_compile("void(intp, u4[:, :, :, :, ::1], u8[:, ::1], u4[:, :, ::1])")
+@compile_cached("void(intp, u4[:, :, :, :, ::1], u8[:, ::1], u4[:, :, ::1])")
 def multiply_block(tables, factors, numbers, out):
     """Multiply a block by the factors of several requests, shape (requests, L, tiles, TERMS, TILE), in one pass."""
     count, size = len(factors), _N // TILE * _TILE_BYTES
@@ -210,7 +195,7 @@ def multiply_block(tables, factors, numbers, out):
         out[:, prime, _HALF:] = sums[1, :, 1, :_HALF]
 
 
-@_compile("void(u4[:, ::1], u4[:, :, :, ::1], intp, u8[:, ::1], u4[:, :, :, ::1])")
+@compile_cached("void(u4[:, ::1], u4[:, :, :, ::1], intp, u8[:, ::1], u4[:, :, :, ::1])")
 def fill_factors(secret, keys, digits, numbers, out):
     """Fill the factors of a request: the secret turned by all baby steps, then the keys of giant steps.
 

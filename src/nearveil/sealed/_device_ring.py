@@ -50,51 +50,28 @@ def _multiply(
     first, second = 2 * pair, tl.minimum(2 * pair + 1, n_blocks - 1)  # the last may be computed twice
     modulus = tl.load(numbers + 2 * (column // 32)).to(tl.uint64)
     factor = tl.load(numbers + 2 * (column // 32) + 1).to(tl.uint64)
-    turns = tl.arange(0, TURNS)
-    after = turns // (TURNS // 2) * (TURNS // 2) + (turns + 1) % (TURNS // 2)
-    table = column.to(tl.int64) * (GIANTS * TERMS * TURNS)
+    turns, request = tl.arange(0, TURNS)[None, :], tl.arange(0, 4)[:, None]
+    after = turns // (TURNS // 2) * (TURNS // 2) + (turns + 1) % (TURNS // 2) + 0 * request
+    table = column.to(tl.int64) * (GIANTS * TERMS * TURNS) + turns
     left = tl.load(blocks + first).to(tl.pointer_type(tl.int32)) + table
     right = tl.load(blocks + second).to(tl.pointer_type(tl.int32)) + table
-    f0 = factors + group.to(tl.int64) * 4 * request_size + column * (TERMS * TURNS)
-    f1, f2, f3 = f0 + request_size, f0 + 2 * request_size, f0 + 3 * request_size
-    a0 = tl.zeros([TURNS], tl.uint64)
-    a1, a2, a3, b0, b1, b2, b3 = a0, a0, a0, a0, a0, a0, a0
+    requests = group.to(tl.int64) * 4 + request
+    factors += requests * request_size + column * (TERMS * TURNS) + turns
+    left_sums = tl.zeros([4, TURNS], tl.uint64)
+    right_sums = left_sums
     for step in range(GIANTS):
         start = (GIANTS - 1 - step) * TERMS * TURNS
-        s0 = tl.zeros([TURNS], tl.uint64)
-        s1, s2, s3, t0, t1, t2, t3 = s0, s0, s0, s0, s0, s0, s0
+        left_total = tl.zeros([4, TURNS], tl.uint64)
+        right_total = left_total
         for i in tl.static_range(TERMS):
-            d, e = _load(left, start + i * TURNS + turns), _load(right, start + i * TURNS + turns)
-            x = _load(f0, i * TURNS + turns)
-            s0 += d * x
-            t0 += e * x
-            x = _load(f1, i * TURNS + turns)
-            s1 += d * x
-            t1 += e * x
-            x = _load(f2, i * TURNS + turns)
-            s2 += d * x
-            t2 += e * x
-            x = _load(f3, i * TURNS + turns)
-            s3 += d * x
-            t3 += e * x
-        a0 = tl.gather(a0, after, 0) + _reduce(s0, modulus, factor)
-        a1 = tl.gather(a1, after, 0) + _reduce(s1, modulus, factor)
-        a2 = tl.gather(a2, after, 0) + _reduce(s2, modulus, factor)
-        a3 = tl.gather(a3, after, 0) + _reduce(s3, modulus, factor)
-        b0 = tl.gather(b0, after, 0) + _reduce(t0, modulus, factor)
-        b1 = tl.gather(b1, after, 0) + _reduce(t1, modulus, factor)
-        b2 = tl.gather(b2, after, 0) + _reduce(t2, modulus, factor)
-        b3 = tl.gather(b3, after, 0) + _reduce(t3, modulus, factor)
-    target = out + group.to(tl.int64) * 4 * size + column * TURNS + turns
-    first, second = first.to(tl.int64) * COLUMNS * TURNS, second.to(tl.int64) * COLUMNS * TURNS
-    tl.store(target + first, (a0 % modulus).to(tl.int32))
-    tl.store(target + second, (b0 % modulus).to(tl.int32))
-    tl.store(target + size + first, (a1 % modulus).to(tl.int32))
-    tl.store(target + size + second, (b1 % modulus).to(tl.int32))
-    tl.store(target + 2 * size + first, (a2 % modulus).to(tl.int32))
-    tl.store(target + 2 * size + second, (b2 % modulus).to(tl.int32))
-    tl.store(target + 3 * size + first, (a3 % modulus).to(tl.int32))
-    tl.store(target + 3 * size + second, (b3 % modulus).to(tl.int32))
+            x = _load(factors, i * TURNS)
+            left_total += _load(left, start + i * TURNS) * x
+            right_total += _load(right, start + i * TURNS) * x
+        left_sums = tl.gather(left_sums, after, 1) + _reduce(left_total, modulus, factor)
+        right_sums = tl.gather(right_sums, after, 1) + _reduce(right_total, modulus, factor)
+    target = out + requests * size + column * TURNS + turns
+    tl.store(target + first.to(tl.int64) * COLUMNS * TURNS, (left_sums % modulus).to(tl.int32))
+    tl.store(target + second.to(tl.int64) * COLUMNS * TURNS, (right_sums % modulus).to(tl.int32))
 
 
 class DeviceTables:

@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.cluster import connect
 from nearveil.privacy.checks import check_count
 from nearveil.sealed.cells import find_margins, make_cells
-from nearveil.sealed.kernels import Kernel, KernelName, make_kernel
+from nearveil.sealed.kernels import Kernel, make_kernel
 from nearveil.sealed.layout import MOST_SIDE, Layout, SealedError, Singles, check_rows
 from nearveil.sealed.lwe import SEED_BYTES, Bytes, Words, make_hint, round_down_to, unpack_question
 from nearveil.sealed.parameters import ANSWER_BITS, WORD_BITS
@@ -155,7 +155,6 @@ class SealedIndex:
         items: NDArray[np.int64],
         records: Bytes | None = None,
         tokens: "dict[str, _Tokens] | None" = None,
-        kernel: KernelName = "auto",
         device: str = "cpu",
     ) -> None:
         """Use :meth:`build` or :meth:`load`."""
@@ -167,10 +166,8 @@ class SealedIndex:
         self._change = hashlib.sha256(b"%d" % layout.version)  # of the changes that make the next version
         self._questions = _Batcher(self.answer_many, _BATCH)
         self._token_requests = _Batcher(self._answer_tokens, TOKEN_BATCH)
-        self._kernel_choice = kernel, device
-        self._kernels: dict[str, Kernel] = {"scores": make_kernel(database, kernel, device)}
-        if self._records is not None:
-            self._kernels["records"] = make_kernel(self._records, kernel, device)
+        self._device = device
+        self._kernels = self._make_kernels()
 
     @classmethod
     def build(
@@ -184,7 +181,6 @@ class SealedIndex:
         n_colours: int | None = None,
         side: int | None = None,
         n_secrets: int | None = None,
-        kernel: KernelName = "auto",
         device: str = "cpu",
         seed: bytes | None = None,
         normalize: bool = True,
@@ -213,10 +209,8 @@ class SealedIndex:
         n_secrets : int, optional
             Secrets of every question that share public matrices: more make it faster to prepare, and its request
             larger. By default 1 for small galleries, else 4.
-        kernel : {"auto", "numpy", "numba", "torch"}, default="auto"
-            Computes the pass. "auto" is Numba if it is installed, else NumPy.
         device : str, default="cpu"
-            The device of torch.
+            Or a GPU of torch, such as "cuda": passes and tokens are computed there, from a copy of all codes.
         seed : bytes, optional
             Of the public matrix; random by default. Processes that build an index from the same rows and seed, on the
             same kind of processor, give the same answers.
@@ -257,8 +251,7 @@ class SealedIndex:
         positions[cells.cells, slots] = np.arange(len(codes))
         numbers = np.append(_check_numbers(items, len(codes), 0), -1)
         seed = os.urandom(SEED_BYTES) if seed is None else hashlib.sha256(seed).digest()
-        state: dict[str, Any] = {"scale": scale, "items": numbers[positions], "kernel": kernel, "device": device}
-        state["normalize"] = normalize
+        state: dict[str, Any] = {"scale": scale, "items": numbers[positions], "device": device, "normalize": normalize}
         layout = Layout(
             version=0,
             seed=seed,
@@ -317,7 +310,7 @@ class SealedIndex:
             hints = [*workers.map(_make_hint, parts, name, seed, n_jobs, stage="making hints")]
         groups = [group for part in hints for group in part]
         secrets = [np.concatenate(groups[k :: stage.n_secrets]) for k in range(stage.n_secrets)]
-        tables = TokenTables.build(name, seed, secrets, n_jobs, _choose_device(*self._kernel_choice))
+        tables = TokenTables.build(name, seed, secrets, n_jobs, self._device)
         return _Tokens(secrets, tables, [set() for _ in secrets])
 
     def _rebuild_tokens(self, name: str, tokens: "_Tokens") -> "_Tokens":
@@ -330,6 +323,10 @@ class SealedIndex:
                 group = self._get_group(name, matrix * stage.n_secrets + k)
                 hints[k][rows] = make_hint(name, seed, matrix, [group[rows % stage.n_rows]])[0]
         return _Tokens(hints, tokens.tables.rebuild(hints, tokens.changed), [set() for _ in hints])
+
+    def _make_kernels(self) -> dict[str, Kernel]:
+        matrices = {"scores": self._database, "records": self._records}
+        return {name: make_kernel(matrix, self._device) for name, matrix in matrices.items() if matrix is not None}
 
     def _get_group(self, name: str, group: int) -> Bytes:
         """Return the matrix of a colour or of a bucket, shape (rows, columns)."""
@@ -525,15 +522,13 @@ class SealedIndex:
             pad_records(records, self.layout.records.width)  # refuses long records before anything changes
 
     def _finish_change(self) -> None:
-        """Give the changed index a new version, and refresh the kernels."""
+        """Give the changed index a new version and new kernels."""
         self.layout = replace(self.layout, version=_read_version(self._change.digest()))
         self._change = hashlib.sha256(b"%d" % self.layout.version)
-        for kernel in self._kernels.values():
-            kernel.refresh()
+        self._kernels = self._make_kernels()
 
     def copy(self) -> Self:
         """Return an index that can be changed while this one answers. It shares the tables of tokens."""
-        kernel, device = self._kernel_choice
         return type(self)(
             replace(self.layout, counts=self.layout.counts.copy()),
             self._database.copy(),
@@ -542,8 +537,7 @@ class SealedIndex:
             items=self._items.copy(),
             records=None if self._records is None else self._records.copy(),
             tokens={name: tokens.copy() for name, tokens in self._tokens.items()},
-            kernel=kernel,
-            device=device,
+            device=self._device,
         )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -569,9 +563,7 @@ class SealedIndex:
             file.write(digest)
 
     @classmethod
-    def load(
-        cls, path: str | os.PathLike[str], *, writable: bool = False, kernel: KernelName = "auto", device: str = "cpu"
-    ) -> Self:
+    def load(cls, path: str | os.PathLike[str], *, writable: bool = False, device: str = "cpu") -> Self:
         """Map a file of :meth:`save` into memory; processes that map the same file share the memory.
 
         `writable`: Whether the index can be changed, in memory only; :meth:`save` writes the change.
@@ -585,26 +577,12 @@ class SealedIndex:
             for name, count in about["tables"].items():
                 stage = layout.stages[name]
                 hints, tables = ([rest.pop(0) for _ in range(number)] for number in (stage.n_secrets, count))
-                gpu = _choose_device(kernel, device)
-                made = TokenTables(name, layout.seed, stage.secret_rows, tables, joblib.cpu_count(), gpu)
+                made = TokenTables(name, layout.seed, stage.secret_rows, tables, joblib.cpu_count(), device)
                 tokens[name] = _Tokens(hints, made, [set() for _ in hints])
-            scale, normalize = float(about["scale"]), bool(about["normalize"])
+            state |= {"scale": float(about["scale"]), "normalize": bool(about["normalize"])}
         except (OSError, ValueError, KeyError, EOFError, TypeError, WireError) as error:
             raise SealedError(f"The sealed index at {path} is missing or corrupted; build it again.") from error
-        state |= {
-            "scale": scale,
-            "normalize": normalize,
-            "items": items,
-            "tokens": tokens,
-            "kernel": kernel,
-            "device": device,
-        }
-        return cls(layout, database, **state)
-
-
-def _choose_device(kernel: KernelName, device: str) -> str:
-    """Return where tokens are computed: where passes are."""
-    return device if kernel == "torch" else "cpu"
+        return cls(layout, database, items=items, tokens=tokens, device=device, **state)
 
 
 def _make_hint(part: tuple[int, list[Bytes]], stage: str, seed: bytes, n_jobs: int) -> list[Words]:

@@ -126,12 +126,6 @@ def round_down_to(values: NDArray[np.integer], from_bits: int, to_bits: int) -> 
     return (((values.astype(np.int64) + half) >> drop) & ((1 << to_bits) - 1)).astype(np.uint32)
 
 
-def centre(values: Longs, bits: int) -> Longs:
-    """Return the representatives of values modulo 2^bits from -2^(bits - 1) to 2^(bits - 1) - 1."""
-    half = 1 << (bits - 1)
-    return ((values + half) & ((1 << bits) - 1)) - half
-
-
 def pack(values: Words, width: int) -> bytes:
     """Return whole numbers in `width` bytes each, the lowest byte first."""
     return np.ascontiguousarray(values, "<u4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
