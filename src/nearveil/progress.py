@@ -1,4 +1,4 @@
-"""Progress of long work: the callable that reports it, and a spinner for functions that start such work themselves."""
+"""Progress of long work: the callable that reports it, and the display of the running command."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +13,17 @@ Progress = Callable[[str, int | None], Tick]
 """``progress(text, total)`` starts a stage of `total` units, None if unknown, and returns its :data:`Tick`."""
 
 _PERCENT = 100
-_has_display: ContextVar[bool] = ContextVar("has_display", default=False)
+_display: ContextVar[Progress | None] = ContextVar("display", default=None)
 
 
 def no_progress(_text: str, _total: int | None) -> Tick:
     """Start a stage that nobody watches."""
     return lambda _: None
+
+
+def start_stage(text: str, total: int | None = None) -> Tick:
+    """Start a stage of the running command; of a program that shows no progress, nobody watches it."""
+    return (_display.get() or no_progress)(text, total)
 
 
 def tick_percent(tick: Tick) -> Callable[[str, float], None]:
@@ -36,9 +41,10 @@ def tick_percent(tick: Tick) -> Callable[[str, float], None]:
 
 @contextmanager
 def show_spinner(text: str) -> Iterator[None]:
-    """Show a spinner on a terminal's standard error, unless a command shows its own progress."""
+    """Show a spinner on a terminal's standard error, or a stage of the running command."""
     console = Console(stderr=True)
-    if _has_display.get() or not console.is_terminal:
+    if _display.get() or not console.is_terminal:
+        start_stage(text)
         yield
         return
     with console.status(text):
@@ -46,10 +52,11 @@ def show_spinner(text: str) -> Iterator[None]:
 
 
 @contextmanager
-def hide_spinners() -> Iterator[None]:
-    """Show no spinners while a command shows its own progress: two displays would overwrite each other."""
-    token = _has_display.set(True)
+def use_display(display: Progress) -> Iterator[Progress]:
+    """Show the stages of all functions, also of those that take no progress, in this display."""
+    previous = _display.get()
+    _display.set(display)
     try:
-        yield
+        yield display
     finally:
-        _has_display.reset(token)
+        _display.set(previous)  # not by a token: a server ends its display in another context

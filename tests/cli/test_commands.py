@@ -3,6 +3,7 @@
 import io
 import subprocess
 import sys
+import time
 
 import pytest
 from rich.console import Console
@@ -10,6 +11,7 @@ from typer import Exit
 from typer.testing import CliRunner
 
 from nearveil.cli import _output, app
+from nearveil.progress import start_stage
 from tests.cli.galleries import fine, refused
 
 HEAVY = {"numpy", "scipy", "sklearn", "faiss", "sqlalchemy", "fastapi", "httpx", "matplotlib", "dp_accounting", "torch"}
@@ -38,20 +40,32 @@ def test_a_bar_is_there_before_there_is_anything_to_count(monkeypatch: pytest.Mo
         assert "Making features" in screen.getvalue()
 
 
-def test_where_nobody_looks_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    screen, now = io.StringIO(), [0.0]
+def test_without_a_terminal_lines_say_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also during a long call that never ticks."""
+    screen, interval = io.StringIO(), 0.05
     monkeypatch.setattr(_output, "Console", lambda **_: Console(file=screen, width=100))
-    monkeypatch.setattr("nearveil.cli._output.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(_output, "_PROGRESS_INTERVAL", interval)
     with _output.show_bars() as start:
-        tick = start("reading", 4)
-        tick(1)
-        assert screen.getvalue() == ""  # a short run says nothing
-        now[0] = 11.0
-        tick(1)
-        tick(1)
-        now[0] = 22.0
-        start("learning", None)
-    assert screen.getvalue() == "reading: 50%\nlearning\n"
+        start("reading", 4)(3)
+        time.sleep(4 * interval)
+        start_stage("learning")
+        time.sleep(4 * interval)
+    lines = screen.getvalue().splitlines()
+    assert set(lines) == {"reading: 75%, 0 s", "learning: 0 s"}
+    assert len(lines) < 10
+    time.sleep(2 * interval)
+    assert screen.getvalue().splitlines() == lines  # nothing after the command
+
+
+@pytest.mark.parametrize(("level", "expected"), [(-1, ""), (0, ""), (1, "Getting ready: 0.0 s\nreading: 0.0 s\n")])
+def test_verbosity_prints_the_seconds_of_stages(level: int, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr(_output, "Console", lambda **_: Console(file=screen, width=100))
+    _output.set_verbosity(level)
+    with _output.show_bars() as start:
+        start("reading", None)
+    _output.set_verbosity(0)
+    assert screen.getvalue() == expected
 
 
 def test_errors_that_have_no_file_are_told_in_their_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +89,9 @@ def test_errors_that_have_no_file_are_told_in_their_own_words(monkeypatch: pytes
 
 @pytest.mark.parametrize("where", [(), ("--cluster", "local:1"), ("--cluster", "tcp://127.0.0.1:1")])
 def test_certificates_that_nobody_would_use_are_refused(where: tuple[str, ...]) -> None:
-    assert "--ca, --cert, --key: only for a --cluster at tls://" in refused("index", "a.npy", "--ca", "ca.pem", *where)
+    assert "--ca, --cert, --cert-key: only for a --cluster at tls://" in refused(
+        "index", "a.npy", "--ca", "ca.pem", *where
+    )
 
 
 @pytest.mark.parametrize("words", [("mechanisms",), ("plan", "--items", "100000", "--epsilon", "0.00001")])

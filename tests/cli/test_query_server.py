@@ -152,8 +152,8 @@ def test_what_is_refused_costs_nothing(image: Path, served: Served, words: tuple
         (*words, "-k", "9"): "-k: at most 8, the items of an answer",
         (*words, "--extractor", "nothing"): "--extractor must be one of",
         (*words, "--ca", "nowhere.pem"): "--ca: the file of certificates must be there",
-        (*words, "--certificate", "nowhere.pem"): "--certificate: the files of certificate and key must be there",
-        (*words, "--certificate-key", "nowhere.pem"): "--certificate-key: requires --certificate",
+        (*words, "--cert", "nowhere.pem"): "--cert: the files of certificate and key must be there",
+        (*words, "--cert-key", "nowhere.pem"): "--cert-key: requires --cert",
         ("--server", "http://birds.example", "--token", "x"): "to the network, unless --insecure allows it",
         ("--server", "birds.example", "--token", "x"): "--server: must be a URL such as https://host:8321",
         ("--gallery", "birds"): "--gallery: a local index has one gallery",
@@ -201,8 +201,8 @@ def test_a_certificate_of_ones_own_is_shown(image: Path, here: Path, monkeypatch
     monkeypatch.setattr(Client, "__init__", made)
     asked = ("query", image, "--epsilon", 4, "--server", "https://birds.example", "--token", "x")
     refused(*asked)
-    refused(*asked, "--certificate", "me.pem")
-    refused(*asked, "--certificate", "me.pem", "--certificate-key", "me.key")
+    refused(*asked, "--cert", "me.pem")
+    refused(*asked, "--cert", "me.pem", "--cert-key", "me.key")
     assert given == [None, Path("me.pem"), (Path("me.pem"), Path("me.key"))]
 
 

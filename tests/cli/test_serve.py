@@ -108,8 +108,8 @@ def test_what_is_wrong_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         (("x", "--port", "70000"), "port: "),
         (("x", "--host", "0.0.0.0"), "host: beyond loopback"),  # noqa: S104
         (("x", "--log-level", "loud"), "log_level: "),
-        (("x", "--tls-cert", "none.pem"), "tls_cert: no such file"),
-        (("x", "--tls-cert", certificate), "tls_cert and tls_key"),
+        (("x", "--cert", "none.pem"), "tls_cert: no such file"),
+        (("x", "--cert", certificate), "tls_cert and tls_key"),
         (("--config", tmp_path / "none.toml"), "cannot be read"),
         (
             (tmp_path / "nowhere", "--port", "0"),

@@ -52,7 +52,7 @@ def test_tls_between_all_processes(processes: Processes, tmp_path: Path, monkeyp
     np.save(tmp_path / "emb.npy", unit_rows(60))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
-    words = ("--cluster", processes.address, "--ca", ca, "--cert", cert, "--key", key)
+    words = ("--cluster", processes.address, "--ca", ca, "--cert", cert, "--cert-key", key)
     said = fine("index", "emb.npy", "--into", "texts", "--sets", 3, "--candidates", 0.2, "--reach", 0, *words)
     assert "60 (60 added, 0 deleted)" in said
 

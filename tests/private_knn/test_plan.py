@@ -24,7 +24,7 @@ from nearveil.private_knn.plan import (
     VotePlan,
     make_plan,
 )
-from nearveil.progress import hide_spinners
+from nearveil.progress import no_progress, use_display
 
 CLASSES = Ballot(VoteHistogram, 10)
 Pair = tuple[tuple[float, ...], tuple[float, ...]]
@@ -227,6 +227,6 @@ def test_a_calibration_that_takes_seconds_is_shown_and_logged(
         make_plan(request)
     assert lines == shown == ["Calibrating the noise of 4 screenings and 3 votes, once"]
     assert len(caplog.records) == 1
-    with hide_spinners():
+    with use_display(no_progress):
         make_plan(replace(request, max_screened=5))
     assert len(shown) == 1

@@ -365,7 +365,7 @@ def test_tls_and_a_sudden_end(tmp_path: Path) -> None:
     index_of(tmp_path / "My Birds").close()
     trust = ssl.create_default_context(cafile=tmp_path / "cert.pem")
     own = (tmp_path / "cert.pem", tmp_path / "key.pem")  # signed by itself, so it is its own authority
-    tls = ("--tls-cert", "cert.pem", "--tls-key", "key.pem", "--tls-client-ca", "cert.pem")
+    tls = ("--cert", "cert.pem", "--cert-key", "key.pem", "--ca", "cert.pem")
     process = started(tmp_path, "My Birds", *tls, HEADER_TIMEOUT="2")
     where = f"https://localhost:{process.port}"
     silent = process.connect()

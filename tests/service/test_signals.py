@@ -114,7 +114,7 @@ def test_sighup_reloads_the_certificate_and_keeps_it_if_the_new_one_is_bad(tmp_p
     shutil.copy(tmp_path / "first.pem", tmp_path / "cert.pem")
     shutil.copy(tmp_path / "first-key.pem", tmp_path / "key.pem")
     index_of(tmp_path / "birds").close()
-    tls = ("--tls-cert", "cert.pem", "--tls-key", "key.pem")
+    tls = ("--cert", "cert.pem", "--cert-key", "key.pem")
     process = started(tmp_path, "birds", *tls, "--workers", str(workers))
 
     def reload(expected: str, count: int) -> None:

@@ -6,12 +6,9 @@ import typer
 
 import nearveil
 from nearveil.cli import _audit, _budget, _index, _label, _plan, _query, _server, _study, _token, _ui
+from nearveil.cli._options import Command, make_app
 
-app = typer.Typer(
-    help="Nearest-neighbour search with a privacy guarantee that you can check.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-)
+app = make_app("Nearest-neighbour search with a privacy guarantee that you can check.", add_completion=True)
 
 
 def _show_version(requested: bool) -> None:
@@ -30,10 +27,10 @@ def _root(
 
 
 for _command in (_index.index, _query.query, _query.classify, _query.sync, _plan.plan):
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(_budget.app, name="budget")
 for _command in (_plan.cost, _plan.mechanisms, _server.protect, _server.serve):
-    app.command()(_command)
+    app.command(cls=Command)(_command)
 app.add_typer(_token.app, name="token")
 for _command in (_ui.ui, _label.label, _label.train, _audit.audit, _study.study):
-    app.command()(_command)
+    app.command(cls=Command)(_command)

@@ -43,11 +43,11 @@ specimen was not caught, 3 if one is undecided."""
 
 @command()
 def audit(
-    name: str = argument("A mechanism, the first letters of several, or all.", default="", metavar="[NAME|all]"),
+    name: str = argument("A mechanism, the first letters of several, or all.", default="", metavar="NAME|all"),
     epsilon: float = option("Epsilon of the mechanisms.", default=4.0),
     confidence: float = option("Confidence of every interval.", default=0.95),
     effort: float = option("Number of runs, as a multiple of the usual number.", default=1.0),
-    out: Path | None = option("Folder for audit.json; with the studies also audit.md and audit.png."),
+    out: Path | None = option("Folder for audit.json; with the studies also audit.md and audit.png.", metavar="DIR"),
     as_json: bool = JSON,
     list_all: bool = option("List the mechanisms that can be audited.", "--list"),
 ) -> None:

@@ -16,7 +16,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from nearveil.cli._options import JSON, LedgerOptions, argument, command, option
+from nearveil.cli._options import JSON, LedgerOptions, argument, command, make_app, option
 from nearveil.cli._output import check, clean, print_json, print_lines, print_table
 
 if TYPE_CHECKING:
@@ -26,12 +26,7 @@ if TYPE_CHECKING:
     from nearveil.ledger.history import Balance
     from nearveil.ledger.store import Entry
 
-app = typer.Typer(
-    help="Privacy budgets: open accounts, see what has been spent, and detect changes to the history.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
+app = make_app("Privacy budgets: open accounts, see what has been spent, and detect changes to the history.")
 
 METAVAR = "COUNTxEPSILON"
 _NAME = argument("Name of the account.", metavar="ACCOUNT")

@@ -162,7 +162,7 @@ def _update_sealed_index(into: str | None, cluster: "Cluster", *, create: bool) 
     from nearveil.gallery.index import Index
     from nearveil.gallery.sync import find_index
 
-    with show_bars() as bars, Index.open(find_index(into)) as index:
+    with show_bars(), Index.open(find_index(into)) as index:
         path = index.sealed_file
         if not create and (path is None or not path.exists()):
             return
@@ -172,9 +172,7 @@ def _update_sealed_index(into: str | None, cluster: "Cluster", *, create: bool) 
             raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
         from nearveil.wire.sealed import update_sealed_file
 
-        tick = bars("Building the sealed index", 1)
         update_sealed_file(index, cluster)
-        tick(1)
 
 
 def _warn_of_small_answers(answer_size: int, items: int) -> None:

@@ -1,5 +1,6 @@
 """Options that commands share: the ledger that pays, the gallery to search, and the cluster to compute on."""
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,11 +8,13 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args, get_type_hints
+from textwrap import wrap
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from nearveil.cli._output import print_lines, report_errors
+from nearveil.cli._output import check, print_lines, report_errors, set_verbosity
 
 if TYPE_CHECKING:
     from nearveil.client.clients import Client
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 AUTO = "auto"
 DATABASE_TIMEOUT = 10.0  # seconds that a command waits for a lock or a connection
 _LONGEST_TOKEN = 1000  # bytes read from a token file
+_METAVARS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "FILE"}
 
 
 def option(text: str, *names: str, default: Any = None, **settings: Any) -> Any:
@@ -34,7 +38,7 @@ def argument(text: str, metavar: str | None = None, *, default: Any = None) -> A
     return field(default=default, metadata={"make": typer.Argument, "names": (), "help": text, "metavar": metavar})
 
 
-# Options of several commands.
+# Options of several commands; every command has the last two.
 JSON = option("Print JSON.", "--json")
 FORCE = option("Overwrite the file if it exists.")
 HOME = option("Folder of local copies; below ~/.local/share/nearveil by default.", metavar="DIR")
@@ -44,6 +48,47 @@ EXTRACTOR = option(
     default=AUTO,
     metavar="NAME_OR_FILE",
 )
+_VERBOSITY = {
+    "quiet": option("Print the result and errors only: no progress, no notices.", "-q", "--quiet"),
+    "verbose": option("Print details of the result, and the seconds of each stage.", "-v", "--verbose"),
+}
+
+
+def _simplify(params: Any) -> Any:
+    """Show no types of flags and arguments in help."""
+    for param in params:
+        if param.param_type_name == "argument" or param.is_flag:
+            param.display_type_rich = lambda ctx: None  # noqa: ARG005
+    return params
+
+
+class Command(TyperCommand):
+    """A command with plain help: no types of flags and arguments, and no braces in the usage line."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _simplify(super().get_params(ctx))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        return [piece.translate({ord("{"): None, ord("}"): None}) for piece in super().collect_usage_pieces(ctx)]
+
+
+class _Group(TyperGroup):
+    """A group of commands with plain help."""
+
+    def get_params(self, ctx: Any) -> Any:
+        return _simplify(super().get_params(ctx))
+
+
+def make_app(text: str, *, add_completion: bool = False) -> typer.Typer:
+    """Return a group of commands with this help."""
+    return typer.Typer(
+        cls=_Group,
+        help=text,
+        no_args_is_help=True,
+        add_completion=add_completion,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
 
 
 def command(
@@ -57,7 +102,9 @@ def command(
         groups, parameters, option_names = _expand_options(function)
 
         @wraps(function)
-        def run(**values: Any) -> None:
+        def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
+            check(not (quiet and verbose), "not together with --verbose", "--quiet")
+            set_verbosity(verbose - quiet)
             with report_errors(**(option_names if rename else {}) | names):
                 for key, group in groups.items():
                     values[key] = group(**{item.name: values.pop(item.name) for item in fields(group)})
@@ -66,8 +113,10 @@ def command(
         run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         text, _, examples = cleandoc(function.__doc__ or "").partition("For example:\n")
-        run.__doc__ = "\n\n".join((text.strip(), "[bold]Examples[/bold]", *map(str.strip, examples.split("\n"))))
-        return run if app is None else app.command(name)(run)
+        paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+        lines = [" \\\n      ".join(wrap(line.strip(), 70, break_on_hyphens=False)) for line in examples.splitlines()]
+        run.__doc__ = "\n\n".join([*paragraphs, "\n  ".join(["[bold]Examples[/bold]", *lines])])
+        return run if app is None else app.command(name, cls=Command)(run)
 
     return make
 
@@ -81,8 +130,15 @@ def _expand_options(function: Callable[..., None]) -> tuple[dict[str, type], lis
     def add(name: str, hint: Any, declaration: "Field[Any]", panel: str | None) -> None:
         settings, default = dict(declaration.metadata), declaration.default
         make, names = settings.pop("make"), settings.pop("names")
+        low, high = settings.pop("min", None), settings.pop("max", None)
+        if low is not None:
+            words = f"at least {low}" if high is None else f"from {low:g} to {high:,}".replace("e-0", "e-")
+            settings["help"] += f" {words.capitalize()}."
+            settings["callback"] = _make_range_check(low, math.inf if high is None else high, words)
         if default is None and type(None) not in get_args(hint):
             default = False if hint is bool else Parameter.empty  # required
+        if settings.get("metavar") is None:
+            settings["metavar"] = _name_type(hint)
         if make is typer.Option:
             names = names or (f"--{name.replace('_', '-')}",)
             settings.setdefault("rich_help_panel", panel)
@@ -100,7 +156,25 @@ def _expand_options(function: Callable[..., None]) -> tuple[dict[str, type], lis
                 add(item.name, field_hints[item.name], item, getattr(hint, "panel", None))
         else:
             add(parameter.name, hint, parameter.default, None)
+    for name, declaration in _VERBOSITY.items():
+        add(name, bool, declaration, None)
     return groups, parameters, option_names
+
+
+def _name_type(hint: Any) -> str | None:
+    """Return the placeholder of a value in help; None for a flag."""
+    if get_origin(hint) is Literal:
+        return "|".join(get_args(hint))
+    return _METAVARS.get(hint) or next(filter(None, map(_name_type, get_args(hint))), None)
+
+
+def _make_range_check(low: float, high: float, words: str) -> Callable[[Any], Any]:
+    def check_range(value: Any) -> Any:
+        if value is not None and not low <= value <= high:
+            raise typer.BadParameter(f"must be {words}")
+        return value
+
+    return check_range
 
 
 def load_extractor(name: str) -> "Extractor | None":
@@ -158,8 +232,8 @@ class ServerOptions:
     )
     gallery: str | None = option("Gallery of the server; required if it has more than one.")
     ca: Path | None = option("CA certificates to trust (PEM), instead of the system's.")
-    certificate: Path | None = option("Client certificate (PEM), if the server requires one.")
-    certificate_key: Path | None = option("Private key (PEM), if separate.")
+    certificate: Path | None = option("Client certificate (PEM), if the server requires one.", "--cert")
+    certificate_key: Path | None = option("Private key (PEM), if separate.", "--cert-key")
     insecure: bool = option("Allow plain HTTP to another machine: anyone on the network path can read the token.")
 
     def connect(self, server: str, **settings: Any) -> "Client":
@@ -168,11 +242,11 @@ class ServerOptions:
 
         if "://" not in server:
             raise ValueError("--server: must be a URL such as https://host:8321")
-        if self.certificate is None and self.certificate_key is not None:
-            raise ValueError("--certificate-key: requires --certificate")
         certificate: Any = self.certificate
         if self.certificate_key is not None:
-            certificate = self.certificate, self.certificate_key
+            if certificate is None:
+                raise ValueError("--cert-key: requires --cert")
+            certificate = certificate, self.certificate_key
         token = self._read_token()
         return Client(server, token, ca=self.ca, certificate=certificate, insecure=self.insecure, **settings)
 
@@ -229,7 +303,7 @@ class ClusterOptions:
     )
     ca: Path | None = option("CA certificates of the scheduler (PEM).")
     cert: Path | None = option("Client certificate (PEM).")
-    key: Path | None = option("Private key (PEM), if separate.")
+    key: Path | None = option("Private key (PEM), if separate.", "--cert-key")
     insecure: bool = option("Allow tcp:// to another machine: anyone on the network path can read the rows.")
 
     @contextmanager

@@ -3,9 +3,14 @@
 import json
 import math
 import re
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -18,10 +23,10 @@ from rich.table import Table
 from rich.text import Text
 
 from nearveil.errors import NearveilError
-from nearveil.progress import Progress, Tick, hide_spinners
+from nearveil.progress import Progress, Tick, use_display
 
 NOT_INSTALLED = 'the studies are a package of their own: pip install nearveil-studies, or, in a clone, -e ".[study]"'
-_PROGRESS_INTERVAL = 10.0  # seconds between progress lines without a terminal
+_PROGRESS_INTERVAL = 5.0  # seconds between progress lines without a terminal
 _FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
 _COMMANDS = {  # Python calls in error messages, and the commands that do the same
     "Ledger(..., read_only=True).verify()": "`nearveil budget verify`",
@@ -35,6 +40,19 @@ _COMMANDS = {  # Python calls in error messages, and the commands that do the sa
     "client.sync() or `nearveil sync`": "`nearveil sync`",
     "epsilon=4,": "--epsilon 4,",
 }
+
+
+_verbosity: ContextVar[int] = ContextVar("verbosity", default=0)  # -1 quiet, 1 verbose
+
+
+def set_verbosity(level: int) -> None:
+    """Set the level of the running command: -1 quiet, 0, or 1 verbose."""
+    _verbosity.set(level)
+
+
+def is_verbose() -> bool:
+    """Return whether details are printed."""
+    return _verbosity.get() > 0
 
 
 @contextmanager
@@ -61,8 +79,8 @@ def require_extra(extras: str) -> Iterator[None]:
 
 
 def _name_options(text: str, options: dict[str, str]) -> str:
-    for field, option in options.items():
-        text = text.replace(f"`{field}`", option)
+    for name, option in options.items():
+        text = text.replace(f"`{name}`", option)
     match = _FIELDS.match(text)
     fields = match[0].split(", ") if match else []
     if match is None or not set(fields) <= set(options):
@@ -85,7 +103,9 @@ def clean(text: object) -> str:
 
 
 def print_lines(*lines: object, style: str = "", stderr: bool = False) -> None:
-    """Print lines, without control characters and without line breaks at the width of the terminal."""
+    """Print lines without control characters; with --quiet none to standard error, which are notices."""
+    if stderr and _verbosity.get() < 0:
+        return
     console = Console(highlight=False, stderr=stderr)
     for line in lines:
         console.print(Text(clean(line), style), soft_wrap=True)
@@ -143,45 +163,87 @@ def _make_cell(cell: object) -> Text:
     return cell if isinstance(cell, Text) else Text(clean(cell), overflow="fold")
 
 
+@dataclass(eq=False)
+class _Stage:
+    """A stage of a command; it shows no counts, because the number of private records is private."""
+
+    text: str
+    total: int | None
+    done: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def __str__(self) -> str:
+        progress = f"{min(1.0, self.done / self.total):.0%}, " if self.total else ""
+        return f"{self.text}: {progress}{self.seconds:.0f} s"
+
+
 @contextmanager
 def show_bars() -> Iterator[Progress]:
-    """Yield a function that starts a progress bar. Bars show no counts: the number of private records is private."""
-    from rich import progress as bars
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _make_line_reporter()
-        return
-    with hide_spinners(), bars.Progress(console=console, transient=True) as progress:
+    """Show the stages of a command: a bar in a terminal, else a line every few seconds."""
+    console, stage = Console(stderr=True), _Stage("Getting ready", None)  # while libraries are loaded
+    display = _show_bar(console) if console.is_terminal and _verbosity.get() >= 0 else _print_stages()
+    with display as show:
+        show(stage)
 
         def start(text: str, total: int | None) -> Tick:
-            for previous in progress.task_ids:  # steps run one after the other, and some have no total
-                progress.update(previous, total=1, completed=1)
-            task = progress.add_task(text, total=total)
-            return lambda count: progress.advance(task, count)
+            nonlocal stage
+            if is_verbose() and text != stage.text:
+                print_lines(f"{stage.text}: {stage.seconds:.1f} s", stderr=True)
+            current = stage = _Stage(text, total)
+            advance = show(current)
 
-        start("Getting ready", None)  # while libraries are loaded and files are read
-        yield start
+            def tick(count: int) -> None:
+                current.done += count
+                advance(count)
+
+            return tick
+
+        with use_display(start):
+            yield start
+        start("", None)
 
 
-def _make_line_reporter() -> Progress:
-    """Return a function that reports progress in lines, at most one every ten seconds."""
-    printed_at = time.monotonic()
+@contextmanager
+def _show_bar(console: Console) -> Iterator[Callable[[_Stage], Tick]]:
+    """Show a bar of the current stage. Lines printed meanwhile appear above it."""
+    from rich import progress as bars
 
-    def start(text: str, total: int | None) -> Tick:
-        done = 0
+    columns = (*bars.Progress.get_default_columns()[:-1], bars.TimeElapsedColumn())
+    redirect = sys.stdout.isatty()  # a file gets the lines as they are
+    with bars.Progress(*columns, console=console, transient=True, redirect_stdout=redirect) as progress:
 
-        def tick(count: int) -> None:
-            nonlocal done, printed_at
-            done += count
-            if time.monotonic() - printed_at >= _PROGRESS_INTERVAL:
-                printed_at = time.monotonic()
-                print_lines(f"{text}: {done / total:.0%}" if total else text, stderr=True)
+        def show(stage: _Stage) -> Tick:
+            for previous in progress.task_ids:
+                progress.remove_task(previous)
+            return partial(progress.advance, progress.add_task(stage.text, total=stage.total))
 
-        tick(0)
-        return tick
+        yield show
 
-    return start
+
+@contextmanager
+def _print_stages() -> Iterator[Callable[[_Stage], Tick]]:
+    """Print the current stage every few seconds, also during long calls without a tick."""
+    ended, stages = threading.Event(), list[_Stage]()
+
+    def report() -> None:
+        while not ended.wait(_PROGRESS_INTERVAL):
+            print_lines(*stages, stderr=True)
+
+    def show(stage: _Stage) -> Tick:
+        stages[:] = [stage]
+        return lambda _: None
+
+    thread = threading.Thread(target=copy_context().run, args=(report,), name="progress", daemon=True)
+    thread.start()
+    try:
+        yield show
+    finally:
+        ended.set()
+        thread.join()
 
 
 def show_done(start: Progress, text: str) -> Callable[[int, int], None]:

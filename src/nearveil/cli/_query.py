@@ -89,12 +89,13 @@ def query(
         _check_sheet(sheet, force=force, has_images=bool(epsilon) and not is_vector)
     key = key if key or allow_unsound else new_key()
     payer = LazyAccount(payment)
-    with payer, _name_retry(key or "", payer, local=options.server is None):
+    with payer, _name_retry(key or "", payer, local=options.server is None), show_bars() as start:
         chosen_extractor = load_extractor(extractor)
         pixels: Any = read_vector(image) if is_vector else load_image(image)
         with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, stale):
             settings: Any = {"gallery": options.gallery, "thumbnails": sheet is not None, "key": key, "by": by}
             settings |= {"label": label, "allow_unsound": allow_unsound}
+            start("Querying", None)
             nearest = client.nearest(pixels, k, epsilon, candidates, **settings)
         balance = payer.balance()
     answer = _describe_answer(nearest, balance, payer.new_ledger, stale=stale)
@@ -281,7 +282,7 @@ def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", p
 @command(url="--server")
 def classify(
     options: ServerOptions,
-    images: list[Path] = argument("Private images.", metavar="IMAGE..."),
+    images: list[Path] = argument("Private images.", metavar="IMAGE"),
     server: str = option("Server of the gallery: https://host:8321.", metavar="URL"),
     extractor: str = EXTRACTOR,
     as_json: bool = JSON,
@@ -299,13 +300,15 @@ def classify(
 
     results: list[tuple[Path, Classified]] = []
     failures: list[tuple[Path, str]] = []
-    with options.connect(server, extractor=load_extractor(extractor)) as client:
+    with show_bars() as start, options.connect(server, extractor=load_extractor(extractor)) as client:
         guarantee = client.model(gallery=options.gallery).guarantee  # before the first image is read
+        tick = start("Classifying", len(images))
         for image in images:
             try:
                 results.append((image, client.classify(image, gallery=options.gallery)))
             except ImageError as error:
                 failures.append((image, error.reason))
+            tick(1)
     caution = results[0][1].caution if results else ""
     if as_json:
         classes = [
@@ -335,7 +338,7 @@ def classify(
 @command(url="URL")
 def sync(
     options: ServerOptions,
-    url: str | None = argument("Server of the gallery: https://host:8321.", metavar="[URL]"),
+    url: str | None = argument("Server of the gallery: https://host:8321.", metavar="URL"),
     server: str | None = option("The same URL, as in `nearveil query`.", metavar="URL"),
     home: Path | None = HOME,
     most: int = option("Maximum download size in bytes.", default=2 << 30, min=1),

@@ -1,7 +1,7 @@
 """``nearveil serve`` and ``nearveil protect``: commands of an operator."""
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nearveil.cli._options import argument, command, option
-from nearveil.cli._output import print_lines, print_table, require_extra
+from nearveil.cli._output import print_lines, print_table, require_extra, show_bars
 from nearveil.cli._token import has_tokens, suggest_token
 
 if TYPE_CHECKING:
@@ -25,9 +25,11 @@ class ServeOptions:
     host: str | None = option("Address to listen on; 127.0.0.1 by default.")
     port: int | None = option("Port to listen on; 8321 by default, 0 for a free one.")
     tokens: str | None = option("Token store; ~/.local/share/nearveil/tokens.db by default.", metavar="PATH_OR_URL")
-    tls_cert: Path | None = option("Certificate (PEM).", rich_help_panel="TLS")
-    tls_key: Path | None = option("Private key (PEM).", rich_help_panel="TLS")
-    tls_client_ca: Path | None = option("Require client certificates signed by this CA (PEM).", rich_help_panel="TLS")
+    tls_client_ca: Path | None = option(
+        "Require client certificates signed by this CA (PEM).", "--ca", rich_help_panel="TLS"
+    )
+    tls_cert: Path | None = option("Certificate (PEM).", "--cert", rich_help_panel="TLS")
+    tls_key: Path | None = option("Private key (PEM).", "--cert-key", rich_help_panel="TLS")
     insecure: bool | None = option(
         "Listen on other addresses than loopback without TLS: for a server behind a TLS proxy.", rich_help_panel="TLS"
     )
@@ -40,7 +42,7 @@ class ServeOptions:
 def serve(
     options: ServeOptions,
     index: str | None = argument(
-        "A folder or a PostgreSQL URL, as in `nearveil index --into`, served as one open gallery.", metavar="[INDEX]"
+        "A folder or a PostgreSQL URL, as in `nearveil index --into`, served as one open gallery.", metavar="INDEX"
     ),
     config: Path | None = option("A TOML file; see deploy/nearveil.toml.", envvar="NEARVEIL_CONFIG"),
     name: str | None = option("Name of the gallery; that of its folder or database by default."),
@@ -58,7 +60,7 @@ def serve(
         nearveil serve gallery/
         nearveil serve gallery/ --offer codes --offer sealed
         nearveil serve --config nearveil.toml
-        nearveil serve gallery/ --host 0.0.0.0 --tls-cert cert.pem --tls-key key.pem
+        nearveil serve gallery/ --host 0.0.0.0 --cert cert.pem --cert-key key.pem
     """
     overrides: dict[str, Any] = {key: value for key, value in asdict(options).items() if value is not None}
     with require_extra("service"):
@@ -72,12 +74,18 @@ def serve(
     settings = Settings.load(config, **overrides)
     _check_log(settings)
     if settings.galleries and not has_tokens(settings.tokens):
-        typer.echo(f"No token yet, so no client can connect: {suggest_token(settings.tokens)}", err=True)
+        print_lines(f"No token yet, so no client can connect: {suggest_token(settings.tokens)}", stderr=True)
     for gallery in settings.galleries:
         if "codes" in gallery.offers:
-            typer.echo(f"{gallery.name} offers all its codes: every client can download every code.", err=True)
-    # Programs wait for this line: the server accepts requests.
-    run_server(settings, ready=lambda address: typer.echo(f"nearveil serves at {address}"))
+            print_lines(f"{gallery.name} offers all its codes: every client can download every code.", stderr=True)
+    with ExitStack() as starting:
+        starting.enter_context(show_bars())
+
+        def announce(address: str) -> None:
+            starting.close()
+            typer.echo(f"nearveil serves at {address}")  # programs wait for this line: the server accepts requests
+
+        run_server(settings, ready=announce)
 
 
 def _name_gallery(index: str) -> str:
@@ -103,7 +111,7 @@ def _check_log(settings: "Settings") -> None:
 
 @command()
 def protect(
-    name: str | None = argument("A protected gallery of the file.", metavar="[NAME]"),
+    name: str | None = argument("A protected gallery of the file.", metavar="NAME"),
     config: Path | None = option("The TOML file of `nearveil serve`.", envvar="NEARVEIL_CONFIG"),
     publish: bool = option("Pay for a publication, and publish the model."),
     allow_noise: bool = option("Publish even if the result is expected to be pure noise."),
@@ -124,7 +132,10 @@ def protect(
     settings = Settings.load(config)
     chosen = _choose_gallery(settings.galleries, name)
     with closing(open_protected(chosen, settings.database_timeout)) as gallery:
-        _print_forecast(gallery.forecast(), chosen)
+        with show_bars() as start:
+            start("Forecasting the accuracy", None)
+            forecast = gallery.forecast()
+        _print_forecast(forecast, chosen)
         if publish:
             model = gallery.publish(allow_noise=allow_noise or bool(chosen.allow_noise))
             typer.echo(f"Published: model {model.number} of {chosen.name}, version {model.version[:16]}.")

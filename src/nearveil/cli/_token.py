@@ -8,19 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nearveil.cli._options import JSON, argument, command, option
+from nearveil.cli._options import JSON, argument, command, make_app, option
 from nearveil.cli._output import print_json, print_lines, print_table, require_extra
 
 if TYPE_CHECKING:
     from nearveil.server import TokenStore
     from nearveil.server.tokens import Token
 
-app = typer.Typer(
-    help="Tokens of a server: who may query it, and which galleries. Only hashes are stored.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
+app = make_app("Tokens of a server: who may query it, and which galleries. Only hashes are stored.")
 
 
 @dataclass(frozen=True)

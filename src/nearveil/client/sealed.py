@@ -19,6 +19,7 @@ from nearveil.client.transport import LONGEST_WORDS, Request, make_printable, re
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import LONGEST_ID, LONGEST_NAME, ItemDetails
 from nearveil.gallery.codes import ID_BYTES
+from nearveil.progress import start_stage
 from nearveil.wire.client import QueryRows, encode_queries
 from nearveil.wire.frames import WireError
 from nearveil.wire.messages import PublicPart
@@ -71,6 +72,7 @@ class CachedSeal:
         """Request tokens until there are pads for `count` questions."""
         client = self.client
         while (missing := count - client.n_prepared) > 0:
+            start_stage("Preparing sealed queries")
             made = [await asyncio.to_thread(client.begin_pads) for _ in range(min(missing, _TOKENS_TOGETHER))]
             requests = [Request("token", gallery, pads.data, secrets.token_hex(16)) for pads in made]
             tokens = await asyncio.gather(*(session.fetch(request, Traffic()) for request in requests))
@@ -204,6 +206,7 @@ async def _fetch_seal(
     except ImportError:
         raise QuestionError("by", "sealed queries need cryptography: pip install nearveil[sealed]") from None
     cached = cache.get(info.name)
+    start_stage("Downloading the sealed layout")
     response = await session.send(Request("layout", info.name, etag="" if cached is None else cached.etag), traffic)
     if response.status == 304 and cached is not None:
         return cached

@@ -42,7 +42,7 @@ from nearveil.mechanisms.covers.maps import MOST_SETS
 from nearveil.mechanisms.public import PublicRelease, check_served
 from nearveil.metrics import CENTRED, NORMALIZED, Metric, ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
-from nearveil.progress import Progress, tick_percent
+from nearveil.progress import Progress, start_stage, tick_percent
 from nearveil.storage import Database
 
 _HEADER = "told"  # the stored name of the header in the archive
@@ -141,7 +141,7 @@ class Published:
         """
         if len(snapshot) < 2:
             raise ValueError("the index must have at least two items before a map can be learned")
-        report = None if progress is None else tick_percent(progress("learning the map", 100))
+        report = tick_percent((progress or start_stage)("learning the map", 100))
         with use_one_thread(), connect(cluster) as workers:  # workers have one thread, too
             rows = snapshot.spread(LOCAL if snapshot.in_memory else workers)
             space = _learn_space(metric, rows, public)

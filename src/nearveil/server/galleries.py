@@ -304,7 +304,8 @@ class OpenGallery(Gallery):
         if "metadata" not in self._offers:
             with _translate_errors():
                 if self.index.has_external_ids():
-                    _LOG.warning("%s: clients do not get your ids of items, unless you offer metadata", self.name)
+                    words = "%s: clients see no ids of yours; to show ids and metadata, add metadata to its offers"
+                    _LOG.warning(words, self.name)
         if "sealed" in self._offers and find_spec("cryptography") is not None:
             self._builder.request(_require_maps(self._load_state()))
             with _translate_errors():

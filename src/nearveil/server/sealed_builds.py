@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from nearveil.progress import start_stage
 from nearveil.server.errors import ServiceError
 from nearveil.wire.server import ServedMap
 
@@ -108,7 +109,7 @@ class SealedBuilder:
 
     def wait(self, seconds: float | None) -> SealedAnswers:
         """Return the index of the newest map when it is built, or raise the error of its build."""
-        begin = time.monotonic()
+        begin, _ = time.monotonic(), start_stage(f"Loading or building the sealed index of {self._name}")
         with self._changed:
             if seconds is None and not self._changed.wait_for(lambda: not self._is_building, _NOTICE_DELAY):
                 _LOG.warning("Building the sealed index of %s ...", self._name)

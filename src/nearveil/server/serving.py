@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 
 from nearveil.gallery.index import Index
+from nearveil.progress import start_stage
 from nearveil.server.app import create_app
 from nearveil.server.galleries import Gallery, OpenGallery
 from nearveil.server.listener import MAX_HEADER_BYTES, Connection, Server, Slots
@@ -43,6 +44,7 @@ def open_galleries(settings: Settings) -> list[Gallery]:
     with ExitStack() as stack:
         galleries: list[Gallery] = []
         for entry in settings.galleries:
+            start_stage(f"Loading {entry.name}")
             gallery = _open_gallery(entry, settings)
             stack.callback(gallery.close)
             if not gallery.info().is_published:

@@ -15,6 +15,7 @@ from nearveil.cluster import LOCAL, Cluster, ClusterError
 from nearveil.gallery.answers import encode_name, read_details
 from nearveil.gallery.errors import PrivateIndexError
 from nearveil.gallery.index import Index
+from nearveil.progress import start_stage
 from nearveil.sealed import SealedError, SealedIndex
 from nearveil.wire.server import ServedMap, serve_maps
 
@@ -113,6 +114,7 @@ def _update(served: ServedMap, index: SealedIndex, copy: Callable[[], SealedInde
 
 
 def _build(served: ServedMap, workers: Cluster) -> SealedIndex:
+    start_stage("Building the sealed index")
     ids = served.read_alive()[0]
     rows, records = _read(served, ids)
     space = served.published.space
