@@ -21,7 +21,7 @@ from nearveil.privacy.noise import Source, gaussian_integers, unsafe_seeded
 from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.client import PadRequest, SealedQuestion, make_messages
 from nearveil.sealed.layout import Layout
-from nearveil.sealed.lwe import Longs, Words, centre, draw_gaussians, expand_matrix, unpack_question
+from nearveil.sealed.lwe import Longs, Words, draw_gaussians, expand_matrix, unpack_question
 from nearveil.sealed.pads import Pad, get_process
 from nearveil.sealed.parameters import LWE, PUBLIC_BITS, RING, SECRET_BITS, WORD_BITS
 from nearveil.sealed.ring import (
@@ -49,6 +49,12 @@ _CHECKED = 20  # questions to open
 _HEADER = 14 + 8  # bytes of a question before its numbers
 _CELLS, _COLOURS, _SIDE, _SECRETS = 48, 12, 4, 2
 _MODULI = np.array(PRIMES, np.uint64)[:, None]
+
+
+def centre(values: Longs, bits: int) -> Longs:
+    """Return the representatives of values modulo 2^bits from -2^(bits - 1) to 2^(bits - 1) - 1."""
+    half = 1 << (bits - 1)
+    return ((values + half) & ((1 << bits) - 1)) - half
 
 
 def make_sealed_experiment(open_client: Callable[..., SealedClient] = SealedClient) -> Experiment:
