@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom
 
 from nearveil.mechanisms import OME, Latent
-from nearveil.mechanisms._bitwise_laws import (
+from nearveil.mechanisms._bitwise import (
     PRECISE,
     BitLaw,
     BitString,

@@ -8,8 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import softmax
 
-from nearveil.mechanisms._bitwise import LINK, BitRelease
-from nearveil.mechanisms._bitwise_laws import PRECISE, BitLaw, Bits, BitString, compute_exp_of_part, read_bits
+from nearveil.mechanisms._bitwise import (
+    LINK,
+    PRECISE,
+    BitLaw,
+    BitRelease,
+    Bits,
+    BitString,
+    compute_exp_of_part,
+    read_bits,
+)
 from nearveil.mechanisms.base import Floats, Message, make_guarantee
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.learning import centres

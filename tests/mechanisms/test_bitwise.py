@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms._bitwise_laws import (
+from nearveil.mechanisms._bitwise import (
     WORD,
     BitLaw,
     BitString,

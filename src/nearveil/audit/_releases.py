@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from nearveil import mechanisms
 from nearveil.audit._conduct import make_frozen_check
 from nearveil.audit._experiment import (
     CLASSES,
@@ -28,15 +29,6 @@ from nearveil.audit._experiment import (
     draw_gallery,
     draw_public_rows,
 )
-from nearveil.mechanisms import (
-    OME,
-    AnalyticGaussian,
-    Covers,
-    Latent,
-    Message,
-    PrivUnit,
-    Release,
-)
 from nearveil.privacy import noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source
 from nearveil.privatemail import PrivateMail
@@ -49,7 +41,7 @@ _BISECTIONS = 16  # closer rows may differ only by the rounding of single precis
 _BORDER_MESSAGES = 256
 
 
-def fit_release(release: Release) -> Release:
+def fit_release(release: mechanisms.Release) -> mechanisms.Release:
     """Return the release, or a clone fitted on the default rows if it is not fitted."""
     ready = release if hasattr(release, "mean_") else clone(release).fit(*draw_public_rows())
     if hasattr(ready, "index") and not hasattr(ready, "map_"):
@@ -60,7 +52,7 @@ def fit_release(release: Release) -> Release:
     return ready
 
 
-def make_release_experiment(release: Release, source: Source | None = None) -> Experiment:
+def make_release_experiment(release: mechanisms.Release, source: Source | None = None) -> Experiment:
     """Return the experiment of a release of one row; `source` is for the pilot that searches for the worst pair."""
     ready: Any = fit_release(release)
     if isinstance(ready, PrivateMail) and ready.as_published is not None:
@@ -84,7 +76,7 @@ def _describe(release: Any, source: Source) -> dict[str, Any]:
     if not hasattr(release, "log_density"):
         return {"pairs": _choose_blind_pairs(release), "law": law, "trials": _SLOW_TRIALS}
 
-    def log_ratio(messages: list[Message], pair: Pair) -> Floats:
+    def log_ratio(messages: list[mechanisms.Message], pair: Pair) -> Floats:
         density = release.log_density(messages, np.stack([pair.first, pair.second]))
         return np.asarray(density[:, 0] - density[:, 1])
 
@@ -193,7 +185,7 @@ def make_session_experiment(mail: PrivateMail) -> Experiment:
     server = mail.embed_gallery(draw_gallery(width), labels)
     row, last = np.eye(width)[0], CLASSES - 1
 
-    def numbers(messages: list[Message]) -> NDArray[Any]:
+    def numbers(messages: list[mechanisms.Message]) -> NDArray[Any]:
         features = []
         for message in messages:
             near = mail.rank_each(message, server)[0]
@@ -266,7 +258,7 @@ def describe_noise(noise: Noise, values: Callable[[Any], Floats], exact: Callabl
     return {"log_ratio": log_ratio, "exact": True, "law": law}
 
 
-def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
+def stack_messages(messages: Sequence[mechanisms.Message]) -> NDArray[Any]:
     """Stack all arrays of messages, shape (n, k), without changing the floating point type."""
     parts = [
         np.stack([message.arrays[name] for message in messages]).reshape(len(messages), -1)
@@ -276,7 +268,7 @@ def stack_messages(messages: Sequence[Message]) -> NDArray[Any]:
 
 
 @singledispatch
-def state_law(release: Release) -> Law:
+def state_law(release: mechanisms.Release) -> Law:
     """Return the stated law of a fitted release; empty if no exact law is stated."""
     return state_law(release) if import_studies() else Law()
 
@@ -294,7 +286,7 @@ def state_noise_law(release: Any, project: Callable[[Floats], Floats]) -> Law:
     return noise["law"]  # type: ignore[no-any-return]
 
 
-def _state_privunit_law(release: PrivUnit) -> Law:
+def _state_privunit_law(release: mechanisms.PrivUnit) -> Law:
     # A Gaussian, rounded to cells and weighted by at most e^epsilon (docs/theory/privunit.md).
     largest = _CELL_MASS**release.channel_.dimension * math.exp(release.channel_.epsilon)
     return Law(values=stack_messages, largest_row=min(largest, 1.0))
@@ -303,7 +295,7 @@ def _state_privunit_law(release: PrivUnit) -> Law:
 def state_set_law(release: Any) -> Law:
     """Return the coins of the good set, with odds of e^epsilon, and of other sets, which are equally likely."""
 
-    def toss(messages: Sequence[Message], row: Floats) -> list[Coin]:
+    def toss(messages: Sequence[mechanisms.Message], row: Floats) -> list[Coin]:
         named, count = stack_messages(messages), release.map_.n_sets
         size, good = named.shape[1], int(release.map_.choose(release.features(row[None]))[0])
         weight = size * math.exp(release.guarantee.epsilon)
@@ -321,7 +313,7 @@ def state_bit_law(release: Any, encode: Callable[[Floats], NDArray[np.uint8]]) -
     """Return the law of a string of independent bits, which `encode` computes from features."""
     laws, length = release.string_.laws, release.string_.length
 
-    def toss(messages: Sequence[Message], row: Floats) -> list[Coin]:
+    def toss(messages: Sequence[mechanisms.Message], row: Floats) -> list[Coin]:
         released = np.unpackbits(stack_messages(messages), axis=1, count=length).astype(np.bool_)
         true = encode(release.features(row[None]))[0]
         chances = [(laws[i % len(laws)].p if true[i] else laws[i % len(laws)].q) for i in range(length)]
@@ -335,9 +327,9 @@ def _state_value_law(release: Any) -> Law:
 
 
 for _kinds, _state in (
-    (AnalyticGaussian, lambda release: state_noise_law(release, release.projection_)),
-    (Covers, state_set_law),
-    (Latent | OME, _state_value_law),
-    (PrivUnit, _state_privunit_law),
+    (mechanisms.AnalyticGaussian, lambda release: state_noise_law(release, release.projection_)),
+    (mechanisms.Covers, state_set_law),
+    (mechanisms.Latent | mechanisms.OME, _state_value_law),
+    (mechanisms.PrivUnit, _state_privunit_law),
 ):
     state_law.register(_kinds, _state)

@@ -18,6 +18,7 @@ from nearveil.cluster import is_dask_array
 from nearveil.ledger import new_key
 from nearveil.ledger.store import digest
 from nearveil.privacy.parameters import PROBABILITY, allow_integers, allow_reals, parameter
+from nearveil.private_knn import records
 from nearveil.private_knn.estimator import A, Answers, Tally, VotingClassifier, VotingEstimator
 from nearveil.private_knn.individual import (
     CLEAR_RATIO,
@@ -31,17 +32,6 @@ from nearveil.private_knn.individual import (
 )
 from nearveil.private_knn.neighbors import NO_VOTER, GroupSearch, NeighborSearch, SearchEngine, Voters, draw_voters
 from nearveil.private_knn.plan import Ballot, GaussianSums, NoiseWarning, VotePlan, make_plan
-from nearveil.private_knn.records import (
-    MULTILABEL,
-    Labels,
-    Votes,
-    Weights,
-    check_groups,
-    check_records,
-    make_hard_votes,
-    make_label_votes,
-    make_soft_votes,
-)
 from nearveil.private_knn.scaling import ColumnBounds
 from nearveil.private_knn.spending import ExhaustedError, can_pay
 from nearveil.progress import Tick
@@ -62,7 +52,7 @@ class NeighborEstimator(VotingEstimator[A]):
     feature_norm: float | None = parameter(None, allow_reals(0), None)
     bounds: ArrayLike | None = parameter(None, "array-like", None)
     engine: SearchEngine = parameter("auto", StrOptions(set(get_args(SearchEngine))))
-    _votes: Labels | Weights = field(init=False)  # of each record
+    _votes: records.Labels | records.Weights = field(init=False)  # of each record
     _search: NeighborSearch | GroupSearch = field(init=False)
 
     def _learn(self, rows: Any) -> None:
@@ -86,7 +76,7 @@ class NeighborEstimator(VotingEstimator[A]):
 
     def _count_agreeing(self) -> tuple[float, str]:
         votes = self._votes
-        which = "of one class" if isinstance(votes, Labels) else "in all"
+        which = "of one class" if isinstance(votes, records.Labels) else "in all"
         description = f"at most {votes.most_agreeing:,} records {which} can (this figure is for you alone)"
         return min(self.plan_.n_neighbors, votes.most_agreeing * self.plan_.sampling_rate), description
 
@@ -201,7 +191,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     delta: float = parameter(1e-5, PROBABILITY)
     max_answered: int = parameter(1000, allow_integers(1))
     _: KW_ONLY
-    votes: Votes = parameter("classes", StrOptions({"classes", "soft", *MULTILABEL}))
+    votes: records.Votes = parameter("classes", StrOptions({"classes", "soft", *records.MULTILABEL}))
     clip: float | None = parameter(None, allow_reals(0), None)
     accounting: Accounting = parameter("auto", StrOptions(set(get_args(Accounting))))
     least_records: int | None = parameter(None, allow_integers(1), None)
@@ -211,15 +201,16 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
     _worst_case: str = field(init=False)
 
     def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
-        X, _ = check_records(self, X, y, multi_output=True)
+        X, _ = records.check_records(self, X, y, multi_output=True)
         self._read_bounds(X)
         if self.votes == "classes":
-            self.classes_, self._votes, ballot = make_hard_votes(y, self.classes)
+            self.classes_, self._votes, ballot = records.make_hard_votes(y, self.classes)
         elif self.votes == "soft":
-            self.classes_, self._votes, ballot = make_soft_votes(y, self.classes)
+            self.classes_, self._votes, ballot = records.make_soft_votes(y, self.classes)
         else:
-            self.classes_, self._votes, ballot = make_label_votes(y, self.classes, self.clip, self.votes)
-        self._abstain_label = self._find_abstain_label(np.arange(2) if self.votes in MULTILABEL else self.classes_)
+            self.classes_, self._votes, ballot = records.make_label_votes(y, self.classes, self.clip, self.votes)
+        classes = np.arange(2) if self.votes in records.MULTILABEL else self.classes_
+        self._abstain_label = self._find_abstain_label(classes)
         return X, ballot
 
     def _choose_plan(
@@ -245,7 +236,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
         problems = ['accounting is "worst-case"'] * (self.accounting == "worst-case")
         problems += ["vote_noise is given"] * (self.accounting == "auto" and self.vote_noise is not None)
         problems += [f"{name} must be left out" for name in _CAPS_ONLY if getattr(self, name) is not None]
-        problems += ['votes must be "classes" or "soft"'] * (self.votes in MULTILABEL)
+        problems += ['votes must be "classes" or "soft"'] * (self.votes in records.MULTILABEL)
         problems += ["sampling_rate must be 1"] * (self.sampling_rate != 1)
         problems += ["max_screened must be 0 or None"] * bool(self.max_screened)
         problems += ["X must be in memory"] * is_dask_array(rows)
@@ -300,7 +291,7 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
 
     def _read_public(self, public: Any, public_groups: ArrayLike | None) -> RadiusRule:
         rows = self._check_queries(public)
-        groups = None if self._groups is None else check_groups(public_groups, len(rows))
+        groups = None if self._groups is None else records.check_groups(public_groups, len(rows))
         return RadiusRule(rows, len(self.classes_), self._find_norm(rows.shape[1]), groups)
 
     def _read_log(self) -> QueryLog:
@@ -395,11 +386,11 @@ class PrivateKNeighborsClassifier(NeighborEstimator[Answers], VotingClassifier):
             yield self._votes.count(samples[0]), largest
 
     def _make_answers(self, released: NDArray[np.float64], answered: NDArray[np.bool_]) -> Answers:
-        if self.votes not in MULTILABEL:
+        if self.votes not in records.MULTILABEL:
             return super()._make_answers(released, answered)
         votes, weight, thresholds = np.full((len(answered), len(self.classes_)), np.nan), None, np.zeros(len(answered))
         votes[answered] = released[:, : len(self.classes_)]
-        if isinstance(self._votes, Weights) and self._votes.weight_scale is not None:
+        if isinstance(self._votes, records.Weights) and self._votes.weight_scale is not None:
             weight = np.full(len(answered), np.nan)
             weight[answered] = released[:, -1] / self._votes.weight_scale
             thresholds = weight / 2
@@ -463,7 +454,7 @@ class ValueStatistic:
         event = GaussianSums(math.sqrt(self.depth))
         return Ballot(event, self.depth, unit=0.5, can_screen=False, neighbors=_MEDIAN_NEIGHBORS)
 
-    def votes(self, y: NDArray[np.float64]) -> Weights:
+    def votes(self, y: NDArray[np.float64]) -> records.Weights:
         """Return the values as integers: units from the middle, or cells of the bisection."""
         y = np.clip(y, self.low, self.high)
         if self.method == "mean":
@@ -472,7 +463,7 @@ class ValueStatistic:
         else:
             cells = 2**self.depth
             whole, absent = np.clip(np.floor((y - self.low) / self.width * cells), 0, cells - 1), NO_VOTER
-        return Weights(np.append(whole, absent).astype(np.int64)[:, None])
+        return records.Weights(np.append(whole, absent).astype(np.int64)[:, None])
 
 
 def count_balance(cells: NDArray[np.int64], points: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -525,11 +516,11 @@ class PrivateKNeighborsRegressor(RegressorMixin, NeighborEstimator[NDArray[np.fl
     _: KW_ONLY
     method: Literal["mean", "median"] = parameter("mean", StrOptions({"mean", "median"}))
     depth: int = parameter(8, allow_integers(1, 30))
-    _votes: Weights = field(init=False)
+    _votes: records.Weights = field(init=False)
     _statistic: ValueStatistic = field(init=False)
 
     def _read_records(self, X: ArrayLike, y: ArrayLike) -> tuple[Any, Ballot]:
-        X, y = check_records(self, X, y, y_numeric=True)
+        X, y = records.check_records(self, X, y, y_numeric=True)
         self._read_bounds(X)
         self._statistic = statistic = ValueStatistic(float(self.low), float(self.high), self.method, int(self.depth))
         self._votes = statistic.votes(np.asarray(y, dtype=np.float64))

@@ -18,6 +18,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.privacy.parameters import PROBABILITY, allow_integers, allow_reals, parameter
+from nearveil.private_knn import spending
 from nearveil.private_knn.discriminant_model import (
     BASIS,
     CENTRE_SHARE,
@@ -49,14 +50,6 @@ from nearveil.private_knn.plan import (
 from nearveil.private_knn.published import MOST_CLASSES, check_publishable
 from nearveil.private_knn.records import check_groups, check_public_rows, make_hard_votes, run_shielded
 from nearveil.private_knn.scaling import ColumnBounds, Rows, warn_of_scaled_rows
-from nearveil.private_knn.spending import (
-    ExhaustedError,
-    PayingEstimator,
-    find_account,
-    name_group_unit,
-    name_inferred_unit,
-    open_spending,
-)
 
 _MOST_UNPROJECTED = 4096  # features of a row
 _MOST_VALUES = MOST_CLASSES * (_MOST_UNPROJECTED + 1)  # of one release; the delta of finite tables is charged for them
@@ -120,7 +113,7 @@ class Forecast:
 
 
 @dataclass(eq=False, repr=False)
-class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator):  # type: ignore[misc]
+class PrivateDiscriminant(ClassifierMixin, LinearPredictions, spending.PayingEstimator):  # type: ignore[misc]
     """Classify by a linear discriminant of private records, with noise that is added once.
 
     The sum of the rows of each class, and how many they are, are released with Gaussian noise; mean, projection and
@@ -211,7 +204,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         """
         estimator, plan = self._prepare(X, y, public, groups)
         projection = estimator._learn_projection(plan.vote_noise)
-        unit = name_inferred_unit(estimator.unit) if estimator.classes is None else estimator.unit
+        unit = spending.name_inferred_unit(estimator.unit) if estimator.classes is None else estimator.unit
         guarantee = replace(plan.guarantee(estimator.delta, unit=unit, source=estimator._source), basis=BASIS)
         self._warn_of_parameter_search()
         warn_of_scaled_rows(estimator._rows)
@@ -274,7 +267,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         copy._read_records(X, y, public)
         if groups is not None:
             copy._groups = check_groups(groups, len(copy._rows))
-            copy.unit = name_group_unit(copy.unit)
+            copy.unit = spending.name_group_unit(copy.unit)
         return copy, plan
 
     def _read_records(self, X: ArrayLike, y: ArrayLike, public: ArrayLike | None) -> None:
@@ -344,14 +337,14 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, PayingEstimator): 
         return np.asarray(np.clip(released[:-1] / LONGEST * length / count, -1, 1))
 
     def _charge_account(self, plan: VotePlan, guarantee: Guarantee) -> None:
-        account = find_account(self.ledger, self.account, plan, guarantee)
+        account = spending.find_account(self.ledger, self.account, plan, guarantee)
         if account is not None and plan.max_answered > 1 and not account.has_plan(plan.events):
             raise ValueError(
                 "account must have been opened for these publications, so that it counts them: give a ledger and "
                 "the name of a new one, or publications=1"
             )
-        if not open_spending(account, plan, guarantee).take("answered", 1):
-            raise ExhaustedError(
+        if not spending.open_spending(account, plan, guarantee).take("answered", 1):
+            raise spending.ExhaustedError(
                 f"publications are used up: the account has paid for all {plan.max_answered} that it was opened for"
             )
 

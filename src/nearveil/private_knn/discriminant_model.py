@@ -21,18 +21,8 @@ from sklearn.utils import check_array
 
 from nearveil.mechanisms.base import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
+from nearveil.private_knn import published
 from nearveil.private_knn.neighbors import LONGEST, IntegerRows
-from nearveil.private_knn.published import (
-    MOST_CLASSES,
-    MOST_TEXT,
-    Forms,
-    ModelError,
-    PublicModel,
-    encode_about,
-    open_model,
-    read_classes,
-    read_guarantee,
-)
 from nearveil.private_knn.scaling import EXACT, ColumnBounds, Rows, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
 
@@ -65,7 +55,7 @@ class ClassProjection:
         bounds = (("offset", self.offset, 2.0**EXACT), ("scale", self.scale, _LARGEST_SCALE))
         for name, values, bound in (*bounds, ("reach", np.array(self.reach), _LARGEST_SCALE)):
             if not (np.abs(values) <= bound).all():
-                raise ModelError(f"projection must have a {name} of finite numbers, none beyond {bound:g}")
+                raise published.ModelError(f"projection must have a {name} of finite numbers, none beyond {bound:g}")
 
     @classmethod
     def learn(cls, public: Rows, n_components: int, bounds: ColumnBounds | None = None) -> Self:
@@ -292,16 +282,16 @@ def _find_covariance(means: ClassMeans) -> Rows:
 
 _NAME = "discriminant"
 MOST_PUBLICATIONS = 1_000_000
-_ARRAYS: Forms = {
-    "about": ("|u1", (MOST_TEXT,)),
+_ARRAYS: published.Forms = {
+    "about": ("|u1", (published.MOST_TEXT,)),
     "components": ("<i2", (MOST_FEATURES, MOST_FEATURES)),
     "offset": ("<f8", (MOST_FEATURES,)),
     "scale": ("<f8", (MOST_FEATURES,)),
     "reach": ("<f8", (1,)),
     "bounds": ("<f8", (2, MOST_FEATURES)),
-    "weights": ("<f4", (MOST_CLASSES, MOST_FEATURES)),
-    "biases": ("<f4", (MOST_CLASSES,)),
-    "counts": ("<f4", (MOST_CLASSES,)),
+    "weights": ("<f4", (published.MOST_CLASSES, MOST_FEATURES)),
+    "biases": ("<f4", (published.MOST_CLASSES,)),
+    "counts": ("<f4", (published.MOST_CLASSES,)),
 }
 CLEAR = 5
 """A class is learned well if its count is at least this many times the noise on it."""
@@ -331,7 +321,7 @@ class LinearPredictions(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class PublicDiscriminant(LinearPredictions, PublicModel):
+class PublicDiscriminant(LinearPredictions, published.PublicModel):
     """A private discriminant, to be published: it holds no record and no account. Made by ``export()``.
 
     Examples
@@ -358,13 +348,13 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
             values.setflags(write=False)
             object.__setattr__(self, name, values)
         n_classes = len(self.classes)
-        if not 1 <= n_classes <= MOST_CLASSES or self.classes.ndim != 1:
-            raise ModelError(f"classes must be a list of 1 to {MOST_CLASSES} labels")
+        if not 1 <= n_classes <= published.MOST_CLASSES or self.classes.ndim != 1:
+            raise published.ModelError(f"classes must be a list of 1 to {published.MOST_CLASSES} labels")
         shapes = [self.weights.shape, self.biases.shape, self.counts.shape]
         if shapes != [(n_classes, self.projection.n_directions), (n_classes,), (n_classes,)]:
-            raise ModelError("weights, biases and counts must fit the classes and the projection")
+            raise published.ModelError("weights, biases and counts must fit the classes and the projection")
         if not all(np.isfinite(values).all() for values in (self.weights, self.biases, self.counts)):
-            raise ModelError("weights, biases and counts must be finite")
+            raise published.ModelError("weights, biases and counts must be finite")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_bytes, (self.to_bytes(),)
@@ -404,24 +394,24 @@ class PublicDiscriminant(LinearPredictions, PublicModel):
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Read a model, or raise a MessageError. Nothing in the bytes is trusted; sizes are checked first."""
-        with open_model(data, _NAME, _ARRAYS, {"n_features"}) as (message, about):
+        with published.open_model(data, _NAME, _ARRAYS, {"n_features"}) as (message, about):
             model = cls(
-                classes=read_classes(about["classes"], about["kind"]),
-                guarantee=read_guarantee(about["guarantee"], BASIS, (_read_event(about["guarantee"]),)),
+                classes=published.read_classes(about["classes"], about["kind"]),
+                guarantee=published.read_guarantee(about["guarantee"], BASIS, (_read_event(about["guarantee"]),)),
                 projection=_read_projection(message, int(about["n_features"])),
                 weights=message["weights"],
                 biases=message["biases"],
                 counts=message["counts"],
             )
         if model.model_id != message.public_id:
-            raise ModelError("data is corrupted: its fingerprint does not match")
+            raise published.ModelError("data is corrupted: its fingerprint does not match")
         return model
 
     def _arrays(self) -> dict[str, NDArray[Any]]:
         projection, (event,) = self.projection, self.guarantee.events
         noise = {"noise_multiplier": event.event.noise_multiplier, "publications": event.count}
         arrays: dict[str, NDArray[Any]] = {
-            "about": encode_about(self.classes, self.guarantee, noise, n_features=projection.n_features),
+            "about": published.encode_about(self.classes, self.guarantee, noise, n_features=projection.n_features),
             "offset": projection.offset,
             "scale": projection.scale,
             "reach": np.array([projection.reach]),
@@ -441,9 +431,9 @@ def _read_projection(message: Message, n_features: int) -> ClassProjection:
     components = message.arrays.get("components")
     shape = (n_features, len(offset)) if components is None else components.shape
     if offset.ndim != 1 or not len(offset) or scale.shape != offset.shape or reach.shape != (1,) or reach[0] <= 0:
-        raise ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
+        raise published.ModelError("projection must have an offset and a scale for each direction, and a reach above 0")
     if shape != (n_features, len(offset)) or (components is None and n_features != len(offset)) or n_features < 1:
-        raise ModelError("projection must fit the number of features")
+        raise published.ModelError("projection must fit the number of features")
     bounds = ColumnBounds.make(message["bounds"], n_features) if "bounds" in message.arrays else None
     return ClassProjection(components, offset, scale, float(reach[0]), n_features, bounds)
 
@@ -451,5 +441,5 @@ def _read_projection(message: Message, n_features: int) -> ClassProjection:
 def _read_event(fields: dict[str, Any]) -> SelfComposedDpEvent:
     publications = fields["publications"]
     if type(publications) is not int or not 1 <= publications <= MOST_PUBLICATIONS:
-        raise ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
+        raise published.ModelError(f"publications must be from 1 to {MOST_PUBLICATIONS}")
     return SelfComposedDpEvent(GaussianDpEvent(float(fields["noise_multiplier"])), publications)

@@ -19,18 +19,7 @@ from nearveil.ledger.budget import format_event, parse_event
 from nearveil.mechanisms.base import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
-from nearveil.private_knn.published import (
-    MOST_CLASSES,
-    MOST_TEXT,
-    Forms,
-    ModelError,
-    PublicModel,
-    check_words,
-    encode_about,
-    open_model,
-    read_classes,
-    read_guarantee,
-)
+from nearveil.private_knn import published
 from nearveil.private_knn.scaling import EXACT, Rows, multiply_exactly
 from nearveil.wire.frames import MOST_FEATURES
 
@@ -48,18 +37,18 @@ _MOST_VOTERS = 10_000  # of a screening: to compose 20 of 100,000 voters takes a
 _MOST_EVENTS = 2  # screenings and votes
 _BATCH = 1024  # rows that are compared with the support vectors
 _EVENTS = (GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram)
-_ARRAYS: Forms = {
-    "about": ("|u1", (MOST_TEXT,)),
-    "codes": ("<i8", (MOST_CLASSES,)),
+_ARRAYS: published.Forms = {
+    "about": ("|u1", (published.MOST_TEXT,)),
+    "codes": ("<i8", (published.MOST_CLASSES,)),
     "components": ("<f8", (MOST_FEATURES, MOST_FEATURES)),
     "mean": ("<f8", (MOST_FEATURES,)),
     "scale": ("<f8", (MOST_FEATURES,)),
-    "weights": ("<f8", (MOST_CLASSES, MOST_FEATURES)),
-    "biases": ("<f8", (MOST_CLASSES,)),
+    "weights": ("<f8", (published.MOST_CLASSES, MOST_FEATURES)),
+    "biases": ("<f8", (published.MOST_CLASSES,)),
     "vectors": ("<f8", (_MOST_ROWS, MOST_FEATURES)),
-    "coefficients": ("<f8", (MOST_CLASSES, _MOST_ROWS)),
-    "intercepts": ("<f8", (MOST_CLASSES * (MOST_CLASSES - 1) // 2,)),
-    "supports": ("<i8", (MOST_CLASSES,)),
+    "coefficients": ("<f8", (published.MOST_CLASSES, _MOST_ROWS)),
+    "intercepts": ("<f8", (published.MOST_CLASSES * (published.MOST_CLASSES - 1) // 2,)),
+    "supports": ("<i8", (published.MOST_CLASSES,)),
     "network": ("<f4", (_MOST_NUMBERS,)),
 }
 
@@ -185,7 +174,7 @@ def check_rows(X: ArrayLike, name: str) -> NDArray[Any]:
 
 
 @dataclass(frozen=True, eq=False)
-class PublicStudent(PublicModel):
+class PublicStudent(published.PublicModel):
     """A trained student, to be published: it predicts, and states its guarantee for the private records.
 
     It holds no record, no voter and no account. Made by :meth:`Student.export`; publish :meth:`to_bytes`.
@@ -227,7 +216,7 @@ class PublicStudent(PublicModel):
         if space is not None:
             arrays |= {name: getattr(space, name) for name in ("components", "mean", "scale")}
         arrays["codes"] = np.searchsorted(self.classes, self._classifier.classes_)
-        arrays["about"] = encode_about(
+        arrays["about"] = published.encode_about(
             self.classes,
             self.guarantee,
             {"basis": self.guarantee.basis.name, "events": events},
@@ -238,7 +227,7 @@ class PublicStudent(PublicModel):
         )
         arrays = {name: values.astype(_ARRAYS[name][0]) for name, values in arrays.items()}
         data = Message(_NAME, _fingerprint(arrays), arrays).to_bytes()
-        with open_model(data, _NAME, _ARRAYS, _FIELDS):  # refuses a model that readers would refuse
+        with published.open_model(data, _NAME, _ARRAYS, _FIELDS):  # refuses a model that readers would refuse
             _read_events(events)
         return data
 
@@ -248,10 +237,10 @@ class PublicStudent(PublicModel):
 
         `features` are those of the :class:`Student`, if it had any.
         """
-        with open_model(data, _NAME, _ARRAYS, _FIELDS) as (message, about):
+        with published.open_model(data, _NAME, _ARRAYS, _FIELDS) as (message, about):
             parts = _read_parts(message, about)
         if _fingerprint(dict(message.arrays)) != message.public_id:
-            raise ModelError("data is corrupted: its fingerprint does not match")
+            raise published.ModelError("data is corrupted: its fingerprint does not match")
         if (about["features"] == "own") != (features is not None):
             raise ValueError(
                 "features must be left out: the student was trained without a function"
@@ -291,20 +280,20 @@ def _list_model(classifier: Any) -> tuple[Kind, dict[str, Any], dict[str, NDArra
 
 
 def _read_parts(message: Message, about: dict[str, Any]) -> tuple[NDArray[Any], Guarantee, Any, HalfWhitening | None]:
-    classes = read_classes(about["classes"], about["kind"])
+    classes = published.read_classes(about["classes"], about["kind"])
     if not np.array_equal(np.unique(classes), classes) or about["features"] not in ("own", "default"):
-        raise ModelError("classes must be sorted, and features known")
+        raise published.ModelError("classes must be sorted, and features known")
     codes = message["codes"]
     if codes.ndim != 1 or not len(codes) or codes[0] < 0 or codes[-1] >= len(classes) or np.any(np.diff(codes) <= 0):
-        raise ModelError("codes must be those of classes, in their order")
+        raise published.ModelError("codes must be those of classes, in their order")
     whitening = None if about["whitening"] is None else _read_whitening(message, about["whitening"])
     if (whitening is None) != (about["model"] == "network"):
-        raise ModelError("whitening must be given for rows, and not for images")
+        raise published.ModelError("whitening must be given for rows, and not for images")
     width = None if whitening is None else len(whitening.scale)
     classifier = _read_model(message, about["model"], about["parameters"], classes[codes], width)
     fields = about["guarantee"]
-    check_words(fields["basis"])
-    guarantee = read_guarantee(fields, Basis(fields["basis"], _LINK), _read_events(fields["events"]))
+    published.check_words(fields["basis"])
+    guarantee = published.read_guarantee(fields, Basis(fields["basis"], _LINK), _read_events(fields["events"]))
     return classes, guarantee, classifier, whitening
 
 
@@ -312,9 +301,9 @@ def _read_whitening(message: Message, fields: dict[str, Any]) -> HalfWhitening:
     components, mean, scale = (message[name] for name in ("components", "mean", "scale"))
     reach, bits = fields["reach"], fields["bits"]
     if type(reach) is not float or not 0 < reach < math.inf or type(bits) is not int or not 1 <= bits <= 52:
-        raise ModelError("whitening must have a positive reach, and from 1 to 52 bits")
+        raise published.ModelError("whitening must have a positive reach, and from 1 to 52 bits")
     if not min(components.shape) or mean.shape != scale.shape or scale.shape != components.shape[1:]:
-        raise ModelError("whitening must have a mean and a scale for each component")
+        raise published.ModelError("whitening must have a mean and a scale for each component")
     return HalfWhitening(components, mean, scale, reach, bits)
 
 
@@ -323,7 +312,7 @@ def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any],
     if kind == "constant" and n_classes == 1:
         return DummyClassifier().fit(np.zeros((1, 1)), classes)
     if n_classes < 2:
-        raise ModelError("codes must be at least two, except for a constant")
+        raise published.ModelError("codes must be at least two, except for a constant")
     n_scores, n_pairs = 1 if n_classes == 2 else n_classes, n_classes * (n_classes - 1) // 2
     if kind == "linear":
         weights, biases = message["weights"], message["biases"]
@@ -341,19 +330,19 @@ def _read_model(message: Message, kind: Any, fields: Any, classes: NDArray[Any],
         _require(type(gamma) is float and 0 < gamma < math.inf)
         return KernelModel(classes, gamma, vectors, coefficients, intercepts, supports)
     if kind == "network" and kind not in IMAGE_FORMATS:
-        raise ModelError("data holds a network: import studies.networks, of nearveil-studies, to read it")
+        raise published.ModelError("data holds a network: import studies.networks, of nearveil-studies, to read it")
     _require(kind in IMAGE_FORMATS)
     return IMAGE_FORMATS[kind].restore(fields, classes, message["network"])
 
 
 def _require(fits: bool) -> None:
     if not fits:
-        raise ModelError("the arrays of the classifier must fit its classes and features")
+        raise published.ModelError("the arrays of the classifier must fit its classes and features")
 
 
 def _read_events(texts: Any) -> tuple[DpEvent, ...]:
     if not isinstance(texts, list) or not 1 <= len(texts) <= _MOST_EVENTS:
-        raise ModelError(f"events must be 1 to {_MOST_EVENTS}")
+        raise published.ModelError(f"events must be 1 to {_MOST_EVENTS}")
     return tuple(_read_event(text) for text in texts)
 
 
@@ -361,10 +350,12 @@ def _read_event(text: Any) -> DpEvent:
     """Return votes or screenings, a limited number of times: other events could take long to price."""
     event = parse_event(text) if isinstance(text, str) and len(text) <= 1000 else None
     if not isinstance(event, SelfComposedDpEvent) or not 1 <= event.count <= _MOST_TIMES:
-        raise ModelError(f"events must be votes or screenings, 1 to {_MOST_TIMES:,} of them")
+        raise published.ModelError(f"events must be votes or screenings, 1 to {_MOST_TIMES:,} of them")
     inner = event.event.event if isinstance(event.event, PoissonSampledDpEvent) else event.event
     if isinstance(inner, NoisyScreening) and (inner.n_neighbors > _MOST_VOTERS or event.count > _MOST_SCREENED):
-        raise ModelError(f"events must be at most {_MOST_SCREENED:,} screenings of at most {_MOST_VOTERS:,} voters")
+        raise published.ModelError(
+            f"events must be at most {_MOST_SCREENED:,} screenings of at most {_MOST_VOTERS:,} voters"
+        )
     if not isinstance(inner, (*_EVENTS, GaussianDpEvent)):
-        raise ModelError("events must be votes or screenings")
+        raise published.ModelError("events must be votes or screenings")
     return event

@@ -13,18 +13,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers
 from nearveil.privacy.noise import Source
 from nearveil.privacy.parameters import COMPONENTS, DELTA, EPSILON, allow_integers, allow_reals, parameter
-from nearveil.privatemail.engines import (
-    MAX_STEPS,
-    Dummies,
-    GalleryEmbedding,
-    Kind,
-    Labels,
-    SoundEngine,
-    bound_sensitivities,
-    calibrate_steps,
-    choose_anchors,
-    prepare_anchors,
-)
+from nearveil.privatemail import engines
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.manifold import umeyama
 from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Version
@@ -92,12 +81,12 @@ class PrivateMail(Release):
     epsilon: float = parameter(MISSING, EPSILON)
     _: KW_ONLY
     delta: float = parameter(1e-5, DELTA)
-    noise: Kind = parameter("gaussian", StrOptions({"gaussian", "laplace"}))
+    noise: engines.Kind = parameter("gaussian", StrOptions({"gaussian", "laplace"}))
     n_components: int = parameter(2, COMPONENTS)
     bandwidth: float = parameter(6.0, allow_reals(0.06, 1e8))
     label_weight: float = parameter(0.6, allow_reals(0, 1e6))
     n_private_steps: int = parameter(1, allow_integers(1, 1000))
-    n_public_steps: int = parameter(0, allow_integers(0, MAX_STEPS))
+    n_public_steps: int = parameter(0, allow_integers(0, engines.MAX_STEPS))
     start_scale: float = parameter(1.0, allow_reals(1e-30, 1e30))
     label_encoding: Encoding = parameter("integer", StrOptions({"integer", "one-hot"}))
     n_anchors: int | None = parameter(None, allow_integers(2), None)
@@ -147,7 +136,7 @@ class PrivateMail(Release):
         as about the target, without a charge.
         """
         features = self.features(rows, "rows")
-        return self._with_attributes(_dummies=Dummies(features, check_labels(labels, len(features), "labels")))
+        return self._with_attributes(_dummies=engines.Dummies(features, check_labels(labels, len(features), "labels")))
 
     def release(self, X: ArrayLike, *, rng: Source | None = None, labels: ArrayLike | None = None) -> Any:
         """Make a message from a private row, or one from each row of a batch; `labels` are for `as_published` only."""
@@ -174,14 +163,14 @@ class PrivateMail(Release):
         """Take more public steps of a message. Anyone who fitted the same public rows can do this."""
         self._check_fitted()
         self._check_messages([message])
-        more = check_integer(steps, "steps", 0, MAX_STEPS)
-        if self._engine.read(message)[2] + more > MAX_STEPS:
-            raise ValueError(f"steps must not take the message beyond {MAX_STEPS} in all")
+        more = check_integer(steps, "steps", 0, engines.MAX_STEPS)
+        if self._engine.read(message)[2] + more > engines.MAX_STEPS:
+            raise ValueError(f"steps must not take the message beyond {engines.MAX_STEPS} in all")
         return Message(self.name, message.public_id, self._engine.take_steps(message, more), message.seeded)
 
     def embed_gallery(
         self, gallery: ArrayLike, gallery_labels: ArrayLike | None = None, *, steps: int | None = None
-    ) -> GalleryEmbedding:
+    ) -> engines.GalleryEmbedding:
         """Embed the server's items with the anchors, once for many messages.
 
         `gallery_labels` are for `as_published` only. `steps` are the public steps of the messages to rank, by default
@@ -189,11 +178,11 @@ class PrivateMail(Release):
         """
         features = self.features(gallery, "gallery", lenient=True)
         labels = None if gallery_labels is None else check_labels(gallery_labels, len(features), "gallery_labels")
-        n_steps = self.n_public_steps if steps is None else check_integer(steps, "steps", 0, MAX_STEPS)
+        n_steps = self.n_public_steps if steps is None else check_integer(steps, "steps", 0, engines.MAX_STEPS)
         return self._engine.embed_gallery(features, labels, n_steps)
 
     def rank_each(
-        self, message: Message, gallery: ArrayLike | GalleryEmbedding, gallery_labels: ArrayLike | None = None
+        self, message: Message, gallery: ArrayLike | engines.GalleryEmbedding, gallery_labels: ArrayLike | None = None
     ) -> Floats:
         """Score the server's items for every target of a message, shape (targets, n); `rank` takes the maximum.
 
@@ -202,37 +191,37 @@ class PrivateMail(Release):
         """
         self._check_fitted()
         self._check_messages([message])
-        if not isinstance(gallery, GalleryEmbedding):
+        if not isinstance(gallery, engines.GalleryEmbedding):
             gallery = self.embed_gallery(gallery, gallery_labels, steps=self._engine.read(message)[2])
         return self._scores(message, gallery)
 
     def _make_guarantee(self) -> Guarantee:
         return self._engine.guarantee()
 
-    def _fit(self, features: Floats, labels: Labels | None) -> None:
+    def _fit(self, features: Floats, labels: engines.Labels | None) -> None:
         if labels is not None and (labels < -1).any():
             raise ValueError("public_y must hold labels from 0, or -1 for a row without label")
-        anchors = choose_anchors(features, self.n_anchors, self.public_seed)
+        anchors = engines.choose_anchors(features, self.n_anchors, self.public_seed)
         if len(anchors) <= self.n_components:
             raise ValueError(
                 f"public_X must have more than n_components={self.n_components} rows that differ from their mean"
             )
         build = self._build_sound if self.as_published is None else self._build_published
-        self._dummies: Dummies | None = None
+        self._dummies: engines.Dummies | None = None
         self._engine = build(features[anchors], None if labels is None else labels[anchors])
         self.noises_ = self._engine.noises
 
-    def _build_sound(self, anchors: Floats, labels: Labels | None) -> SoundEngine:
+    def _build_sound(self, anchors: Floats, labels: engines.Labels | None) -> engines.SoundEngine:
         generator = np.random.default_rng([self.public_seed, 0])
         start = generator.normal(scale=self.start_scale, size=(len(anchors) + 1, self.n_components))
         setting: Any = {name: getattr(self, name) for name in ("bandwidth", "label_weight", "label_encoding")}
-        public = prepare_anchors(anchors, labels, start, steps=self.n_private_steps, **setting)
+        public = engines.prepare_anchors(anchors, labels, start, steps=self.n_private_steps, **setting)
         delta = self.delta if self.noise == "gaussian" else 0.0
-        changes = bound_sensitivities(public, self.noise)
-        noises = calibrate_steps(self.noise, self.epsilon, delta, changes, self.n_components)
-        return SoundEngine(public, noises, self.epsilon, delta, self.n_public_steps)
+        changes = engines.bound_sensitivities(public, self.noise)
+        noises = engines.calibrate_steps(self.noise, self.epsilon, delta, changes, self.n_components)
+        return engines.SoundEngine(public, noises, self.epsilon, delta, self.n_public_steps)
 
-    def _build_published(self, anchors: Floats, labels: Labels | None) -> PublishedEngine:
+    def _build_published(self, anchors: Floats, labels: engines.Labels | None) -> PublishedEngine:
         if labels is None or (labels < 0).any():
             raise ValueError("public_y must label every row, from 0, if as_published is set")
         assert self.as_published is not None
@@ -252,17 +241,17 @@ class PrivateMail(Release):
     def _release(self, features: Floats, source: Source) -> list[Message]:
         raise NotImplementedError  # `release` also takes labels and returns positions
 
-    def _prepare(self, features: Floats) -> tuple[Floats, GalleryEmbedding]:
+    def _prepare(self, features: Floats) -> tuple[Floats, engines.GalleryEmbedding]:
         return features, self._engine.embed_gallery(features, None, self.n_public_steps)
 
-    def _rank(self, message: Message, prepared: tuple[Floats, GalleryEmbedding]) -> Floats:
+    def _rank(self, message: Message, prepared: tuple[Floats, engines.GalleryEmbedding]) -> Floats:
         features, embedded = prepared
         steps = self._engine.read(message)[2]
         if embedded.steps != steps:  # the message was continued
             embedded = self._engine.embed_gallery(features, None, steps)
         return np.asarray(self._scores(message, embedded).max(axis=0))
 
-    def _scores(self, message: Message, server: GalleryEmbedding) -> Floats:
+    def _scores(self, message: Message, server: engines.GalleryEmbedding) -> Floats:
         targets, anchors, steps = self._engine.read(message)
         if server.steps != steps:
             raise MessageError(f"message has taken {steps} public steps: embed the gallery with as many")

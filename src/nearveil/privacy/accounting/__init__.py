@@ -29,17 +29,7 @@ from dp_accounting import rdp as dp_rdp
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
-from nearveil.privacy.accounting._loss import (
-    Curve,
-    find_loss_delta,
-    find_loss_epsilon,
-    make_gaussian_curve,
-    make_laplace_curve,
-    make_response_curve,
-    make_sampled_curve,
-    open_curve,
-    reverse_curve,
-)
+from nearveil.privacy.accounting import _loss
 from nearveil.privacy.accounting.binary import compute_screening_rdp, screening_curve
 from nearveil.privacy.checks import (
     ROUNDING,
@@ -244,33 +234,33 @@ def compute_response_rdp(orders: NDArray[np.float64], epsilon: float, exposure: 
 class LossCurves(NamedTuple):
     """The curves for removing and for adding a record (one object if they are equal), and the number of runs."""
 
-    remove: Curve
-    add: Curve
+    remove: _loss.Curve
+    add: _loss.Curve
     times: int
 
 
 def make_loss_curves(leaf: DpEvent, times: int) -> LossCurves:
     """Return the curves of a mechanism that runs `times` times, or raise UnsupportedEventError."""
-    curve: Curve = open_curve
+    curve: _loss.Curve = _loss.open_curve
     match leaf:
         case dp.NonPrivateDpEvent():
             pass
         case dp.GaussianDpEvent():
-            curve = make_gaussian_curve(leaf.noise_multiplier)
+            curve = _loss.make_gaussian_curve(leaf.noise_multiplier)
         case dp.LaplaceDpEvent():
-            curve = make_laplace_curve(leaf.noise_multiplier)
+            curve = _loss.make_laplace_curve(leaf.noise_multiplier)
         case PureDp():
-            curve = make_response_curve(leaf.epsilon, leaf.exposure)
+            curve = _loss.make_response_curve(leaf.epsilon, leaf.exposure)
         case dp.RandomizedResponseDpEvent():
             uniform, truthful = leaf.noise_parameter / leaf.num_buckets, 1 - leaf.noise_parameter
             if uniform > 0:
-                curve = make_response_curve(math.log1p(truthful / uniform), truthful + uniform)
+                curve = _loss.make_response_curve(math.log1p(truthful / uniform), truthful + uniform)
         case SampledScreening():
             screened = screening_curve(times, leaf.screening, sampling_rate=leaf.sampling_rate)
             return LossCurves(screened.reversed().excess_at, screened.excess_at, 1)
         case dp.PoissonSampledDpEvent(event=dp.GaussianDpEvent() | dp.LaplaceDpEvent()):
-            remove = make_sampled_curve(make_loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
-            return LossCurves(remove, reverse_curve(remove), times)
+            remove = _loss.make_sampled_curve(make_loss_curves(leaf.event, 1).remove, leaf.sampling_probability)
+            return LossCurves(remove, _loss.reverse_curve(remove), times)
         case _:
             raise UnsupportedEventError(f"no privacy loss is known for {leaf}")
     return LossCurves(curve, curve, times)
@@ -295,17 +285,17 @@ class PldAccountant(Accountant):
 
     def epsilon(self, delta: float) -> float:
         check_delta(delta)
-        worst = max(find_loss_epsilon(parts, delta) for parts in self._directions())
+        worst = max(_loss.find_loss_epsilon(parts, delta) for parts in self._directions())
         best = min(worst.value, sum_pure_epsilons(self.spent))
         return best if worst.tight else min(best, self._ask_rdp("epsilon", delta))
 
     def delta(self, epsilon: float) -> float:
         if check_epsilon(epsilon) >= sum_pure_epsilons(self.spent):
             return 0.0
-        worst = max(find_loss_delta(parts, epsilon) for parts in self._directions())
+        worst = max(_loss.find_loss_delta(parts, epsilon) for parts in self._directions())
         return worst.value if worst.tight else min(worst.value, self._ask_rdp("delta", epsilon))
 
-    def _directions(self) -> list[list[tuple[Curve, int]]]:
+    def _directions(self) -> list[list[tuple[_loss.Curve, int]]]:
         """Return the curves to compose: for removing a record, and for adding one if that differs."""
         gaussians = [(leaf, times) for leaf, times in self.spent if isinstance(leaf, dp.GaussianDpEvent)]
         curves = [

@@ -13,6 +13,7 @@ from threadpoolctl import ThreadpoolController
 
 from nearveil.cluster import SpreadRows, is_dask_array
 from nearveil.privacy.checks import check_choice, check_positive, check_range
+from nearveil.privatemail.graph import series
 from nearveil.privatemail.graph._base import (
     Array,
     GaussianGraph,
@@ -23,18 +24,6 @@ from nearveil.privatemail.graph._base import (
     is_host,
     move_to_library,
     to_numpy,
-)
-from nearveil.privatemail.graph.series import (
-    MAX_DEGREE,
-    MOMENTS_LIMIT,
-    KernelPolynomial,
-    SeriesGraph,
-    apply_moments,
-    apply_to_own,
-    collect_moments,
-    count_moments,
-    find_best_polynomial,
-    find_least_polynomial,
 )
 
 Method = Literal["auto", "exact", "series"]
@@ -179,7 +168,7 @@ def gaussian_graph(X: Array, bandwidth: float, method: Method = "auto", toleranc
         raise ValueError(f"X has dtype {rows.dtype}, too coarse for this method: convert it to float32")
     polynomial = _choose_polynomial(rows, bandwidth, method, tolerance)
     if polynomial is not None and (method == "series" or _is_series_cheaper(rows, polynomial)):
-        return SeriesGraph(rows, bandwidth, model, polynomial)
+        return series.SeriesGraph(rows, bandwidth, model, polynomial)
     return ExactGraph(rows, bandwidth, model)
 
 
@@ -199,14 +188,14 @@ def _cast_precisely(X: Array, bandwidth: float, tolerance: float) -> Array:
     return X
 
 
-def _is_series_cheaper(X: Array, polynomial: KernelPolynomial) -> bool:
+def _is_series_cheaper(X: Array, polynomial: series.KernelPolynomial) -> bool:
     """Return whether a series takes fewer multiplications than all weights, and is precise enough for its rows."""
     n, d = X.shape
-    cheaper = 2 * count_moments(polynomial.degree, d) * _COLUMNS < n * (d + _EXPONENTIAL) / 2
+    cheaper = 2 * series.count_moments(polynomial.degree, d) * _COLUMNS < n * (d + _EXPONENTIAL) / 2
     return bool(cheaper and find_limits(X).bits >= 32)
 
 
-def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: float) -> KernelPolynomial | None:
+def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: float) -> series.KernelPolynomial | None:
     """Return the polynomial of a series; None if no series should, or can, be used."""
     if sys.float_info.epsilon * bandwidth**-2 > tolerance:
         raise ValueError(
@@ -215,16 +204,17 @@ def _choose_polynomial(X: Array, bandwidth: float, method: Method, tolerance: fl
         )
     if method == "exact":
         return None
-    polynomial = find_least_polynomial(bandwidth**-2, tolerance)
-    if polynomial is not None and count_moments(polynomial.degree, X.shape[1]) <= MOMENTS_LIMIT:
+    polynomial = series.find_least_polynomial(bandwidth**-2, tolerance)
+    if polynomial is not None and series.count_moments(polynomial.degree, X.shape[1]) <= series.MOMENTS_LIMIT:
         return polynomial
     if method == "auto":
         return None
     if polynomial is None:
-        least_error = find_best_polynomial(bandwidth**-2, MAX_DEGREE).error_bound
+        least_error = series.find_best_polynomial(bandwidth**-2, series.MAX_DEGREE).error_bound
         raise ValueError(
-            f"no polynomial of degree {MAX_DEGREE} or less meets tolerance {tolerance:g} at bandwidth {bandwidth:g} "
-            f'(the best has error {least_error:.1e}): use method="exact", a larger tolerance or a larger bandwidth'
+            f"no polynomial of degree {series.MAX_DEGREE} or less meets tolerance {tolerance:g} at bandwidth "
+            f'{bandwidth:g} (the best has error {least_error:.1e}): use method="exact", a larger tolerance or a larger '
+            "bandwidth"
         )
     raise ValueError(
         f"a series of degree {polynomial.degree} in {X.shape[1]} features needs too many moments: use "
@@ -280,7 +270,7 @@ class SpreadGraph(GaussianGraph):
 
     def _cross_product(self, X: Array, Z: Array) -> Array:
         if self.polynomial is not None:
-            return apply_moments(X, self._collect(Z), self.polynomial, Z.dtype)
+            return series.apply_moments(X, self._collect(Z), self.polynomial, Z.dtype)
         terms = self._map("multiplying weights", _multiply_new_rows, self._pair_blocks(Z), X, self._sharpness)
         return sum(terms, np.zeros((len(X), Z.shape[1]), np.float64))
 
@@ -289,12 +279,12 @@ def _check_block(rows: NDArray[Any]) -> Array:
     return check_unit_rows(rows.astype(np.float64, copy=False), least=0)
 
 
-def _collect_block(block: tuple[NDArray[Any], Array], polynomial: KernelPolynomial) -> list[Array]:
-    return collect_moments(_check_block(block[0]), block[1], polynomial)
+def _collect_block(block: tuple[NDArray[Any], Array], polynomial: series.KernelPolynomial) -> list[Array]:
+    return series.collect_moments(_check_block(block[0]), block[1], polynomial)
 
 
-def _apply_block(block: tuple[NDArray[Any], Array], moments: list[Array], polynomial: KernelPolynomial) -> Array:
-    return apply_to_own(_check_block(block[0]), block[1], moments, polynomial)
+def _apply_block(block: tuple[NDArray[Any], Array], moments: list[Array], polynomial: series.KernelPolynomial) -> Array:
+    return series.apply_to_own(_check_block(block[0]), block[1], moments, polynomial)
 
 
 def _multiply_blocks(task: tuple[NDArray[Any], NDArray[Any] | None, Array], sharpness: float) -> Array:
