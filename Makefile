@@ -14,10 +14,8 @@ PYTEST := OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BI
 help: ## Say what can be made
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 14
 
-demo: $(VENV)/.base ## Search images privately, from a budget; tables and pictures
-	$(BIN)/python -m studies.search --out $(OUT)
-	$(BIN)/python -m studies.demo --out $(OUT)
-	$(BIN)/python -m studies.photos --out $(OUT)
+demo: $(VENV)/.base ## Search words and photographs privately, in three ways; then a page to try it
+	@$(BIN)/python -m studies.demo --out $(OUT)
 
 test: $(VENV)/.dev ## Run all tests and every example of the documentation
 	$(PYTEST) --junitxml=$(OUT)/tests.xml

@@ -1,17 +1,19 @@
 """What the labels of the query do to rows that it has not seen."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.dummy import DummyClassifier
 from sklearn.model_selection import train_test_split
+from sklearn.neighbors import KNeighborsClassifier
 
 from nearveil import SupervisedManifold
 from studies import _figures as draw
 from studies._study import Case, Row, Study, list_cases, summarise
 from studies.data import load_features
-from studies.demo import Split, compute_limits, score_neighbours, split_digits
 
 BANDWIDTHS = (0.3, 0.4, 0.5, 6.0)
 LABEL_WEIGHTS = (0.0, 0.003, 0.03, 0.1, 0.6)
@@ -20,17 +22,40 @@ BIRD_CLASSES = 20
 TITLES = {"digits": "digits, 10 classes", "birds": f"CUB-200-2011, {BIRD_CLASSES} classes"}
 
 
+class Split(NamedTuple):
+    """Fitted rows and held-out rows, with their labels."""
+
+    X: Any
+    y: Any
+    X_new: Any
+    y_new: Any
+
+
 @functools.cache
 def split(data: str) -> Split:
     """Return digits, or the first 20 classes of birds, centred by the mean of the public half."""
     if data == "digits":
-        return split_digits()
+        X, y = load_digits(return_X_y=True)
+        X_fit, X_new, y_fit, y_new = train_test_split(X, y, test_size=0.3, random_state=0, stratify=y)
+        mean = X_fit.mean(axis=0)
+        return Split(X_fit - mean, y_fit, X_new - mean, y_new)
     everything = load_features("cub200_cropped_lite0")
     chosen = everything.labels < BIRD_CLASSES
     X = everything.features[chosen] - everything.features[everything.labels < 100].mean(axis=0)
     y = everything.labels[chosen]
     X_fit, X_new, y_fit, y_new = train_test_split(X, y, test_size=0.3, random_state=0, stratify=y)
     return Split(X_fit, y_fit, X_new, y_new)
+
+
+def score_neighbours(rows: Any, labels: Any, new: Any, new_labels: Any) -> float:
+    """Return how often five nearest neighbours among `rows` name the label of a new row."""
+    return float(KNeighborsClassifier(5).fit(rows, labels).score(new, new_labels))
+
+
+def compute_limits(split: Split) -> tuple[float, float]:
+    """Return the floor (the most common class) and the ceiling (neighbours in the raw features)."""
+    floor = float(DummyClassifier().fit(split.X, split.y).score(split.X_new, split.y_new))
+    return floor, score_neighbours(split.X, split.y, split.X_new, split.y_new)
 
 
 def cases() -> list[Case]:

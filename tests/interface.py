@@ -17,7 +17,7 @@ ROOMS = (
     "nearveil.privacy.noise", "nearveil.ledger", "nearveil.features", "nearveil.mechanisms", "nearveil.private_knn",
     "nearveil.gallery", "nearveil.wire", "nearveil.sealed", "nearveil.search", "nearveil.search.ceiling",
     "nearveil.client", "nearveil.server",
-    "nearveil.audit", "nearveil.ui",
+    "nearveil.audit", "nearveil.ui", "nearveil.datasets",
 )  # fmt: skip
 _PLAIN = (int, float, str, bool, tuple, type(None))
 

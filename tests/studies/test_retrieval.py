@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from scipy.stats import norm
+from sklearn.datasets import load_digits
+from sklearn.utils import shuffle
 
 from nearveil.mechanisms import Covers, Latent, PrivUnit, Release
 from nearveil.metrics import CENTRED
@@ -16,7 +18,7 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.search import Retriever, evaluate
 from nearveil.search.ceiling import neighbor_ceiling
-from studies import _search, codes, covers, data, retrieval, search
+from studies import _search, codes, covers, data, retrieval
 from studies._report import write
 from studies._search import SETS, SETTINGS, Trial, build_search, find, split, split_classes
 from studies._study import Row, Study, as_frame, mean, run, select, summarise
@@ -37,10 +39,10 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 
 def _digits() -> Trial:
-    found = search.split_digits()
-    nobody = np.zeros(len(found.public), dtype=np.int64)
-    public, gallery, queries = (rows.astype(np.float32) for rows in (found.public, found.gallery, found.queries))
-    return Trial(public, nobody, gallery, found.gallery_y, queries, found.query_y)
+    X, y = shuffle(*load_digits(return_X_y=True), random_state=0)
+    X, y = X.astype(np.float32), y.astype(np.int64)
+    public, gallery, queries = slice(0, 300), slice(300, -200), slice(-200, None)
+    return Trial(X[public], np.zeros_like(y[public]), X[gallery], y[gallery], X[queries], y[queries])
 
 
 def _page(study: Study, folder: Path) -> tuple[list[Row], str]:

@@ -1,23 +1,10 @@
-"""The demonstration runs as a person runs it; data that is not there is named."""
+"""Data that is not there is named."""
 
-import re
 from pathlib import Path
 
 import pytest
 
-from studies import data, demo
-
-
-def test_the_demonstration_prints_a_table_and_draws_a_picture(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    demo.main(["--out", str(tmp_path)])
-    printed = capsys.readouterr().out
-    accuracies = [float(number) for number in re.findall(r"(0\.\d{3})\s*│\n", printed)]
-    floor, ceiling = accuracies[-2:]
-    assert len(accuracies) == len(demo.SETTINGS) + 2
-    assert all(floor < accuracy < ceiling for accuracy in accuracies[:-2])
-    assert (tmp_path / "demo.png").read_bytes().startswith(b"\x89PNG")
+from studies import data
 
 
 def test_data_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The pictures of the documentation, of handwritten digits: ``python -m tests.ui.screenshots`` makes them anew."""
+"""The pictures of the documentation, of photographs: ``python -m tests.ui.screenshots`` makes them anew."""
 
 import shutil
 import sys
@@ -9,13 +9,16 @@ from pathlib import Path
 from PIL import Image
 from playwright.sync_api import ViewportSize, expect, sync_playwright
 
-from nearveil.features import HogColor, load_image
-from nearveil.gallery import Index, Item
+from nearveil.features import HogColor
+from nearveil.gallery import Index
+from nearveil.gallery.sync import sync_folder
 from nearveil.server import ProtectedGallery
-from studies.photos import Photos, add_extractor, keep_gallery, load_digit_photos
+from studies.demo import build_photos
+from studies.pictures import PHOTOGRAPHS, write_details
 from tests.ui.test_browser import Look, looking, shown
 
 FOLDER = Path("docs/howto")
+PRIVATE, PUBLIC = 110, 25  # details of each photograph in a protected gallery
 WIDE, NARROW = ViewportSize(width=1280, height=860), ViewportSize(width=400, height=780)
 
 
@@ -58,23 +61,24 @@ def tour(look: Look, image: Path) -> None:
     look.check_quiet()
 
 
-def protected(data: Photos, folder: Path) -> ProtectedGallery:
-    """Publish a model of digits."""
-    extractor, parts = HogColor(), {"private": slice(0, 1300), "public": slice(1300, 1600)}
-    for name, part in parts.items():
-        rows = extractor.extract([load_image(image) for image in data.thumbnails[part]], row_exact=True)
-        with Index.create(folder / name, dimension=extractor.dimension, extractor=extractor.fingerprint) as index:
-            items = zip(rows, data.names[part], strict=True)
-            index.add((Item(row, f"{label}/{number}") for number, (row, label) in enumerate(items)), row_exact=True)
+def protected(folder: Path) -> ProtectedGallery:
+    """Publish a model that knows the photograph of a detail."""
+    write_details(folder / "private", folder / "queries", PRIVATE + PUBLIC)
+    for path in sorted((folder / "private").glob("*/*.png")):
+        if int(path.stem) > PRIVATE:
+            (folder / "public" / path.parent.name).mkdir(parents=True, exist_ok=True)
+            path.rename(folder / "public" / path.parent.name / path.name)
+    for name in ("private", "public"):
+        sync_folder(folder / name, folder / f"{name} index", extractor=HogColor(), private=name == "private")
     gallery = ProtectedGallery(
-        Index.open(folder / "private"),
-        Index.open(folder / "public"),
-        "digits",
-        classes=sorted(set(data.names)),
+        Index.open(folder / "private index"),
+        Index.open(folder / "public index"),
+        "photographs",
+        classes=sorted(PHOTOGRAPHS),
         epsilon=2.0,
         delta=1e-5,
         ledger=folder / "gallery.db",
-        account="digits",
+        account="photographs",
     )
     gallery.publish()
     return gallery
@@ -87,27 +91,28 @@ def classify(look: Look, image: Path) -> None:
     page.goto(look.address)
     look.choose(image)
     page.get_by_role("button", name="Classify").click()
-    expect(page.locator(".classes tbody tr")).to_have_count(10)
+    expect(page.locator(".classes tbody tr")).to_have_count(len(PHOTOGRAPHS))
     take(look, "classes")
 
 
 def main() -> None:
-    """Make a gallery of digits, open the page on it, and take pictures."""
+    """Make a gallery of photographs, open the page on it, and take pictures."""
     program = shutil.which("chromium")
     if program is None:
         sys.exit("there is no chromium here: apt-get install chromium")
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        gallery, pictures = keep_gallery(add_extractor(load_digit_photos()), Path(folder))
+        pictures, gallery = Path(folder) / "pictures", Path(folder) / "gallery"
+        build_photos(Path(folder) / "photos", pictures, gallery)
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        image = sorted(pictures.iterdir())[3]
+        image = pictures / "chelsea.png"
         with (
-            shown(Path(folder), str(gallery), None, where="a gallery of handwritten digits") as address,
+            shown(Path(folder), str(gallery), None, where="a gallery of photographs") as address,
             looking(browser, address, reduced_motion="reduce") as look,
         ):
             tour(look, image)
         with (
-            closing(protected(load_digit_photos(), Path(folder))) as model,
-            shown(Path(folder), model, None, where="a protected gallery of handwritten digits") as address,
+            closing(protected(Path(folder) / "protected")) as model,
+            shown(Path(folder), model, None, where="a protected gallery of photographs") as address,
             looking(browser, address, reduced_motion="reduce") as look,
         ):
             classify(look, image)

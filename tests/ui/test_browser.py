@@ -40,7 +40,7 @@ from nearveil.ui._app import bind_port, make_config
 from nearveil.ui.auth import PageEntry
 from nearveil.ui.session import PageSession, RecordingPayer
 from studies.data import DataMissingError, find
-from studies.photos import Loopback, serve_on_loopback
+from studies.serving import Loopback, serve_on_loopback
 from tests.service.asking import seeded
 from tests.ui.pages import open_account, pieces, png
 from tests.ui.proxy import Recorder, recording
