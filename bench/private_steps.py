@@ -26,6 +26,7 @@ from nearveil.gallery.codes import Codes, ProductCodes, WholeCodes
 from nearveil.mechanisms import PublicMap
 from nearveil.metrics import ScoreSpace
 from nearveil.privacy.checks import normalize_rows
+from nearveil.privacy.noise import secure_source
 from nearveil.sealed.client import choose_best, make_messages
 from nearveil.sealed.layout import Layout
 from nearveil.sealed.lwe import add_messages
@@ -83,13 +84,14 @@ def measure_message(size: str, public: PublicPart) -> Iterator[dict[str, Any]]:
         rank_answer(public.table, queries, answer, 8)
         find_share(public, directions, 0)
 
+    def make_message() -> None:
+        client._make_message(encode_queries(public, row), secure_source(), None)
+
     with np.errstate(all="ignore"):
-        yield describe(
-            "message: question", size, time_slowest(lambda: client.release.release(row)), question_period(public)
-        )
+        yield describe("message: question", size, time_slowest(make_message), question_period(public))
         yield describe("message: choice", size, time_slowest(choose), choice_period(public))
         asked, chosen = (period(public, questions=2) - period(public) for period in (question_period, choice_period))
-        yield describe("message: next question", size, time_slowest(lambda: client.release.release(row)), asked)
+        yield describe("message: next question", size, time_slowest(make_message), asked)
         yield describe("message: next choice", size, time_slowest(choose), chosen)
 
 

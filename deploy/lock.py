@@ -1,9 +1,11 @@
 """Write deploy/requirements.txt: the part of requirements.lock that the container needs, with hashes of wheels."""
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -17,7 +19,17 @@ def list_requirements() -> list[str]:
     """Return the requirements of the server and of its build, from pyproject.toml."""
     content = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = content["project"]
-    extras = [name for extra in EXTRAS for name in project["optional-dependencies"][extra]]
+
+    def expand(extra: str) -> Iterator[str]:
+        for requirement in project["optional-dependencies"][extra]:
+            included = re.fullmatch(r"nearveil\[(.+)\]", requirement)
+            if included is None:
+                yield requirement
+            else:
+                for other in included[1].split(","):
+                    yield from expand(other)
+
+    extras = [requirement for extra in EXTRAS for requirement in expand(extra)]
     return [*project["dependencies"], *extras, *content["build-system"]["requires"]]
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from nearveil.gallery.publishing import select_first
 from nearveil.ledger.budget import PureBudget, charge_guarantee, find_pld_epsilon
 from nearveil.mechanisms import AnalyticGaussian, Message, PrivUnit, Release
-from nearveil.mechanisms.base import candidate_count
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.mechanisms.messages import candidate_count
 from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded

@@ -19,7 +19,7 @@ from nearveil.mechanisms._bitwise import (
     bound_code_word_epsilon,
     compute_pure_epsilon,
 )
-from nearveil.mechanisms.base import Floats
+from nearveil.mechanisms.messages import Floats
 from nearveil.privacy.accounting.binary import Moves, compose_binary
 from nearveil.privacy.checks import check_delta
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 
 from nearveil.gallery.codes import Codes, Singles, make_codes
-from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.messages import candidate_count
 from nearveil.search.ceiling import popular_floor
 from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
 from studies import _figures as draw

@@ -24,9 +24,9 @@ from urllib.parse import urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from nearveil.errors import NearveilError
+from nearveil.lazy import require_extra
 
 ROWS = 1 << 16  # of a partition
 _ATTEMPTS = 4  # at a partition, if its inputs were lost with a worker or a scheduler
@@ -81,6 +81,8 @@ class _ThreadLimit:
     def hold(self) -> Iterator[None]:
         with self._lock:
             if not self._users:
+                from threadpoolctl import threadpool_limits
+
                 self._limits = threadpool_limits(1, user_api="blas")
             self._users += 1
         try:
@@ -736,10 +738,8 @@ def connect(
 
 def _load_dask() -> Any:
     """Import dask.distributed, which has no type hints."""
-    try:
+    with require_extra("cluster"):
         return importlib.import_module("distributed")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError('cluster needs Dask: pip install "nearveil[cluster]"') from None
 
 
 def _check_address(address: str, *, insecure: bool) -> None:

@@ -1,5 +1,7 @@
 """Storage: one database interface (SQLite, PostgreSQL), private files, and the data folder."""
 
+from __future__ import annotations
+
 import json
 import os
 import secrets
@@ -10,16 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import BufferedRandom
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import sqlalchemy as sa
 from platformdirs import user_data_path
-from sqlalchemy.dialects.postgresql import ARRAY
-from sqlalchemy.engine import URL, make_url
 
 from nearveil.errors import NearveilError
+from nearveil.lazy import LateModule
 
-_DATABASES: "weakref.WeakSet[Database]" = weakref.WeakSet()
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+    from sqlalchemy.engine import URL
+else:
+    sa = LateModule("sqlalchemy", "budget")
+
+_DATABASES: weakref.WeakSet[Database] = weakref.WeakSet()
 # Inherited across a fork, and never closed here: they belong to the parent.
 _inherited_engines: list[sa.Engine] = []
 _CREATION_LOCK = 0x6E76_746F_6B65_6E  # "nvtoken": the advisory lock for creating tables in one server
@@ -229,9 +235,11 @@ def create_tables(connection: sa.Connection, metadata: sa.MetaData) -> None:
             connection.execute(sa.schema.CreateIndex(index, if_not_exists=True))
 
 
-def is_among(connection: sa.Connection, column: "sa.Column[Any]", values: Sequence[Any]) -> sa.ColumnElement[bool]:
+def is_among(connection: sa.Connection, column: sa.Column[Any], values: Sequence[Any]) -> sa.ColumnElement[bool]:
     """Return the condition that a column has one of any number of values."""
     if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects.postgresql import ARRAY
+
         return column == sa.any_(sa.literal(values, ARRAY(column.type)))
     listed = sa.func.json_each(json.dumps(values)).table_valued("value")
     return column.in_(sa.select(listed.c.value))
@@ -242,16 +250,16 @@ def parse_url(location: str | Path | URL, field: str) -> URL:
     if isinstance(location, Path) or (isinstance(location, str) and "://" not in location):
         if not str(location).strip() or str(location) == ":memory:":
             raise ValueError(f"{field} must be a path or a URL; a database in memory is not durable")
-        return URL.create("sqlite", database=str(Path(location).expanduser().resolve()))
+        return sa.URL.create("sqlite", database=str(Path(location).expanduser().resolve()))
     try:
-        parsed = make_url(location)
+        parsed = sa.make_url(location)
     except (sa.exc.ArgumentError, ValueError):
         raise ValueError(f"{field} must be a path, or a URL such as postgresql://user@host/database") from None
     kind = parsed.get_backend_name()
     if kind == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
     if kind == "sqlite" and parsed.database and ":memory:" not in parsed.database and not parsed.query:
-        return URL.create("sqlite", database=str(Path(parsed.database).resolve()))
+        return sa.URL.create("sqlite", database=str(Path(parsed.database).resolve()))
     raise ValueError(f"{field} must name a SQLite file or a PostgreSQL database: postgresql://user@host/database")
 
 
@@ -270,7 +278,7 @@ def describe_url(url: URL) -> str:
 def without_secrets(url: URL) -> URL:
     """Return a URL without passwords, also among its options; PostgreSQL then reads PGPASSWORD and ~/.pgpass."""
     query = {name: value for name, value in url.query.items() if name not in _SECRETS}
-    bare = URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
+    bare = sa.URL.create(url.drivername, username=url.username, host=url.host, port=url.port, database=url.database)
     return bare.set(query=query)
 
 

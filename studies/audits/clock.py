@@ -21,7 +21,7 @@ from nearveil.audit._experiment import Experiment, Floats, Pair
 from nearveil.audit._releases import fit_release, make_release_experiment
 from nearveil.gallery.codes import WholeCodes
 from nearveil.mechanisms import PublicMap, Release
-from nearveil.mechanisms.covers.covers import set_guarantee
+from nearveil.mechanisms.covers.channels import set_guarantee
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_PROTOTYPES
 from nearveil.metrics import CENTRED, ScoreSpace
 from nearveil.privacy.events import PureDp

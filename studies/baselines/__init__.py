@@ -4,8 +4,9 @@
 studies are installed.
 """
 
-from nearveil.mechanisms.base import Floats, Release
+from nearveil.mechanisms.base import Release
 from nearveil.mechanisms.catalog import MAIL, REGISTRY, UNSOUND, MechanismEntry
+from nearveil.mechanisms.messages import Floats
 from studies.baselines.cells import Cells
 from studies.baselines.embeddings import DPdSNE, PlainLDA, PlainManifold, PlainTSNE, RawFeatures
 from studies.baselines.fisher import VonMisesFisher

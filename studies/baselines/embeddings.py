@@ -19,14 +19,8 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.cluster import cut_rows
 from nearveil.mechanisms._gaussian import LINK
-from nearveil.mechanisms.base import (
-    Floats,
-    Message,
-    Release,
-    make_guarantee,
-    make_noise_guarantee,
-    read_vector,
-)
+from nearveil.mechanisms.base import Release, make_noise_guarantee
+from nearveil.mechanisms.messages import Floats, Message, make_guarantee, read_vector
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, add_noise
 from nearveil.privacy.parameters import (

@@ -16,7 +16,7 @@ from scipy.optimize import brentq
 
 from nearveil.mechanisms._gaussian import LINK
 from nearveil.mechanisms._privunit import Channel, DirectionRelease, Integers, check_channel
-from nearveil.mechanisms.base import Floats, Message
+from nearveil.mechanisms.messages import Floats, Message
 from nearveil.privacy.noise import Source, Table, gaussian_integers, look_up, make_alias_table, round_down
 
 EPSILONS = (1e-2, 64.0)

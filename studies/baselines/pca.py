@@ -13,13 +13,8 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted
 
 from nearveil.mechanisms._gaussian import LINK, bound_computed_norm
-from nearveil.mechanisms.base import (
-    Floats,
-    Message,
-    VectorRelease,
-    choose_source,
-    make_guarantee,
-)
+from nearveil.mechanisms.base import VectorRelease, choose_source
+from nearveil.mechanisms.messages import Floats, Message, make_guarantee
 from nearveil.metrics import scale_to_unit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_rows

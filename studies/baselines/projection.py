@@ -7,10 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.mechanisms._gaussian import LINK, NoisyVector, bound_computed_norm
-from nearveil.mechanisms.base import (
-    Floats,
-    make_guarantee,
-)
+from nearveil.mechanisms.messages import Floats, make_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import GaussianNoise, calibrate_gaussian, choose_gaussian_grid
 from nearveil.privacy.parameters import COMPONENTS, DELTA, EPSILON, SEED, parameter

@@ -18,9 +18,9 @@ from nearveil.mechanisms._bitwise import (
     compute_exp_of_part,
     read_bits,
 )
-from nearveil.mechanisms.base import Floats, Message, make_guarantee
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.learning import centres
+from nearveil.mechanisms.messages import Floats, Message, make_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_choice, check_integer
 from nearveil.privacy.events import PureDp

@@ -25,7 +25,8 @@ from nearveil.gallery.codes import (
     make_codes,
 )
 from nearveil.mechanisms import Message
-from nearveil.mechanisms.base import CODE_BYTES, fingerprint
+from nearveil.mechanisms.base import CODE_BYTES
+from nearveil.mechanisms.messages import fingerprint
 from nearveil.metrics import Metric, ScoreSpace
 from nearveil.wire.frames import Kind, WireError, frame
 

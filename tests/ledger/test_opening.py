@@ -103,7 +103,7 @@ def test_postgresql_without_its_driver_says_what_to_install(monkeypatch: pytest.
         return real(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", missing)
-    with pytest.raises(LedgerError, match=r"pip install nearveil\[postgres\]"):
+    with pytest.raises(LedgerError, match=r"pip install .nearveil\[postgres\]"):
         Ledger("postgresql://nowhere/x")
 
 

@@ -13,7 +13,7 @@ from sklearn.exceptions import NotFittedError
 from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
-from nearveil.mechanisms.covers.covers import set_guarantee
+from nearveil.mechanisms.covers.channels import set_guarantee
 from nearveil.mechanisms.covers.maps import MapError
 from nearveil.mechanisms.covers.members import find_near, find_prototypes_of, fit_coverage, measure_around
 from nearveil.metrics import METRICS, Metric, ScoreSpace

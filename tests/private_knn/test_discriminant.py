@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from nearveil.ledger import Ledger
 from nearveil.mechanisms import Message, MessageError
-from nearveil.mechanisms.base import fingerprint
+from nearveil.mechanisms.messages import fingerprint
 from nearveil.privacy.noise import compute_gaussian_delta, unsafe_seeded
 from nearveil.private_knn import ExhaustedError, PrivateDiscriminant, PublicDiscriminant, plan_publications
 from nearveil.private_knn.discriminant import _round_up, sum_classes

@@ -15,7 +15,7 @@ from sklearn.linear_model import LogisticRegression, RidgeClassifier
 from sklearn.svm import SVC, LinearSVC
 
 from nearveil.ledger.budget import format_event
-from nearveil.mechanisms.base import Message, MessageError
+from nearveil.mechanisms.messages import Message, MessageError
 from nearveil.privacy.events import NoisyScreening, PureDp
 from nearveil.private_knn import PrivateKNeighborsClassifier, PublicStudent, Student
 from nearveil.private_knn.student_model import IMAGE_FORMATS, _fingerprint

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.messages import candidate_count
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.optimize import linprog
 
-from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.messages import candidate_count
 from nearveil.search.ceiling import (
     answer_ceiling,
     best_channel,

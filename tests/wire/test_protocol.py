@@ -13,7 +13,7 @@ import nearveil.wire
 import nearveil.wire.client
 from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.ledger import KeySpentError, Ledger, OverBudgetError
-from nearveil.mechanisms import Covers, Message
+from nearveil.mechanisms import Covers, Message, PublicMap
 from nearveil.metrics import ScoreSpace
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
@@ -43,7 +43,7 @@ def conversation(
 ) -> tuple[NDArray[np.int64], NDArray[np.float32], Answer, Query]:
     client = ready(epsilon, gallery.make_public_part())
     query = ask(client, feature, extras=extras, rng=unsafe_seeded(1))
-    assert not client.release.guarantee_of(decode_frame(query, Query).message).sound
+    assert decode_frame(query, Query).message.seeded
     reply = ServerProtocol(gallery).answer(query)
     return *choose(client, feature, reply, k, extras), decode_frame(query, Query)
 
@@ -72,6 +72,9 @@ def test_both_halves_agree_without_sharing_the_public_rows() -> None:
     honest = published()
     client = Covers(EPSILON, 0.2).fit_space(part().space, part().public_digest).use_map(part().map)
     assert client.public_id == honest.published.release.public_id
+    message = decode_frame(ask(ready(EPSILON, part()), QUERIES[0], rng=unsafe_seeded(2)), Query).message
+    assert message == client.release(QUERIES[0], rng=unsafe_seeded(2))  # the client makes it without an estimator
+    assert ready(EPSILON, part()).guarantee == client.guarantee
     assert client.release(QUERIES, rng=unsafe_seeded(2)) == honest.published.release.release(
         QUERIES, rng=unsafe_seeded(2)
     )
@@ -135,11 +138,11 @@ def test_fresh_questions_differ() -> None:
 
 def test_the_debit_comes_before_the_message(monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[str] = []
-    release = Covers._release
+    choose = PublicMap.choose
 
-    def released(self: Any, *arguments: Any, **options: Any) -> Any:
+    def record_choice(self: PublicMap, *arguments: Any) -> Any:
         events.append("message")
-        return release(self, *arguments, **options)
+        return choose(self, *arguments)
 
     class Debit(PaidDebit):
         def store(self, message: bytes, /) -> None:
@@ -154,7 +157,7 @@ def test_the_debit_comes_before_the_message(monkeypatch: pytest.MonkeyPatch) -> 
             events.append(f"paid {guarantee.epsilon} for {key}")
             return Debit()
 
-    monkeypatch.setattr(Covers, "_release", released)
+    monkeypatch.setattr(PublicMap, "choose", record_choice)
     ready().pay(QUERIES[0], Account(), "one")
     assert events == ["paid 2.0 for one", "message", "stored covers", "closed"]
 

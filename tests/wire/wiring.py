@@ -13,7 +13,7 @@ from nearveil.gallery.answers import Answer, Extras, ItemDetails, encode_details
 from nearveil.gallery.codes import make_codes
 from nearveil.gallery.publishing import MapTerms, Published
 from nearveil.mechanisms import PublicMap
-from nearveil.mechanisms.base import candidate_count
+from nearveil.mechanisms.messages import candidate_count
 from nearveil.metrics import Metric, ScoreSpace
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source

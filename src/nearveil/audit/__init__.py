@@ -7,9 +7,12 @@
 The studies add attacks on side channels (work, time and traffic), and mechanisms that are broken on purpose.
 """
 
-from nearveil.audit._experiment import Experiment, Law, Pair
-from nearveil.audit.auditing import audit
-from nearveil.audit.registry import list_mechanisms
-from nearveil.audit.report import Check, Report
+from nearveil.lazy import require_extra
+
+with require_extra("audit"):
+    from nearveil.audit._experiment import Experiment, Law, Pair
+    from nearveil.audit.auditing import audit
+    from nearveil.audit.registry import list_mechanisms
+    from nearveil.audit.report import Check, Report
 
 __all__ = ["Check", "Experiment", "Law", "Pair", "Report", "audit", "list_mechanisms"]

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import asdict, dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -168,8 +167,6 @@ def _update_sealed_index(into: str | None, cluster: "Cluster", *, create: bool) 
             return
         if path is None or index.is_private:
             raise ValueError("--sealed: only for an open index in a folder; a server with PostgreSQL builds its own")
-        if find_spec("cryptography") is None:
-            raise ValueError('--sealed: this needs cryptography: pip install "nearveil[sealed]"')
         from nearveil.wire.sealed import update_sealed_file
 
         update_sealed_file(index, cluster)

@@ -69,15 +69,6 @@ def report_errors(**options: str) -> Iterator[None]:
         fail(f"{path}{error.strerror or error}")
 
 
-@contextmanager
-def require_extra(extras: str) -> Iterator[None]:
-    """Name the extra to install if an import fails."""
-    try:
-        yield
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(f'this needs FastAPI and uvicorn: pip install "nearveil[{extras}]"') from missing
-
-
 def _name_options(text: str, options: dict[str, str]) -> str:
     for name, option in options.items():
         text = text.replace(f"`{name}`", option)

@@ -81,13 +81,15 @@ def query(
     check(by != "message" or bool(epsilon), "a message needs an epsilon above 0", "--epsilon")
     from nearveil.features import load_image
     from nearveil.features.vectors import SUFFIXES, read_vector
-    from nearveil.ledger import new_key
 
     is_vector = image.suffix.lower() in SUFFIXES
 
     if sheet is not None:
         _check_sheet(sheet, force=force, has_images=bool(epsilon) and not is_vector)
-    key = key if key or allow_unsound else new_key()
+    if epsilon and not (key or allow_unsound):
+        from nearveil.ledger import new_key
+
+        key = new_key()
     payer = LazyAccount(payment)
     with payer, _name_retry(key or "", payer, local=options.server is None), show_bars() as start:
         chosen_extractor = load_extractor(extractor)

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nearveil.cli._options import argument, command, option
-from nearveil.cli._output import print_lines, print_table, require_extra, show_bars
+from nearveil.cli._output import print_lines, print_table, show_bars
 from nearveil.cli._token import has_tokens, suggest_token
+from nearveil.lazy import require_extra
 
 if TYPE_CHECKING:
     from nearveil.private_knn.discriminant import Forecast

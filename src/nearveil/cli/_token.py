@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from nearveil.cli._options import JSON, argument, command, make_app, option
-from nearveil.cli._output import print_json, print_lines, print_table, require_extra
+from nearveil.cli._output import print_json, print_lines, print_table
+from nearveil.lazy import require_extra
 
 if TYPE_CHECKING:
     from nearveil.server import TokenStore

@@ -12,7 +12,7 @@ import typer
 
 from nearveil.cli._accounts import PaymentOptions, describe_new_account, find_or_open_account
 from nearveil.cli._options import EXTRACTOR, GalleryOptions, command, load_extractor, option
-from nearveil.cli._output import require_extra
+from nearveil.lazy import require_extra
 
 _SERVER_SETTINGS = {"timeout": 20.0, "retries": 2}  # short: a person waits in front of the page
 _EXIT_DELAY = 5.0  # seconds between Ctrl-C and the end, before uvicorn logs the requests that it cancels

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nearveil.cluster import cut_rows
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import ItemDetails, encode_name, read_details
 from nearveil.gallery.codes import Rows, Singles
@@ -24,7 +25,10 @@ from nearveil.wire.frames import WireError
 from nearveil.wire.messages import PublicPart, decode_frame
 
 _MAX_FLOAT32 = 1 << 30  # bytes of rows in memory; more are held in 16 bits
-_SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-10, 6e4  # of rows that FAISS compares; 16 bits hold 6e4
+_LARGEST_STEP = 32767  # of a number in 16 bits
+_BLOCK = 1 << 13  # rows that are converted and compared at once: they fit into a cache
+_SCORES = 1 << 23  # of many queries in memory
+_SMALLEST_NUMBER, _LARGEST_NUMBER = 1e-10, 6e4  # of rows that are compared
 _WIDER = 4  # candidates for each neighbour that are compared by their codes
 _MANIFEST, _PUBLIC, _LOCK, _METADATA = "manifest", "public", "lock", "metadata"
 # Groups, and files of an interrupted write, also those of earlier versions.
@@ -191,25 +195,40 @@ class LoadedCopy:
         return min(len(self.ids), _WIDER * k + 16)
 
     def build_index(self) -> None:
-        """Build the search index, unless it exists."""
-        self._index.search(np.zeros((1, self._index.d), np.float32), 1)
+        """Decode the rows that are searched, unless that is done."""
+        assert self._rows is not None
 
     @cached_property
-    def _index(self) -> Any:
-        """FAISS index of the decoded codes."""
-        import faiss
-
-        table = self.public.table
-        dimension = table.decode(self.codes[:1]).shape[1]
-        if 4 * dimension * len(self.codes) <= _MAX_FLOAT32:
-            index: Any = faiss.IndexFlatIP(dimension)
-        else:
-            half = faiss.ScalarQuantizer.QT_fp16
-            index = faiss.IndexScalarQuantizer(dimension, half, faiss.METRIC_INNER_PRODUCT)
+    def _rows(self) -> tuple[Singles | NDArray[np.int16], Singles | None]:
+        """The decoded codes in 32 bits; if they would take too much memory, in 16 bits, with a scale for each row."""
+        table, n = self.public.table, len(self.codes)
+        is_wide = 4 * table.columns * n <= _MAX_FLOAT32
+        rows: Any = np.empty((n, table.columns), np.float32 if is_wide else np.int16)
+        scales = None if is_wide else np.empty(n, np.float32)
         with np.errstate(all="ignore"):
-            for start in range(0, len(self.codes), 1 << 16):
-                index.add(_limit_range(table.decode(self.codes[start : start + (1 << 16)])))
-        return index
+            for block in cut_rows(n, _BLOCK):
+                decoded = _limit_range(table.decode(self.codes[block]))
+                if scales is not None:
+                    scales[block] = np.maximum(np.abs(decoded).max(axis=1), _SMALLEST_NUMBER) / _LARGEST_STEP
+                    decoded = np.rint(decoded / scales[block, None])
+                rows[block] = decoded
+        return rows, scales
+
+    def _find_candidates(
+        self, queries: Singles, count: int, matching: NDArray[np.bool_] | None
+    ) -> Iterator[NDArray[np.int64]]:
+        """Yield the positions of the `count` best items of each query, in increasing order."""
+        rows, scales = self._rows
+        n = len(rows)
+        for batch in cut_rows(len(queries), max(1, _SCORES // n)):
+            scores = np.empty((len(queries[batch]), n), np.float32)
+            for block in cut_rows(n, _BLOCK):
+                np.matmul(queries[batch], rows[block].astype(np.float32, copy=False).T, out=scores[:, block])
+            if scales is not None:
+                scores *= scales
+            if matching is not None:
+                scores[:, ~matching] = -np.inf
+            yield from np.sort(np.argpartition(scores, n - count, axis=1)[:, n - count :], axis=1)
 
     @cached_property
     def _pairs(self) -> tuple[dict[tuple[str, str], int], NDArray[np.int32], NDArray[np.int32]]:
@@ -243,17 +262,16 @@ class LoadedCopy:
         """Return ids and values of the metric, shape (q, k), of the nearest `matching` items, by their codes."""
         _, encoded, queries, _ = encode_queries(self.public, rows)
         table = self.public.table
-        n_scored, options = self.count_scored(k), {}
+        n_scored = self.count_scored(k)
         if matching is not None:
             n_matching = int(matching.sum())
             k, n_scored = min(k, n_matching), min(n_scored, n_matching)
-            options = {"params": _select(matching)}
         ids, scores = np.empty((len(queries), k), np.int64), np.empty((len(queries), k), np.float32)
         if not k:
             return ids, scores.astype(np.float64)
         with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
-            candidates = self._index.search(_limit_range(table.project(queries)), n_scored, **options)[1]
-            for row, positions in enumerate(np.sort(candidates, axis=1)):
+            candidates = self._find_candidates(_limit_range(table.project(queries)), n_scored, matching)
+            for row, positions in enumerate(candidates):
                 similarities = table.scores(queries[row : row + 1], self.codes[positions])[0]
                 similarities = np.nan_to_num(similarities, nan=float(np.finfo(np.float32).min))
                 best = np.argsort(-similarities, kind="stable")[:k]
@@ -275,13 +293,6 @@ class LoadedCopy:
             ends, text = self._texts[block][number]
             contents.append(text[int(ends[offset - 1]) if offset else 0 : int(ends[offset])])
         return contents
-
-
-def _select(matching: NDArray[np.bool_]) -> Any:
-    import faiss
-
-    bitmap: Any = faiss.IDSelectorBitmap
-    return faiss.SearchParameters(sel=bitmap(np.packbits(matching, bitorder="little")))  # type: ignore[call-arg]
 
 
 def encode_value(value: Any) -> str | None:
@@ -309,7 +320,7 @@ def _normalize(value: Any) -> Any:
 
 def _limit_range(values: Rows) -> Singles:
     """Return numbers with products that neither overflow nor are subnormal, in 32 bits."""
-    # FAISS omits items without a finite score, and subnormal numbers are slow on some processors: a hostile table would
+    # Scores that are not finite have no order, and subnormal numbers are slow on some processors: a hostile table would
     # choose for which queries. Numbers of an honest table are about 1.
     finite = np.clip(np.nan_to_num(values), -_LARGEST_NUMBER, _LARGEST_NUMBER)
     return np.where(np.abs(finite) < _SMALLEST_NUMBER, 0, finite).astype(np.float32)

@@ -154,7 +154,7 @@ def search_period(
     public, more = copy.public, questions - 1
     features, n_scored = public.space.width, len(copy) if filtered else copy.count_scored(count)
     texts = copy.text_bytes if filtered else min(count * copy.longest_text, copy.text_bytes)
-    share = _MORE if pairs is None else _MORE_FILTERED  # FAISS compares many queries with a row while it is in a cache
+    share = _MORE if pairs is None else _MORE_FILTERED  # many queries are compared with a row while it is in a cache
     comparing = len(copy) * ((_ITEM + _OPERATION * features) * (1 + share * more) + filtered * FILTERING * questions)
     if pairs is not None:
         comparing += _CONDITIONS * (_CONDITION + _PAIR * (pairs + len(copy)))

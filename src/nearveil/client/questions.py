@@ -14,7 +14,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
-from dp_accounting import NoOpDpEvent
 from numpy.typing import NDArray
 
 from nearveil.client.copies import encode_value
@@ -60,7 +59,6 @@ NOTHING_SENT = Guarantee(
     unit="record",
     relation="replace",
     basis=Basis("no request depends on the query", "docs/theory/service.md"),
-    events=(NoOpDpEvent(),),
 )
 _TEXTS: tuple[Extras, ...] = ("metadata", "names")  # extras that are text
 _UTF8 = 4  # bytes of a character, at most

@@ -201,10 +201,8 @@ async def _fetch_seal(
     session: Session, info: GalleryInfo, cache: dict[str, CachedSeal], traffic: Traffic
 ) -> CachedSeal:
     """Return the client for the current state of a gallery. Cached parts are not sent again."""
-    try:
-        from nearveil.sealed import SealedClient, SealedError
-    except ImportError:
-        raise QuestionError("by", "sealed queries need cryptography: pip install nearveil[sealed]") from None
+    from nearveil.sealed import SealedClient, SealedError
+
     cached = cache.get(info.name)
     start_stage("Downloading the sealed layout")
     response = await session.send(Request("layout", info.name, etag="" if cached is None else cached.etag), traffic)

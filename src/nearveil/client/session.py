@@ -24,7 +24,7 @@ from nearveil.client.transport import (
     read_etag,
     read_galleries,
 )
-from nearveil.mechanisms.base import MessageError
+from nearveil.mechanisms.messages import MessageError
 from nearveil.privacy.checks import is_integer
 from nearveil.wire.client import ClientProtocol
 from nearveil.wire.client import Payer as _Payer

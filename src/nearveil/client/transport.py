@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from nearveil.client.errors import DeclinedError, QuestionError, ReplyError, UnreachableError
 from nearveil.cluster import is_loopback
 from nearveil.gallery.answers import LARGEST_ORIGINAL
+from nearveil.lazy import require_extra
 from nearveil.wire.frames import Kind
 from nearveil.wire.schema import FRAME, KEY_HEADER, MOST_MODEL, Galleries, GalleryInfo, Problem
 
@@ -144,10 +145,8 @@ class HttpTransport:
         proxies: bool = False,  # whether the proxies of the environment are used
         transport: "httpx.AsyncBaseTransport | None" = None,
     ) -> None:
-        try:
-            import httpx
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError('a server needs httpx: pip install "nearveil[client]"') from missing
+        import httpx
+
         import nearveil
 
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
@@ -301,8 +300,9 @@ class LocalTransport:
     """Send requests to a gallery in this process, in threads; close an index only if it is opened here."""
 
     def __init__(self, source: "str | os.PathLike[str] | Index | Gallery") -> None:
-        from nearveil.gallery import Index
-        from nearveil.server.galleries import OFFERS, OpenGallery
+        with require_extra("gallery"):
+            from nearveil.gallery import Index
+            from nearveil.server.galleries import OFFERS, OpenGallery
 
         self._owned = isinstance(source, (str, os.PathLike))
         if isinstance(source, (str, os.PathLike)):

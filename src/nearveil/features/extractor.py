@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.cluster import Tick
 from nearveil.errors import NearveilError
 from nearveil.features.images import Pixels, resize
+from nearveil.lazy import require_extra
 
 Floats = NDArray[np.float32]
 
@@ -134,10 +135,8 @@ def hog(images: ArrayLike, *, tick: Tick | None = None) -> Floats:
     """Compute oriented gradients (n, 324) of images, uint8 or floats in [0, 1], at least 8 pixels a side."""
     # Nine orientations, 4 x 4 cells, blocks of 2 x 2 cells, L2-Hys. A row depends on its own image only, bit for bit.
     pixels = _check_images(images)
-    try:
+    with require_extra("images"):
         from skimage.feature import hog as compute_hog
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("images: HOG needs scikit-image: pip install nearveil[images]") from missing
     blocks = _CELLS - _BLOCK + 1  # for a side such as 15, scikit-image adds a fifth cell
     rows = np.empty((len(pixels), blocks**2 * _BLOCK**2 * _ORIENTATIONS), dtype=np.float32)
     for number, image in enumerate(pixels):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
+from nearveil.lazy import require_extra
 
 Pixels = NDArray[np.uint8]
 Source = str | os.PathLike[str] | bytes
@@ -116,10 +117,8 @@ def resize(image: Pixels, side: int) -> Pixels:
 
 
 def _import_pillow() -> Any:
-    try:
+    with require_extra("images"):
         from PIL import Image
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("images need Pillow: pip install nearveil[images]") from missing
     return Image
 
 

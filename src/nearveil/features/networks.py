@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.features.extractor import Extractor
+from nearveil.lazy import require_extra
 from nearveil.privacy.checks import check_integer
 
 _THREADS_LOCK = threading.Lock()  # the number of threads is global to the process
@@ -24,10 +25,8 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, i
 
 def import_torch() -> Any:
     """Return torch, or raise an error that says how to install it."""
-    try:
+    with require_extra("images,torch"):
         import torch
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("this extractor needs torch: pip install nearveil[images,torch]") from missing
     return torch
 
 
@@ -231,11 +230,9 @@ class OnnxExtractor(Extractor):
 
 def _load_session(content: bytes, threads: int = 0) -> Any:
     """Load a network that runs on `threads` threads; 0 for one thread for each core."""
-    try:
+    with require_extra("onnx"):
         import onnx
         import onnxruntime
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("this extractor needs onnxruntime: pip install nearveil[onnx]") from missing
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
     options.use_deterministic_compute = threads == 1

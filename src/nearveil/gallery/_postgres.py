@@ -134,7 +134,7 @@ def _prepare(connection: Any) -> None:
     try:
         from pgvector.psycopg import register_vector
     except ModuleNotFoundError as missing:
-        raise IndexStoreError("PostgreSQL needs pgvector: pip install nearveil[postgres]") from missing
+        raise IndexStoreError('PostgreSQL needs pgvector: pip install "nearveil[postgres]"') from missing
     schema = connection.execute(_EXTENSION).fetchone()
     if schema is not None:
         connection.execute(_PATH, schema)

@@ -4,20 +4,22 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.decomposition import PCA
-from threadpoolctl import threadpool_limits
 
 from nearveil.cluster import SpreadRows, cut_rows
-from nearveil.mechanisms import Message
-from nearveil.mechanisms.base import fingerprint
+from nearveil.lazy import LateModule
+from nearveil.mechanisms.messages import Message, fingerprint
 from nearveil.metrics import CENTRED, ScoreSpace
 from nearveil.privacy.checks import is_integer
 from nearveil.wire.frames import MOST_FEATURES, WireError
+
+if TYPE_CHECKING:
+    import faiss
+else:  # only to learn codes and to encode rows
+    faiss = LateModule("faiss", "gallery")
 
 Singles = NDArray[np.float32]
 Rows = NDArray[np.float32] | NDArray[np.float64]
@@ -206,15 +208,21 @@ class ProductCodes(Codes):
         self.sample = sample
         self.dimension, self.columns = projection.shape
         self.width = _FACTOR_BYTES + groups
-        self._quantiser = _make_quantiser(centroids)
         with np.errstate(all="ignore"):  # a hostile table may hold numbers of any size
-            self._decoder = _make_quantiser(
-                centroids / weights.reshape(groups, 1, size) + mean.reshape(groups, 1, size)
-            )
+            decoded = centroids / weights.reshape(groups, 1, size) + mean.reshape(groups, 1, size)
+            self._decoded = decoded.astype(np.float32).reshape(-1, size)  # rows of all bytes, group after group
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Support pickling, which the quantiser does not."""
         return ProductCodes, (self.projection, self.weights, self.mean, self.centroids, self.sample)
+
+    @cached_property
+    def _quantiser(self) -> Any:
+        """A quantiser of weighted rows."""
+        groups, _, size = self.centroids.shape
+        quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
+        faiss.copy_array_to_vector(np.ascontiguousarray(self.centroids, np.float32).ravel(), quantiser.centroids)
+        return quantiser
 
     @classmethod
     def fit(cls, features: SpreadRows, width: int, space: ScoreSpace, passes: int = _PASSES) -> Self:
@@ -237,6 +245,8 @@ class ProductCodes(Codes):
         quantiser.cp.min_points_per_centroid = 1
         # A gallery of fewer than 256 items is repeated: then each item has its own centroid.
         weighted = np.resize((rotated - mean) * weights, (max(len(rows), _CENTROIDS), groups * size))
+        from threadpoolctl import threadpool_limits
+
         with threadpool_limits(1, user_api="openmp"):  # threads cost more than they help at a few dimensions each
             quantiser.train(np.ascontiguousarray(weighted))
         centroids = faiss.vector_to_array(quantiser.centroids).reshape(groups, _CENTROIDS, size)
@@ -274,8 +284,9 @@ class ProductCodes(Codes):
 
     def _reconstruct(self, codes: Bytes) -> Singles:
         """Return the projected rows of codes without their factors."""
-        rows: Singles = self._decoder.decode(codes)
-        return rows
+        groups, size = len(self.centroids), self.centroids.shape[2]
+        positions = codes + _CENTROIDS * np.arange(groups, dtype=np.int64)
+        return self._decoded.take(positions, axis=0).reshape(len(codes), groups * size)
 
     def _fit_factors(self, features: Singles, rows: Singles) -> Singles:
         """Return the least-squares factor from coded to true scores of the nearest sample rows, for each item."""
@@ -300,14 +311,6 @@ class ProductCodes(Codes):
 
 def _read_factors(codes: Bytes) -> Singles:
     return np.ascontiguousarray(codes[:, :_FACTOR_BYTES]).view("<f2").astype(np.float32)
-
-
-def _make_quantiser(centroids: Singles) -> Any:
-    """Return a quantiser of rows in groups of columns, by the centroids of each group, shape (groups, 256, size)."""
-    groups, _, size = centroids.shape
-    quantiser = faiss.ProductQuantizer(groups * size, groups, 8)
-    faiss.copy_array_to_vector(np.ascontiguousarray(centroids, np.float32).ravel(), quantiser.centroids)
-    return quantiser
 
 
 def _find_bounds(rows: Singles, first: int, projection: Singles) -> Singles:
@@ -492,6 +495,8 @@ def sample_rows(rows: SpreadRows, count: int) -> Singles:
 def _find_directions(rows: Singles, count: int) -> Singles:
     """Return principal directions, shape (d, count), completed by orthogonal ones if there are too few rows."""
     if len(rows) > count:
+        from sklearn.decomposition import PCA
+
         return np.asarray(PCA(count, svd_solver="covariance_eigh").fit(rows).components_.T, dtype=np.float32)
     basis, _ = np.linalg.qr(np.concatenate([rows.T, np.eye(rows.shape[1], dtype=np.float32)], axis=1))
     return np.asarray(basis[:, :count], dtype=np.float32)

@@ -96,7 +96,7 @@ def explain(error: BaseException, url: URL, reading: bool = False) -> IndexStore
     """Translate a database error, without the values of the statement; `reading`: nothing was being written."""
     location = describe_url(url)
     if isinstance(error, ModuleNotFoundError):
-        return IndexStoreError("PostgreSQL needs psycopg and pgvector: pip install nearveil[postgres]")
+        return IndexStoreError('PostgreSQL needs psycopg and pgvector: pip install "nearveil[postgres]"')
     code = find_error_code(error)
     # SQLite reports corrupted text as an error of Python, or without a code.
     is_corrupted_text = isinstance(error, UnicodeDecodeError) or (

@@ -35,10 +35,10 @@ from nearveil.gallery.errors import (
 )
 from nearveil.gallery.items import Ids, IndexSnapshot
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
-from nearveil.mechanisms.base import candidate_count, fingerprint
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import DUE, spread_features
 from nearveil.mechanisms.covers.maps import MOST_SETS
+from nearveil.mechanisms.messages import candidate_count, fingerprint
 from nearveil.mechanisms.public import PublicRelease, check_served
 from nearveil.metrics import CENTRED, NORMALIZED, Metric, ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows

@@ -47,7 +47,7 @@ class LedgerDatabase(storage.Database):
         try:
             super().__init__(url, timeout, prepare=prepare, busy=_BUSY, ping=False)
         except ModuleNotFoundError as missing:
-            raise LedgerError("PostgreSQL needs psycopg: pip install nearveil[postgres]") from missing
+            raise LedgerError('PostgreSQL needs psycopg: pip install "nearveil[postgres]"') from missing
 
     def now(self) -> str:
         """Return the time as stored, in UTC. It informs people; no decision depends on it."""

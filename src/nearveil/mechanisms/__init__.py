@@ -8,10 +8,11 @@ if TYPE_CHECKING:
     from nearveil.mechanisms._bitwise import OME, Latent
     from nearveil.mechanisms._gaussian import AnalyticGaussian
     from nearveil.mechanisms._privunit import PrivUnit
-    from nearveil.mechanisms.base import Message, MessageError, Release
+    from nearveil.mechanisms.base import Release
     from nearveil.mechanisms.catalog import default
     from nearveil.mechanisms.covers.covers import Covers
     from nearveil.mechanisms.covers.maps import PublicMap
+    from nearveil.mechanisms.messages import Message, MessageError
 
 __all__ = [
     "OME",
@@ -32,9 +33,10 @@ __getattr__ = import_later(
         "._bitwise": "OME Latent",
         "._gaussian": "AnalyticGaussian",
         "._privunit": "PrivUnit",
-        ".base": "Message MessageError Release",
+        ".base": "Release",
         ".catalog": "default",
         ".covers.covers": "Covers",
         ".covers.maps": "PublicMap",
+        ".messages": "Message MessageError",
     },
 )

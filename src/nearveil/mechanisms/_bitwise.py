@@ -16,8 +16,9 @@ from scipy.special import softmax
 from sklearn.utils._param_validation import StrOptions
 
 from nearveil.cluster import cut_table
-from nearveil.mechanisms.base import Floats, Message, MessageError, TractableRelease, make_guarantee
+from nearveil.mechanisms.base import TractableRelease
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.mechanisms.messages import Floats, Message, MessageError, make_guarantee
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_range

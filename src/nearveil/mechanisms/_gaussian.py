@@ -4,13 +4,8 @@ from dataclasses import KW_ONLY, MISSING, dataclass, replace
 
 import numpy as np
 
-from nearveil.mechanisms.base import (
-    Floats,
-    Message,
-    TractableRelease,
-    VectorRelease,
-    make_noise_guarantee,
-)
+from nearveil.mechanisms.base import TractableRelease, VectorRelease, make_noise_guarantee
+from nearveil.mechanisms.messages import Floats, Message
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import GaussianNoise, Source, add_noise, calibrate_gaussian

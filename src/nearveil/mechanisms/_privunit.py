@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from nearveil.cluster import cut_rows
-from nearveil.mechanisms.base import Floats, Message, VectorRelease, make_guarantee
+from nearveil.mechanisms.base import VectorRelease
+from nearveil.mechanisms.messages import Floats, Message, make_guarantee
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_range

@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from nearveil import mechanisms
-from nearveil.mechanisms.base import Floats, Message, Release, check_fraction
+from nearveil.mechanisms.base import Release
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
+from nearveil.mechanisms.messages import Floats, Message, check_fraction
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail.mechanism import PrivateMail
 

@@ -12,7 +12,8 @@ from sklearn.decomposition import PCA
 from sklearn.exceptions import NotFittedError
 from sklearn.utils.validation import check_is_fitted
 
-from nearveil.mechanisms.base import Floats, TractableRelease, fingerprint
+from nearveil.mechanisms.base import TractableRelease
+from nearveil.mechanisms.messages import Floats, fingerprint
 from nearveil.metrics import scale_to_unit
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.privatemail.manifold import SupervisedManifold

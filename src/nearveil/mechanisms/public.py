@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from nearveil.mechanisms._bitwise import OME, Latent
 from nearveil.mechanisms._gaussian import AnalyticGaussian
 from nearveil.mechanisms._privunit import PrivUnit
-from nearveil.mechanisms.base import Floats, Message, MessageError, Release, fingerprint
+from nearveil.mechanisms.base import Release
 from nearveil.mechanisms.catalog import REGISTRY, MechanismEntry
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.maps import MOST_ITEMS, MapError
+from nearveil.mechanisms.messages import Floats, Message, MessageError, fingerprint
 from nearveil.privacy.checks import OUT_OF_RANGE, is_in_range
 from nearveil.privatemail.mechanism import PrivateMail
 

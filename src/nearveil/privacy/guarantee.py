@@ -1,28 +1,31 @@
 """Guarantees, checked against their events, and their composition."""
 
+from __future__ import annotations
+
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import lru_cache
-from typing import Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-import attr
-import dp_accounting as dp
-from dp_accounting import DpEvent, PoissonSampledDpEvent, SelfComposedDpEvent, UnsupportedEventError
-
-from nearveil.privacy.accounting import (
-    GaussianFilter,
-    PldAccountant,
-    RdpAccountant,
-    RenyiFilter,
-    Spent,
-    sum_pure_epsilons,
-)
+from nearveil.lazy import LateModule
 from nearveil.privacy.checks import check_choice, check_count, check_text
-from nearveil.privacy.events import Budgeted, ClippedVotes, NoisyScreening, VoteHistogram, split_event
 from nearveil.privacy.noise import LARGEST_EPSILON, GaussianNoise, LaplaceNoise, Source
+
+if TYPE_CHECKING:
+    import attr
+    import dp_accounting as dp
+    from dp_accounting import DpEvent
+
+    from nearveil.privacy import accounting
+    from nearveil.privacy import events as privacy_events
+    from nearveil.privacy.accounting import GaussianFilter, RenyiFilter, Spent
+else:  # a client that sends no message needs no accountant
+    attr, dp = LateModule("attr", "budget"), LateModule("dp_accounting", "budget")
+    accounting = LateModule("nearveil.privacy.accounting", "budget")
+    privacy_events = LateModule("nearveil.privacy.events", "budget")
 
 Protects = Literal["query", "database"]
 Relation = Literal["replace", "add-remove"]
@@ -40,19 +43,19 @@ def freeze_event(event: DpEvent) -> DpEvent:
     """Check an event again and make it immutable: lists inside it become tuples."""
     fields = attr.fields(type(event)) if attr.has(type(event)) else ()
     parts = {field.name: getattr(event, field.name) for field in fields}
-    frozen = {name: _freeze(value) for name, value in parts.items() if isinstance(value, DpEvent | list | tuple)}
+    frozen = {name: _freeze(value) for name, value in parts.items() if isinstance(value, dp.DpEvent | list | tuple)}
     return attr.evolve(event, **frozen) if fields else event
 
 
 def _freeze(value: object) -> object:
-    return freeze_event(value) if isinstance(value, DpEvent) else tuple(map(_freeze, value))  # type: ignore[call-overload]
+    return freeze_event(value) if isinstance(value, dp.DpEvent) else tuple(map(_freeze, value))  # type: ignore[call-overload]
 
 
 def count_events(events: Iterable[DpEvent]) -> Spent:
     """Return the distinct mechanisms of events, each with its number of runs."""
     counts: dict[DpEvent, int] = {}
     for event in events:
-        for leaf, times in split_event(event):
+        for leaf, times in privacy_events.split_event(event):
             counts[leaf] = counts.get(leaf, 0) + times
     return tuple((leaf, times) for leaf, times in counts.items() if times)
 
@@ -61,11 +64,11 @@ def count_events(events: Iterable[DpEvent]) -> Spent:
 def find_epsilon(spent: Spent, delta: float) -> float:
     """Return the least epsilon of events with fixed parameters by any accountant (delta 0: a sum), or infinity."""
     if delta <= 0:
-        return sum_pure_epsilons(spent)
-    for accountant in (PldAccountant(spent), RdpAccountant(spent)):
+        return accounting.sum_pure_epsilons(spent)
+    for accountant in (accounting.PldAccountant(spent), accounting.RdpAccountant(spent)):
         try:
             return accountant.epsilon(delta)
-        except UnsupportedEventError:
+        except dp.UnsupportedEventError:
             continue
     return math.inf
 
@@ -73,15 +76,15 @@ def find_epsilon(spent: Spent, delta: float) -> float:
 def costs_at_most(spent: Spent, epsilon: float, delta: float) -> bool:
     """Return whether an accountant confirms that events with fixed parameters cost at most (epsilon, delta)."""
     allowed = epsilon * (1 + ROUNDING)
-    return sum_pure_epsilons(spent) <= allowed or find_epsilon(spent, delta) <= allowed
+    return accounting.sum_pure_epsilons(spent) <= allowed or find_epsilon(spent, delta) <= allowed
 
 
 @lru_cache(maxsize=1024)
 def passes_filter(spent: Spent, epsilon: float, delta: float, orders: tuple[float, ...]) -> bool:
     """Return whether a filter admits all events: Renyi; without orders Gaussian, or at delta 0 summed pure epsilons."""
     if not delta:
-        return sum_pure_epsilons(spent) <= epsilon * (1 + ROUNDING)
-    gate = RenyiFilter(epsilon, delta, orders) if orders else GaussianFilter(epsilon, delta)
+        return accounting.sum_pure_epsilons(spent) <= epsilon * (1 + ROUNDING)
+    gate = accounting.RenyiFilter(epsilon, delta, orders) if orders else accounting.GaussianFilter(epsilon, delta)
     return gate.may_spend(dp.ComposedDpEvent([dp.SelfComposedDpEvent(leaf, times) for leaf, times in spent]))
 
 
@@ -179,8 +182,8 @@ class Guarantee(_ValidatedOnUnpickling):
     basis: Basis  #: the theorem or accountant, with a link to its documentation
     sound: bool = True  #: whether it is proved; an unsound guarantee needs a `reason`, and its figures are not checked
     reason: str = ""  #: why it is not sound
-    #: The releases, for accountants. A sound guarantee of a finite epsilon needs at least one (``NoOpDpEvent()`` if
-    #: nothing is released).
+    #: The releases, for accountants. A sound guarantee of a finite epsilon needs at least one, unless epsilon and
+    #: delta are 0.
     events: tuple[DpEvent, ...] = ()
     #: The part of `delta` that samplers of finite precision cost; events do not include it. Proved up to epsilon 64.
     extra_delta: float = 0.0
@@ -190,7 +193,7 @@ class Guarantee(_ValidatedOnUnpickling):
     #: guarantee's. Without a filter, the parameters were fixed in advance.
     within: FilterTerms | None = None
     #: The guarantee that includes these events; its figures hold for the part too. See :meth:`part`.
-    whole: "Guarantee | None" = None
+    whole: Guarantee | None = None
     #: The assumptions of the encryption, if a part of the message is encrypted. The guarantee is then computational: it
     #: holds only against observers who cannot solve these problems.
     assumptions: tuple[Assumption, ...] = ()
@@ -229,20 +232,20 @@ class Guarantee(_ValidatedOnUnpickling):
         """Whether it guarantees nothing (infinite epsilon, or delta 1). It is not checked, composed or debited."""
         return math.isinf(self.epsilon) or self.delta == 1
 
-    def with_source(self, source: Source) -> "Guarantee":
+    def with_source(self, source: Source) -> Guarantee:
         """Return the guarantee of this release with the randomness of `source`: unsound if it is seeded."""
         return self if getattr(source, "sound", False) is True else self.as_seeded()
 
-    def as_seeded(self) -> "Guarantee":
+    def as_seeded(self) -> Guarantee:
         """Return the guarantee of the same release with seeded randomness, which is unsound."""
         if self.source == "seeded":
             return self
         reason = f"{self.reason}; {_SEEDED}" if self.reason else _SEEDED
         return replace(self, sound=False, reason=reason, source="seeded")
 
-    def part(self, event: DpEvent, count: int = 1) -> "Guarantee":
+    def part(self, event: DpEvent, count: int = 1) -> Guarantee:
         """Return the guarantee of `count` repetitions of one event; the figures of the whole cover this part."""
-        events = (SelfComposedDpEvent(event, check_count(count, "count", least=1)),)
+        events = (dp.SelfComposedDpEvent(event, check_count(count, "count", least=1)),)
         return replace(self, events=events, whole=self if self.whole is None else self.whole)
 
     def _check_soundness(self) -> None:
@@ -256,7 +259,7 @@ class Guarantee(_ValidatedOnUnpickling):
         if not 0 <= self.extra_delta <= self.delta:
             raise ValueError("extra_delta must be a part of delta")
         _store_floats(self, "epsilon", "delta", "extra_delta")
-        if not all(isinstance(event, DpEvent) for event in self.events):
+        if not all(isinstance(event, dp.DpEvent) for event in self.events):
             raise ValueError("events must be dp-accounting events, or nearveil's own")
         object.__setattr__(self, "events", tuple(map(freeze_event, self.events)))
         if self.relation == "replace" and any(needs_add_remove(event) for event in self.events):
@@ -272,6 +275,8 @@ class Guarantee(_ValidatedOnUnpickling):
                 "the cost of samplers is not proved"
             )
         if not self.events:
+            if self.epsilon == self.delta == 0:  # nothing is released
+                return
             raise ValueError("events must not be empty: without them, epsilon and delta cannot be checked")
         if self.whole is not None:
             self._check_part(self.whole)
@@ -286,12 +291,12 @@ class Guarantee(_ValidatedOnUnpickling):
     def _check_filter(self, terms: FilterTerms) -> None:
         if self.epsilon < terms.epsilon or self.delta < terms.delta + self.extra_delta:
             raise ValueError("epsilon and delta must be those of the filter, and extra_delta on top")
-        if self.events == (Budgeted(terms.epsilon, terms.delta),):
+        if self.events == (privacy_events.Budgeted(terms.epsilon, terms.delta),):
             return
         if not passes_filter(count_events(self.events), terms.epsilon, terms.delta, terms.orders):
             raise ValueError("events must be within the filter: it would not have admitted them")
 
-    def _check_part(self, whole: "Guarantee") -> None:
+    def _check_part(self, whole: Guarantee) -> None:
         if not isinstance(whole, Guarantee):
             raise ValueError("whole must be a Guarantee")
         same = ("protects", "unit", "relation", "sound", "extra_delta", "source", "within", "assumptions")
@@ -303,7 +308,7 @@ class Guarantee(_ValidatedOnUnpickling):
         if any(times > planned.get(leaf, 0) for leaf, times in count_events(self.events)):
             raise ValueError("events must be a part of the whole: one of them happens more often than it may")
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Guarantee":
+    def __deepcopy__(self, memo: dict[int, Any]) -> Guarantee:
         return self  # immutable
 
     def __add__(self, other: object) -> NoReturn:
@@ -385,7 +390,8 @@ def format_rounded_up(number: float | Decimal, digits: int = 2) -> str:
 
 def needs_add_remove(event: DpEvent) -> bool:
     """Return whether an event, or one inside it, is only priced for one record added or removed."""
-    if isinstance(event, PoissonSampledDpEvent | NoisyScreening | VoteHistogram | ClippedVotes):
+    votes = privacy_events.NoisyScreening | privacy_events.VoteHistogram | privacy_events.ClippedVotes
+    if isinstance(event, dp.PoissonSampledDpEvent | votes):
         return True
     inside = [
         *getattr(event, "events", ()),
@@ -426,7 +432,7 @@ def compose(
     for field in ("protects", "unit", "relation"):
         if len({getattr(guarantee, field) for guarantee in guarantees}) > 1:
             raise ValueError(f"guarantees must agree in {field}: they are not about the same record")
-    if not all(guarantee.events for guarantee in guarantees):
+    if not all(guarantee.events or guarantee.epsilon == guarantee.delta == 0 for guarantee in guarantees):
         raise ValueError("every guarantee must have events: nothing else can be composed")
     if any(guarantee.is_vacuous for guarantee in guarantees):
         raise ValueError(

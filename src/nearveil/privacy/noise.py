@@ -19,14 +19,19 @@ from dataclasses import dataclass, replace
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-from dp_accounting import GaussianDpEvent, LaplaceDpEvent, get_sigma_gaussian
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import log_ndtr
 
+from nearveil.lazy import LateModule
 from nearveil.privacy.checks import check_integer, check_positive, check_range
+
+if TYPE_CHECKING:
+    import dp_accounting as dp
+    from scipy import special
+else:
+    dp, special = LateModule("dp_accounting", "budget"), LateModule("scipy.special", "budget")
 
 __all__ = [
     "GaussianNoise",
@@ -69,7 +74,7 @@ def compute_gaussian_deltas(noise_multiplier: float, epsilons: NDArray[np.float6
     """Return the same bound at many epsilons, none of them negative."""
     half, drift = 0.5 / noise_multiplier, epsilons * noise_multiplier
     a, b = half - drift, -half - drift
-    log_a, log_b = log_ndtr(a), log_ndtr(b)
+    log_a, log_b = special.log_ndtr(a), special.log_ndtr(b)
     # a and b are off by three roundings of |b|; the slope of log Phi at x is at most |x| + 1.
     error_a = _ULP * (8 * np.abs(log_a) + 3 * np.abs(b) * (np.abs(a) + 1))
     error_b = _ULP * (8 * np.abs(log_b) + 3 * np.abs(b) * (np.abs(b) + 1))
@@ -92,7 +97,7 @@ def analytic_gaussian_scale(sensitivity: float, epsilon: float, delta: float) ->
     """
     sensitivity = check_positive(sensitivity, "sensitivity")
     epsilon, delta = check_range(epsilon, "epsilon", *EPSILONS), check_range(delta, "delta", *DELTAS)
-    root, margin = float(get_sigma_gaussian(epsilon, delta)), 2.0**-40
+    root, margin = float(dp.get_sigma_gaussian(epsilon, delta)), 2.0**-40
     while compute_gaussian_delta(root * (1 + margin), epsilon) > delta:
         margin *= 2
     return round_up(root * (1 + margin) * sensitivity)
@@ -420,9 +425,9 @@ class GaussianNoise(_GridNoise):
         return round_down(self.effective_scale / self.effective_sensitivity)
 
     @property
-    def event(self) -> GaussianDpEvent:
+    def event(self) -> "dp.GaussianDpEvent":
         """The event for an accountant; add `extra_delta`."""
-        return GaussianDpEvent(self.noise_multiplier)
+        return dp.GaussianDpEvent(self.noise_multiplier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -457,9 +462,9 @@ class LaplaceNoise(_GridNoise):
         return round_up(1 / self.noise_multiplier)
 
     @property
-    def event(self) -> LaplaceDpEvent:
+    def event(self) -> "dp.LaplaceDpEvent":
         """The event for an accountant (Theorem 5: one value is the worst case); add `extra_delta`."""
-        return LaplaceDpEvent(self.noise_multiplier)
+        return dp.LaplaceDpEvent(self.noise_multiplier)
 
 
 def choose_gaussian_grid(sensitivity: float, size: int) -> float:

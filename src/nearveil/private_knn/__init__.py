@@ -8,16 +8,19 @@
 * :class:`Student`: learns from the answers, and exports a public :class:`PublicStudent`.
 """
 
-from nearveil.private_knn._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
-from nearveil.private_knn._pate import PateClassifier
-from nearveil.private_knn.discriminant import PrivateDiscriminant, plan_publications
-from nearveil.private_knn.discriminant_model import PublicDiscriminant
-from nearveil.private_knn.estimator import AnsweredScore, Answers
-from nearveil.private_knn.plan import NoiseWarning
-from nearveil.private_knn.scaling import ScalingWarning
-from nearveil.private_knn.spending import ExhaustedError
-from nearveil.private_knn.student import Student
-from nearveil.private_knn.student_model import PublicStudent
+from nearveil.lazy import require_extra
+
+with require_extra("knn"):
+    from nearveil.private_knn._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
+    from nearveil.private_knn._pate import PateClassifier
+    from nearveil.private_knn.discriminant import PrivateDiscriminant, plan_publications
+    from nearveil.private_knn.discriminant_model import PublicDiscriminant
+    from nearveil.private_knn.estimator import AnsweredScore, Answers
+    from nearveil.private_knn.plan import NoiseWarning
+    from nearveil.private_knn.scaling import ScalingWarning
+    from nearveil.private_knn.spending import ExhaustedError
+    from nearveil.private_knn.student import Student
+    from nearveil.private_knn.student_model import PublicStudent
 
 __all__ = [
     "AnsweredScore",

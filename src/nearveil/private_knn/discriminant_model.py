@@ -19,7 +19,7 @@ from sklearn.neighbors import NearestNeighbors
 from sklearn.preprocessing import normalize
 from sklearn.utils import check_array
 
-from nearveil.mechanisms.base import Message, fingerprint
+from nearveil.mechanisms.messages import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
 from nearveil.private_knn import published
 from nearveil.private_knn.neighbors import LONGEST, IntegerRows

@@ -12,7 +12,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
-from nearveil.mechanisms.base import Message, MessageError
+from nearveil.mechanisms.messages import Message, MessageError
 from nearveil.privacy import Basis, Guarantee
 from nearveil.wire.frames import MOST_FEATURES
 

@@ -16,7 +16,7 @@ from sklearn.svm import SVC, LinearSVC
 
 from nearveil.features.extractor import hog
 from nearveil.ledger.budget import format_event, parse_event
-from nearveil.mechanisms.base import Message, fingerprint
+from nearveil.mechanisms.messages import Message, fingerprint
 from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.private_knn import published

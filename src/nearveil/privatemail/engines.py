@@ -10,7 +10,8 @@ from scipy.spatial.distance import cdist
 from scipy.special import softmax
 
 from nearveil.cluster import cut_rows
-from nearveil.mechanisms.base import Floats, Message, MessageError, make_noise_guarantee
+from nearveil.mechanisms.base import make_noise_guarantee
+from nearveil.mechanisms.messages import Floats, Message, MessageError
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
     GaussianNoise,

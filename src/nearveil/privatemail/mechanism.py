@@ -8,7 +8,8 @@ from numpy.typing import ArrayLike
 from scipy.spatial.distance import cdist
 from sklearn.utils._param_validation import StrOptions
 
-from nearveil.mechanisms.base import Floats, Message, MessageError, Release, check_labels, choose_source
+from nearveil.mechanisms.base import Release, check_labels, choose_source
+from nearveil.mechanisms.messages import Floats, Message, MessageError
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_integer, check_numbers
 from nearveil.privacy.noise import Source

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from nearveil.mechanisms.base import Floats, Message, make_guarantee
+from nearveil.mechanisms.messages import Floats, Message, make_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
     GaussianNoise,

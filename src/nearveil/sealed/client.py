@@ -6,7 +6,6 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from dp_accounting import NoOpDpEvent
 from numpy.typing import ArrayLike, NDArray
 
 from nearveil.metrics import scale_to_unit
@@ -112,7 +111,6 @@ class SealedClient:
             unit="record",
             relation="replace",
             basis=Basis("sealed search", "docs/theory/sealed.md"),
-            events=(NoOpDpEvent(),),
             assumptions=(
                 Assumption(f"{LWE} is hard", LWE.core_svp_bits),
                 Assumption(f"{RING} is hard", RING.core_svp_bits),

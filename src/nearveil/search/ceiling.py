@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq, linprog
 
-from nearveil.mechanisms.base import candidate_count, check_fraction
+from nearveil.mechanisms.messages import candidate_count, check_fraction
 from nearveil.privacy.checks import check_integer, check_range
 
 __all__ = ["answer_ceiling", "class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]

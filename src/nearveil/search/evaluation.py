@@ -10,7 +10,8 @@ from scipy.stats import norm
 from nearveil.cluster import LOCAL, Cluster, connect, cut_rows
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import Singles
-from nearveil.mechanisms.base import candidate_count, check_labels
+from nearveil.mechanisms.base import check_labels
+from nearveil.mechanisms.messages import candidate_count
 from nearveil.metrics import ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.privacy.noise import Source

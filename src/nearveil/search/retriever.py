@@ -13,8 +13,9 @@ from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import CodeBytes, Codes, Singles, learn_codes
 from nearveil.gallery.publishing import select_first
 from nearveil.mechanisms import Message, Release
-from nearveil.mechanisms.base import candidate_count, check_fraction, check_labels
+from nearveil.mechanisms.base import check_labels
 from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.mechanisms.messages import candidate_count, check_fraction
 from nearveil.metrics import Metric, ScoreSpace, check_metric
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import check_numbers, check_rows, is_integer

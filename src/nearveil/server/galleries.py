@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, ClassVar, cast, get_args
 
 import numpy as np
@@ -306,7 +305,7 @@ class OpenGallery(Gallery):
                 if self.index.has_external_ids():
                     words = "%s: clients see no ids of yours; to show ids and metadata, add metadata to its offers"
                     _LOG.warning(words, self.name)
-        if "sealed" in self._offers and find_spec("cryptography") is not None:
+        if "sealed" in self._offers:
             self._builder.request(_require_maps(self._load_state()))
             with _translate_errors():
                 self._builder.wait(timeout)
@@ -369,8 +368,6 @@ class OpenGallery(Gallery):
     def _check_sealed(self) -> None:
         if "sealed" not in self._offers:
             raise ServiceError("not_offered", "This gallery does not answer sealed queries. Query it by messages.")
-        if find_spec("cryptography") is None:
-            raise ServiceError("not_offered", "The server cannot answer sealed queries: it lacks nearveil[sealed].")
 
     def _get_sealed(self) -> SealedAnswers:
         """Return a sealed index that may answer now, without waiting for a build."""

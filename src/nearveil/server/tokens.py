@@ -108,7 +108,7 @@ def open_store(
 def _explain(error: BaseException, url: URL, _: bool = True) -> TokenError:
     """Return an error of a store without the text of the driver, which may quote values."""
     if isinstance(error, ModuleNotFoundError):
-        return TokenError("tokens: PostgreSQL needs psycopg: pip install nearveil[postgres]")
+        return TokenError('tokens: PostgreSQL needs psycopg: pip install "nearveil[postgres]"')
     text = "the disk is full. Nothing was changed; free some space and retry"
     if find_error_code(error) not in _FULL:
         text = (

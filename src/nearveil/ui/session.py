@@ -16,8 +16,7 @@ from nearveil.gallery.codes import Singles
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import Balance, make_refusal
-from nearveil.mechanisms.covers.channels import check_channel_epsilon
-from nearveil.mechanisms.covers.covers import set_guarantee
+from nearveil.mechanisms.covers.channels import check_channel_epsilon, set_guarantee
 from nearveil.metrics import METRIC_NAMES
 from nearveil.privacy import Basis, Guarantee, compose_events
 from nearveil.privacy.events import NamedSets, PureDp

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,16 +12,19 @@ from nearveil.cluster import cut_rows
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import Answer, Extras
 from nearveil.gallery.codes import ID_BYTES, Codes, Singles
-from nearveil.mechanisms import Covers, Message, MessageError, PublicMap, Release
-from nearveil.mechanisms.covers.channels import check_channel_epsilon
-from nearveil.mechanisms.covers.maps import NEIGHBORS
-from nearveil.mechanisms.public import PublicRelease
+from nearveil.lazy import require_extra
+from nearveil.mechanisms.covers.channels import RandomizedResponse, check_channel_epsilon, set_guarantee
+from nearveil.mechanisms.covers.maps import NEIGHBORS, PublicMap
+from nearveil.mechanisms.messages import Message, MessageError, fingerprint
 from nearveil.metrics import CENTRED, NORMALIZED, scale_to_unit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import OUT_OF_RANGE, check_numbers, is_in_range, is_integer
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.wire.frames import HEADER_BYTES, Kind, WireError
-from nearveil.wire.messages import MapChanged, PublicPart, Refusal, RefusalCode, decode_frame
+from nearveil.wire.messages import COVERS, MapChanged, PublicPart, Refusal, RefusalCode, decode_frame
+
+if TYPE_CHECKING:
+    from nearveil.mechanisms.public import PublicRelease
 
 
 class ProtocolError(NearveilError, ValueError):
@@ -84,7 +87,7 @@ class ClientProtocol:
     public: PublicPart  #: nothing in it is trusted
     epsilon: float  #: of each message: the client's choice, whatever the map was learned for (by covers)
     allow_unsound: bool = False  #: whether messages of mechanisms as published may be made; no account pays for them
-    release: Release = field(init=False, repr=False)
+    public_id: str = field(init=False, repr=False)  #: of its messages
     guarantee: Guarantee = field(init=False, repr=False)  #: of one message with noise from the operating system
 
     def __post_init__(self) -> None:
@@ -92,17 +95,18 @@ class ClientProtocol:
         size = Answer.header_bytes - HEADER_BYTES + public.map.set_size * (ID_BYTES + public.table.width)
         if size > Kind.ANSWER.limit:
             raise ProtocolError(f"An answer would have {size} bytes, and the limit is {Kind.ANSWER.limit}")
-        release: Release
-        if isinstance(public.map, PublicMap):
-            covers = Covers(epsilon, public.candidates).fit_space(public.space, public.public_digest)
-            release = covers.use_map(public.map)
+        if isinstance(public.map, PublicMap):  # the messages of `Covers`, without its learner and its server's half
+            with require_extra("budget"):
+                guarantee = set_guarantee(RandomizedResponse(epsilon, public.map.n_sets).event)
+            public_id = fingerprint(COVERS, public.public_digest, public.map.map_id)
         else:
-            release = self._check_release(public.map)
-        object.__setattr__(self, "release", release)
-        object.__setattr__(self, "guarantee", release.guarantee)
+            self._check_release(public.map)
+            guarantee, public_id = public.map.release.guarantee, public.map.public_id
+        object.__setattr__(self, "public_id", public_id)
+        object.__setattr__(self, "guarantee", guarantee)
 
-    def _check_release(self, shared: PublicRelease) -> Release:
-        """Return the mechanism of a gallery without covers, if its messages may be sent."""
+    def _check_release(self, shared: "PublicRelease") -> None:
+        """Raise unless the messages of a gallery without covers may be sent."""
         if self.epsilon != shared.epsilon:
             raise ProtocolError(
                 f"This gallery is published for messages by {shared.mechanism} at epsilon {shared.epsilon:g}: pay that"
@@ -112,7 +116,6 @@ class ClientProtocol:
                 f"Messages by {shared.mechanism} reveal the query: {shared.release.guarantee.reason}. To send one "
                 "nevertheless, for comparison, pass allow_unsound=True (--allow-unsound); no account pays for it"
             )
-        return shared.release
 
     def pay(self, feature: ArrayLike, account: Payer[Paid_co], key: str, rng: Source | None = None) -> Paid_co:
         """Debit an account, then make the message and store it with the debit. A key that was spent finds its message.
@@ -154,15 +157,18 @@ class ClientProtocol:
             raise ProtocolError(
                 "The key was spent on something else, or its message was never stored and so never sent; use a new key"
             ) from None
-        if stored.public_id != self.release.public_id:
+        if stored.public_id != self.public_id:
             raise OutdatedMapError(self.public.gallery, self.public.revision)
         return debit, stored
 
     def _make_message(self, query: "QueryRows", source: Source, label: str | None) -> Message:
-        if isinstance(self.public.map, PublicRelease):
-            return self.public.map.make_message(query.rows[0], label, source)
-        assert isinstance(self.release, Covers)
-        return self.release.release_features(query.directions, source)[0]
+        public_map = self.public.map
+        if not isinstance(public_map, PublicMap):
+            message: Message = public_map.make_message(query.rows[0], label, source)
+            return message
+        channel = RandomizedResponse(self.epsilon, public_map.n_sets)
+        sets = channel.sample(public_map.choose(query.directions), source).astype(np.int32)
+        return Message(COVERS, self.public_id, {"sets": sets}, seeded=not source.sound)
 
     def read_answer(self, data: bytes, extras: Extras = "none") -> Answer:
         """Read the reply to a query with `extras`. Whether it is refused depends on the reply, never on the feature.

@@ -9,9 +9,9 @@ import numpy as np
 
 from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.gallery.codes import Codes, codes_from_bytes, codes_to_bytes
-from nearveil.mechanisms import Covers, Message, PublicMap
-from nearveil.mechanisms.base import candidate_count
-from nearveil.mechanisms.public import SERVED, PublicRelease
+from nearveil.lazy import require_extra
+from nearveil.mechanisms.covers.maps import PublicMap
+from nearveil.mechanisms.messages import Message, candidate_count
 from nearveil.metrics import CENTRED, LARGEST_SCALE, METRICS, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.checks import LARGEST_FEATURE, is_in_range
 from nearveil.wire.frames import (
@@ -27,6 +27,7 @@ from nearveil.wire.frames import (
     write_fields,
 )
 
+COVERS = "covers"  # the mechanism whose map is a PublicMap
 _METRIC = 16  # the flag of a public part with a metric and a recall
 _UNKNOWN = -1.0  # a recall that was not measured
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -73,11 +74,11 @@ class PublicPart:
             raise WireError(f"offers must be of {', '.join(EXTRAS[1:])}, in this order")
 
     def _check_map(self) -> None:
-        if isinstance(self.map, PublicRelease):
+        if not isinstance(self.map, PublicMap):
             stated = self.map.mechanism, self.map.epsilon, self.map.public_digest
             if stated != (self.mechanism, self.epsilon, self.public_digest):
                 raise WireError("mechanism, epsilon and public_digest must be those of the map")
-        fits = self.map.n_features == (self.space.width if self.mechanism == Covers.name else self.dimension)
+        fits = self.map.n_features == (self.space.width if self.mechanism == COVERS else self.dimension)
         if not (fits and self.space.width == self.table.dimension):
             raise WireError("mean, map and table must be for features of one dimension")
         try:
@@ -134,15 +135,22 @@ class PublicPart:
         if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
             raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
         space = ScoreSpace(metric, np.frombuffer(mean, "<f8"), scale, balance)
-        if mechanism != Covers.name and mechanism not in SERVED:
-            raise WireError(f"mechanism must be {Covers.name}, {', '.join(SERVED)}")
-        form = PublicMap if mechanism == Covers.name else PublicRelease
+        form = PublicMap if mechanism == COVERS else _find_release(mechanism)
         decoded = space, _decode_part(form, public_map, "the map"), codes_from_bytes(table)
         offers = tuple(word for bit, word in enumerate(EXTRAS[1:]) if flags >> bit & 1)
         return cls(
             gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, *decoded,
             offers, None if recall == _UNKNOWN else recall,
         )  # fmt: skip
+
+
+def _find_release(mechanism: str) -> Any:
+    """Return the class that reads the map of a mechanism of the papers."""
+    with require_extra("knn"):
+        from nearveil.mechanisms.public import SERVED, PublicRelease
+    if mechanism not in SERVED:
+        raise WireError(f"mechanism must be {COVERS}, {', '.join(SERVED)}")
+    return PublicRelease
 
 
 def _decode_part(form: Any, data: bytes, name: str) -> Any:

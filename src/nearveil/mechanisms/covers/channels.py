@@ -4,14 +4,18 @@ from dataclasses import dataclass
 from decimal import Context
 from fractions import Fraction
 from functools import cached_property, lru_cache
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.mechanisms.messages import make_guarantee
+from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import NumberCheck
-from nearveil.privacy.events import NamedSets
 from nearveil.privacy.noise import Source
+
+if TYPE_CHECKING:
+    from nearveil.privacy.events import NamedSets, PureDp
 
 WORD = 1 << 64
 _DECIMAL = Context(prec=60)
@@ -50,8 +54,10 @@ class RandomizedResponse:
         return Fraction(WORD - (self.n_sets - 1) * self._miss, self._miss)
 
     @property
-    def event(self) -> NamedSets:
+    def event(self) -> "NamedSets":
         """The privacy loss of one message, whatever the map contains (``docs/theory/covers.md``, Theorem 3)."""
+        from nearveil.privacy.events import NamedSets
+
         return NamedSets(self.epsilon, self.n_sets)
 
     @property
@@ -80,3 +86,10 @@ def compute_exp(epsilon: float) -> Fraction:
     # The result must not depend on the decimal context of the application.
     near = _DECIMAL.exp(_DECIMAL.create_decimal(repr(float(epsilon))))
     return Fraction(near) * (1 - Fraction(1, 10**50))
+
+
+@lru_cache(maxsize=256)
+def set_guarantee(event: "PureDp") -> Guarantee:
+    """Return the guarantee of a message that names sets, for any map; with a `PureDp` event for any number of sets."""
+    epsilon, theorem = check_channel_epsilon(event.epsilon), "exact odds of a channel that names sets"
+    return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(event,))

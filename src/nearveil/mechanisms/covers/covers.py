@@ -3,7 +3,7 @@
 import math
 from abc import abstractmethod
 from dataclasses import KW_ONLY, dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -13,17 +13,8 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from nearveil.cluster import SpreadRows, connect, cut_rows, use_one_thread
-from nearveil.mechanisms.base import (
-    Floats,
-    Message,
-    MessageError,
-    TractableRelease,
-    candidate_count,
-    check_fraction,
-    fingerprint,
-    make_guarantee,
-)
-from nearveil.mechanisms.covers.channels import RandomizedResponse, check_channel_epsilon
+from nearveil.mechanisms.base import TractableRelease
+from nearveil.mechanisms.covers.channels import RandomizedResponse, check_channel_epsilon, set_guarantee
 from nearveil.mechanisms.covers.learning import Report, Rows, learn_sets
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_SETS, MapError, PublicMap
 from nearveil.mechanisms.covers.members import (
@@ -33,6 +24,14 @@ from nearveil.mechanisms.covers.members import (
     measure_local,
     reach_items,
     update_members,
+)
+from nearveil.mechanisms.messages import (
+    Floats,
+    Message,
+    MessageError,
+    candidate_count,
+    check_fraction,
+    fingerprint,
 )
 from nearveil.metrics import CENTRED, ScoreSpace
 from nearveil.privacy import Guarantee
@@ -168,10 +167,6 @@ class MappedRelease(TractableRelease):
             raise ValueError("gallery must be the indexed one, in the same order: call index(gallery) again")
         return features
 
-    def release_features(self, features: Floats, source: Source) -> list[Message]:
-        """Make a message from each row that is already centred and scaled, as by :meth:`features`."""
-        return self._release(features, source)
-
     def _release(self, features: Floats, source: Source) -> list[Message]:
         named = self._channel.sample(self.map_.choose(features), source).astype(np.int32)
         return self._messages(source, sets=named.reshape(len(features), -1))
@@ -218,13 +213,6 @@ class MappedRelease(TractableRelease):
     @abstractmethod
     def _group(self, features: SpreadRows, set_size: int, report: Report) -> tuple[csr_array, PublicMap]:
         """Make the sets of a gallery and their map from features of norm one (or zero), and report progress."""
-
-
-@lru_cache(maxsize=256)
-def set_guarantee(event: PureDp) -> Guarantee:
-    """Return the guarantee of a message that names sets, for any map; with a `PureDp` event for any number of sets."""
-    epsilon, theorem = check_channel_epsilon(event.epsilon), "exact odds of a channel that names sets"
-    return make_guarantee(epsilon, 0.0, theorem, "docs/theory/covers.md", events=(event,))
 
 
 def spread_features(release: MappedRelease, gallery: SpreadRows) -> SpreadRows:

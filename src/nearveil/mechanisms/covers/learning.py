@@ -21,6 +21,8 @@ from sklearn.utils.extmath import randomized_svd
 from threadpoolctl import threadpool_limits
 
 from nearveil.cluster import LOCAL, Cluster, SpreadRows
+from nearveil.mechanisms.covers.maps import DECAY as CHOICE_DECAY
+from nearveil.mechanisms.covers.maps import NEIGHBORS
 from nearveil.metrics import ScoreSpace
 
 Rows = NDArray[np.float32]
@@ -31,7 +33,6 @@ Report = Callable[[str, float], object]  # the current stage, and the completed 
 
 RANKS = 48  # neighbours that count, with weights exp(-rank / DECAY): more than the top 8, to avoid overfitting
 DECAY = 16.0
-CHOICE_RANKS, CHOICE_DECAY = 24, 8.0  # as the client chooses
 _TOP = 8
 _EXACT = 1 << 36  # largest number of products for an exact search of neighbours
 _PROBES = 8  # inverted lists to search otherwise
@@ -89,7 +90,7 @@ class Demand:
         """Weigh lists of neighbours, shape (n_queries, ranks)."""
         return cls(
             training=_weigh(lists, n_items, np.exp(-np.arange(RANKS) / DECAY)),
-            chosen_by=_weigh(lists, n_items, np.exp(-np.arange(CHOICE_RANKS) / CHOICE_DECAY)),
+            chosen_by=_weigh(lists, n_items, np.exp(-np.arange(NEIGHBORS) / CHOICE_DECAY)),
             top=_weigh(lists, n_items, np.ones(_TOP)),
         )
 

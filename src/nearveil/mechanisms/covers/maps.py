@@ -7,15 +7,14 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nearveil.mechanisms.base import Floats, Message, MessageError, check_shape, fingerprint
-from nearveil.mechanisms.covers.learning import CHOICE_DECAY, CHOICE_RANKS
+from nearveil.mechanisms.messages import Floats, Message, MessageError, check_shape, fingerprint
 from nearveil.wire.frames import MOST_FEATURES
 
 Singles = NDArray[np.float32]
 Keys = NDArray[np.int32]
 
-NEIGHBORS = CHOICE_RANKS  # prototypes that vote
-DECAY = CHOICE_DECAY  # of their weights, in ranks
+NEIGHBORS = 24  # prototypes that vote
+DECAY = 8.0  # of their weights, in ranks
 MOST_NEIGHBORS = 32  # outputs of the network: a power of two
 _LENGTH = 4000.0  # of a direction: products are below 2^24, so sums in 32-bit floats are exact in any order
 _FINE = 2.0**20  # steps per unit in 64-bit floats

@@ -7,8 +7,6 @@ from scipy.sparse import csr_array
 
 from nearveil.cluster import SpreadRows, cut_rows
 from nearveil.mechanisms.covers.learning import (
-    CHOICE_DECAY,
-    CHOICE_RANKS,
     Demand,
     Learned,
     Lists,
@@ -21,7 +19,7 @@ from nearveil.mechanisms.covers.learning import (
     project,
     to_directions,
 )
-from nearveil.mechanisms.covers.maps import MOST_COVERAGE, MOST_GRADED, MOST_PROTOTYPES, NEIGHBORS, PublicMap
+from nearveil.mechanisms.covers.maps import DECAY, MOST_COVERAGE, MOST_GRADED, MOST_PROTOTYPES, NEIGHBORS, PublicMap
 from nearveil.metrics import ScoreSpace
 
 SetItems = NDArray[np.int64]  # the items of each set, shape (n_sets, set_size)
@@ -113,7 +111,7 @@ def fit_coverage(coverage: NDArray[np.float32], near: Positions, lists: Lists, m
 def _weigh_prototypes(near: Positions, count: int) -> csr_array:
     """Return the weight of each of `count` prototypes for each row, from its nearest prototypes; rows sum to 1."""
     n, ranks = near.shape
-    weights = np.exp(-np.arange(ranks) / CHOICE_DECAY).astype(np.float32)
+    weights = np.exp(-np.arange(ranks) / DECAY).astype(np.float32)
     ends = np.arange(0, n * ranks + 1, ranks)
     return csr_array((np.tile(weights / weights.sum(), n), near.ravel(), ends), shape=(n, count))
 
@@ -141,7 +139,7 @@ def measure_local(features: SpreadRows, space: ScoreSpace, public_map: PublicMap
     """Return the coverage of sets around rows, shape (n_sets, n), from the prototypes near each row."""
     # Several prototypes if each is one item or has only a bit.
     several = len(public_map.prototypes) == public_map.n_items or public_map.has_bits
-    near = find_near(features, space, public_map, min(CHOICE_RANKS, len(public_map.prototypes)) if several else 1)
+    near = find_near(features, space, public_map, min(NEIGHBORS, len(public_map.prototypes)) if several else 1)
     coverage = np.where(public_map.coverage < _LEAST, 0, public_map.coverage / _FULL).astype(np.float32)
     return (_weigh_prototypes(near, len(public_map.prototypes)) @ csr_array(coverage)).T.tocsr()
 
