@@ -10,7 +10,7 @@ one question to a server on loopback, with the pauses that hide timing::
     python bench/ann.py --data base.10M.fbin query.public.10K.fbin groundtruth.public.10K.ibin --metric euclidean
 
 Recall is the share of the 10 nearest; an item that ties with the tenth counts. Bytes are those of bodies: up and down
-for each question, and once for the copy, hints or map that the client keeps. For FAISS they are those of a plain
+for each question, and once for the copy, layout or map that the client keeps. For FAISS they are those of a plain
 request: the vector as float32, and ids of 8 and scores of 4 bytes. Memory is the growth of the process that searches,
 with index, client, and libraries that are loaded meanwhile.
 """
