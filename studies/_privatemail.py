@@ -17,7 +17,7 @@ from nearveil.mechanisms import Covers, Release
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.privatemail import PrivateMail
 from nearveil.privatemail.graph import label_graph
-from nearveil.privatemail.published import EXPERIMENTS, CentredDistances, step_epsilon
+from nearveil.privatemail.published import EXPERIMENTS
 from nearveil.search.ceiling import class_ceiling
 from studies import _report
 from studies.baselines import (
@@ -30,6 +30,7 @@ from studies.baselines import (
     RawFeatures,
 )
 from studies.data import FeatureSet, data_folder, load_features
+from studies.published import CentredDistances, step_epsilon
 
 Floats = NDArray[np.float64]
 Labels = NDArray[np.int64]

@@ -8,11 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from nearveil.privatemail.published import step_epsilon
 from studies import _figures as draw
 from studies import _privatemail as shared
 from studies._privatemail import DELTA, EPSILONS, FIRST, FIRST_EPSILONS, PAPER, PLAIN, PROGRAM, PROJECTION_2012, SETS
 from studies._study import Case, Row, Study, list_cases, mean, select, summarise
+from studies.published import step_epsilon
 
 DATA: tuple[Any, ...] = ("cub200", "cars196", "cifar100")
 FIRST_DATA = ("cub200", "cars196")  # figure 4 of 2021 has these two

@@ -2,6 +2,7 @@
 
 import math
 import pickle
+import sys
 from decimal import Decimal
 from typing import Any
 
@@ -15,14 +16,10 @@ from nearveil.mechanisms import Message, MessageError
 from nearveil.privacy.noise import add_noise, compute_classical_scale, unsafe_seeded
 from nearveil.privatemail.manifold import umeyama
 from nearveil.privatemail.mechanism import PrivateMail
-from nearveil.privatemail.published import (
-    CentredDistances,
-    compose_strongly,
-    find_code_scale,
-    step_epsilon,
-)
-from nearveil.privatemail.sensitivity import published_2021, published_2022
+from nearveil.privatemail.published import ENGINES
+from nearveil.privatemail.sensitivity import published_2022
 from studies.data import DataMissingError, load_features
+from studies.published import CentredDistances, compose_strongly, find_code_scale, published_2021, step_epsilon
 from tests.reference import dense_label_weights, dense_weights, laplacian
 
 VERSIONS = ["2022", "2021", "2022-code"]
@@ -58,6 +55,15 @@ def test_refused_unless_asked_for_and_never_called_sound(version):  # type: igno
     assert "label" in promise.reason
     assert str(promise).startswith("No guarantee")
     assert PrivateMail(1.0).fit(X, y).guarantee.sound
+
+
+def test_other_versions_name_the_package_that_they_need(monkeypatch):  # type: ignore[no-untyped-def]
+    for version in ("2021", "2022-code"):
+        monkeypatch.delitem(ENGINES, version)
+        monkeypatch.setitem(sys.modules, "studies.published", None)
+        with pytest.raises(ImportError, match=f'"{version}" needs another package: pip install nearveil-studies'):
+            make(version).fit(*rows_and_labels())
+    assert not make("2022").fit(*rows_and_labels()).guarantee.sound
 
 
 @pytest.mark.parametrize(("data", "sigma", "alpha"), [("cars196", 6, 0.6), ("cub200", 5, 0.5), ("cifar100", 6, 0.6)])

@@ -14,9 +14,7 @@ from scipy.spatial.distance import pdist
 
 from nearveil.privatemail.graph import gaussian_graph, label_graph
 from nearveil.privatemail.sensitivity import (
-    bound_random_start,
     compute_form,
-    published_2021,
     published_2022,
     sign_patterns,
     target_only,
@@ -24,6 +22,7 @@ from nearveil.privatemail.sensitivity import (
 from studies import all_rows, replacement
 from studies import sensitivity as study
 from studies.data import FeatureSet
+from studies.published import bound_random_start, published_2021
 from studies.replacement import replace_one
 from tests.reference import dense_label_weights, dense_step, dense_weights, unit_rows
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial, singledispatch
+from operator import attrgetter
 from typing import Any, Literal
 
 from nearveil.audit._experiment import Experiment
@@ -70,7 +71,7 @@ def list_releases(
 ) -> list[AuditEntry]:
     """Return releases by name; `changed` has parameters by name prefix, `expected` the verdicts besides "kept"."""
     audited = []
-    for entry in entries:
+    for entry in filter(attrgetter("is_available"), entries):
         parameters = next((values for prefix, values in changed.items() if entry.name.startswith(prefix)), {})
         make = partial(entry.make, epsilon, **parameters)
         audited.append(make_entry(entry.name, make, expected.get(entry.name, "kept"), name_subject(entry.kind)))

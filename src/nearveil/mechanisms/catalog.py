@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -58,12 +59,17 @@ class MechanismEntry:
     variant: str = ""
     parameters: Mapping[str, Any] = field(default_factory=dict)  # besides epsilon
     labelled: bool = False  # whether a release needs the label of its row
-    needs: str = ""  # an optional library
+    needs: str = ""  # an optional package, by the name of its import
 
     @property
     def name(self) -> str:
         """Name in messages, and variant."""
         return f"{self.kind.name} ({self.variant})" if self.variant else str(self.kind.name)
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the package that it needs is installed."""
+        return not self.needs or find_spec(self.needs) is not None
 
     def make(self, epsilon: float = EPSILON, **changes: Any) -> Any:
         """Return the unfitted mechanism, with changed parameters."""
@@ -87,9 +93,13 @@ REGISTRY = (
     MechanismEntry(PrivateMail, f"{MAIL} 2021, made sound", "laplace", {"noise": "laplace"}),
     *(
         MechanismEntry(
-            PrivateMail, f"{MAIL} {source}", f"as published {version}", {"as_published": version, **UNSOUND}, True
+            PrivateMail, source, f"as published {version}", {"as_published": version, **UNSOUND}, True, needs
         )
-        for version, source in (("2022", "2022"), ("2021", "2021"), ("2022-code", "2022, program"))
+        for version, source, needs in (
+            ("2022", f"{MAIL} 2022", ""),
+            ("2021", f"{MAIL} 2021", "studies"),
+            ("2022-code", f"{MAIL} 2022, program", "studies"),
+        )
     ),
     MechanismEntry(mechanisms.Latent, "Arachchige et al. 2019"),
     MechanismEntry(mechanisms.OME, "Lyu et al. 2020"),

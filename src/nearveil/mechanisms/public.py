@@ -117,7 +117,7 @@ class PublicRelease:
                 fitted = made.fit(self.rows, labels)
             digest = fingerprint(fitted._public_digest, self.public_digest)
             return fitted._with_attributes(_public_digest=digest)  # type: ignore[no-any-return]
-        except ValueError as error:
+        except (ValueError, ImportError) as error:
             raise MapError(f"{self.mechanism} cannot be fitted to the public rows: {error}") from None
 
     def make_message(self, row: Floats, label: str | None, source: Any) -> Message:

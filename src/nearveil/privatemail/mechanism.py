@@ -1,7 +1,7 @@
 """PrivateMail: release a target's row of the supervised manifold learning query, with noise."""
 
 from dataclasses import KW_ONLY, MISSING, dataclass, fields
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +17,7 @@ from nearveil.privacy.parameters import COMPONENTS, DELTA, EPSILON, allow_intege
 from nearveil.privatemail import engines
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.manifold import umeyama
-from nearveil.privatemail.published import EXPERIMENTS, REASONS, Experiment, PublishedEngine, Version
+from nearveil.privatemail.published import EXPERIMENTS, Experiment, PublishedEngine, Version, find_engine
 
 
 @dataclass(eq=False, repr=False)
@@ -55,8 +55,9 @@ class PrivateMail(Release):
     public_seed : int, default=0
         Seed of the start and of that draw: public, equal on both sides, never used for noise.
     as_published : {"2022", "2021", "2022-code"}, optional
-        Reproduce a paper or the authors' program instead. All are unsound: `release` then takes the target's label,
-        and the server needs the labels of its gallery. :meth:`published` sets their parameters.
+        Reproduce a paper or the authors' program instead; "2021" and "2022-code" need nearveil-studies. All are
+        unsound: `release` then takes the target's label, and the server needs the labels of its gallery.
+        :meth:`published` sets their parameters.
     allow_unsound : bool, default=False
         Required for `as_published`.
 
@@ -92,7 +93,7 @@ class PrivateMail(Release):
     label_encoding: Encoding = parameter("integer", StrOptions({"integer", "one-hot"}))
     n_anchors: int | None = parameter(None, allow_integers(2), None)
     public_seed: int = parameter(0, allow_integers(0))
-    as_published: Version | None = parameter(None, StrOptions(set(REASONS)), None)
+    as_published: Version | None = parameter(None, StrOptions(set(get_args(Version))), None)
     allow_unsound: bool = parameter(False, "boolean")
 
     @classmethod
@@ -109,7 +110,7 @@ class PrivateMail(Release):
         >>> paper.bandwidth, paper.label_weight, paper.start_scale, paper.n_public_steps
         (5.0, 0.5, 1e-08, 5)
         """
-        for name, value, choices in (("version", version, REASONS), ("data", data, EXPERIMENTS)):
+        for name, value, choices in (("version", version, get_args(Version)), ("data", data, EXPERIMENTS)):
             if value not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}")
         steps = {"n_private_steps": 2, "n_public_steps": 2} if version == "2021" else {"n_public_steps": 5}
@@ -124,7 +125,7 @@ class PrivateMail(Release):
         self._validate_params()
         if self.as_published is not None and not self.allow_unsound:
             raise ValueError(
-                f'as_published="{self.as_published}" has no guarantee: {REASONS[self.as_published]}. '
+                f'as_published="{self.as_published}" has no guarantee: {find_engine(self.as_published).reason}. '
                 "Set allow_unsound=True to run it anyway"
             )
         return super().fit(public_X, public_y)
@@ -228,7 +229,7 @@ class PrivateMail(Release):
         assert self.as_published is not None
         values, names = self.get_params(), [field.name for field in fields(PublishedEngine)]
         shared: Any = {name: values[name] for name in names if name in values}
-        return PublishedEngine(self.as_published, sigma=self.bandwidth, anchors=anchors, labels=labels, **shared)
+        return find_engine(self.as_published)(sigma=self.bandwidth, anchors=anchors, labels=labels, **shared)
 
     def _public_parts(self) -> tuple[object, ...]:
         # The server depends neither on the noise nor, unless as published, on the client's public steps.

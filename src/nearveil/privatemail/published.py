@@ -1,13 +1,11 @@
-"""PrivateMail as published in 2021 and 2022, and as programmed by the authors. None of them is sound."""
+"""PrivateMail as published in 2022. It is not sound, nor are its other versions, which ``studies.published`` has."""
 
-import math
 from dataclasses import dataclass
-from decimal import Decimal
+from importlib import import_module
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq
 
 from nearveil.mechanisms.messages import Floats, Message, make_guarantee
 from nearveil.privacy import Guarantee
@@ -17,12 +15,11 @@ from nearveil.privacy.noise import (
     Source,
     add_noise,
     choose_gaussian_grid,
-    choose_laplace_grid,
     compute_classical_scale,
 )
 from nearveil.privatemail.engines import Dummies, GalleryEmbedding, Labels, compute_kernel, draw_secret_order, read_rows
 from nearveil.privatemail.graph import LabelGraph, gaussian_graph, label_graph
-from nearveil.privatemail.sensitivity import published_2021, published_2022
+from nearveil.privatemail.sensitivity import published_2022
 
 Version = Literal["2022", "2021", "2022-code"]
 Experiment = Literal["cars196", "cub200", "cifar100"]
@@ -35,63 +32,25 @@ EXPERIMENTS: dict[Experiment, dict[str, float]] = {  # the columns of Table 2 (2
     "cifar100": {"bandwidth": 6.0, "label_weight": 0.6},
 }
 
-REASONS: dict[Version, str] = {
-    "2022": "its sensitivity bound is false (Lemma 1 bounds a square and is used as its root) and the target's own "
-    "label is used after the noise, which is not post-processing",
-    "2021": "its sensitivity bound holds with a probability that is vacuous, feeds an L2 bound to Laplace noise, is "
-    "reused for later iterations that it does not cover, and the target's own label is used after the noise",
-    "2022-code": "the program adds noise with a variance for its deviation and uses the target's true label in every "
-    "iteration after it: the result is the label",
-}
-
-
-class CentredDistances:
-    """The program's label "Laplacian": of double-centred distances between integer labels."""
-
-    # Its kernel is ``K = -1/2 J |y_i - y_j| J`` with ``J = I - 11'/n``. Its rows sum to zero, so the "Laplacian" is -K
-    # and sorts the embedding by label instead of repelling within classes.
-
-    def __init__(self, labels: NDArray[np.int64]) -> None:
-        self._classes, self._codes = np.unique(labels, return_inverse=True)
-        self._distances = np.abs(self._classes[:, None] - self._classes[None, :]).astype(np.float64)
-
-    def laplacian_matmul(self, Z: Floats) -> Floats:
-        """Multiply the "Laplacian" with `Z` of shape (n, k)."""
-        sums = np.zeros((len(self._classes), Z.shape[1]))
-        np.add.at(sums, self._codes, Z - Z.mean(axis=0))
-        product = (self._distances @ sums)[self._codes]
-        centred: Floats = (product - product.mean(axis=0)) / 2
-        return centred
-
-
-def find_code_scale(sensitivity: float, epsilon: float, delta: float) -> float:
-    """Return the program's standard deviation, which is the paper's variance."""
-    return 2 * math.log(1.25 / delta) * (sensitivity / epsilon) ** 2
-
-
-def compose_strongly(epsilon: float, steps: int, delta: float) -> float:
-    """Return the 2021 paper's total epsilon of `steps`; delta' is all of delta, because Laplace noise has none."""
-    return epsilon * math.sqrt(2 * steps * math.log(1 / delta)) + steps * epsilon * math.tanh(epsilon / 2)
-
-
-def step_epsilon(total: float, steps: int, delta: float) -> float:
-    """Return the epsilon of one iteration for which `compose_strongly` states `total`."""
-    return float(brentq(lambda epsilon: compose_strongly(epsilon, steps, delta) - total, 0, total + 1, xtol=1e-15))
-
 
 @dataclass(frozen=True, eq=False)
 class PublishedEngine:
-    """A published mechanism on its anchors; epsilon and delta are its claims for the whole."""
+    """The mechanism of the 2022 paper on its anchors; epsilon and delta are its claims for the whole."""
 
+    version: ClassVar[Version] = "2022"
+    reason: ClassVar[str] = (
+        "its sensitivity bound is false (Lemma 1 bounds a square and is used as its root) and the target's own label "
+        "is used after the noise, which is not post-processing"
+    )
+    repeats: ClassVar[bool] = False  # whether both sides take `n_private_steps`; else the client takes one
     noises: ClassVar[tuple[()]] = ()
 
-    version: Version
     epsilon: float
     delta: float
     sigma: float  # its bandwidth
     label_weight: float
     start_scale: float
-    n_private_steps: int  # for "2021"; the others take one
+    n_private_steps: int
     n_public_steps: int
     n_components: int
     public_seed: int  # of both starts
@@ -100,36 +59,33 @@ class PublishedEngine:
 
     @property
     def bandwidth(self) -> float:
-        """The s of ``exp(-d^2 / (2 s^2))``; the program has ``exp(-d^2 / sigma^2)``."""
-        return self.sigma / math.sqrt(2) if self.version == "2022-code" else self.sigma
+        """The s of ``exp(-d^2 / (2 s^2))``."""
+        return self.sigma
 
-    def make_label_graph(self, labels: Labels) -> LabelGraph | CentredDistances:
-        """Return the graph of labels: integers in 2022, one-hot in 2021 (Corollary 1.1)."""
-        if self.version == "2022-code":
-            return CentredDistances(labels)
-        return label_graph(labels, self.sigma, "integer" if self.version == "2022" else "one-hot")
+    @property
+    def setting(self) -> dict[str, Any]:
+        """The parameters of the published sensitivities."""
+        return {"bandwidth": self.sigma, "label_weight": self.label_weight, "n_classes": int(self.labels.max()) + 1}
+
+    def make_label_graph(self, labels: Labels) -> LabelGraph:
+        """Return the graph of labels, which are integers."""
+        return label_graph(labels, self.sigma, "integer")
+
+    def calibrate(self, start: Floats) -> tuple[float, float]:
+        """Return the published sensitivity of a step, and the standard deviation of its noise."""
+        change = published_2022(start, **self.setting)
+        return change, compute_classical_scale(change, self.epsilon, self.delta)
 
     def noise(self, start: Floats) -> GaussianNoise | LaplaceNoise:
         """Return the noise of one private step."""
-        (n, k), size = start.shape, start.size
-        setting: Any = {"bandwidth": self.sigma, "label_weight": self.label_weight}
-        setting["n_classes"] = int(self.labels.max()) + 1
-        if self.version == "2021":
-            beta = Decimal(10) ** -math.ceil(4 * k * n / math.log(10))  # the largest power of ten that it allows
-            change = published_2021(n, k, self.start_scale, beta=beta, **setting)
-            scale = change / step_epsilon(self.epsilon, self.n_private_steps, self.delta)
-            return LaplaceNoise(sensitivity=change, scale=scale, size=size, grid=choose_laplace_grid(change, size))
-        change = published_2022(start, **setting, as_programmed=self.version == "2022-code")
-        find_scale = compute_classical_scale if self.version == "2022" else find_code_scale
-        scale = find_scale(change, self.epsilon, self.delta)
-        grid = choose_gaussian_grid(min(change, scale), size)
-        return GaussianNoise(sensitivity=change, scale=scale, size=size, grid=grid)
+        change, scale = self.calibrate(start)
+        grid = choose_gaussian_grid(min(change, scale), start.size)
+        return GaussianNoise(sensitivity=change, scale=scale, size=start.size, grid=grid)
 
     def guarantee(self) -> Guarantee:
         """Return the published figures, marked as unsound."""
-        name, reason = f"as published ({self.version})", REASONS[self.version]
-        proof = "docs/theory/privatemail.md"
-        return make_guarantee(self.epsilon, self.delta, name, proof, reason=reason, unit="image")
+        name, proof = f"as published ({self.version})", "docs/theory/privatemail.md"
+        return make_guarantee(self.epsilon, self.delta, name, proof, reason=self.reason, unit="image")
 
     def release(
         self, features: Floats, labels: Labels | None, dummies: Dummies | None, source: Source
@@ -205,11 +161,11 @@ class PublishedEngine:
         weights = np.empty((len(start), len(start)))
         weights[t:, t:], weights[:t], weights[t:, :t] = anchor_weights, target_weights, target_weights[:, t:].T
         label_graph, noise, Z = self.make_label_graph(labels), self.noise(start), start
-        for _ in range(self.n_private_steps if self.version == "2021" else 1):
+        for _ in range(self.n_private_steps if self.repeats else 1):
             Z = add_noise(self._step(Z, weights, label_graph), noise, source=source)
         rebuilt = compute_kernel(Z, Z, self.bandwidth, same=True)
         for _ in range(self.n_public_steps):
-            Z = self._rescale(self._step(Z, rebuilt, label_graph))
+            Z = self.rescale(self._step(Z, rebuilt, label_graph))
         return Z
 
     def _embed_server(self, rows: Floats, labels: Labels, start: Floats) -> Floats:
@@ -217,17 +173,30 @@ class PublishedEngine:
         # Single precision, like the program: an error of 1e-7 of a weight, in half the time.
         graph = gaussian_graph(rows.astype(np.float32), self.bandwidth)
         label_graph, Z = self.make_label_graph(labels), start
-        # As many steps as the client in 2021, T in 2022 (Algorithm 1).
-        for _ in range(self.n_public_steps + (self.n_private_steps if self.version == "2021" else 0)):
+        for _ in range(self.n_public_steps + self.repeats * self.n_private_steps):
             pull = self.label_weight * label_graph.laplacian_matmul(Z) - graph.laplacian_matmul(Z.astype(np.float32))
-            Z = self._rescale(Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
+            Z = self.rescale(Z + pull / (2 * (graph.degree[:, None] + _NO_DIVISION_BY_ZERO)))
         return Z
 
-    def _step(self, Z: Floats, weights: Floats, label_graph: LabelGraph | CentredDistances) -> Floats:
+    def _step(self, Z: Floats, weights: Floats, label_graph: LabelGraph) -> Floats:
         degree = weights.sum(axis=1)[:, None]
         pull = self.label_weight * label_graph.laplacian_matmul(Z) - (degree * Z - weights @ Z)
         return np.asarray(Z + pull / (2 * (degree + _NO_DIVISION_BY_ZERO)))
 
-    def _rescale(self, Z: Floats) -> Floats:
-        """Scale the embedding to Frobenius norm sqrt(rows), as the program does after each step without noise."""
-        return Z * (math.sqrt(len(Z)) / np.linalg.norm(Z)) if self.version == "2022-code" else Z
+    def rescale(self, Z: Floats) -> Floats:
+        """Return the embedding after a step without noise, as it is."""
+        return Z
+
+
+ENGINES: dict[Version, type[PublishedEngine]] = {"2022": PublishedEngine}
+"""Engines by version; ``studies.published`` adds "2021" and "2022-code"."""
+
+
+def find_engine(version: Version) -> type[PublishedEngine]:
+    """Return the engine of a published version, or raise an ImportError if it needs the studies."""
+    if version not in ENGINES:
+        try:
+            import_module("studies.published")
+        except ModuleNotFoundError:
+            raise ImportError(f'as_published="{version}" needs another package: pip install nearveil-studies') from None
+    return ENGINES[version]

@@ -3,12 +3,11 @@
 The step is eq. 4 of the 2022 paper, ``f(Q) = Q + 1/2 Diag(L_X)^-1 (alpha L_Y - L_X) Q``, on unit rows, from a start Q
 that never depends on private data. The bound of :func:`target_only` is *sound*, for every pair of neighbours: the
 smaller of Theorems A and A', proved in ``docs/theory/sensitivity.md``. The published bounds are not: use them for
-comparison and audits only. The bounds of other rows, which no mechanism releases, are in ``studies``.
+comparison and audits only. ``studies`` has the bound of 2021, and those of other rows, which no mechanism releases.
 """
 
 import math
 from collections.abc import Iterator
-from decimal import Decimal
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -20,17 +19,14 @@ from nearveil.privacy.checks import (
     check_choice,
     check_count,
     check_nonnegative,
-    check_positive,
     check_range,
     check_rows,
 )
 from nearveil.privatemail.graph import gaussian_graph
 from nearveil.privatemail.graph._base import check_unit_rows
-from nearveil.privatemail.graph.labels import Encoding
 
-__all__ = ["published_2021", "published_2022", "target_only"]
+__all__ = ["published_2022", "target_only"]
 
-Variant = Literal["printed", "derived"]
 Norm = Literal["l2", "l1"]
 Floats = NDArray[np.float64]
 
@@ -174,6 +170,10 @@ def sign_patterns(columns: int) -> Floats:
     return np.asarray(1 - 2 * patterns[:, ::-1], dtype=np.float64)
 
 
+# The papers' bounds as printed, for comparison and audits. ``docs/theory/sensitivity.md`` shows the error in each
+# derivation, and ``tests/privatemail/test_sensitivity.py`` has a counterexample to each.
+
+
 def published_2022(
     start: Any, *, bandwidth: float, label_weight: float, n_classes: int, as_programmed: bool = False
 ) -> float:
@@ -196,7 +196,7 @@ def published_2022(
     c = check_count(n_classes, "n_classes", least=1) - 1
     check_start(start)
     n, s2 = len(start), bandwidth**2
-    at = _bound_degrees(n, bandwidth)
+    at = bound_degrees(n, bandwidth)
     label = math.exp(-(c if as_programmed else c**2) / (2 * s2))
     diagonal = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * ((n + 1) * label - 1) ** 2 / (n * at.high))
     mixed = math.exp(-(c**2 + 4) / (2 * s2))
@@ -212,46 +212,6 @@ def published_2022(
     return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * frobenius
 
 
-def published_2021(
-    n_rows: int,
-    n_columns: int,
-    start_scale: float,
-    *,
-    bandwidth: float,
-    label_weight: float,
-    n_classes: int,
-    beta: float | Decimal,
-    label_encoding: Encoding = "one-hot",
-    variant: Variant = "printed",
-) -> float:
-    """Return the bound of Corollary 1.1 of the 2021 paper. Not sound.
-
-    It assumes a start of independent normal entries and claims to hold "with probability 1 - sum beta" over all pairs
-    of neighbours, of which there are uncountably many. Its condition on beta depends on the data; this function
-    requires it for all data, ``beta <= exp(-4 k n)``.
-
-    `n_rows` and `n_columns` are the paper's n and k, `start_scale` its sigma_q. Labels are 0 to ``n_classes - 1``, not
-    used if they are one-hot. No float `beta` is small enough if ``4 k n`` exceeds 744: use ``decimal.Decimal``.
-    `variant` has the constants of Appendix E ("printed"), or of the derivation in Appendix A.1 ("derived").
-
-    Examples
-    --------
-    >>> from decimal import Decimal
-    >>> setting = {"bandwidth": 6.0, "label_weight": 0.6, "n_classes": 98, "beta": Decimal("1e-3500")}
-    >>> round(published_2021(1000, 2, 1.0, variant="derived", **setting))
-    166
-    """
-    n = check_count(n_rows, "n_rows", least=2)
-    columns = check_count(n_columns, "n_columns", least=1)
-    start_scale = check_positive(start_scale, "start_scale")
-    bandwidth, label_weight, _ = check_query(bandwidth, label_weight, None)
-    n_classes = check_count(n_classes, "n_classes", least=1)
-    check_choice(label_encoding, "label_encoding", Encoding)
-    check_choice(variant, "variant", Variant)
-    entries = _bound_entries(n, bandwidth, label_weight, n_classes, label_encoding, variant)
-    return bound_random_start(entries, n, columns, start_scale, _check_beta(beta, n, columns))
-
-
 def check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
     """Return the parameters as floats, or raise if weights or bounds could overflow."""
     bandwidth = check_range(bandwidth, "bandwidth", *_BANDWIDTHS)
@@ -259,10 +219,6 @@ def check_query(bandwidth: float, label_weight: float, label_bandwidth: float | 
     if label_bandwidth is None:
         return bandwidth, label_weight, bandwidth
     return bandwidth, label_weight, check_range(label_bandwidth, "label_bandwidth", 1e-50, 1e100)
-
-
-# The papers' bounds as printed, for comparison and audits. ``docs/theory/sensitivity.md`` shows the error in each
-# derivation, and ``tests/privatemail/test_sensitivity.py`` has a counterexample to each.
 
 
 class Degrees(NamedTuple):
@@ -273,7 +229,7 @@ class Degrees(NamedTuple):
     low_added: float  # ``(n + 1) exp(-2/s^2) - 1``; the upper one is n
 
 
-def _bound_degrees(n: int, bandwidth: float) -> Degrees:
+def bound_degrees(n: int, bandwidth: float) -> Degrees:
     """Return the bounds, or raise if the papers' lower ones are not positive."""
     zero = math.expm1(-1 / (2 * bandwidth**2))
     a = math.exp(-2 / bandwidth**2)
@@ -284,94 +240,3 @@ def _bound_degrees(n: int, bandwidth: float) -> Degrees:
             "do not meet: use a larger bandwidth or more rows"
         )
     return bounds
-
-
-Entries = tuple[float, float, float, float]  # least and most off-diagonal z_ij, and the same on the diagonal
-
-
-def _bound_entries(
-    n: int, bandwidth: float, label_weight: float, n_classes: int, encoding: Encoding, variant: Variant
-) -> Entries:
-    """Bound the summands z_ij of the 2021 paper, squared entries of the difference of two steps."""
-    # By the constants of Appendix E ("printed") or of Appendix A.1, eqs. 32 to 40 ("derived").
-    at = _bound_degrees(n, bandwidth)
-    s2, alpha = bandwidth**2, label_weight
-    printed = variant == "printed"
-    low_one = n * math.exp(-1 / s2) + math.expm1(-1 / (2 * s2))  # n e^(-1/s^2) + e^(-1/(2 s^2)) - 1
-    added_one = (n + 1) * math.exp(-1 / s2) - 1
-
-    # One-hot labels: eqs. 32, 33 and 38. Appendix E has n e^(-1/s^2) instead of n e^(-2/s^2) in eqs. 33, 38.
-    slip = low_one if printed else at.low
-    one_hot_most = alpha**2 * (
-        (at.high / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * low_one * added_one / (n * at.high)
-    )
-    one_hot_least = alpha**2 * ((low_one / at.high) ** 2 + (added_one / n) ** 2 - 2 * n * at.high / (slip * added_one))
-    if encoding == "one-hot":
-        off = _bound_off_diagonal(n, at, alpha, math.exp(-2 / s2), math.exp(-3 / s2), math.exp(-3 / s2), s2, slip)
-        return (*off, one_hot_least, one_hot_most)
-
-    # Integer labels: eqs. 35, 36, 39 and 40. Appendix E prints the diagonal eqs. 35 and 36 for the off-diagonal
-    # entries, and repeats the diagonal of one-hot labels.
-    c2 = (n_classes - 1) ** 2
-    label = (n + 1) * math.exp(-c2 / (2 * s2)) - 1
-    diagonal_most = alpha**2 * ((n / at.low) ** 2 + (n / at.low_added) ** 2 - 2 * label**2 / (n * at.high))
-    diagonal_least = alpha**2 * ((label / at.high) ** 2 + (label / n) ** 2 - 2 * n**2 / (at.low * added_one))
-    if printed:
-        return diagonal_least, diagonal_most, one_hot_least, one_hot_most
-    mixed = math.exp(-(c2 + 4) / (2 * s2))
-    off = _bound_off_diagonal(n, at, alpha, math.exp(-c2 / s2), mixed, math.exp(-(c2 + 4) / s2), s2, at.low)
-    return (*off, diagonal_least, diagonal_most)
-
-
-def _bound_off_diagonal(
-    n: int, at: Degrees, alpha: float, label: float, mixed_most: float, mixed_least: float, s2: float, slip: float
-) -> tuple[float, float]:
-    """Return the least and most of eqs. 38 (one-hot) and 39, 40 (integer); denominators are not squared there."""
-    squares = alpha**2 * label + math.exp(-4 / s2)
-    least = (
-        squares / at.high
-        - 2 * alpha / slip
-        + squares / n
-        - 2 * alpha / at.low_added
-        - 2 * (alpha**2 + 1) / (at.low * at.low_added)
-        + 4 * alpha * mixed_least / (n * at.high)
-    )
-    most = (
-        (alpha**2 + 1) / at.low
-        - 2 * alpha * mixed_most / at.high
-        + (alpha**2 + 1) / at.low_added
-        - 2 * alpha * mixed_most / n
-        - 2 * squares / (n * at.high)
-        + 4 * alpha / (at.low * at.low_added)
-    )
-    return least, most
-
-
-def _check_beta(beta: float | Decimal, n: int, columns: int) -> float:
-    """Return ln(beta), or raise if the paper's condition on beta does not hold for all data."""
-    exact = Decimal(beta)
-    if not exact.is_finite() or not 0 < exact < 1:
-        raise ValueError("beta must be a number between 0 and 1, both excluded")
-    logarithm, most = float(exact.ln()), -4.0 * columns * n
-    if logarithm > most * (1 - 1e-9):  # allows for the rounding of e^(-4kn)
-        raise ValueError(
-            f"beta must be at most exp(-4 k n) = exp({most:g}) for the condition of Theorem 1 to hold for all data "
-            "(its (sum |z|^2)^2 / sum |z|^4 is at most n); where no float is that small, use decimal.Decimal, such as "
-            f"Decimal('1e{math.floor(most / math.log(10))}')"
-        )
-    return logarithm
-
-
-def bound_random_start(entries: Entries, n: int, columns: int, start_scale: float, logarithm: float) -> float:
-    """Return the bound of Corollary 1.1 of the 2021 paper."""
-    off_least, off_most, diagonal_least, diagonal_most = entries
-    phi_least, phi_most = n * off_least + diagonal_least, n * off_most + diagonal_most
-    if phi_least == 0:
-        raise ValueError("phi_min is 0: Corollary 1.1 divides by it. Change bandwidth, label_weight or the rows")
-    inside = -logarithm * phi_most**4 / phi_least**2 - 2 * math.sqrt(-columns * n * logarithm * phi_least**4)
-    if inside < 0:
-        raise ValueError(
-            "Corollary 1.1 takes the root of a negative number here, because |phi_min| is above phi_max: "
-            "it gives no bound at this bandwidth and label_weight; a smaller beta may help"
-        )
-    return start_scale / 2 * math.sqrt(inside)
