@@ -653,10 +653,7 @@ class SpreadRows:
 
     def gather(self, stage: str) -> NDArray[Any]:
         """Return all rows."""
-        result = np.empty(self.shape, self.dtype)
-        for cut, rows in zip(self.cuts, self.map(_identity, stage=stage), strict=True):
-            result[cut] = rows
-        return result
+        return np.concatenate([np.empty((0, self.shape[1]), self.dtype), *self.map(_identity, stage=stage)])
 
 
 def _apply(rows: Any, steps: Sequence[tuple[Callable[..., Any], tuple[Any, ...]]], function: Any, *shared: Any) -> Any:

@@ -258,7 +258,7 @@ def test_hints_are_the_same(workers: Any) -> None:
 
     made = []
     for where in (None, workers):
-        index = SealedIndex.build(ROWS, seed=b"s" * 32, kernel="numpy", n_cells=9, n_colours=3, n_secrets=2)
+        index = SealedIndex.build(ROWS, seed=b"s" * 32, n_cells=9, n_colours=3, n_secrets=2)
         index.prepare_tokens(cluster=where)
         made.append(index.get_public_tokens())
     assert made[0] == made[1]

@@ -208,7 +208,7 @@ def framed(count: int, width: int, rest: bytes, flags: int = 0) -> bytes:
         (frame(Kind.ANSWER, b"1234567"), "truncated"),
         (frame(Kind.QUERY, answer().to_bytes()[14:]), "must be an answer, not of kind QUERY"),
         (framed(3, 4, bytes(23)), "truncated"),
-        (framed(3, 4, bytes(25)), "truncated"),
+        (framed(3, 4, bytes([0, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0]) + bytes(13)), "bytes after its end"),
         (framed(3, 4, b"\xff" * 24), "ids must rise"),
         (framed(3, 4, bytes([2, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0]) + bytes(12)), "ids must rise"),
         (framed(0, 4, b""), "ids must be"),
@@ -216,7 +216,7 @@ def framed(count: int, width: int, rest: bytes, flags: int = 0) -> bytes:
         (framed((1 << 32) - 1, (1 << 32) - 1, bytes(50)), "truncated"),
         (framed(1, 1, bytes(5), flags=1), "truncated"),  # no length of an image
         (framed(1, 1, bytes(5) + struct.pack("<I", 3) + b"ab", flags=2), "truncated"),
-        (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"ab", flags=2), "truncated"),
+        (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"ab", flags=2), "bytes after its end"),
         (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"ab", flags=1), "WebP"),
         (framed(1, 1, bytes(5) + struct.pack("<I", 1) + b"\xff", flags=3), "UTF-8"),
         (framed(1, 1, bytes(5) + struct.pack("<I", 2) + b"a\x1b", flags=3), "without control characters"),

@@ -14,12 +14,10 @@ from nearveil.sealed.lwe import (
     encrypt_zeros,
     expand_matrix,
     make_hint,
-    pack,
     pack_question,
     remove_masks,
     round_down_to,
     round_to_masks,
-    unpack,
     unpack_question,
 )
 from nearveil.sealed.parameters import LWE, RING, SCORE_BITS, WORD_BITS
@@ -117,14 +115,6 @@ def test_masks_are_removed_exactly() -> None:
     assert remove_masks(values, masks).tolist() == expected
     assert round_to_masks(np.array([-1, 0, 1 << 25, 511, 513])).tolist() == [0, 0, 32769, 0, 1]
     assert RING.plain_modulus == 65537
-
-
-@given(st.lists(st.integers(0, (1 << 24) - 1), min_size=1, max_size=20), st.sampled_from([3, 4]))
-@settings(max_examples=50, deadline=None)
-def test_packing_is_undone(values: list[int], width: int) -> None:
-    data = pack(np.array(values, np.uint32), width)
-    assert len(data) == width * len(values)
-    assert unpack(data, width).tolist() == values
 
 
 @given(st.lists(st.integers(0, (1 << 24) - 1), min_size=1, max_size=20), st.integers(17, 24))

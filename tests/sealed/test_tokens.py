@@ -96,9 +96,10 @@ def test_the_noise_is_as_predicted(hint: np.ndarray, monkeypatch: pytest.MonkeyP
 
     def keep(values: np.ndarray, bits: int) -> np.ndarray:
         kept.append(values)
-        return ring.round_fractions(values, bits)
+        return round_fractions(values, bits)
 
-    monkeypatch.setattr(tokens, "round_fractions", keep)
+    round_fractions = ring.round_fractions
+    monkeypatch.setattr(ring, "round_fractions", keep)
     made = TokenTables.build("scores", SEED, [hint])
     secret = np.rint(RNG.normal(0, 6.4, (1, RING.dimension))).astype(np.int64)
     key = TokenKey.make("scores", SEED, secret, unsafe_seeded(4))

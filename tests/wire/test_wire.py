@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 import pytest
 
-from nearveil.gallery import answers as _answer
 from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import WholeCodes, codes_from_bytes, codes_to_bytes
 from nearveil.mechanisms import Message, MessageError, PublicMap
@@ -356,7 +355,15 @@ def test_many_empty_images_cost_little_memory() -> None:
 def test_answers_are_refused_before_images_are_cut(
     count: int, width: int, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_answer, "_cut", None)
+    taken: list[int] = []
+    take = Reader.take
+
+    def count_takes(reader: Reader, size: int) -> bytes:
+        taken.append(size)
+        return take(reader, size)
+
+    monkeypatch.setattr(Reader, "take", count_takes)
     body = struct.pack("<II", count, width) + bytes(count * (4 + width + 4))
     with pytest.raises(WireError, match=words):
         Answer.from_body(1, body)
+    assert len(taken) <= 4  # the sizes, ids, codes and lengths, and no content

@@ -18,20 +18,14 @@ import sqlalchemy as sa
 from numpy.typing import NDArray
 from sqlalchemy.engine import URL
 
+from nearveil import storage
 from nearveil.gallery import store
 from nearveil.gallery.codes import Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, IndexSnapshot, check_k
 from nearveil.progress import Tick
-from nearveil.storage import (
-    Database,
-    flush_folder,
-    is_open_here,
-    make_private_file,
-    make_private_folder,
-    prepare_durable,
-)
+from nearveil.storage import Database
 
 _FILE = "index.db"
 _SEALED = "index.sealed"
@@ -76,15 +70,15 @@ class DirectoryIndex(Index):
     def _prepare_location(cls, location: str, timeout: float) -> tuple[Database, str]:
         folder = Path(location).expanduser().resolve()
         try:
-            make_private_folder(folder)
+            storage.make_private_folder(folder)
             other_files = [entry for entry in folder.iterdir() if not entry.name.startswith(_FILE)]
         except OSError as error:
             raise IndexStoreError(f"index {folder}: cannot create the directory: {error.strerror}") from error
         if other_files:
             raise IndexStoreError(f"index {folder}: the directory must be new or empty; it contains other files")
         with suppress(OSError):  # SQLite reports the reason, and would create the file readable for all
-            make_private_file(folder / _FILE)
-        flush_folder(folder.parent)
+            storage.make_private_file(folder / _FILE)
+        storage.flush_folder(folder.parent)
         return Database(_make_url(folder), timeout, prepare=_prepare_new, explain=explain), str(folder)
 
     @classmethod
@@ -196,7 +190,7 @@ def _make_url(folder: Path) -> URL:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
-    prepare_durable(connection)
+    storage.prepare_durable(connection)
     connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}")
     connection.execute("PRAGMA secure_delete = ON")  # overwrite deleted data
     connection.execute("PRAGMA cell_size_check = ON")  # report a corrupted page instead of reading it
@@ -210,7 +204,7 @@ def _prepare_new(connection: sqlite3.Connection) -> None:
 
 def _check_file(path: Path, location: str) -> None:
     """Check the file before SQLite, which would write to it, opens it; a file that is open here was checked before."""
-    if is_open_here(path):
+    if storage.is_open_here(path):
         return
     try:
         with open(path, "rb", opener=_open_nonblocking) as file:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.gallery.codes import Bytes
-from nearveil.wire.frames import HEADER_BYTES, Kind, WireError, frame, unframe
+from nearveil.wire.frames import HEADER_BYTES, Kind, Reader, WireError, frame, unframe
 
 Extras = Literal["none", "thumbnails", "originals", "names", "metadata"]
 EXTRAS: tuple[Extras, ...] = get_args(Extras)  # a flag is the position of its word
@@ -91,33 +91,17 @@ class Answer:
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:
         """Read the body of an answer's frame."""
-        if len(body) < _SIZES.size:
-            raise WireError("data is truncated")
-        count, width = _SIZES.unpack_from(body)
+        reader, extras = Reader(body), EXTRAS[flags]
+        count, width = _SIZES.unpack(reader.take(_SIZES.size))
         if not count or not width:
             raise WireError("ids must be at least one, with codes of at least one byte")
-        middle = _SIZES.size + 4 * count
-        end = middle + count * width
-        extras = EXTRAS[flags]
-        lengths = 0 if extras == "none" else IMAGE_HEADER_BYTES * count
-        if len(body) < end + lengths or (extras == "none" and len(body) != end):
-            raise WireError("data is truncated, or has bytes after its end")
-        ids = np.frombuffer(body, "<u4", count, _SIZES.size).astype(np.uint32)
+        ids = np.frombuffer(reader.take(4 * count), "<u4").astype(np.uint32)
+        codes = np.frombuffer(reader.take(count * width), np.uint8).reshape(count, width)
+        sizes = np.frombuffer(reader.take(0 if extras == "none" else IMAGE_HEADER_BYTES * count), "<u4")
         _check_increasing(ids)  # before contents are cut
-        codes = np.frombuffer(body, np.uint8, count * width, middle).reshape(count, width)
-        sizes = np.frombuffer(body, "<u4", lengths // IMAGE_HEADER_BYTES, end)
-        return cls(ids, codes, extras, _cut(body, end + lengths, sizes))
-
-
-def _cut(body: bytes, start: int, sizes: NDArray[np.uint32]) -> tuple[bytes, ...]:
-    """Return the contents at the end of an answer, which they must fill to its last byte."""
-    if len(sizes) and start + int(sizes.sum(dtype=np.int64)) != len(body):
-        raise WireError("data is truncated, or has bytes after its end")
-    contents = []
-    for size in map(int, sizes):  # one by one: a list of numbers would be many times as large as the answer
-        contents.append(body[start : start + size])
-        start += size
-    return tuple(contents)
+        contents = tuple(reader.take(int(size)) for size in sizes)
+        reader.check_end()
+        return cls(ids, codes, extras, contents)
 
 
 def _check_increasing(ids: NDArray[np.uint32]) -> None:

@@ -424,7 +424,9 @@ def learn_codes(rows: SpreadRows, code_bytes: CodeBytes, space: ScoreSpace) -> L
 
 
 def _encode(table: Codes, rows: SpreadRows, space: ScoreSpace) -> LearnedCodes:
-    codes = encode_rows(table, rows)
+    codes = np.empty((len(rows), table.width), np.uint8)
+    for cut, part in zip(rows.cuts, rows.map(_encode_part, table, stage="making codes"), strict=True):
+        codes[cut] = part
     return LearnedCodes(table, codes, measure_codes(table, codes, rows, space))
 
 
@@ -472,14 +474,6 @@ def _drop_self(nearest: NDArray[np.int64], positions: NDArray[np.intp]) -> NDArr
     is_self[~is_self.any(axis=1), -1] = True
     others: NDArray[np.int64] = nearest[~is_self].reshape(len(nearest), -1)
     return others
-
-
-def encode_rows(table: Codes, features: SpreadRows) -> Bytes:
-    """Return the codes of features in partitions."""
-    codes = np.empty((len(features), table.width), np.uint8)
-    for cut, part in zip(features.cuts, features.map(_encode_part, table, stage="making codes"), strict=True):
-        codes[cut] = part
-    return codes
 
 
 def _encode_part(features: Singles, table: Codes) -> Bytes:

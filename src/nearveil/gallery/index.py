@@ -476,7 +476,8 @@ class Index(MapPublisher):
             first = header = load_header(connection, self._location, lock=True)
             for table in tables:
                 existing = self._find_existing(connection, table, first.next_id, replacing=replacing)
-                stored = self._load_replaced(connection, existing)
+                replaced_items = store.load_items(connection, np.array(list(existing.values())), originals=False)
+                stored = {position: replaced_items[number] for position, number in existing.items()}
                 complete = table.inherit(stored)
                 unchanged = self._find_unchanged(complete, existing, stored)
                 ids = np.full(len(table), -1, np.int64)
@@ -518,13 +519,6 @@ class Index(MapPublisher):
         if repeated:
             raise ValueError(f"ids: {table.external_ids[min(repeated)]!r} is repeated; nothing was changed")
         return existing
-
-    def _load_replaced(self, connection: sa.Connection, existing: dict[int, int]) -> dict[int, StoredItem]:
-        """Load existing items, by the position of the row that replaces them."""
-        if not existing:
-            return {}
-        items = store.load_items(connection, np.array(list(existing.values())), originals=False)
-        return {position: items[number] for position, number in existing.items()}
 
     def _find_unchanged(
         self, table: ItemTable, existing: dict[int, int], stored: dict[int, StoredItem]

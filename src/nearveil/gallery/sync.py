@@ -66,16 +66,9 @@ def sync_folder(
     extractor: Extractor | None = None,
     private: bool = False,
     metric: Metric | None = None,
-    epsilon: float | None = None,
-    candidates: float | None = None,
-    n_sets: int | None = None,
-    code_bytes: int | None = None,
-    reach: float | None = None,
-    mechanism: str | None = None,
-    labels: str | None = None,
-    allow_unsound: bool | None = None,
     progress: Progress | None = None,
     cluster: Any = None,
+    **options: Any,
 ) -> SyncReport:
     """Synchronize an index with a folder of images, and publish its map.
 
@@ -92,11 +85,16 @@ def sync_folder(
     private : bool, default=False
         Whether the images are records of a protected gallery: rows are row-exact, and no map is made. They stay on
         this machine: `cluster` must be ``"local"``, ``"local:N"`` or None.
-    metric, epsilon, candidates, n_sets, code_bytes, reach, mechanism, labels, allow_unsound, progress : optional
-        As in :meth:`Index.create` and :meth:`Index.publish`; by default as before.
+    metric : {"cosine", "dot", "euclidean"}, optional
+        As in :meth:`Index.create`; by default as before.
+    progress : callable, optional
+        As in :meth:`Index.publish`.
     cluster : str or dask.distributed.Client, optional
         Workers that make features and learn the map; see :func:`nearveil.cluster.connect`. They must be able to read
         the images under the same paths. The result is the same.
+    options
+        Of the map: epsilon, candidates, n_sets, code_bytes, reach, mechanism, labels and allow_unsound, as in
+        :meth:`Index.publish`; by default as before.
 
     Examples
     --------
@@ -104,16 +102,6 @@ def sync_folder(
     >>> report.added, report.deleted  # doctest: +SKIP
     (120, 0)
     """
-    options = {
-        "epsilon": epsilon,
-        "candidates": candidates,
-        "n_sets": n_sets,
-        "code_bytes": code_bytes,
-        "reach": reach,
-        "mechanism": mechanism,
-        "labels": labels,
-        "allow_unsound": allow_unsound,
-    }
     wanted_metric = None if metric is None else check_metric(metric)
     start = progress or no_progress
     root, location = _find_root(Path(folder)), find_index(index)
@@ -299,8 +287,9 @@ def _check_private(gallery: Index | None, options: dict[str, Any], requested: bo
             "private: this index was made for an open gallery, and its images may have been shown: use another index"
         )
     private = requested or stored
-    if private and any(value is not None for value in options.values()):
-        raise ValueError(f"{', '.join(options)}: private images have no map: leave them out")
+    given = [name for name, value in options.items() if value is not None]
+    if private and given:
+        raise ValueError(f"{', '.join(given)}: private images have no map: leave these options out")
     return private
 
 

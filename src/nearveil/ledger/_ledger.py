@@ -61,9 +61,14 @@ class Ledger:
     >>> folder = tempfile.TemporaryDirectory()
     >>> with Ledger(Path(folder.name) / "budget.db") as ledger:
     ...     account = ledger.open_account("camera", owner="me", epsilon=1.0, delta=0.0, **about)
-    ...     with account.spend(quarter) as debit:
-    ...         debit.store(b"the public message")
+    ...     for attempt in range(2):
+    ...         with account.spend(quarter, key="first") as debit:
+    ...             if not debit.repeated:
+    ...                 debit.store(b"the public message")
+    ...         print(debit.repeated, debit.message)
     ...     print(account.balance())
+    False b'the public message'
+    True b'the public message'
     account camera: budget epsilon 1 at delta 0, spent 0.25, left 0.75
     >>> folder.cleanup()
     """
@@ -118,17 +123,13 @@ class Ledger:
         Parameters
         ----------
         name, owner : str
-        protects : {"query", "database"}
-            The protected record.
-        unit : str
-            The unit of protection: "image", "person with all images".
-        relation : {"replace", "add-remove"}
-            The neighbouring relation.
-        epsilon : float
-            Above 0 and finite. Above 100 there is a :class:`BudgetWarning`.
-        delta : float
-            Above 0: a plan composed by PLD, or without a plan a Renyi filter, for parameters chosen adaptively.
-            0: pure epsilons are summed.
+        protects, unit, relation : {"query", "database"}, str, {"replace", "add-remove"}
+            The protected record, the unit of protection ("image", "person with all images"), and the neighbouring
+            relation.
+        epsilon, delta : float
+            Epsilon is above 0 and finite; above 100 there is a :class:`BudgetWarning`. With a delta above 0, a plan is
+            composed by PLD, and without a plan a Renyi filter pays for parameters chosen adaptively. With delta 0, pure
+            epsilons are summed.
         plan : DpEvent, or iterable of DpEvent or (DpEvent, int), optional
             All mechanisms that may ever be paid, in any order.
         releases : {"any", "gaussian"}, default="any"
@@ -317,12 +318,6 @@ class Ledger:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, self._arguments
-
-    def __copy__(self) -> Self:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Ledger) and self._arguments[0] == other._arguments[0]

@@ -5,32 +5,12 @@ from dataclasses import dataclass, replace
 
 import sqlalchemy as sa
 
+from nearveil.ledger import budget as budgets
 from nearveil.ledger import store
-from nearveil.ledger.budget import (
-    Charge,
-    PlanBudget,
-    UnpricedError,
-    add_amounts,
-    find_plan_cost,
-    open_budget,
-    parse_budget,
-)
+from nearveil.ledger.budget import Charge, PlanBudget, UnpricedError
 from nearveil.ledger.database import LedgerDatabase
 from nearveil.ledger.errors import CorruptLedgerError
-from nearveil.ledger.store import (
-    CAP,
-    DEBIT,
-    GENESIS,
-    LOG,
-    MESSAGE,
-    OPENED,
-    QUOTA,
-    TAKE,
-    BudgetRow,
-    Entry,
-    Receipt,
-    digest,
-)
+from nearveil.ledger.store import BudgetRow, Entry, Receipt
 
 _SLACK = 10**9  # accountants of different versions may differ by one part in this many
 
@@ -96,7 +76,7 @@ def verify(database: LedgerDatabase, account: str | None, receipts: Sequence[Rec
             text = "there is a receipt of this account, and it is not in the database"
             problems += [LedgerProblem(item.account, None, text) for item in receipts if item.account not in names]
         for name in names:
-            marks = [(*witnessed[digest(name)], "its witness")] if digest(name) in witnessed else []
+            marks = [(*witnessed[store.digest(name)], "its witness")] if store.digest(name) in witnessed else []
             marks += [(item.sequence, item.hash, "a receipt") for item in receipts if item.account == name]
             replay = _Replay(connection, name, marks)
             problems += replay.run()
@@ -113,7 +93,7 @@ def find_witness_problems(database: LedgerDatabase, witnessed: Witnessed) -> lis
         names = store.list_accounts(connection)
         problems = _find_missing_accounts(names, witnessed)
         for name in names:
-            sequence, hash_ = witnessed.get(digest(name), (0, GENESIS))
+            sequence, hash_ = witnessed.get(store.digest(name), (0, store.GENESIS))
             if store.find_hash(connection, name, sequence) != hash_:
                 problems.append(f"account {name!r} does not hold entry {sequence} as its witness has seen it")
         return problems
@@ -122,7 +102,7 @@ def find_witness_problems(database: LedgerDatabase, witnessed: Witnessed) -> lis
 
 
 def _find_missing_accounts(names: Sequence[str], witnessed: Witnessed) -> list[str]:
-    missing = set(witnessed) - set(map(digest, names))
+    missing = set(witnessed) - set(map(store.digest, names))
     return [f"{len(missing)} account(s) that the witness has seen are not in the database"] if missing else []
 
 
@@ -132,7 +112,7 @@ class _Replay:
     def __init__(self, connection: sa.Connection, name: str, marks: Sequence[tuple[int, str, str]]) -> None:
         self.connection, self.name, self.count = connection, name, 0
         self._marks = marks  # (sequence, hash, source) of entries that the witness or a receipt has seen
-        self._sequence, self._head = 0, GENESIS
+        self._sequence, self._head = 0, store.GENESIS
         self._rows: dict[str | None, BudgetRow] = {}  # quotas and caps by name, and the account under None
         self._charges: dict[str | None, Charge] = {}  # of debits, by key
         self._slots: set[str | None] = set()
@@ -172,22 +152,22 @@ class _Replay:
     def _apply(self, entry: Entry) -> None:
         """Repeat the effect of an entry on the account, its quotas and its caps; compare the totals after it."""
         content = entry.content
-        if entry.kind == OPENED and None not in self._rows:
+        if entry.kind == store.OPENED and None not in self._rows:
             self._open(entry, opening=content["opening"])
         elif None not in self._rows:
             self._report(entry, "comes before the account is opened")
-        elif entry.kind in (QUOTA, CAP) and entry.client is not None and entry.client not in self._rows:
+        elif entry.kind in (store.QUOTA, store.CAP) and entry.client is not None and entry.client not in self._rows:
             self._open(entry)
-        elif entry.kind == DEBIT and entry.key is not None:
+        elif entry.kind == store.DEBIT and entry.key is not None:
             self._charges[entry.key] = entry.charge
             self._replay_debit(entry, None, content["price"])
             if entry.client is not None:
                 self._replay_debit(entry, entry.client, content["client_price"])
-        elif entry.kind == TAKE and entry.key in self._charges:
+        elif entry.kind == store.TAKE and entry.key in self._charges:
             self._replay_debit(entry, str(entry.client), content["price"])
         elif not (
-            (entry.kind == MESSAGE and entry.key in self._charges and isinstance(content["message"], str))
-            or (entry.kind == LOG and entry.key is not None and isinstance(content["log"], str))
+            (entry.kind == store.MESSAGE and entry.key in self._charges and isinstance(content["message"], str))
+            or (entry.kind == store.LOG and entry.key is not None and isinstance(content["log"], str))
         ):
             self._report(entry, "does not follow from the entries before it")
         if None in self._rows and entry.state != self._rows[None].digest:
@@ -198,21 +178,21 @@ class _Replay:
 
     def _open(self, entry: Entry, opening: str = "") -> None:
         """Open the account, a quota or a cap, and check that its limits are not wider than its budget."""
-        budget = parse_budget(entry.content["terms"])
+        budget = budgets.parse_budget(entry.content["terms"])
         self._rows[entry.client] = BudgetRow(
             self.name, entry.client, entry.content["terms"], budget.zero, entry.sequence, opening
         )
-        if entry.kind == CAP:
+        if entry.kind == store.CAP:
             if not isinstance(budget, PlanBudget):
                 self._report(entry, "opens a cap without a plan")
             return
-        if entry.kind == QUOTA and not self._rows[None].budget.contains(budget):
+        if entry.kind == store.QUOTA and not self._rows[None].budget.contains(budget):
             self._report(entry, "opens a quota that is not a part of the account")
-        cost = find_plan_cost(budget)
+        cost = budgets.find_plan_cost(budget)
         if cost is not None:
             is_wide = cost > budget.epsilon * (1 + 1 / _SLACK)
         else:
-            fresh = open_budget(budget.epsilon, budget.delta, None, "replace", budget.releases)
+            fresh = budgets.open_budget(budget.epsilon, budget.delta, None, "replace", budget.releases)
             # The limits of another version, which chose other orders, cannot be compared.
             limits = fresh.limits if replace(fresh, limits=budget.limits) == budget else budget.limits
             is_wide = any(
@@ -233,7 +213,7 @@ class _Replay:
                 self._report(entry, f"was charged less than its events cost{payer}")
         except UnpricedError:
             self._report(entry, f"pays for events that this budget cannot price{payer}")
-        totals = add_amounts(row.totals, tuple(price))
+        totals = budgets.add_amounts(row.totals, tuple(price))
         self._rows[client] = replace(row, totals=totals, sequence=entry.sequence)
         if not row.budget.allows(totals):
             self._report(entry, f"exceeds the budget{payer}")

@@ -12,21 +12,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
 import sqlalchemy as sa
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
+from nearveil.ledger import budget as budgets
 from nearveil.ledger import store
-from nearveil.ledger.budget import (
-    Budget,
-    Charge,
-    Events,
-    FilterBudget,
-    PlanBudget,
-    UnpricedError,
-    charge_guarantee,
-    drop_sets,
-    join_charges,
-    open_budget,
-    read_charge,
-    repeat_charge,
-)
+from nearveil.ledger.budget import Budget, Charge, Events, FilterBudget, PlanBudget, UnpricedError
 from nearveil.ledger.errors import (
     AccountError,
     CorruptLedgerError,
@@ -80,24 +68,6 @@ class Debit:
     nonce : str
         128 random bits, drawn when the key was first spent and stored in the ledger. Derive public names of the
         release from it: a name derived from the key could be guessed.
-
-    Examples
-    --------
-    >>> import tempfile
-    >>> from nearveil.ledger import Ledger
-    >>> from nearveil.privacy import Basis, compose_events
-    >>> from nearveil.privacy.events import PureDp
-    >>> about = {"protects": "query", "unit": "image", "relation": "replace"}
-    >>> quarter = compose_events([PureDp(0.25)], delta=0.0, basis=Basis("randomised response"), **about)
-    >>> with tempfile.TemporaryDirectory() as folder, Ledger(f"{folder}/budget.db") as ledger:
-    ...     account = ledger.open_account("camera", owner="me", epsilon=1.0, delta=0.0, **about)
-    ...     for attempt in range(2):
-    ...         with account.spend(quarter, key="first") as debit:
-    ...             if not debit.repeated:
-    ...                 debit.store(b"the public message")
-    ...         print(debit.repeated, debit.message)
-    False b'the public message'
-    True b'the public message'
     """
 
     def __init__(
@@ -124,7 +94,7 @@ class Debit:
     @property
     def events(self) -> tuple[tuple[DpEvent, int], ...]:
         """The single mechanisms that were paid for."""
-        return read_charge(self._charge)
+        return budgets.read_charge(self._charge)
 
     def balance(self) -> Balance:
         """Return the balance of the account after this debit."""
@@ -226,7 +196,7 @@ class Account:
         events, within = (Budgeted(self.epsilon, self.delta),), None
         if isinstance(self._budget, PlanBudget):
             charge = tuple(zip(self._budget.plan, self._budget.limits, strict=True))
-            events = tuple(SelfComposedDpEvent(event, times) for event, times in read_charge(charge))
+            events = tuple(SelfComposedDpEvent(event, times) for event, times in budgets.read_charge(charge))
         else:
             orders = self._budget.orders if isinstance(self._budget, FilterBudget) else ()
             within = FilterTerms(self.epsilon, self.delta, orders)
@@ -248,7 +218,7 @@ class Account:
     def remaining(self, cap: str | None = None) -> tuple[tuple[DpEvent, int], ...]:
         """Return the remaining mechanisms of the account's plan, or of a cap; empty for accounts without a plan."""
         row = self._load(cap)
-        return read_charge(row.budget.left(row.totals)) if isinstance(row.budget, PlanBudget) else ()
+        return budgets.read_charge(row.budget.left(row.totals)) if isinstance(row.budget, PlanBudget) else ()
 
     def assert_affordable(self, guarantee: Guarantee | Parts) -> None:
         """Raise OverBudgetError, with figures, unless all of it could be paid now. Nothing is spent."""
@@ -294,12 +264,9 @@ class Account:
 
         Raises
         ------
-        OverBudgetError
-            With figures; nothing is spent.
-        KeySpentError
-            The key was spent and no message stored.
-        KeyConflictError
-            The key was used for something else.
+        OverBudgetError, KeySpentError, KeyConflictError
+            The budget does not cover it, with figures; the key was spent and no message stored; the key was used for
+            something else. Nothing is spent.
         LedgerUnavailableError
             The debit may be stored or not; release nothing.
         """
@@ -433,7 +400,7 @@ class Account:
         elif plan is not None or epsilon is None:
             raise ValueError("quota of an account without a plan must have an epsilon, and no plan")
         delta = self.delta if delta is None else delta
-        budget = open_budget(epsilon, delta, plan, self.relation, self._budget.releases)
+        budget = budgets.open_budget(epsilon, delta, plan, self.relation, self._budget.releases)
         if not self._budget.contains(budget):
             raise ValueError("quota must be a part of the account's budget: smaller, and at no larger delta")
         return make_balance(self._open_share(QUOTA, client, budget))
@@ -448,12 +415,12 @@ class Account:
         if self.has_plan(plan):
             return None
         name = f"cap {new_key()}"
-        self._open_share(CAP, name, open_budget(self.epsilon, self.delta, plan, self.relation))
+        self._open_share(CAP, name, budgets.open_budget(self.epsilon, self.delta, plan, self.relation))
         return name
 
     def has_plan(self, plan: Events) -> bool:
         """Return whether the account was opened with this very plan."""
-        return self._budget == open_budget(self.epsilon, self.delta, plan, self.relation)
+        return self._budget == budgets.open_budget(self.epsilon, self.delta, plan, self.relation)
 
     def _open_share(self, kind: str, name: str, budget: Budget) -> BudgetRow:
         """Open a quota or a cap, unless it exists with the same terms."""
@@ -487,14 +454,14 @@ class Account:
                 "(release.guarantee); nearveil.privacy.compose_events makes one of your own events"
             )
         terms = (self._details[name] for name in ("protects", "unit", "relation"))
-        charge = charge_guarantee(guarantee, *terms, delta=self._budget.delta)
-        return charge if times == 1 else repeat_charge(charge, times)
+        charge = budgets.charge_guarantee(guarantee, *terms, delta=self._budget.delta)
+        return charge if times == 1 else budgets.repeat_charge(charge, times)
 
     def _charge_all(self, guarantee: Guarantee | Parts) -> Charge:
         if not isinstance(guarantee, Iterable):
             return self._charge(guarantee)
         pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in guarantee]
-        return join_charges(self._charge(part, times) for part, times in pairs)
+        return budgets.join_charges(self._charge(part, times) for part, times in pairs)
 
     def _load(self, client: str | None = None) -> BudgetRow:
         """Load the account, or a quota or a cap of it. A database that was rolled back is read: verify() reports it."""
@@ -530,7 +497,7 @@ def _make_log_key(name: str, position: int) -> str:
 
 def _require_message(debit: Entry, stored: Entry | None, client: str | None, charge: Charge) -> bytes:
     """Return the stored message of a key that was spent before; raise unless it was spent for the same release."""
-    if debit.client != client or drop_sets(debit.charge) != drop_sets(charge):
+    if debit.client != client or budgets.drop_sets(debit.charge) != budgets.drop_sets(charge):
         # The same text for both: a client that tries the key of another learns nothing more.
         raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
     if stored is None or stored.message is None:

@@ -54,24 +54,14 @@ canonical_json: Callable[[object], str] = json.JSONEncoder(
 
 # Events by the name that ledgers store. The names of their fields are stored, too.
 _EVENTS: dict[str, type[DpEvent]] = {
-    "NoOpDpEvent": dp.NoOpDpEvent,
-    "NonPrivateDpEvent": dp.NonPrivateDpEvent,
-    "GaussianDpEvent": dp.GaussianDpEvent,
-    "LaplaceDpEvent": dp.LaplaceDpEvent,
-    "RandomizedResponseDpEvent": dp.RandomizedResponseDpEvent,
-    "ZCDpEvent": dp.ZCDpEvent,
-    "RepeatAndSelectDpEvent": dp.dp_event.RepeatAndSelectDpEvent,
-    "PoissonSampledDpEvent": dp.PoissonSampledDpEvent,
-    "SelfComposedDpEvent": dp.SelfComposedDpEvent,
-    "ComposedDpEvent": dp.ComposedDpEvent,
-    "PureDp": PureDp,
-    "NamedSets": NamedSets,
-    "NoisyScreening": nearveil_events.NoisyScreening,
-    "VoteHistogram": nearveil_events.VoteHistogram,
-    "ClippedVotes": nearveil_events.ClippedVotes,
-    "GaussianNoisyMax": nearveil_events.GaussianNoisyMax,
-    "LaplaceNoisyMax": nearveil_events.LaplaceNoisyMax,
-    "SampledScreening": nearveil_events.SampledScreening,
+    name: getattr(module, name)
+    for module, names in (
+        (dp.dp_event, "NoOpDpEvent NonPrivateDpEvent GaussianDpEvent LaplaceDpEvent RandomizedResponseDpEvent"),
+        (dp.dp_event, "ZCDpEvent RepeatAndSelectDpEvent PoissonSampledDpEvent SelfComposedDpEvent ComposedDpEvent"),
+        (nearveil_events, "PureDp NamedSets NoisyScreening VoteHistogram ClippedVotes GaussianNoisyMax"),
+        (nearveil_events, "LaplaceNoisyMax SampledScreening"),
+    )
+    for name in names.split()
 }
 _NAMES = {kind: name for name, kind in _EVENTS.items()}
 
@@ -196,9 +186,7 @@ def check_samplers(events: Iterable[DpEvent], extra_delta: float, delta: float) 
 
 
 def _pairs(events: Events) -> list[tuple[DpEvent, int]]:
-    if not isinstance(events, DpEvent | Iterable):
-        raise ValueError("events must be a DpEvent, or a list of DpEvent or of (DpEvent, count)")
-    parts = [events] if isinstance(events, DpEvent) else list(events)
+    parts = events if isinstance(events, Iterable) else [events]
     pairs = [part if isinstance(part, tuple) and len(part) == 2 else (part, 1) for part in parts]
     if not all(isinstance(event, DpEvent) for event, _ in pairs):
         raise ValueError("events must be a DpEvent, or a list of DpEvent or of (DpEvent, count)")
@@ -252,16 +240,16 @@ def round_amounts(epsilon: float, spent: Fraction | None) -> tuple[float, float]
     return round_float_up(spent), max(0.0, round_float_down(to_exact_decimal(epsilon) - spent))
 
 
-def format_up(number: float, digits: int = 4, rounding: str = ROUND_CEILING) -> str:
+def format_up(number: float, rounding: str = ROUND_CEILING) -> str:
     """Format a spent amount, rounded up."""
     if math.isinf(number):
         return "infinity"
-    return f"{float(Context(prec=digits, rounding=rounding).plus(Decimal(repr(float(number))))):.12g}"
+    return f"{float(Context(prec=4, rounding=rounding).plus(Decimal(repr(float(number))))):.12g}"
 
 
 def format_down(number: float) -> str:
     """Format a remaining amount, rounded down."""
-    return format_up(number, rounding=ROUND_FLOOR)
+    return format_up(number, ROUND_FLOOR)
 
 
 class UnpricedError(ValueError):

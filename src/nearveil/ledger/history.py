@@ -6,18 +6,8 @@ from fractions import Fraction
 
 from dp_accounting import DpEvent
 
-from nearveil.ledger.budget import (
-    Charge,
-    PlanBudget,
-    UnpricedError,
-    add_amounts,
-    find_alone_epsilon,
-    format_down,
-    format_up,
-    read_charge,
-    round_amounts,
-    round_float_up,
-)
+from nearveil.ledger import budget as budgets
+from nearveil.ledger.budget import Charge, PlanBudget, UnpricedError
 from nearveil.ledger.errors import OverBudgetError
 from nearveil.ledger.store import BudgetRow
 
@@ -41,7 +31,7 @@ class Balance:
         share = "" if self.client is None else f"client {self.client} in "
         return (
             f"{share}account {self.account}: budget epsilon {self.epsilon:.4g} at delta {self.delta:g}, "
-            f"spent {format_up(self.spent)}, left {format_down(self.left)}"
+            f"spent {budgets.format_up(self.spent)}, left {budgets.format_down(self.left)}"
         )
 
 
@@ -66,16 +56,16 @@ class Preview:
         if not self.allowed:
             return f"Refused: {self.reason}"
         return (
-            f"Allowed: this costs {format_up(self.cost)} of epsilon {self.before.epsilon:g}; "
-            f"then {format_up(self.total)} is spent and {format_down(self.left)} left "
-            f"(alone it would be epsilon {format_up(self.alone)} at delta {self.before.delta:g})."
+            f"Allowed: this costs {budgets.format_up(self.cost)} of epsilon {self.before.epsilon:g}; "
+            f"then {budgets.format_up(self.total)} is spent and {budgets.format_down(self.left)} left "
+            f"(alone it would be epsilon {budgets.format_up(self.alone)} at delta {self.before.delta:g})."
         )
 
 
 def make_balance(row: BudgetRow) -> Balance:
     """Return the figures of an account, a quota or a cap."""
     budget = row.budget
-    spent, left = round_amounts(budget.epsilon, budget.spent(row.totals))
+    spent, left = budgets.round_amounts(budget.epsilon, budget.spent(row.totals))
     return Balance(
         account=row.account,
         client=row.client,
@@ -84,7 +74,7 @@ def make_balance(row: BudgetRow) -> Balance:
         delta=budget.delta,
         spent=spent,
         left=left,
-        remaining=read_charge(budget.left(row.totals)) if isinstance(budget, PlanBudget) else (),
+        remaining=budgets.read_charge(budget.left(row.totals)) if isinstance(budget, PlanBudget) else (),
     )
 
 
@@ -97,16 +87,16 @@ def make_preview(row: BudgetRow, charge: Charge) -> Preview:
     except UnpricedError as unpriced:
         details = str(unpriced)
     else:
-        totals = add_amounts(row.totals, price)
+        totals = budgets.add_amounts(row.totals, price)
         allowed, details = budget.allows(totals), budget.shortage(row.totals, price)
         spent, after = budget.spent(row.totals), budget.spent(totals)
         if spent is not None and after is not None:
-            cost = round_float_up(max(after - spent, Fraction(0)))
-    total, left = round_amounts(budget.epsilon, after)
-    reason = f"{before}; this costs {format_up(cost)}; nothing was spent" + (f" ({details})" if details else "")
+            cost = budgets.round_float_up(max(after - spent, Fraction(0)))
+    total, left = budgets.round_amounts(budget.epsilon, after)
+    reason = f"{before}; this costs {budgets.format_up(cost)}; nothing was spent" + (f" ({details})" if details else "")
     return Preview(
         before=before,
-        alone=find_alone_epsilon(charge, budget.delta),
+        alone=budgets.find_alone_epsilon(charge, budget.delta),
         cost=cost,
         total=total,
         left=left,

@@ -12,16 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import sqlalchemy as sa
 from dp_accounting import DpEvent
 
-from nearveil.ledger.budget import (
-    Amounts,
-    Budget,
-    Charge,
-    UnpricedError,
-    add_amounts,
-    canonical_json,
-    parse_budget,
-    read_charge,
-)
+from nearveil.ledger import budget as budgets
+from nearveil.ledger.budget import Amounts, Budget, Charge, UnpricedError
 from nearveil.ledger.errors import AccountError, CorruptLedgerError, LedgerError, RolledBackError
 from nearveil.privacy.checks import check_text
 from nearveil.storage import create_tables
@@ -74,7 +66,7 @@ class Entry:
         """Return the hash of the entry after the hash `previous`."""
         fields = asdict(self)
         del fields["hash"]
-        return hashlib.sha256(canonical_json({**fields, "previous": previous}).encode()).hexdigest()
+        return hashlib.sha256(budgets.canonical_json({**fields, "previous": previous}).encode()).hexdigest()
 
     @property
     def content(self) -> dict[str, Any]:
@@ -103,7 +95,8 @@ class Entry:
     def _decoded(self) -> tuple[tuple[tuple[DpEvent, int], ...], bytes | None]:
         try:
             message = self.content.get("message", self.content.get("log"))
-            return read_charge(self.charge), None if message is None else base64.b64decode(message, validate=True)
+            decoded = None if message is None else base64.b64decode(message, validate=True)
+            return budgets.read_charge(self.charge), decoded
         except (AttributeError, TypeError, ValueError):
             raise CorruptLedgerError(
                 f"Entry {self.sequence} of account {self.account!r} is corrupted; verify() lists the problems."
@@ -154,12 +147,12 @@ class BudgetRow:
     @property
     def budget(self) -> Budget:
         """The budget of the terms."""
-        return parse_budget(self.terms)
+        return budgets.parse_budget(self.terms)
 
     @property
     def digest(self) -> str:
         """The digest that entries record."""
-        state = digest(self.terms, canonical_json(self.totals))
+        state = digest(self.terms, budgets.canonical_json(self.totals))
         return digest(self.opening, state) if self.client is None else state
 
     @property
@@ -174,7 +167,7 @@ class BudgetRow:
             price = budget.price(charge)
         except UnpricedError:
             raise UnaffordableError(self) from None
-        totals = add_amounts(self.totals, price)
+        totals = budgets.add_amounts(self.totals, price)
         if not budget.allows(totals):
             raise UnaffordableError(self)
         return replace(self, totals=totals), price
@@ -407,26 +400,26 @@ def append_entry(
         time=time,
         key=key,
         client=None if share is None else share.client,
-        payload=canonical_json(content),
+        payload=budgets.canonical_json(content),
         state=row.digest,
         client_state=None if share is None else share.digest,
         nonce=nonce,
         slot=make_slot(row.account, key, kind),
     )
     row = replace(row, head=entry.compute_hash(row.head))
-    values = {"totals": canonical_json(row.totals), "sequence": row.sequence, "head": row.head}
+    values = {"totals": budgets.canonical_json(row.totals), "sequence": row.sequence, "head": row.head}
     connection.execute(sa.update(accounts).where(accounts.c.name == row.account).values(values))
     connection.execute(sa.insert(entries).values({**asdict(entry), "hash": row.head}))
     if share is not None:
         is_share = (quotas.c.account == row.account, quotas.c.client == share.client)
-        values = {"totals": canonical_json(share.totals), "sequence": row.sequence}
+        values = {"totals": budgets.canonical_json(share.totals), "sequence": row.sequence}
         connection.execute(sa.update(quotas).where(*is_share).values(values))
     return row
 
 
 def _insert_row(connection: sa.Connection, row: BudgetRow) -> None:
     """Insert an account, a quota or a cap without entries."""
-    values = {"terms": row.terms, "totals": canonical_json(row.totals), "sequence": 0}
+    values = {"terms": row.terms, "totals": budgets.canonical_json(row.totals), "sequence": 0}
     if row.client is None:
         table, more = accounts, {"name": row.account, "opening": row.opening, "head": row.head}
     else:

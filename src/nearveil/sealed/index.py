@@ -7,6 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -17,6 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import connect
 from nearveil.privacy.checks import check_count
+from nearveil.sealed import sizes
 from nearveil.sealed.cells import find_margins, make_cells
 from nearveil.sealed.kernels import Kernel, make_kernel
 from nearveil.sealed.layout import MOST_SIDE, Layout, SealedError, Singles, check_rows
@@ -33,17 +35,7 @@ from nearveil.sealed.records import (
     unpad_record,
 )
 from nearveil.sealed.ring import TokenRequest, read_request, request_bytes
-from nearveil.sealed.sizes import (
-    TILE,
-    RecordLayout,
-    Stage,
-    choose_dimension,
-    choose_shape,
-    choose_side,
-    count_secrets,
-    count_slots,
-    shape_records,
-)
+from nearveil.sealed.sizes import RecordLayout, Stage
 from nearveil.sealed.tokens import BATCH as TOKEN_BATCH
 from nearveil.sealed.tokens import TokenTables
 from nearveil.sealed.wire import read_parts, read_question, write_answer, write_parts
@@ -89,42 +81,32 @@ class _Groups(Sequence[tuple[int, list[Bytes]]]):
         return matrix, [self._index._get_group(self._name, group) for group in groups]
 
 
-@dataclass
-class _Waiting:
-    """A checked question that waits for its answer."""
-
-    question: Any
-    answer: bytes | None = None
-    error: Exception | None = None
-
-
 class _Batcher:
     """Answers the questions of threads that wait meanwhile in one pass."""
 
     def __init__(self, answer: Callable[[list[Any]], list[bytes]], size: int) -> None:
         self._answer, self._size = answer, size
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[tuple[Any, Future[bytes]]] = deque()
         self._lock = threading.Lock()
 
     def answer(self, question: Any) -> bytes:
         """Answer one question."""
-        waiting = _Waiting(question)
-        self._queue.append(waiting)
+        future: Future[bytes] = Future()
+        self._queue.append((question, future))
         with self._lock:
-            while waiting.answer is None and waiting.error is None:
+            while not future.done():
                 self._answer_batch([self._queue.popleft() for _ in range(min(len(self._queue), self._size))])
-        if waiting.error is not None:
-            raise waiting.error
-        assert waiting.answer is not None
-        return waiting.answer
+        return future.result()
 
-    def _answer_batch(self, batch: list[_Waiting]) -> None:
+    def _answer_batch(self, batch: list[tuple[Any, "Future[bytes]"]]) -> None:
         try:
-            for waiting, answer in zip(batch, self._answer([entry.question for entry in batch]), strict=True):
-                waiting.answer = answer
+            answers = self._answer([question for question, _ in batch])
         except Exception as error:  # otherwise their threads would wait forever
-            for waiting in batch:
-                waiting.error = error
+            for _, future in batch:
+                future.set_exception(error)
+        else:
+            for (_, future), answer in zip(batch, answers, strict=True):
+                future.set_result(answer)
 
 
 class SealedIndex:
@@ -197,18 +179,11 @@ class SealedIndex:
             For each item, bytes that a client can fetch: a name, a code, a thumbnail. All are padded to the longest.
         items : array-like of int, optional
             Your own numbers of the items, at least 0; 0, 1, 2 and so on by default.
-        dimension : int, optional
-            Of a code: the leading principal directions, rotated. At most 4096. By default 256; fewer in galleries of
-            more than 2.5 million items, and up to 512 in those of up to 57,750. Never more than the rows have.
-        n_cells, n_colours : int, optional
-            By default chosen by the number of items. More cells make questions longer, more colours make answers and
-            tokens larger; both increase the recall.
-        side : int, optional
-            Of the grid of records; every question fetches at most twice as many records. By default 20; 24 in galleries
-            of more than 2.5 million items, and at least 12 in small galleries with wide records.
-        n_secrets : int, optional
-            Secrets of every question that share public matrices: more make it faster to prepare, and its request
-            larger. By default 1 for small galleries, else 4.
+        dimension, n_cells, n_colours, side, n_secrets : int, optional
+            Of a code (its leading principal directions, rotated; at most 4096), of the cells, of the grid of records,
+            of which a question fetches at most twice as many, and of a question, which is prepared faster with more
+            secrets, and whose request is larger. By default chosen by the number of items (``nearveil.sealed.sizes``).
+            More cells make questions longer, more colours answers and tokens larger; both increase the recall.
         device : str, default="cpu"
             Or a GPU of torch, such as "cuda": passes and tokens are computed there, from a copy of all codes.
         seed : bytes, optional
@@ -227,12 +202,12 @@ class SealedIndex:
         vectors = np.atleast_1d(np.asarray(rows))
         sample = check_rows(vectors[_spread(len(vectors))], normalize=normalize)
         if dimension is None:
-            dimension = choose_dimension(len(vectors), sample.shape[1])
+            dimension = sizes.choose_dimension(len(vectors), sample.shape[1])
         check_count(dimension, "dimension", 1)
         projection = _find_projection(sample, dimension, axis)
         codes, scale, reach = _quantise(vectors, projection, normalize=normalize)
-        n_cells, n_colours = choose_shape(len(codes), codes.shape[1], n_cells, n_colours)
-        n_slots = count_slots(len(codes), n_cells)
+        n_cells, n_colours = sizes.choose_shape(len(codes), codes.shape[1], n_cells, n_colours)
+        n_slots = sizes.count_slots(len(codes), n_cells)
         places = codes
         if by_direction:
             places = _equalise(codes)
@@ -257,7 +232,7 @@ class SealedIndex:
             seed=seed,
             n_colours=n_colours,
             n_slots=n_slots,
-            n_secrets=n_secrets or count_secrets(n_colours, per_colour * width),
+            n_secrets=n_secrets or sizes.count_secrets(n_colours, per_colour * width),
             reach=reach,
             projection=projection,
             centroids=cells.centroids / np.float32(scale),
@@ -349,10 +324,6 @@ class SealedIndex:
         parts = [tokens.tables.public for tokens in self._tokens.values()]
         return write_parts(Kind.SEALED_TOKENS, self.layout.version, parts)
 
-    def answer_tokens(self, requests: Sequence[bytes]) -> list[bytes]:
-        """Return the tokens of several requests, each with one part for every stage."""
-        return self._answer_tokens([self._check_token_request(request) for request in requests])
-
     def _check_token_request(self, request: bytes) -> list[TokenRequest]:
         """Return the checked numbers of a request, for each stage."""
         lengths = [request_bytes(stage.n_secrets) for stage in self.layout.stages.values()]
@@ -384,7 +355,9 @@ class SealedIndex:
         for part in {part for part, _ in checked}:
             numbers = [number for number, (name, _) in enumerate(checked) if name == part]
             vectors = np.stack([checked[number][1] for number in numbers])
-            products = self._multiply_scores(vectors) if part == "scores" else self._multiply_records(vectors)
+            products = (
+                self._kernels["scores"].multiply(vectors) if part == "scores" else self._multiply_records(vectors)
+            )
             values = round_down_to(products, WORD_BITS, ANSWER_BITS)
             answers |= {n: write_answer(part, self.layout.version, row) for n, row in zip(numbers, values, strict=True)}
         return [answers[number] for number in range(len(questions))]
@@ -402,9 +375,6 @@ class SealedIndex:
             raise SealedError(f"the question must have the length that the layout says; {words}")
         shape = stage.n_groups, stage.n_columns
         return part, unpack_question(packed, stage.question_bits, math.prod(shape)).reshape(shape)
-
-    def _multiply_scores(self, vectors: Words) -> Words:
-        return self._kernels["scores"].multiply(vectors)
 
     def _multiply_records(self, vectors: Words) -> Words:
         """Return products of buckets with questions: of every block with the words of its row and of its column."""
@@ -445,13 +415,14 @@ class SealedIndex:
         near, depths = find_margins(
             np.asarray(codes / np.float32(self._scale), np.float32), self.layout.centroids, self.layout.n_colours
         )
-        ranked = np.take_along_axis(near, np.argsort(-depths, axis=1), axis=1)
+        ranked, n_slots = np.take_along_axis(near, np.argsort(-depths, axis=1), axis=1), self.layout.n_slots
         for row, (code, number) in enumerate(zip(codes, numbers.tolist(), strict=True)):
-            cell = self._choose_free_cell(ranked[row])
+            free = ranked[row][self.layout.counts[ranked[row]] < n_slots]
+            cell = int(free[0] if len(free) else np.argmin(self.layout.counts))  # or the emptiest of all
             slot = int(self.layout.counts[cell])
             self._write(cell, slot, code, number, None if records is None else records[row])
             self.layout.counts[cell] += 1
-            positions.append(cell * self.layout.n_slots + slot)
+            positions.append(cell * n_slots + slot)
         self._finish_change()
         return positions
 
@@ -470,11 +441,6 @@ class SealedIndex:
             self._write(cell, last, empty, -1, None if self._records is None else b"")
             self.layout.counts[cell] -= 1
         self._finish_change()
-
-    def _choose_free_cell(self, ranked: NDArray[np.int32]) -> int:
-        """Return the first of some cells with a free slot, or the emptiest cell of all."""
-        free = ranked[self.layout.counts[ranked] < self.layout.n_slots]
-        return int(free[0] if len(free) else np.argmin(self.layout.counts))
 
     def _get_code(self, cell: int, slot: int) -> NDArray[np.int8]:
         colour, block = divmod(cell, self.layout.cells_per_colour)
@@ -596,10 +562,10 @@ def _shape_records(
     if len(records) != int(positions.max()) + 1:
         raise SealedError("pass one record for each row")
     width = max(map(len, records)) + 1
-    side = choose_side(len(records), width) if side is None else check_count(side, "side", 1)
+    side = sizes.choose_side(len(records), width) if side is None else check_count(side, "side", 1)
     if side > MOST_SIDE:
         raise SealedError(f"side must be from 1 to {MOST_SIDE}")
-    layout = shape_records(positions.size, width, side)
+    layout = sizes.shape_records(positions.size, width, side)
     return layout if n_secrets is None else replace(layout, n_secrets=n_secrets)
 
 
@@ -659,7 +625,7 @@ def _find_projection(vectors: Singles, dimension: int, axis: ArrayLike | None) -
         beside = np.eye(n_features) - np.outer(unit, unit)
         moments = beside @ moments @ beside + 2 * np.trace(moments) * np.outer(unit, unit)  # the axis leads
     _, directions = np.linalg.eigh(moments)
-    width = -(-rank // TILE) * TILE
+    width = -(-rank // sizes.TILE) * sizes.TILE
     rotation, _ = np.linalg.qr(np.random.default_rng(_SEED).normal(size=(width, width)))
     return np.asarray(directions[:, ::-1][:, :rank] @ rotation[:rank], dtype=np.float32)
 
@@ -683,21 +649,24 @@ def _quantise(rows: NDArray[Any], projection: Singles, *, normalize: bool) -> tu
     return codes, scale, math.ceil(longest * 1.02) + 1
 
 
+def _map_codes(codes: Bytes, function: Callable[[Singles], Singles]) -> Bytes:
+    """Return changed codes, rounded; a block of rows at a time is in 32 bits."""
+    result = np.empty_like(codes)
+    for start in range(0, len(codes), _SAMPLE):
+        block = function(codes[start : start + _SAMPLE].astype(np.float32))
+        result[start : start + _SAMPLE] = np.clip(np.rint(block), -_DIGITS, _DIGITS)
+    return result
+
+
 def _drop_axis(codes: Bytes, axis: Singles) -> Bytes:
     """Return codes without their part along an axis, rounded: centroids are then orthogonal to the axis."""
-    unit, flat = axis / max(float(np.linalg.norm(axis)), 1e-30), np.empty_like(codes)
-    for start in range(0, len(codes), _SAMPLE):
-        block = codes[start : start + _SAMPLE].astype(np.float32)
-        flat[start : start + _SAMPLE] = np.clip(np.rint(block - np.outer(block @ unit, unit)), -_DIGITS, _DIGITS)
-    return flat
+    unit = axis / max(float(np.linalg.norm(axis)), 1e-30)
+    return _map_codes(codes, lambda block: block - np.outer(block @ unit, unit))
 
 
 def _equalise(codes: Bytes) -> Bytes:
     """Return codes scaled to their median length, rounded."""
-    lengths = np.concatenate([np.linalg.norm(codes[i : i + _SAMPLE].astype(np.float32), axis=1)
-                              for i in range(0, len(codes), _SAMPLE)])  # fmt: skip
-    factors, equal = np.median(lengths) / np.maximum(lengths, 1), np.empty_like(codes)
-    for start in range(0, len(codes), _SAMPLE):
-        block = slice(start, start + _SAMPLE)
-        equal[block] = np.clip(np.rint(codes[block] * factors[block, None]), -_DIGITS, _DIGITS)
-    return equal
+    median = np.median(np.sqrt(np.einsum("ij,ij->i", codes, codes, dtype=np.float32)))
+    return _map_codes(
+        codes, lambda block: block * (median / np.maximum(np.linalg.norm(block, axis=1, keepdims=True), 1))
+    )

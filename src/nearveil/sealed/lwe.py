@@ -12,7 +12,7 @@ secret ``g % K``, so no two groups share both.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -72,13 +72,13 @@ def encrypt_zeros(
     matrix = np.empty((_ROWS, LWE.dimension))
     for first in range(0, n_groups, n_secrets):
         groups = zeros[first : first + n_secrets]
-        for start, stop in split_range(samples, _ROWS):
-            count = stop - start
+        for start in range(0, samples, _ROWS):
+            count = min(_ROWS, samples - start)
             stream.update_into(nothing[: count * _ROW_BYTES], words.view(np.uint8).data)
             words >>= 32 - LWE.modulus_bits
             matrix[:count] = words[: count * LWE.dimension].reshape(count, -1)
             for group, factor in zip(groups, factors, strict=False):  # products of one vector are faster than of two
-                group[start:stop] += (matrix[:count] @ factor).astype(np.int64)  # below 25 + 7 + 10 bits
+                group[start : start + count] += (matrix[:count] @ factor).astype(np.int64)  # below 25 + 7 + 10 bits
     return (zeros & ((1 << LWE.modulus_bits) - 1)).astype(np.uint32), secrets
 
 
@@ -94,15 +94,17 @@ def make_hint(stage: str, seed: bytes, matrix: int, groups: Sequence[Bytes], n_j
     """Return hints modulo t of groups that share a public matrix: D A, rounded, shape (rows, n), for D (rows, C)."""
     sums = [np.zeros((len(rows), LWE.dimension), np.int64) for rows in groups]
     samples = groups[0].shape[1]
-    tasks = [(rows, total, cut) for rows, total in zip(groups, sums, strict=True)
-             for cut in split_range(len(rows), _HINT_ROWS)]  # fmt: skip
+    tasks = [(rows, total, start) for rows, total in zip(groups, sums, strict=True)
+             for start in range(0, len(rows), _HINT_ROWS)]  # fmt: skip
     with ThreadPoolExecutor(n_jobs) as threads:
-        for start, stop in split_range(samples, _HINT_COLUMNS):
+        for start in range(0, samples, _HINT_COLUMNS):
+            stop = min(start + _HINT_COLUMNS, samples)
             factors = expand_matrix(stage, seed, matrix * samples + start, matrix * samples + stop).astype(np.float64)
 
             def add(task: Any, factors: Doubles = factors, columns: slice = slice(start, stop)) -> None:
-                rows, total, (first, last) = task
-                total[first:last] += (rows[first:last, columns].astype(np.float64) @ factors).astype(np.int64)
+                rows, total, first = task
+                block = slice(first, first + _HINT_ROWS)
+                total[block] += (rows[block, columns].astype(np.float64) @ factors).astype(np.int64)
 
             list(threads.map(add, tasks))
     return [round_to_masks(total) for total in sums]
@@ -126,18 +128,6 @@ def round_down_to(values: NDArray[np.integer], from_bits: int, to_bits: int) -> 
     return (((values.astype(np.int64) + half) >> drop) & ((1 << to_bits) - 1)).astype(np.uint32)
 
 
-def pack(values: Words, width: int) -> bytes:
-    """Return whole numbers in `width` bytes each, the lowest byte first."""
-    return np.ascontiguousarray(values, "<u4").view(np.uint8).reshape(-1, 4)[:, :width].tobytes()
-
-
-def unpack(data: bytes, width: int) -> Words:
-    """Return the whole numbers that :func:`pack` wrote."""
-    wide = np.zeros((len(data) // width, 4), np.uint8)
-    wide[:, :width] = np.frombuffer(data, np.uint8).reshape(-1, width)
-    return wide.view("<u4").ravel().astype(np.uint32, copy=False)
-
-
 def pack_question(values: Words, bits: int) -> bytes:
     """Return the leading bits, 17 to 24, of numbers modulo 2^24: the lower 16 of all, then the others."""
     words = values >> np.uint32(WORD_BITS - bits)
@@ -151,9 +141,3 @@ def unpack_question(data: bytes, bits: int, count: int) -> Words:
     upper = np.packbits(np.pad(packed.reshape(count, -1), ((0, 0), (24 - bits, 0))), axis=1)[:, 0].astype(np.uint32)
     words = np.frombuffer(data, "<u2", count).astype(np.uint32) | (upper << np.uint32(16))
     return words << np.uint32(WORD_BITS - bits)
-
-
-def split_range(length: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and stop of each part of a range."""
-    for start in range(0, length, step):
-        yield start, min(start + step, length)

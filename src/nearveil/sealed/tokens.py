@@ -17,23 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.sealed import _compiled_ring as compiled
+from nearveil.sealed import ring
 from nearveil.sealed.lwe import Words
 from nearveil.sealed.parameters import PUBLIC_BITS, RING, TOKEN_BITS
-from nearveil.sealed.ring import (
-    PRIMES,
-    L,
-    Limbs,
-    N,
-    T,
-    TokenRequest,
-    Transform,
-    count_blocks,
-    derive_keys,
-    derive_public,
-    pack_bits,
-    rotate,
-    round_fractions,
-)
+from nearveil.sealed.ring import PRIMES, L, Limbs, N, T, TokenRequest, Transform
 
 _BABY, _GIANTS, _HALF = RING.baby_steps, RING.giant_steps, N // 2
 _TILES = N // compiled.TILE
@@ -61,19 +48,9 @@ _NUMBERS = np.array([(t.prime, t.factor, (1 << 64) % t.prime) for t in _TRANSFOR
 class TokenTables:
     """The tables of one stage, from which tokens are computed. They change with the hint; several threads may use them.
 
-    Parameters
-    ----------
-    stage, seed
-        They name the public a parts; clients derive them as well.
-    n_rows : sequence of int
-        Rows of the hint of each secret.
-    arrays : sequence of ndarray
-        The tables, as :attr:`arrays` has them; they may be mapped from a file.
-    n_threads : int, default=1
-    device : str, default="cpu"
-        A GPU of torch, such as "cuda": a copy of the tables is kept there, and tokens are computed there.
-    previous : TokenTables, optional
-        Tables on the same device; blocks of both are copied once.
+    `stage` and `seed` name the public a parts; clients derive them as well. `n_rows` are the rows of the hint of each
+    secret. `arrays` are as :attr:`arrays` has them, perhaps mapped from a file. On a GPU of torch as `device`, there is
+    a copy of them, and tokens are computed there; blocks that `previous` tables have there are not copied again.
     """
 
     def __init__(
@@ -88,7 +65,7 @@ class TokenTables:
     ) -> None:
         self._stage, self._seed, self.n_rows = stage, seed, tuple(n_rows)
         self._digits, self._public, *self._blocks = arrays
-        self._owners = np.repeat(np.arange(len(n_rows)), count_blocks(n_rows))
+        self._owners = np.repeat(np.arange(len(n_rows)), ring.count_blocks(n_rows))
         shapes = [(len(n_rows), L, _BABY - 1, L, N), (len(self._owners), N), *[_BLOCK_SHAPE] * len(self._owners)]
         if [array.shape for array in arrays] != shapes or {array.dtype.str for array in arrays} != {"<u4"}:
             raise ValueError("the tables do not fit the rows; build them again")  # compiled code checks no bounds
@@ -105,7 +82,7 @@ class TokenTables:
         """Build the tables of hints modulo t, one for each secret, each of shape (rows, n): 0.1 s a block and core."""
         n_rows = [len(hint) for hint in hints]
         sources = [_PublicSource(stage, seed, k) for k in range(len(hints))]
-        parts = [(k, block) for k, count in enumerate(count_blocks(n_rows)) for block in range(count)]
+        parts = [(k, block) for k, count in enumerate(ring.count_blocks(n_rows)) for block in range(count)]
         blocks, public = _make_blocks(sources, hints, parts, n_threads)
         arrays = [np.stack([source.digits for source in sources]), np.stack(public), *blocks]
         return cls(stage, seed, n_rows, arrays, n_threads, device)
@@ -113,7 +90,7 @@ class TokenTables:
     def rebuild(self, hints: Sequence[Words], changed: Sequence[set[int]]) -> "TokenTables":
         """Return tables for changed hints. Blocks without a row of `changed`, one set for each secret, are shared."""
         parts = sorted({(k, row // N) for k, rows in enumerate(changed) for row in rows})
-        firsts = np.cumsum([0, *count_blocks(self.n_rows)])
+        firsts = np.cumsum([0, *ring.count_blocks(self.n_rows)])
         sources = [_PublicSource(self._stage, self._seed, k) for k in range(len(hints))]
         blocks, public = list(self._blocks), self._public.copy()
         for (k, block), tables, fresh in zip(parts, *_make_blocks(sources, hints, parts, self._n_threads), strict=True):
@@ -158,11 +135,11 @@ class TokenTables:
         def multiply(number: int) -> Limbs:
             sums = np.empty((len(requests), L, N), np.uint32)
             compiled.multiply_block(self._blocks[number].ctypes.data, factors[self._owners[number]], _NUMBERS, sums)
-            return round_fractions(_to_coefficients(sums), TOKEN_BITS)
+            return ring.round_fractions(_to_coefficients(sums), TOKEN_BITS)
 
         list(threads.map(fill, np.ndindex(factors.shape[:2])))
         rounded = np.stack(list(threads.map(multiply, range(len(self._blocks)))), axis=1)
-        return [pack_bits(token, TOKEN_BITS) for token in rounded]
+        return [ring.pack_bits(token, TOKEN_BITS) for token in rounded]
 
 
 def _make_blocks(
@@ -178,13 +155,13 @@ class _PublicSource:
     """The a parts of one secret's baby steps, the digits of these, and the a parts of results."""
 
     def __init__(self, stage: str, seed: bytes, number: int) -> None:
-        baby, giant = derive_keys(stage, seed)
-        public = derive_public(stage, seed, "secret", number)
+        baby, giant = ring.derive_keys(stage, seed)
+        public = ring.derive_public(stage, seed, "secret", number)
         steps = np.empty((compiled.TERMS, L, N), np.uint32)
         steps[0], steps[_BABY:] = public, giant
         self.digits = np.empty((L, _BABY - 1, L, N), np.uint32)
         for i in range(1, _BABY):
-            digits = _split_digits(rotate(steps[i - 1], 1))
+            digits = _split_digits(ring.rotate(steps[i - 1], 1))
             self.digits[:, i - 1] = _to_montgomery(digits).swapaxes(0, 1)
             steps[i] = (digits * baby % _MODULI).sum(axis=0, dtype=np.uint64) % _MODULI
         tiles = steps.reshape(compiled.TERMS, L, _TILES, compiled.TILE)
@@ -201,13 +178,13 @@ class _PublicSource:
         nothing, out = (np.zeros((1, 2, _HALF + _BABY), np.uint32) for _ in range(2))
         for g in range(_GIANTS - 1, -1, -1):
             if g < _GIANTS - 1:  # the first sum has no last one
-                digits = _to_montgomery(_split_digits(rotate(sums, _BABY))).reshape(L, L, _TILES, compiled.TILE)
+                digits = _to_montgomery(_split_digits(ring.rotate(sums, _BABY))).reshape(L, L, _TILES, compiled.TILE)
                 tables[:, g, :, _BABY:] = digits.transpose(1, 2, 0, 3)
             for i, transform in enumerate(_TRANSFORMS):
                 addresses = tables[i, g].ctypes.data, self._factors[i].ctypes.data
                 compiled.multiply_step(*addresses, 0, nothing, out, transform.prime, transform.factor)
                 sums[i] = out[0, :, :_HALF].ravel()
-        return tables, round_fractions(_to_coefficients(sums), PUBLIC_BITS).astype(np.uint32)
+        return tables, ring.round_fractions(_to_coefficients(sums), PUBLIC_BITS).astype(np.uint32)
 
 
 _MODULI = np.array(PRIMES, np.uint64)[:, None]

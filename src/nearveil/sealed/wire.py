@@ -5,8 +5,10 @@ All have lengths that the layout fixes.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from nearveil.sealed.layout import Layout, SealedError
-from nearveil.sealed.lwe import Words, pack, pack_question, unpack
+from nearveil.sealed.lwe import Words, pack_question
 from nearveil.sealed.parameters import ANSWER_BITS
 from nearveil.sealed.ring import request_bytes
 from nearveil.wire.frames import HEADER_BYTES, Kind, Reader, WireError, frame, open_frame, unframe, write_fields
@@ -39,7 +41,7 @@ def read_question(data: bytes) -> tuple[str, int, bytes]:
 
 def write_answer(part: str, version: int, values: Words) -> bytes:
     """Return an answer as a frame."""
-    return frame(Kind.SEALED_ANSWER, write_fields(version) + pack(values.ravel(), _ANSWER_BYTES), _PARTS.index(part))
+    return frame(Kind.SEALED_ANSWER, write_fields(version) + values.astype("<u2").tobytes(), _PARTS.index(part))
 
 
 def read_answer(data: bytes, part: str, version: int, count: int) -> Words:
@@ -50,7 +52,7 @@ def read_answer(data: bytes, part: str, version: int, count: int) -> Words:
         raise SealedError("the index has changed since its layout was fetched: update the client and try again")
     if len(body) != 8 + count * _ANSWER_BYTES:
         raise WireError("the answer must have one number for each row of the index")
-    return unpack(body[8:], _ANSWER_BYTES)
+    return np.frombuffer(body, "<u2", offset=8).astype(np.uint32)
 
 
 def write_parts(kind: Kind, version: int, parts: Sequence[bytes]) -> bytes:

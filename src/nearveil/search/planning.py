@@ -7,16 +7,9 @@ from functools import partial
 import numpy as np
 from numpy.typing import ArrayLike
 
+from nearveil.gallery import codes
 from nearveil.gallery.answers import IMAGE_HEADER_BYTES, Answer
-from nearveil.gallery.codes import (
-    ID_BYTES,
-    KEPT_RECALL,
-    CodeBytes,
-    count_table_bytes,
-    estimate_code_bytes,
-    limit_code_bytes,
-    list_code_sizes,
-)
+from nearveil.gallery.codes import CodeBytes
 from nearveil.gallery.publishing import MapTerms
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
 from nearveil.mechanisms.covers.covers import count_least_sets
@@ -45,7 +38,7 @@ _REACHES = (0.0, 0.29, 0.52, 0.64, 0.85, 0.92, 0.98)
 _WITH_ALL = ((0.29, 0.52, 0.85, 1.0), (0.36, 0.55, 0.93, 1.0))
 CODE_LOSS = 0.07  # loss of NN-recall by codes of 128 bytes for 1280 features: nearveil study codes
 # By the bytes of a code for each number of a row: CUB and GloVe.
-_LOSSES = ((0.1, 0.2, 0.4, 0.75, 1.0), (CODE_LOSS, 0.036, 0.03, 0.03, 1 - KEPT_RECALL))
+_LOSSES = ((0.1, 0.2, 0.4, 0.75, 1.0), (CODE_LOSS, 0.036, 0.03, 0.03, 1 - codes.KEPT_RECALL))
 _TERMS = MapTerms()  # of `nearveil index`, without options
 STORAGE = 2 << 30  # bytes that a client stores by default
 _TOP = 8  # neighbours in NN-recall@8
@@ -150,7 +143,7 @@ class SearchPlan:
     @property
     def code_loss(self) -> float:
         """The expected loss of recall by codes."""
-        return float(np.interp((self.item_bytes - ID_BYTES) / self.dimension, *_LOSSES))
+        return float(np.interp((self.item_bytes - codes.ID_BYTES) / self.dimension, *_LOSSES))
 
     def _describe_reach(self) -> str:
         """Describe which items messages return, and what `--reach 0` changes."""
@@ -164,15 +157,15 @@ class SearchPlan:
         """Describe the size of codes, and what "auto" chooses from."""
         if self.code_bytes != "auto":
             return f"Codes have {self.item_bytes} bytes with the id."
-        sizes = sorted(size + ID_BYTES for size in list_code_sizes(self.items, self.dimension))
-        limit = limit_code_bytes(self.items)
+        sizes = sorted(size + codes.ID_BYTES for size in codes.list_code_sizes(self.items, self.dimension))
+        limit = codes.limit_code_bytes(self.items)
         download = f"The one-time download adds {_NAME} bytes for each name, and the map."
         if len(sizes) == 1:
             return f"Codes have {sizes[0]} bytes with the id, the only size for {self.items:,} items. {download}"
         return (
             f"Codes are estimated at {self.item_bytes} bytes with the id. `nearveil index` takes the smallest of "
-            f"{', '.join(map(str, sizes))} that keeps {KEPT_RECALL:.0%} of the 10 nearest items of your data, at most "
-            f"{limit:,} bytes for {self.items:,} items, and prints its choice; --code-bytes fixes it. {download}"
+            f"{', '.join(map(str, sizes))} that keeps {codes.KEPT_RECALL:.0%} of the 10 nearest items of your data, at "
+            f"most {limit:,} bytes for {self.items:,} items, and prints its choice; --code-bytes fixes it. {download}"
         )
 
     def _describe_ceiling(self, digits: int) -> str:
@@ -251,11 +244,11 @@ def plan(
     utility_ceiling(epsilon, delta, 0.5)  # checks delta
     if popularity is not None and np.shape(popularity) != (items,):
         raise ValueError(f"popularity must hold one number for each of the {items} items")
-    if not (code_bytes in (None, "auto") or is_integer(code_bytes, ID_BYTES + 3)):
-        raise ValueError(f'code_bytes must be "auto", None, or a whole number of at least {ID_BYTES + 3}')
+    if not (code_bytes in (None, "auto") or is_integer(code_bytes, codes.ID_BYTES + 3)):
+        raise ValueError(f'code_bytes must be "auto", None, or a whole number of at least {codes.ID_BYTES + 3}')
     if reach not in (0, 1):
         raise ValueError("reach must be 0 or 1: the recall between them is not known")
-    size = ID_BYTES + _count_code_bytes(code_bytes, int(items), int(dimension))
+    size = codes.ID_BYTES + _count_code_bytes(code_bytes, int(items), int(dimension))
     whole = Answer.header_bytes + size * items
     if answer_bytes is None:
         answer_bytes = Answer.header_bytes + size * max(1, int(_TERMS.candidates * items))
@@ -305,8 +298,8 @@ def _count_code_bytes(code_bytes: CodeBytes, items: int, dimension: int) -> int:
     if code_bytes is None:
         return 4 * dimension
     if code_bytes == "auto":
-        return estimate_code_bytes(items, dimension)
-    return min(2 * dimension, int(code_bytes) - ID_BYTES)
+        return codes.estimate_code_bytes(items, dimension)
+    return min(2 * dimension, int(code_bytes) - codes.ID_BYTES)
 
 
 def _weigh_ways(search_plan: SearchPlan, count: int, storage: int) -> tuple[SearchWay, ...]:
@@ -440,7 +433,7 @@ def _estimate_map(items: int, count: int, epsilon: float, search_plan: SearchPla
     projected, n_sets = min(dimension, MOST_DIMENSIONS), _count_sets(items, size, epsilon, search_plan.reach)
     prototypes = min(items, count_prototypes(items, n_sets, size))
     shares = prototypes * n_sets if prototypes <= MOST_GRADED else prototypes * -(-n_sets // 8)
-    table = count_table_bytes(search_plan.item_bytes - ID_BYTES, dimension)
+    table = codes.count_table_bytes(search_plan.item_bytes - codes.ID_BYTES, dimension)
     return prototypes * projected + shares + (2 * projected + 8) * dimension + table
 
 

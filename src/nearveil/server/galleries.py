@@ -236,11 +236,10 @@ class OpenGallery(Gallery):
         _require_maps(state)
         available = [served.published.terms.candidates for served in state.maps]
         fraction = available[0] if candidates is None else candidates
-        close = [abs(other - fraction) <= _TOLERANCE for other in available]
-        if not any(close):
+        position = next((n for n, other in enumerate(available) if abs(other - fraction) <= _TOLERANCE), None)
+        if position is None:
             fractions = ", ".join(f"{fraction:g}" for fraction in self.info().candidates)
             raise ServiceError("unknown", f"candidates must be a fraction that this gallery has a map for: {fractions}")
-        position = close.index(True)
         key = b"map %d" % position
         frame = state.frames.get(key)
         if frame is None:

@@ -5,6 +5,7 @@ import socket
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily
@@ -35,22 +36,17 @@ class Metrics:
 
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "nearveil_requests", "Requests by route and status.", ["route", "status"], registry=registry
-        )
+        counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
+        self._requests = counter("nearveil_requests", "Requests by route and status.", ["route", "status"])
         self._seconds = Histogram(
             "nearveil_request_seconds", "Duration of requests.", ["route"], buckets=_BUCKETS, registry=registry
         )
-        self.in_flight = Gauge(
-            "nearveil_in_flight", "Requests in flight.", registry=registry, multiprocess_mode="livesum"
-        )
-        self.refused = Counter("nearveil_refused", "Refused requests by error code.", ["code"], registry=registry)
-        self._bytes = Counter("nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"], registry=registry)
-        self.answers_made = Counter(
-            "nearveil_answers_made", "Answers that were not in the cache of a gallery.", registry=registry
-        )
-        self._log_lines_dropped = Gauge(
-            "nearveil_log_lines_dropped", "Log lines that were not written.", registry=registry, multiprocess_mode="sum"
+        self.in_flight = gauge("nearveil_in_flight", "Requests in flight.", multiprocess_mode="livesum")
+        self.refused = counter("nearveil_refused", "Refused requests by error code.", ["code"])
+        self._bytes = counter("nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"])
+        self.answers_made = counter("nearveil_answers_made", "Answers that were not in the cache of a gallery.")
+        self._log_lines_dropped = gauge(
+            "nearveil_log_lines_dropped", "Log lines that were not written.", multiprocess_mode="sum"
         )
 
     def count(self, route: str, status: int, seconds: float, sent: int) -> None:

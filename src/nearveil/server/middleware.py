@@ -13,15 +13,9 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Send
 from starlette.types import Scope as AsgiScope
 
+from nearveil.server import limits
 from nearveil.server.errors import ServiceError
-from nearveil.server.limits import (
-    UNAUTHENTICATED,
-    UNAUTHENTICATED_DELAY,
-    ByteBudget,
-    Reservation,
-    TokenBuckets,
-    read_body,
-)
+from nearveil.server.limits import ByteBudget, Reservation, TokenBuckets
 from nearveil.server.logs import describe_error
 from nearveil.server.tokens import Scope, Token, TokenStoreError
 from nearveil.wire.schema import Problem
@@ -113,7 +107,7 @@ class GuardMiddleware:
     def __init__(self, app: ASGIApp, *, state: "AppState") -> None:
         self._app, self._state = app, state
         self._hosts = None if "*" in state.settings.hosts else state.settings.hosts
-        self._refusals, self._probes = TokenBuckets(*UNAUTHENTICATED), TokenBuckets(*_PROBES)
+        self._refusals, self._probes = TokenBuckets(*limits.UNAUTHENTICATED), TokenBuckets(*_PROBES)
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
         """Admit a request, and call its route."""
@@ -198,9 +192,9 @@ class GuardMiddleware:
         is_small = length.isdigit() and 0 < int(length[:6]) <= _MAX_DISCARDED
         if error.status not in _CLOSING and is_small and not context.has_read_body:
             with suppress(ServiceError):  # if the body is not read, the connection is closed before the response
-                await read_body(receive, _MAX_DISCARDED, _DISCARD_TIMEOUT)
+                await limits.read_body(receive, _MAX_DISCARDED, _DISCARD_TIMEOUT)
         if must_delay:
-            await _delay_until_disconnect(receive, UNAUTHENTICATED_DELAY)
+            await _delay_until_disconnect(receive, limits.UNAUTHENTICATED_DELAY)
         await make_problem(error, close=must_delay)(scope, receive, context.send)
 
     def _record(self, context: RequestContext, scope: AsgiScope, seconds: float) -> None:

@@ -5,7 +5,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
+from nearveil.cluster import cut_rows
 from nearveil.errors import NearveilError
 from nearveil.features.backbones import name_extractor
 from nearveil.gallery import Index
@@ -73,7 +74,7 @@ def load_records(index: Index, classes: Sequence[str], group: str | None = None)
     names, snapshot = frozenset(classes), index.snapshot()
     labels: dict[int, str] = {}
     groups: dict[int, str] = {}
-    for chunk in _split(len(snapshot)):
+    for chunk in cut_rows(len(snapshot), _CHUNK):
         # Lenient: an item that was deleted since the snapshot is left out.
         items = index.items(snapshot.ids[chunk], lenient=True, originals=False)
         labels |= {item.id: item.name.partition("/")[0] if "/" in item.name else "" for item in items}
@@ -88,16 +89,12 @@ def load_records(index: Index, classes: Sequence[str], group: str | None = None)
 
 def share_images(records: Records, public: Index) -> bool:
     """Return whether an image is in both indexes, judging by features."""
-    for chunk in _split(len(records.features)):
+    for chunk in cut_rows(len(records.features), _CHUNK):
         rows = records.features[chunk]
         nearest = public.features(public.search(rows, 1)[0][:, 0])
         if (np.abs(nearest - rows).max(axis=1) < _SAME_IMAGE).any():
             return True
     return False
-
-
-def _split(count: int) -> Iterator[slice]:
-    return (slice(start, start + _CHUNK) for start in range(0, count, _CHUNK))
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
@@ -219,11 +216,6 @@ class Publications:
         facts = {name: getattr(guarantee, name) for name in ("epsilon", "delta", "protects", "unit", "sound")}
         return GuaranteeInfo(**facts, words=str(guarantee))
 
-    @property
-    def next_key(self) -> str:
-        """The key of the next debit."""
-        return f"model:{self.paid}"
-
     def refresh(self) -> None:
         """Load new entries of the ledger, of any process. One caller at a time."""
         if self.account is None or self.account.receipt().sequence == self._last_sequence:
@@ -277,20 +269,17 @@ class ProtectedGallery(Gallery):
     name : str
     classes : sequence of str
         The public list of labels, complete.
-    epsilon, delta : float
-        Of all models that the gallery will ever publish, together. They cannot be changed later.
-    publications : int, default=1
-        How many models may ever be published. A process that is killed while it publishes uses one up.
+    epsilon, delta, publications : float, float, int
+        Of all models that the gallery will ever publish, together, and how many that may be. They cannot be changed
+        later. A process that is killed while it publishes uses one up.
     unit : str, default="record"
-        The meaning of one record, the unit of protection; clients see it. Use "person with all images" only if each
-        person has one record, or with `group`. It must be the account's unit.
+        The meaning of one record, the unit of protection and of the account; clients see it. Use "person with all
+        images" only if each person has one record, or with `group`.
     group : str, optional
         A key of the records' metadata, such as "person": records of equal values are protected together, and add as
         much to the model as one record.
-    ledger : Ledger, Path or str, optional
-        The ledger of the account.
-    account : Account or str
-        :meth:`publish` opens it if there is none of that name.
+    ledger, account : Ledger, Path or str, optional; Account or str
+        :meth:`publish` opens the account in the ledger if there is none of that name.
     extractor : str, default=""
         Display name of the feature extractor. Built-in extractors need none.
 
@@ -429,7 +418,7 @@ class ProtectedGallery(Gallery):
             self._refresh()
             if other := self._publications.wait_for_others(_STORE_TIMEOUT):
                 return other
-            key = self._publications.next_key
+            key = f"model:{self._publications.paid}"
             records, public = self._load_records(), self._public.snapshot().features
             private: Any = {"X": records.features, "y": records.labels, "groups": records.groups}
             forecast = self._model.forecast(**private, public=public)

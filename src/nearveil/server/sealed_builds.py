@@ -26,25 +26,23 @@ class SealedAnswers:
 
     served: ServedMap
     index: "SealedIndex"
-    layout: bytes
-    tokens: bytes
+
+    def __post_init__(self) -> None:
+        self.layout, self.tokens = self.index.layout.to_bytes(), self.index.get_public_tokens()
 
     @classmethod
     def open(cls, served: ServedMap, previous: "Self | None" = None) -> Self:
         """Load the index of a map, change the previous one, or build it."""
         from nearveil.wire.sealed import open_sealed_index
 
-        index = open_sealed_index(served, previous=None if previous is None else previous.index)
-        return cls(served, index, index.layout.to_bytes(), index.get_public_tokens())
+        return cls(served, open_sealed_index(served, previous=None if previous is None else previous.index))
 
     def update(self, served: ServedMap) -> "Self | None":
         """Return the index of a map in memory, without its file; None if it must be built again."""
         from nearveil.wire.sealed import update_sealed_index
 
         index = update_sealed_index(served, self.index)
-        if index is None:
-            return None
-        return type(self)(served, index, index.layout.to_bytes(), index.get_public_tokens())
+        return None if index is None else type(self)(served, index)
 
     def get_lengths(self, *, tokens: bool) -> frozenset[int]:
         """Return the lengths of the frames of questions, or of requests for tokens, in bytes."""

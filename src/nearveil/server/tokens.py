@@ -16,20 +16,9 @@ from typing import Any, Literal, get_args
 import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
+from nearveil import storage
 from nearveil.errors import NearveilError
-from nearveil.storage import (
-    Database,
-    create_tables,
-    data_folder,
-    describe_url,
-    find_error_code,
-    find_file,
-    make_private_file,
-    make_private_folder,
-    name_error,
-    parse_url,
-    prepare_durable,
-)
+from nearveil.storage import Database
 from nearveil.wire.schema import GALLERY_NAME
 
 Scope = Literal["query", "originals", "metrics"]
@@ -56,13 +45,13 @@ _FULL = (sqlite3.SQLITE_FULL, "53100")  # error codes of both databases
 
 def default_location() -> Path:
     """Return the default file of tokens."""
-    return data_folder() / "tokens.db"
+    return storage.data_folder() / "tokens.db"
 
 
 def parse_store_url(location: str | Path) -> URL:
     """Return the URL of a store."""
     try:
-        return parse_url(location, "tokens")
+        return storage.parse_url(location, "tokens")
     except ValueError as error:
         raise TokenError(str(error)) from None
 
@@ -70,8 +59,8 @@ def parse_store_url(location: str | Path) -> URL:
 def create_file(path: Path) -> None:
     """Create the file readable only by its owner, before SQLite would create it for all."""
     try:
-        make_private_folder(path.parent)
-        make_private_file(path)
+        storage.make_private_folder(path.parent)
+        storage.make_private_file(path)
         if path.stat().st_mode & 0o077:
             raise TokenError(f"tokens {path}: other users can read it: chmod 600 it")
     except OSError as error:
@@ -83,13 +72,13 @@ def open_store(
     timeout: float,
     metadata: sa.MetaData,
     *,
-    prepare_sqlite: Callable[[sqlite3.Connection], None] = prepare_durable,
+    prepare_sqlite: Callable[[sqlite3.Connection], None] = storage.prepare_durable,
     explain: Callable[[BaseException, URL, bool], NearveilError] | None = None,
 ) -> Database:
     """Return the database of a store, with its tables."""
 
     def prepare(connection: Any) -> None:
-        if find_file(url):
+        if storage.find_file(url):
             prepare_sqlite(connection)
         else:
             connection.execute(f"SET statement_timeout = {round(1000 * timeout)}")
@@ -98,7 +87,7 @@ def open_store(
     database = Database(url, timeout, prepare=prepare, explain=explain)
     try:
         with database.begin_write() as connection:
-            create_tables(connection, metadata)
+            storage.create_tables(connection, metadata)
     except BaseException:
         database.close()
         raise
@@ -110,12 +99,12 @@ def _explain(error: BaseException, url: URL, _: bool = True) -> TokenError:
     if isinstance(error, ModuleNotFoundError):
         return TokenError('tokens: PostgreSQL needs psycopg: pip install "nearveil[postgres]"')
     text = "the disk is full. Nothing was changed; free some space and retry"
-    if find_error_code(error) not in _FULL:
+    if storage.find_error_code(error) not in _FULL:
         text = (
-            f"the database does not answer ({name_error(error)}): check that it exists, is a token store, and that "
-            "this user may write to it"
+            f"the database does not answer ({storage.name_error(error)}): check that it exists, is a token store, "
+            "and that this user may write to it"
         )
-    return TokenStoreError(f"tokens {describe_url(url)}: {text}")
+    return TokenStoreError(f"tokens {storage.describe_url(url)}: {text}")
 
 
 @dataclass(frozen=True)
@@ -140,29 +129,17 @@ class Token:
         return self.revoked is None and (self.expires is None or now < self.expires)
 
 
-def _check_label(label: str) -> str:
+def _check_terms(label: str, scopes: Sequence[Scope], galleries: Sequence[str], days: float | None) -> None:
     if not isinstance(label, str) or not 1 <= len(label) <= _MAX_LABEL or not label.isprintable():
         raise TokenError(f"label must be 1 to {_MAX_LABEL} printable characters")
-    return label
-
-
-def _check_days(days: float) -> float:
-    if isinstance(days, bool) or not isinstance(days, (int, float)) or not 0 < days <= _MAX_DAYS:
-        raise TokenError(f"days must be above 0 and at most {_MAX_DAYS}")
-    return days
-
-
-def _sort_scopes(scopes: Sequence[Scope]) -> tuple[Scope, ...]:
     if isinstance(scopes, str) or not scopes or any(scope not in SCOPES for scope in scopes):
         raise TokenError(f"scopes must be of {', '.join(SCOPES)}, at least one")
-    return tuple(scope for scope in SCOPES if scope in scopes)
-
-
-def _check_galleries(galleries: Sequence[str]) -> tuple[str, ...]:
     is_list = not isinstance(galleries, str) and len(galleries) > 0
     if not is_list or any(name != EVERY and not re.fullmatch(GALLERY_NAME, name) for name in galleries):
         raise TokenError('galleries must be names of galleries, at least one, or "*" for all')
-    return (EVERY,) if EVERY in galleries else tuple(dict.fromkeys(galleries))
+    is_number = isinstance(days, (int, float)) and not isinstance(days, bool)
+    if days is not None and not (is_number and 0 < days <= _MAX_DAYS):
+        raise TokenError(f"days must be above 0 and at most {_MAX_DAYS}")
 
 
 _metadata = sa.MetaData()
@@ -194,10 +171,8 @@ class TokenStore:
     location : str or Path
         A file, which is created readable only by its owner if it is missing; or a URL such as
         ``postgresql://user@host/database``.
-    clock : callable, optional
-        Returns seconds since 1970.
-    timeout : float, default=5.0
-        Seconds to wait for the database.
+    clock, timeout : callable, float
+        Returns seconds since 1970; seconds to wait for the database.
 
     Examples
     --------
@@ -216,7 +191,7 @@ class TokenStore:
     def __init__(self, location: str | Path, *, clock: Callable[[], float] = time.time, timeout: float = 5.0) -> None:
         self._clock, self._url = clock, parse_store_url(location)
         self._latest = 0.0  # the latest time that the clock has shown
-        if file := find_file(self._url):
+        if file := storage.find_file(self._url):
             create_file(file)
         self._database = open_store(self._url, timeout, _metadata, explain=_explain)
 
@@ -233,15 +208,16 @@ class TokenStore:
         That text is not stored, so it cannot be shown again. The label says who the token is for. It expires after so
         many `days`, or never; `galleries` are names, or "*" for all.
         """
+        _check_terms(label, scopes, galleries, days)
         now, number = int(self._clock()), secrets.token_hex(8)
         secret = base64.urlsafe_b64encode(secrets.token_bytes(32)).rstrip(b"=").decode()
         token = Token(
             id=number,
-            label=_check_label(label),
-            scopes=_sort_scopes(scopes),
-            galleries=_check_galleries(galleries),
+            label=label,
+            scopes=tuple(scope for scope in SCOPES if scope in scopes),
+            galleries=(EVERY,) if EVERY in galleries else tuple(dict.fromkeys(galleries)),
             created=now,
-            expires=None if days is None else now + round(_check_days(days) * _DAY),
+            expires=None if days is None else now + round(days * _DAY),
             digest=_digest(secret),
         )
         row = {**vars(token), "scopes": ",".join(token.scopes), "galleries": ",".join(token.galleries)}
@@ -287,7 +263,7 @@ class TokenStore:
         self.close()
 
     def __repr__(self) -> str:
-        return f"TokenStore({describe_url(self._url)!r})"
+        return f"TokenStore({storage.describe_url(self._url)!r})"
 
     def _load(self, *conditions: sa.ColumnElement[bool]) -> Sequence[Token]:
         """Load tokens, and revoke the expired ones, so that a clock that is set back does not make them valid again."""

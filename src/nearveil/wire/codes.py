@@ -17,18 +17,8 @@ from numpy.typing import NDArray
 
 from nearveil.gallery.answers import LARGEST_DETAILS
 from nearveil.gallery.codes import Bytes
-from nearveil.wire.frames import (
-    Kind,
-    Reader,
-    WireError,
-    check_text,
-    check_whole,
-    frame,
-    open_frame,
-    read_fields,
-    unframe,
-    write_fields,
-)
+from nearveil.wire import frames
+from nearveil.wire.frames import Kind, Reader, WireError
 from nearveil.wire.messages import PublicPart
 
 GROUP_BITS, BLOCK_BITS = 14, 8  # of ids: a group is one file and one request, a block is the unit of an update
@@ -102,7 +92,7 @@ class CodesManifest:
 
     def to_bytes(self) -> bytes:
         """Encode the manifest as a frame."""
-        body = write_fields(
+        body = frames.write_fields(
             self.gallery,
             self.revision,
             self.public_digest,
@@ -112,20 +102,20 @@ class CodesManifest:
             np.array(list(self.groups), "<u4").tobytes(),
             b"".join(self.groups.values()),
         )
-        return frame(self.kind, body)
+        return frames.frame(self.kind, body)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Decode a manifest. Nothing in it is trusted."""
-        gallery, revision, digest, width, words, items, listed, digests = read_fields(
-            open_frame(data, cls.kind), str, int, str, int, str, int, bytes, bytes
+        gallery, revision, digest, width, words, items, listed, digests = frames.read_fields(
+            frames.open_frame(data, cls.kind), str, int, str, int, str, int, bytes, bytes
         )
         columns = tuple(words.split())
         if len(listed) % 4:
             raise WireError("groups must be numbers of 32 bits")
         numbers = np.frombuffer(listed, "<u4")
-        check_text(gallery, "gallery")
-        check_whole(width, "width", 1 << 20)
+        frames.check_text(gallery, "gallery")
+        frames.check_whole(width, "width", 1 << 20)
         if len(columns) > _MAX_COLUMNS or not all(column.isidentifier() for column in columns):
             raise WireError(f"columns must be at most {_MAX_COLUMNS} names")
         if (numbers[1:] <= numbers[:-1]).any() or len(numbers) > 1 << (32 - GROUP_BITS):
@@ -172,22 +162,21 @@ class CodesGroup:
         """Encode the group as a frame, compressed if that saves space; unchanged if it was decoded from one."""
         if self.read_from:
             return self.read_from
-        plain = write_fields(*self.blocks.values())
+        plain = frames.write_fields(*self.blocks.values())
         packed = zlib.compress(plain, 1) if _is_compressible(plain) else plain
-        body = write_fields(self.number, _join_digests(self.digests), bytes(self.blocks), len(plain), packed)
-        return frame(self.kind, body, int(packed is not plain))
+        body = frames.write_fields(self.number, _join_digests(self.digests), bytes(self.blocks), len(plain), packed)
+        return frames.frame(self.kind, body, int(packed is not plain))
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Decode a group and check every block by its digest. Nothing else in it is trusted."""
-        kind, flags, body = unframe(data)
+        kind, flags, body = frames.unframe(data)
         if kind != cls.kind:
             raise WireError("data is not a group of codes")
-        number, joined, which, size, packed = read_fields(body, int, bytes, bytes, int, bytes)
+        number, joined, which, size, packed = frames.read_fields(body, int, bytes, bytes, int, bytes)
         digests, size = _split_digests(joined), size if flags else len(packed)
-        blocks = dict(
-            zip(which, read_fields(_decompress(packed, size) if flags else packed, *[bytes] * len(which)), strict=True)
-        )
+        plain = _decompress(packed, size) if flags else packed
+        blocks = dict(zip(which, frames.read_fields(plain, *[bytes] * len(which)), strict=True))
         if list(blocks) != sorted(set(which)) or not digests.keys() >= blocks.keys():
             raise WireError("blocks must rise, each once, and have digests")
         if any(hashlib.sha256(content).digest() != digests[block] for block, content in blocks.items()):

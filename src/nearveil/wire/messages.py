@@ -14,18 +14,8 @@ from nearveil.mechanisms.covers.maps import PublicMap
 from nearveil.mechanisms.messages import Message, candidate_count
 from nearveil.metrics import CENTRED, LARGEST_SCALE, METRICS, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.checks import LARGEST_FEATURE, is_in_range
-from nearveil.wire.frames import (
-    MOST_FEATURES,
-    Kind,
-    WireError,
-    check_text,
-    check_whole,
-    frame,
-    peek_header,
-    read_fields,
-    unframe,
-    write_fields,
-)
+from nearveil.wire import frames
+from nearveil.wire.frames import Kind, WireError
 
 COVERS = "covers"  # the mechanism whose map is a PublicMap
 _METRIC = 16  # the flag of a public part with a metric and a recall
@@ -60,8 +50,8 @@ class PublicPart:
 
     def __post_init__(self) -> None:
         for name, least in (("gallery", 1), ("mechanism", 1), ("extractor", 0), ("fingerprint", 0)):
-            check_text(getattr(self, name), name, least=least)
-        check_whole(self.revision, "revision")
+            frames.check_text(getattr(self, name), name, least=least)
+        frames.check_whole(self.revision, "revision")
         if not 0 < self.epsilon < np.inf:
             raise WireError("epsilon must be a positive number")
         if not _DIGEST.fullmatch(self.public_digest):
@@ -103,7 +93,7 @@ class PublicPart:
         if self.space.metric != CENTRED:  # as in version 0.2
             recall = _UNKNOWN if self.code_recall is None else float(self.code_recall)
             fields = self.space.metric, float(self.space.scale), float(self.space.balance), recall
-        body = write_fields(
+        body = frames.write_fields(
             self.gallery,
             self.revision,
             self.mechanism,
@@ -117,7 +107,7 @@ class PublicPart:
             codes_to_bytes(self.table),
             *fields,
         )
-        return frame(
+        return frames.frame(
             self.kind, body, sum(1 << EXTRAS.index(word) >> 1 for word in self.offers) + _METRIC * bool(fields)
         )
 
@@ -126,14 +116,14 @@ class PublicPart:
         """Decode the body of a frame."""
         types = str, int, str, float, float, str, str, str, bytes, bytes, bytes
         metric_types = (str, float, float, float) if flags & _METRIC else ()
-        gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, *parts = read_fields(
-            body, *types, *metric_types
+        gallery, revision, mechanism, epsilon, candidates, digest, extractor, fingerprint, mean, *parts = (
+            frames.read_fields(body, *types, *metric_types)
         )
         public_map, table, metric, scale, balance, recall = (*parts, CENTRED, 1.0, 1.0, _UNKNOWN)[:6]
         if flags & _METRIC and metric == CENTRED:
             raise WireError(f"metric must be one of {', '.join(METRICS[:3])} in this frame")
-        if len(mean) % 8 or len(mean) > 8 * MOST_FEATURES:
-            raise WireError(f"mean must be a row of at most {MOST_FEATURES} finite numbers of 64 bits")
+        if len(mean) % 8 or len(mean) > 8 * frames.MOST_FEATURES:
+            raise WireError(f"mean must be a row of at most {frames.MOST_FEATURES} finite numbers of 64 bits")
         space = ScoreSpace(metric, np.frombuffer(mean, "<f8"), scale, balance)
         form = PublicMap if mechanism == COVERS else _find_release(mechanism)
         decoded = space, _decode_part(form, public_map, "the map"), codes_from_bytes(table)
@@ -166,7 +156,7 @@ def _decode_part(form: Any, data: bytes, name: str) -> Any:
 
 def write_query(message: bytes, extras: Extras = "none") -> bytes:
     """Encode a message, such as ``debit.message``, as a query. Never choose `extras` by a private record."""
-    return frame(Kind.QUERY, message, EXTRAS.index(extras))
+    return frames.frame(Kind.QUERY, message, EXTRAS.index(extras))
 
 
 @dataclass(frozen=True)
@@ -214,12 +204,12 @@ class FieldsMessage:
 
     def to_bytes(self) -> bytes:
         """Encode it as a frame."""
-        return frame(self.kind, write_fields(*vars(self).values()))
+        return frames.frame(self.kind, frames.write_fields(*vars(self).values()))
 
     @classmethod
     def from_body(cls, _: int, body: bytes) -> Self:
         """Decode the body of a frame."""
-        return cls(*read_fields(body, *cls.types))
+        return cls(*frames.read_fields(body, *cls.types))
 
 
 @dataclass(frozen=True)
@@ -233,8 +223,8 @@ class MapChanged(FieldsMessage):
     revision: int  # of the current map
 
     def __post_init__(self) -> None:
-        check_text(self.gallery, "gallery")
-        check_whole(self.revision, "revision")
+        frames.check_text(self.gallery, "gallery")
+        frames.check_whole(self.revision, "revision")
 
 
 @dataclass(frozen=True)
@@ -251,12 +241,12 @@ class Refusal(FieldsMessage):
         if self.code not in RefusalCode.__members__.values():
             raise WireError(f"data has the unknown refusal code {self.code}")
         object.__setattr__(self, "code", RefusalCode(self.code))
-        check_text(self.words, "words", least=0)
+        frames.check_text(self.words, "words", least=0)
 
 
 def frame_status(reply: bytes) -> int:
     """Return the HTTP status of a reply to a query: the frame of an answer, a changed map or a refusal."""
-    kind, _ = peek_header(reply)
+    kind, _ = frames.peek_header(reply)
     if kind == Kind.ANSWER:
         return 200
     return 409 if kind == Kind.MAP_CHANGED else decode_frame(reply, Refusal).code.status
@@ -267,7 +257,7 @@ WireMessage = PublicPart | Query | Answer | MapChanged | Refusal
 
 def decode_frame(data: bytes, *expected: type[WireMessage]) -> Any:
     """Decode one frame of an expected type; refuse any other without reading its body. Nothing in it is trusted."""
-    kind, flags, body = unframe(data)
+    kind, flags, body = frames.unframe(data)
     for form in expected:
         if form.kind is kind:
             return form.from_body(flags, body)
