@@ -17,6 +17,7 @@ from scipy import stats
 
 import nearveil
 from nearveil.cluster import connect
+from studies.data import VARIABLE, DataMissingError, data_folder
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +159,17 @@ def run(
     cluster : str or dask.distributed.Client, optional
         Whose workers measure cases, each as a task; they must reach `folder` under the same path. Studies that measure
         time run here.
+
+    Raises
+    ------
+    DataMissingError
+        If a file of `study.data` is missing. Nothing was measured.
     """
+    for name in study.data:
+        if "/" in name and not (data_folder() / name).exists():  # the others are words
+            raise DataMissingError(
+                f"no real data at {data_folder() / name}: set {VARIABLE} to its folder, or use --quick"
+            )
     memory = Memory(folder / "cases", verbose=0)
     if fresh:
         memory.clear(warn=False)

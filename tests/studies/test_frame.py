@@ -246,6 +246,7 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     studies = {
         "squares": study(),
         "birds": study(name="birds", measure=missing),
+        "cars": study(name="cars", data=("cars/missing.npz",), measure=full),
         "full": study(name="full", facts=full, figures=lambda _: {}),
     }
     monkeypatch.setattr("studies.load_studies", lambda: studies)
@@ -267,6 +268,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone = runner.invoke(app, ["study", "birds", *out])
     assert alone.exit_code == 1
     assert "birds left out: no real data at birds" in " ".join(alone.output.split())
+    unmeasured = runner.invoke(app, ["study", "cars", *out])
+    assert "or use --quick" in " ".join(unmeasured.output.split())
     both = runner.invoke(app, ["study", "squares", "birds", *out])
     assert both.exit_code == 0
     no_room = runner.invoke(app, ["study", "full", *out])
