@@ -49,6 +49,12 @@ def test_certificates_have_one_spelling(monkeypatch: pytest.MonkeyPatch) -> None
     assert spellings == {"--ca", "--cert", "--cert-key"}
 
 
+def test_every_command_with_a_result_prints_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but those that run until they are stopped."""
+    plain = {path for path in COMMANDS if "--json" not in split_words(show_help(path, 300, monkeypatch))}
+    assert plain == {(), ("budget",), ("token",), ("serve",), ("ui",)}
+
+
 def test_quiet_excludes_verbose() -> None:
     result = CliRunner().invoke(app, ["mechanisms", "-q", "-v"])
     assert result.exit_code == 2

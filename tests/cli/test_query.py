@@ -350,7 +350,7 @@ def test_what_an_answer_is_worth_stands_above_it(image: Path) -> None:
 
 def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Path, here: Path) -> None:
     pytest.importorskip("cryptography")
-    text, nothing = fine("query", image, "--by", "sealed"), fine("query", image, "--by", "home")
+    text, nothing = fine("query", image, "--by", "sealed"), fine("query", image, "--by", "home", "-v")
     assert "two sealed messages of " in text
     assert "were compared with your query by the cosine, encrypted. The gallery's codes keep " in text
     assert "This is a computational guarantee" in text
@@ -362,6 +362,9 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
     sealed, home = (told("query", image, "--by", way) for way in ("sealed", "home"))
     assert sealed["found"][0]["id"] == home["found"][0]["id"]
     assert 8 <= sealed["candidates"] <= COUNT  # items, and not slots
+    assert len(sealed["server_saw"].pop("sealed_bytes")) == 2
+    assert sealed["server_saw"] == home["server_saw"] == {}
+    assert not {"named_best_set", "expected_share"} & (sealed.keys() | home.keys())
     assert (sealed["epsilon"], sealed["paid"], sealed["account"]) == (0.0, 0.0, None)
     assert left(here) == _accounts.DEFAULT_EPSILON
 

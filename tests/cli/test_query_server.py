@@ -272,7 +272,7 @@ def test_a_copy_is_fetched_by_command_and_searched_for_nothing(
     sure = told("query", image, *SURE, "-k", 3, *words)
     pairs = zip(far["found"], sure["found"], strict=True)
     assert all(home["similarity"] >= asked["similarity"] for home, asked in pairs)  # of all items, not of one set
-    assert (far["paid"], far["account"], far["server_saw"]["set"], far["bytes_sent"]) == (0.0, None, None, 0)
+    assert (far["paid"], far["account"], far["server_saw"], far["bytes_sent"]) == (0.0, None, {}, 0)
     assert "The server saw nothing" in fine("query", image, "--epsilon", 0, *words)
     assert "--sheet" in refused("query", image, "--epsilon", 0, "--sheet", "found.png", *words)
     near = told("query", image, "--epsilon", 0, "-k", 3, "--index", served.folder / "index")

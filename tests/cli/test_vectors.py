@@ -52,7 +52,7 @@ def test_a_file_becomes_a_gallery_with_the_users_own_ids(kind: str) -> None:
         unit = ROWS[7] / np.linalg.norm(ROWS[7])
         np.testing.assert_allclose(index.features(["doc-7"])[0], unit, atol=1e-6)
     assert found["reach"] < 1
-    assert "of the vectors; the others are never returned; --reach 1" in fine(*words)
+    assert "of the vectors and never the others; --reach 1 includes all" in fine(*words)
     again = told(*words)
     assert (again["added"], again["map_learned"], again["revision"]) == (0, False, found["revision"])
     assert "Nothing new: the index is unchanged." in fine(*words)
@@ -107,6 +107,21 @@ def test_a_query_shows_texts_metadata_ids_and_the_metric() -> None:
     assert re.search(r"doc-7 +│ +0\.028 │ a text of 7", text)
     assert "lang: en, " in text
     assert "[...]" in text
+
+
+def test_a_filter_compares_values_as_json_or_text() -> None:
+    with Index.create("texts", dimension=8) as index:
+        details = [{"year": 2000 + n % 2, "lang": "en" if n < 10 else "fr"} for n in range(COUNT)]
+        index.add_table(ROWS, [f"doc-{n}" for n in range(COUNT)], metadata=details)
+        index.publish(4.0)
+    np.save("q.npy", ROWS[7])
+    words = ("query", "q.npy", "--index", "texts", "-k", COUNT, "--where", "year=2001")
+    assert len(told(*words)["found"]) == COUNT // 2
+    found = told(*words, "--where", "lang=en")["found"]
+    assert sorted(match["external_id"] for match in found) == [f"doc-{n}" for n in range(1, 10, 2)]
+    for wrong in ("lang", "=en", "year=2001"):
+        assert f"--where: '{wrong}' must be KEY=VALUE" in refused(*words, "--where", wrong)
+    assert "--where" in refused(*words[:4], "--by", "sealed", "--where", "lang=en")
 
 
 def test_what_cannot_be_indexed_is_said_and_makes_nothing() -> None:

@@ -234,7 +234,7 @@ def history(
 
 
 @command(app)
-def export(options: LedgerOptions, file: Path = argument("A new file: .json or .csv.")) -> None:
+def export(options: LedgerOptions, file: Path = argument("A new file: .json or .csv."), as_json: bool = JSON) -> None:
     """Write all entries with their hashes to a new file, readable only by you. It contains the stored messages.
 
     For example:
@@ -246,7 +246,7 @@ def export(options: LedgerOptions, file: Path = argument("A new file: .json or .
         text = ledger.export("json" if file.suffix == ".json" else "csv")
         with os.fdopen(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w", encoding="utf-8") as out:
             out.write(text)
-    print_lines(f"Wrote all entries to {file}.")
+    _report_file("all entries", file, as_json=as_json)
 
 
 @command(app)
@@ -278,7 +278,7 @@ def verify(
 
 
 @command(app)
-def backup(options: LedgerOptions, file: Path = argument("A new file.")) -> None:
+def backup(options: LedgerOptions, file: Path = argument("A new file."), as_json: bool = JSON) -> None:
     """Copy a SQLite ledger while other processes spend. Use the copy only if the ledger is lost, never beside it.
 
     For example:
@@ -286,7 +286,14 @@ def backup(options: LedgerOptions, file: Path = argument("A new file.")) -> None
     """
     with options.open(read_only=True) as ledger:
         ledger.backup(file)
-    print_lines(f"Wrote the backup to {file}.")
+    _report_file("the backup", file, as_json=as_json)
+
+
+def _report_file(content: str, file: Path, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"file": str(file)})
+    else:
+        print_lines(f"Wrote {content} to {file}.")
 
 
 def _explain_delta(account: "Account", n_sets: int) -> str:

@@ -3,23 +3,18 @@
 import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from nearveil.cli._options import AUTO, EXTRACTOR, JSON, ClusterOptions, argument, command, load_extractor, option
-from nearveil.cli._output import print_json, print_lines, print_table, show_bars
+from nearveil.cli._output import is_verbose, print_json, print_lines, print_table, show_bars
 
 if TYPE_CHECKING:
     from nearveil.cluster import Cluster
-    from nearveil.gallery.publishing import Published
     from nearveil.gallery.sync import SyncReport
 
 _TABLE_SUFFIXES = (".npy", ".npz", ".parquet", ".csv", ".zarr")
 _MAX_SKIPPED = 10  # skipped files that are printed
 _USUAL_MATCHES = 8  # that a query asks for
-_COST_OF_REACH = (  # docs/theory/covers.md
-    "--reach 0 leaves rare matches out for a higher average recall (200,000 documents: .33 instead of .12 at epsilon "
-    "1, .56 instead of .31 at 2, .72 instead of .67 at 4)"
-)
 
 
 @dataclass(frozen=True)
@@ -28,8 +23,8 @@ class MapOptions:
 
     panel: ClassVar = "Map"
     metric: str | None = option(
-        'By which "nearest" is meant: cosine, dot or euclidean (default: previous value, or cosine). Without a source, '
-        "publish an existing gallery with another metric.",
+        'By which "nearest" is meant: cosine, dot or euclidean (default: previous value, or cosine). Only the centred '
+        "cosine of a gallery of version 0.2 can be changed, to cosine: leave out the source.",
         metavar="METRIC",
     )
     epsilon: float | None = option(
@@ -210,21 +205,8 @@ def _describe_report(report: "SyncReport", *, is_table: bool) -> dict[str, Any]:
     }
 
 
-def _describe_map(published: "Published", reach: str) -> dict[str, str]:
-    shared: Any = published.map
-    size = f"{published.map.nbytes:,} bytes, for epsilon {published.terms.epsilon:g}"
-    mechanism = published.terms.mechanism
-    if mechanism == "covers":
-        return {"map": f"{published.map.n_sets:,} sets, {size}", "in any set": reach}
-    lines = {"map": f"{len(shared.rows):,} public rows for {mechanism}, {size}"}
-    if not shared.is_sound:
-        lines["warning"] = "its messages reveal the query: use data that need no protection"
-    return lines
-
-
 def _print_report(report: "SyncReport", *, is_table: bool) -> None:
     from nearveil.client.results import format_share
-    from nearveil.metrics import METRIC_NAMES
 
     item, skipped, published = "vector" if is_table else "image", report.skipped, report.published
     replaced = f"{report.replaced:,} replaced, " if report.replaced else ""
@@ -241,18 +223,21 @@ def _print_report(report: "SyncReport", *, is_table: bool) -> None:
         note = "" if report.row_exact else "; some rows of other folders are not row-exact: index those folders again"
         lines["map"] = f"none: the images are private{note}"
     else:
-        reach = f"every {item}; {_COST_OF_REACH}"
-        if published.reach < 1:
-            share = format_share(published.reach)
-            reach = f"{share} of the {item}s; the others are never returned; --reach 1 includes them"
-        lines |= {
-            **_describe_map(published, reach),
-            "answer": f"{published.map.set_size:,} {item}s, {report.item_bytes:,} bytes each",
-        }
-        if published.code_recall is not None:
-            share, metric = format_share(published.code_recall), METRIC_NAMES[report.metric]
-            lines["codes"] = f"keep {share} of the 10 nearest by the {metric}"
-    print_table(["", ""], (lines | {"revision": f"{report.revision:,}", "index": report.index}).items())
+        shared, terms = cast("Any", published.map), published.terms
+        is_covers = terms.mechanism == "covers"
+        kind = f"{shared.n_sets:,} sets" if is_covers else f"{len(shared.rows):,} public rows for {terms.mechanism}"
+        lines["map"] = f"{kind}, for messages at epsilon {terms.epsilon:g}; {shared.nbytes:,} bytes"
+        lines["answer"] = f"{shared.set_size:,} {item}s, {report.item_bytes:,} bytes each"
+        if published.reach < 1 and is_covers:
+            share = f"{format_share(published.reach)} of the {item}s"
+            lines["reach"] = f"messages return {share} and never the others; --reach 1 includes all"
+        if not (is_covers or shared.is_sound):
+            lines["warning"] = "its messages reveal the query: use data that need no protection"
+        if published.code_recall is not None and is_verbose():
+            lines["codes"] = f"keep {format_share(published.code_recall)} of the 10 nearest"
+    if is_verbose():
+        lines["revision"] = f"{report.revision:,}"
+    print_table(["", ""], (lines | {"index": report.index}).items())
     if not (report.added or report.replaced or report.deleted or report.learned):
         print_lines("Nothing new: the index is unchanged.")
     print_lines(*(f"skipped {path}: {reason}" for path, reason in skipped[:_MAX_SKIPPED]))

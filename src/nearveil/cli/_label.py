@@ -115,7 +115,9 @@ class TrainOptions:
     descriptors: str = option("Pooling: S (mean), M (max), G (generalised mean).", default="SG")
     dimension: int = option("Dimension of the features.", default=512, min=1, max=65_536)
     epochs: int = option("Passes over all images.", default=20, min=1)
-    backbone: Literal["efficientnet-lite0", "mobilenet-v2"] = option("Frozen backbone.", default="efficientnet-lite0")
+    backbone: Literal["efficientnet-lite0", "mobilenet-v2"] = option(
+        "Frozen backbone: efficientnet-lite0 or mobilenet-v2.", default="efficientnet-lite0", metavar="NAME"
+    )
     held_out: float = option(
         "Share of the classes, last by name, held out for the test; 0 for none.", default=0.5, min=0, max=1
     )

@@ -8,13 +8,12 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, cleandoc, signature
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from nearveil.cli._output import check, print_lines, report_errors, set_verbosity
+from nearveil.cli._output import check, print_lines, report_errors, set_verbosity, wrap_command
 
 if TYPE_CHECKING:
     from nearveil.client.clients import Client
@@ -114,7 +113,7 @@ def command(
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         text, _, examples = cleandoc(function.__doc__ or "").partition("For example:\n")
         paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
-        lines = [" \\\n      ".join(wrap(line.strip(), 70, break_on_hyphens=False)) for line in examples.splitlines()]
+        lines = [wrap_command(line.strip()) for line in examples.splitlines()]
         run.__doc__ = "\n\n".join([*paragraphs, "\n  ".join(["[bold]Examples[/bold]", *lines])])
         return run if app is None else app.command(name, cls=Command)(run)
 

@@ -14,6 +14,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
+from textwrap import fill, wrap
 from typing import Any, NoReturn
 
 import typer
@@ -27,6 +28,8 @@ from nearveil.progress import Progress, Tick, use_display
 
 NOT_INSTALLED = 'the studies are a package of their own: pip install nearveil-studies, or, in a clone, -e ".[study]"'
 _PROGRESS_INTERVAL = 5.0  # seconds between progress lines without a terminal
+_WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+_BREAKS = ("(?!)", r"(?<=/)(?=.)", r"(?<=[/.])(?=[^\W\d])")  # nowhere; after a slash; also after a dot
 _FIELDS = re.compile(r"[a-z_]+(, [a-z_]+)*(?=[: ])")
 _COMMANDS = {  # Python calls in error messages, and the commands that do the same
     "Ledger(..., read_only=True).verify()": "`nearveil budget verify`",
@@ -83,8 +86,10 @@ def fail(text: str) -> NoReturn:
     """Print an error and exit with code 1."""
     for call, command in _COMMANDS.items():
         text = text.replace(call, command)
-    message = Text.assemble(("Error: ", "bold red"), clean(text))
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
+    console = Console(stderr=True, highlight=False)
+    message = Text(_wrap_words(f"Error: {text}", console))
+    message.stylize("bold red", 0, len("Error:"))
+    console.print(message, soft_wrap=True)
     raise typer.Exit(1)
 
 
@@ -94,12 +99,29 @@ def clean(text: object) -> str:
 
 
 def print_lines(*lines: object, style: str = "", stderr: bool = False) -> None:
-    """Print lines without control characters; with --quiet none to standard error, which are notices."""
+    """Print lines, wrapped in a terminal; with --quiet none to standard error, which are notices."""
     if stderr and _verbosity.get() < 0:
         return
     console = Console(highlight=False, stderr=stderr)
     for line in lines:
-        console.print(Text(clean(line), style), soft_wrap=True)
+        console.print(Text(_wrap_words(line, console), style), soft_wrap=True)
+
+
+def _wrap_words(line: object, console: Console) -> str:
+    """Return a line without control characters; for a terminal, with breaks between words."""
+    text = clean(line)
+    return fill(text, console.width, **_WHOLE_WORDS) if console.is_terminal else text
+
+
+def wrap_command(line: str) -> str:
+    """Break a shell command into lines that fit a terminal of 80 columns and can be pasted."""
+    return " \\\n      ".join(wrap(line, 70, **_WHOLE_WORDS))
+
+
+def print_commands(*lines: str) -> None:
+    """Print shell commands, indented."""
+    for line in lines:
+        print_lines(*f"  {wrap_command(line)}".splitlines())
 
 
 def print_json(value: Any) -> None:
@@ -126,8 +148,12 @@ def print_table(
     """Print a table. The columns in `right` are aligned right; no heading is printed if all are empty."""
     grid, console = Table(title=title, show_header=any(headings)), Console(highlight=False)
     cells = [[_make_cell(cell) for cell in row] for row in rows]
-    columns = [[heading, *(row[number].plain for row in cells)] for number, heading in enumerate(headings)]
-    widths = _fit_words(columns, console.width - 3 * len(columns) - 1)
+    for pattern in _BREAKS:
+        cells = [[_break_words(cell, pattern) for cell in row] for row in cells]
+        columns = [[heading, *(row[number].plain for row in cells)] for number, heading in enumerate(headings)]
+        widths = _fit_words(columns, console.width - 3 * len(columns) - 1)
+        if None not in widths:
+            break
     for heading, width in zip(headings, widths, strict=True):
         settings: Any = {"justify": "right" if heading in right else "left", "no_wrap": heading in no_wrap}
         grid.add_column(heading, overflow="fold", width=width, **settings)
@@ -146,6 +172,12 @@ def _fit_words(columns: Sequence[Sequence[str]], room: int) -> list[int] | list[
         widest = max(range(len(widths)), key=lambda number: (widths[number] > least[number], widths[number]))
         widths[widest] -= 1
     return widths
+
+
+def _break_words(cell: Text, pattern: str) -> Text:
+    """Break long words of a cell, such as paths, where they match a pattern."""
+    text = re.sub(r"\S{20,}", lambda word: re.sub(pattern, "\n", word[0]), cell.plain)
+    return Text(text, cell.style, overflow="fold")
 
 
 def _make_cell(cell: object) -> Text:
@@ -208,6 +240,7 @@ def _show_bar(console: Console) -> Iterator[Callable[[_Stage], Tick]]:
     with bars.Progress(*columns, console=console, transient=True, redirect_stdout=redirect) as progress:
 
         def show(stage: _Stage) -> Tick:
+            progress.refresh()  # shows how far the previous stage came
             for previous in progress.task_ids:
                 progress.remove_task(previous)
             return partial(progress.advance, progress.add_task(stage.text, total=stage.total))

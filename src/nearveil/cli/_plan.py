@@ -7,7 +7,16 @@ import typer
 
 from nearveil.cli._budget import MECHANISM, METAVAR, SETS, PlanMechanism, read_plan
 from nearveil.cli._options import JSON, argument, command, option
-from nearveil.cli._output import check, has_studies, print_json, print_lines, print_table
+from nearveil.cli._output import (
+    check,
+    has_studies,
+    is_verbose,
+    print_commands,
+    print_json,
+    print_lines,
+    print_table,
+    show_bars,
+)
 
 if TYPE_CHECKING:
     from nearveil.search.planning import SearchPlan
@@ -37,20 +46,21 @@ def cost(
     """
     check(0 < delta < 1, "must be between 0 and 1", "--delta")
     check(delta >= _LEAST_DELTA, f"must be at least {_LEAST_DELTA:g}: smaller deltas are not supported", "--delta")
-    events = read_plan(plan, mechanism, delta, sets)
-    from nearveil.privacy.accounting import FILTER_ORDERS, AdditionAccountant, PldAccountant, RdpAccountant
-    from nearveil.privacy.guarantee import format_factor, format_rounded_up
+    with show_bars():
+        events = read_plan(plan, mechanism, delta, sets)
+        from nearveil.privacy.accounting import FILTER_ORDERS, AdditionAccountant, PldAccountant, RdpAccountant
+        from nearveil.privacy.guarantee import format_factor, format_rounded_up
 
-    prices = {}
-    for name, accountant, share in (
-        ("addition", AdditionAccountant(), 1),
-        ("Renyi filter", RdpAccountant(orders=FILTER_ORDERS), len(FILTER_ORDERS)),  # its orders share delta
-        ("RDP", RdpAccountant(), 1),
-        ("PLD", PldAccountant(), 1),
-    ):
-        for event, count in events:
-            accountant.compose(event, count)
-        prices[name] = accountant.epsilon(delta / share)
+        prices = {}
+        for name, accountant, share in (
+            ("addition", AdditionAccountant(), 1),
+            ("Renyi filter", RdpAccountant(orders=FILTER_ORDERS), len(FILTER_ORDERS)),  # its orders share delta
+            ("RDP", RdpAccountant(), 1),
+            ("PLD", PldAccountant(), 1),
+        ):
+            for event, count in events:
+                accountant.compose(event, count)
+            prices[name] = accountant.epsilon(delta / share)
     releases = sum(count for _, count in events)
     if as_json:
         print_json({"releases": releases, "mechanism": mechanism, "delta": delta, "epsilon": prices})
@@ -62,7 +72,7 @@ def cost(
             (name, format_rounded_up(epsilon, 5), format_factor(epsilon) if epsilon < 14 else "over a million")
             for name, epsilon in prices.items()
         ],
-        title=f"{releases:,} releases about one record, {kind}: {' + '.join(plan)}; delta {delta:g}",
+        title=f"{releases:,} releases ({' + '.join(plan)}), {kind}, delta {delta:g}",
         right=("epsilon", "e^epsilon, at most"),
     )
     account = "the PLD price too, with --releases gaussian" if mechanism == "gaussian" else "that of the Renyi filter"
@@ -99,17 +109,15 @@ def plan(
         nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
         nearveil plan --items 100000 --epsilon 4 --mechanism privunit
     """
-    from nearveil.search import plan as plan_search
-    from nearveil.search.planning import describe_mechanism
+    answer_bytes = None if answer is None else _parse_size(answer, "--answer")
+    limits: Any = {"dimension": dimension, "storage": _parse_size(storage, "--storage")}
+    terms: Any = {"code_bytes": code_bytes or "auto", "reach": reach}
+    with show_bars():
+        from nearveil.search import plan as plan_search
+        from nearveil.search.planning import describe_mechanism
 
-    try:
-        answer_bytes = None if answer is None else _parse_size(answer, "--answer")
-        limits: Any = {"dimension": dimension, "storage": _parse_size(storage, "--storage")}
-        terms: Any = {"code_bytes": code_bytes or "auto", "reach": reach}
         search_plan = plan_search(items, epsilon, answer_bytes, delta=delta, **limits, **terms)
         worth = None if mechanism is None else describe_mechanism(mechanism, epsilon)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
     if as_json:
         advice = {"advice": str(search_plan), "commands": search_plan.commands, "mechanism": worth}
         print_json({**asdict(search_plan), **advice})
@@ -117,7 +125,8 @@ def plan(
     _print_plan(search_plan)
     if worth is not None:
         options = f"--mechanism '{mechanism}' --epsilon {epsilon:g}"
-        print_lines(worth, f"  nearveil index DIR --into GALLERY {options}")
+        print_lines(worth)
+        print_commands(f"nearveil index DIR --into GALLERY {options}")
 
 
 def _print_plan(search_plan: "SearchPlan") -> None:
@@ -135,19 +144,17 @@ def _print_plan(search_plan: "SearchPlan") -> None:
             )
             for way in search_plan.ways
         ],
-        title=f"One query to {search_plan.items:,} items: cost, and share of the 8 nearest found (* recommended)",
+        title=f"One query to {search_plan.items:,} items (* recommended)",
         right=_WAY_COLUMNS[1:],
     )
-    print_lines(
-        "Nearest by the cosine of image features, for which recall was measured; other vectors and metrics may differ."
-    )
-    print_lines(search_plan.describe_codes())
+    print_lines("Recall@8 was measured for the cosine of image features; other vectors and metrics may differ.")
+    if is_verbose():
+        print_lines(search_plan.describe_codes())
     for way in search_plan.ways:
-        print_lines(
-            f"{way.name}: the server learns {way.server_learns}; {way.reason}.",
-            *([str(search_plan), *_price_messages(search_plan)] if way.name == "message" else []),
-            *(f"  {line}" for line in way.commands),
-        )
+        print_lines(f"{way.name}: the server learns {way.server_learns}; {way.reason}.")
+        if way.name == "message":
+            print_lines(search_plan, *(_price_messages(search_plan) if is_verbose() else ()))
+        print_commands(*way.commands)
     if all(way.name != "message" for way in search_plan.ways):
         print_lines(f"message: none. {search_plan}")
 
@@ -193,27 +200,27 @@ def mechanisms(as_json: bool = JSON) -> None:
         nearveil mechanisms
         nearveil mechanisms --json
     """
-    from nearveil.mechanisms import catalog
+    with show_bars():
+        from nearveil.mechanisms import catalog
 
-    entries = catalog.REGISTRY
-    if has_studies():
-        from studies.baselines import BASELINES
+        entries = catalog.REGISTRY
+        if has_studies():
+            from studies.baselines import BASELINES
 
-        entries += BASELINES
-    rows = catalog.describe_mechanisms(entries)
+            entries += BASELINES
+        rows = catalog.describe_mechanisms(entries)
     if as_json:
         sizes = {"rows": catalog.ROWS, "features": catalog.DIMENSION, "classes": catalog.CLASSES}
         example = {"epsilon": catalog.EPSILON, **sizes}
         print_json({"example": example, "mechanisms": [asdict(row) for row in rows]})
         return
     print_table(
-        ["name", "protects", "proved", "guarantee", "bytes", "source"],
+        ["name", "protects", "guarantee", "bytes", "source"],
         [
             (
                 row.name,
                 row.protects,
-                "" if row.kind == "none" else "yes" if row.sound else "no",
-                row.kind,
+                row.kind if row.sound or row.kind == "none" else "not proved",
                 "not installed" if row.message_bytes is None else f"{row.message_bytes:,}",
                 row.source,
             )

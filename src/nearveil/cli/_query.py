@@ -1,5 +1,6 @@
 """``nearveil query``, ``classify`` and ``sync``: use a local index or a server, privately."""
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +23,17 @@ from nearveil.cli._options import (
     load_extractor,
     option,
 )
-from nearveil.cli._output import check, clean, print_json, print_lines, print_table, show_bars, show_done
+from nearveil.cli._output import (
+    check,
+    clean,
+    fail,
+    is_verbose,
+    print_json,
+    print_lines,
+    print_table,
+    show_bars,
+    show_done,
+)
 
 if TYPE_CHECKING:
     from nearveil.client import Nearest
@@ -46,7 +57,14 @@ def query(
         max=40,
     ),
     by: Literal["auto", "message", "home", "sealed"] = option(
-        "How to search. home and sealed cost nothing; a message needs --epsilon.", default="auto"
+        "How to search: auto, message (needs --epsilon), home (a local copy) or sealed; the last two cost nothing.",
+        default="auto",
+        metavar="WAY",
+    ),
+    where: list[str] | None = option(
+        "Keep only matches with this metadata, such as lang=en or year=2020; may be repeated. A value is JSON or text. "
+        "The filter is applied on this machine, so there may be fewer matches.",
+        metavar="KEY=VALUE",
     ),
     k: int | None = option("Number of matches; 8 by default, or as many as were compared.", "-k", min=1),
     candidates: float | None = option(
@@ -70,7 +88,7 @@ def query(
 
     For example:
         nearveil query me.jpg
-        nearveil query vector.npy --index texts/ -k 20
+        nearveil query vector.npy --index texts/ -k 20 --where lang=en
         nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt
         nearveil query me.jpg --epsilon 4 --server https://birds.example:8321 --token-file token.txt --gallery birds
         nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
@@ -96,7 +114,7 @@ def query(
         pixels: Any = read_vector(image) if is_vector else load_image(image)
         with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, stale):
             settings: Any = {"gallery": options.gallery, "thumbnails": sheet is not None, "key": key, "by": by}
-            settings |= {"label": label, "allow_unsound": allow_unsound}
+            settings |= {"where": _parse_filter(where), "label": label, "allow_unsound": allow_unsound}
             start("Querying", None)
             nearest = client.nearest(pixels, k, epsilon, candidates, **settings)
         balance = payer.balance()
@@ -109,6 +127,20 @@ def query(
         _print_answer(answer, nearest, balance)
     if sheet is not None:
         _write_sheet(answer, nearest, pixels, sheet, force=force)
+
+
+def _parse_filter(pairs: list[str] | None) -> dict[str, Any] | None:
+    """Return the filter of KEY=VALUE pairs; a value that is no JSON is text."""
+    values: dict[str, Any] = {}
+    for pair in pairs or ():
+        name, separator, value = pair.partition("=")
+        if not (name and separator) or name in values:
+            raise ValueError(f"--where: {pair!r} must be KEY=VALUE, once for each key, such as lang=en")
+        try:
+            values[name] = json.loads(value)
+        except ValueError:
+            values[name] = value
+    return values or None
 
 
 @contextmanager
@@ -136,8 +168,18 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
     from nearveil.gallery.contact_sheet import right_set
 
     epsilon, named = nearest.guarantee.epsilon, nearest.set
-    same = ("metric", "code_recall", "named_best_set", "expected_share", "bytes_sent", "bytes_received", "key",
-            "repeated", "way", "paid")  # fmt: skip
+    same = ["way", "metric", "code_recall", "bytes_sent", "bytes_received", "key", "repeated", "paid"]
+    server_saw: dict[str, Any] = {}
+    if nearest.sealed:
+        server_saw = {"sealed_bytes": [len(message) for message in nearest.sealed]}
+    elif nearest.way == "message":
+        same += ["named_best_set", "expected_share"]
+        server_saw = {
+            "set": None if named is None else named + 1,  # from 1, as in the text and on the sheet
+            "of": nearest.n_sets,
+            "probability_of_the_right_one": 1.0 if named is None else right_set(epsilon, nearest.n_sets),
+            "mechanism": nearest.mechanism or None,
+        }
     return {
         "found": [
             {
@@ -151,12 +193,7 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
             }
             for rank, match in enumerate(nearest.matches, 1)
         ],
-        "server_saw": {
-            "set": None if named is None else named + 1,  # from 1, as in the text and on the sheet
-            "of": nearest.n_sets,
-            "probability_of_the_right_one": 1.0 if named is None else right_set(epsilon, nearest.n_sets),
-            "mechanism": nearest.mechanism or None,
-        },
+        "server_saw": server_saw,
         **{name: getattr(nearest, name) for name in same},
         "quality": nearest.quality_summary,
         "candidates": nearest.n_candidates,
@@ -191,7 +228,9 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
     print_lines(nearest.quality_summary)
     if nearest.matches:
         _print_matches(nearest)
-    print_lines(_describe_server_view(nearest, answer["server_saw"]), nearest.guarantee)
+    print_lines(_describe_server_view(nearest, answer["server_saw"]))
+    if nearest.way in ("message", "sealed") or is_verbose():
+        print_lines(nearest.guarantee)
     if balance is not None:
         law = " (with a delta, messages are priced together, not summed)" if balance.delta else ""
         print_lines(
@@ -332,9 +371,8 @@ def classify(
             "The server saw nothing that depends on an image, and nothing was paid.",
             f"Guarantee of the gallery for its records: {guarantee}",
         )
-    print_lines(*(f"{image}: {reason}" for image, reason in failures), stderr=True)
     if failures:
-        raise typer.Exit(1)
+        fail("; ".join(f"{image}: {reason}" for image, reason in failures))
 
 
 @command(url="URL")

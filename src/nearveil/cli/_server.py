@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nearveil.cli._options import argument, command, option
-from nearveil.cli._output import print_lines, print_table, show_bars
+from nearveil.cli._options import JSON, argument, command, option
+from nearveil.cli._output import print_json, print_lines, print_table, show_bars
 from nearveil.cli._token import has_tokens, suggest_token
 from nearveil.lazy import require_extra
 
@@ -116,6 +116,7 @@ def protect(
     config: Path | None = option("The TOML file of `nearveil serve`.", envvar="NEARVEIL_CONFIG"),
     publish: bool = option("Pay for a publication, and publish the model."),
     allow_noise: bool = option("Publish even if the result is expected to be pure noise."),
+    as_json: bool = JSON,
 ) -> None:
     """Forecast the accuracy of the model of a protected gallery; with --publish, publish the model.
 
@@ -136,11 +137,17 @@ def protect(
         with show_bars() as start:
             start("Forecasting the accuracy", None)
             forecast = gallery.forecast()
-        _print_forecast(forecast, chosen)
-        if publish:
-            model = gallery.publish(allow_noise=allow_noise or bool(chosen.allow_noise))
-            typer.echo(f"Published: model {model.number} of {chosen.name}, version {model.version[:16]}.")
-        typer.echo(f"Publications left: {gallery.publications_left}.")
+        if not as_json:
+            _print_forecast(forecast, chosen)
+        model = gallery.publish(allow_noise=allow_noise or bool(chosen.allow_noise)) if publish else None
+        if as_json:
+            published = None if model is None else {"number": model.number, "version": model.version}
+            counts = {"published": published, "publications_left": gallery.publications_left}
+            print_json({"gallery": chosen.name, "forecast": asdict(forecast), **counts})
+            return
+        if model is not None:
+            print_lines(f"Published: model {model.number} of {chosen.name}, version {model.version[:16]}.")
+        print_lines(f"Publications left: {gallery.publications_left}.")
 
 
 def _choose_gallery(galleries: "tuple[GallerySettings, ...]", name: str | None) -> "GallerySettings":

@@ -1,18 +1,19 @@
 """``nearveil study``: tables and figures of the papers and of this library."""
 
-import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from nearveil.cli._options import ClusterOptions, argument, command, option
+from nearveil.cli._options import JSON, ClusterOptions, argument, command, option
 from nearveil.cli._output import (
     NOT_INSTALLED,
     check,
+    fail,
     has_studies,
     make_folder,
+    print_json,
     print_lines,
     print_table,
     show_bars,
@@ -34,6 +35,7 @@ def study(
     fresh: bool = option("Measure everything again."),
     quick: bool = option("Few cases on few rows, in seconds; the figures are rough. Output goes to OUT/quick."),
     jobs: int = option("Number of processes; timing studies use one.", default=2, min=1, max=64),
+    as_json: bool = JSON,
 ) -> None:
     """Make tables and figures of the papers and of this library, as CSV, JSON, SVG, PNG and a page.
 
@@ -46,13 +48,20 @@ def study(
         nearveil study all --docs docs/results
     """
     check(has_studies(), NOT_INSTALLED, "NAME")
-    from studies import load_studies
-    from studies._quick import shrink
-    from studies._report import write_findings
+    try:
+        from studies import load_studies
+        from studies._quick import shrink
+        from studies._report import write_findings
+    except ModuleNotFoundError as missing:
+        raise ModuleNotFoundError(f"{missing.name} is not installed: {NOT_INSTALLED}") from None
 
     studies = load_studies()
     if not names:
-        print_table(["name", "shows"], [(name, study.title) for name, study in studies.items()], title="Studies")
+        titles = {name: study.title for name, study in studies.items()}
+        if as_json:
+            print_json(titles)
+        else:
+            print_table(["name", "shows"], titles.items(), title="Studies")
         return
     unknown = [name for name in names if name not in studies and name != "all"]
     check(not unknown, f"{', '.join(unknown)!r} is none of: all, {', '.join(studies)}", "NAME")
@@ -61,30 +70,32 @@ def study(
     out = out / "quick" if quick else out
     make_folder(out, "--out")
     make_folder(docs, "--docs")
-    begin = time.monotonic()
+    results = []
     with options.connect() as connected:
         cluster = None if options.cluster is None else connected
-        made = []
         for name in chosen:
             with shrink(studies[name]) if quick else nullcontext(studies[name]) as chosen_study:
-                if _run_study(chosen_study, out, docs, fresh or quick, jobs, cluster):
-                    made.append(name)
+                results.append(_run_study(chosen_study, out, docs, fresh or quick, jobs, cluster))
+            if not as_json:
+                page, reason, seconds = (results[-1][key] for key in ("page", "left_out", "seconds"))
+                outcome = f"{name} left out: {reason}" if reason else f"{name}: {page} ({seconds:.0f} s measured)"
+                print_lines(outcome, style="yellow" if reason else "")
     if docs is not None:
         write_findings(docs)
-    if len(chosen) > 1:
-        print_lines(f"{len(made)} studies in {(time.monotonic() - begin) / 60:.1f} minutes")
-    if not made:
+    if as_json:
+        print_json(results)
+    if all(result["left_out"] for result in results):
         raise typer.Exit(1)
 
 
-def _run_study(study: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, cluster: Any) -> bool:
-    """Run a study; return False if its data or a package is missing."""
+def _run_study(study: "Study", out: Path, docs: Path | None, fresh: bool, jobs: int, cluster: Any) -> dict[str, Any]:
+    """Run a study; say why it is left out if its data or a package is missing."""
     from studies._report import publish, write
     from studies._study import run
     from studies.data import DataMissingError
 
     if study.note and not study.parameters.get("quick"):
-        print_lines(f"{study.name}: {study.note}")
+        print_lines(f"{study.name}: {study.note}", stderr=True)
     folder = out / study.name
     try:
         with show_bars() as start:
@@ -92,13 +103,9 @@ def _run_study(study: "Study", out: Path, docs: Path | None, fresh: bool, jobs: 
             measured = run(study, folder, jobs=jobs, fresh=fresh, advance=advance, cluster=cluster)
         page = write(study, measured, folder)
     except (DataMissingError, ModuleNotFoundError) as missing:
-        print_lines(f"{study.name} left out: {missing}", style="yellow")
-        return False
+        return {"study": study.name, "page": None, "seconds": 0.0, "left_out": str(missing)}
     except OSError as error:
-        reason = error.strerror or error
-        print_lines(f"{study.name}: {reason}; the measurements so far are in {folder}", style="red")
-        raise typer.Exit(1) from None
+        fail(f"{study.name}: {error.strerror or error}; the measurements so far are in {folder}")
     if docs is not None:
         publish(study, folder, docs / "study")
-    print_lines(f"{study.name}: {page} ({measured.seconds:.0f} s measured)")
-    return True
+    return {"study": study.name, "page": str(page), "seconds": measured.seconds, "left_out": None}
