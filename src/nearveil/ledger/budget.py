@@ -160,7 +160,7 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:
         raise ValueError(
-            "guarantee: it guarantees nothing (epsilon is infinite, or delta 1), so its events were never checked"
+            "guarantee: it guarantees nothing (epsilon is infinite, or delta 1): no accountant prices its events"
         )
     if guarantee.protects != protects:
         raise ValueError(f"guarantee protects a {guarantee.protects}, this account a {protects}")
