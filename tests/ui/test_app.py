@@ -3,6 +3,7 @@
 import hmac
 import http.client
 import io
+import json
 import logging
 import re
 import socket
@@ -61,15 +62,18 @@ def test_the_token_is_exchanged_once(made: Path, tmp_path: Path) -> None:
         assert reply.status_code == 200
         assert "/static/welcome.js" in reply.text
         cookie = reply.headers["set-cookie"]
-        assert re.fullmatch(rf"nearveil-{PORT}=[\w-]{{43}}; HttpOnly; Path=/; SameSite=strict", cookie)
+        assert re.fullmatch(rf"nearveil-{PORT}=[\w-]{{43}}; HttpOnly; Max-Age=2592000; Path=/; SameSite=strict", cookie)
         again = here.get(f"/?t={here.entry.token}")
         assert again.status_code == 403
-        assert "This address has been used" in again.text
+        assert "This address belongs to another browser" in again.text
         here.take(reply)
         assert here.secret not in cookie
         assert here.get("/api/about").status_code == 200
         assert "What the server saw" in here.get("/").text
-        assert here.get(f"/?t={here.entry.token}").headers["location"] == "/"  # the browser that is in, stays in
+        assert here.get("/?t=older").headers["location"] == "/"  # of another run: the browser that is in, stays in
+        secret, here.secret = here.secret, ""
+        here.take(here.get(f"/?t={here.entry.token}"))  # a closed tab is opened again with the printed address
+        assert here.secret == secret
         assert here.entry.token not in repr(here.entry) + again.text
 
 
@@ -86,7 +90,9 @@ def test_secrets_of_the_page_are_compared_in_constant_time(monkeypatch: pytest.M
     assert entry.use_token(entry.token)
     for cookie, secret in (("", ""), (entry.cookie, "ü" * 50), (entry.cookie, entry.secret)):
         assert entry.authenticates(cookie, secret) is (secret == entry.secret)
-    assert compared == [32] * 7
+    assert entry.use_token(entry.token, has_cookie=True)
+    assert not entry.use_token(entry.token)
+    assert compared == [32] * 9
 
 
 def test_a_link_on_another_site_leads_to_a_page_that_goes_on(made: Path, tmp_path: Path) -> None:
@@ -272,8 +278,8 @@ def test_what_was_paid_is_what_the_account_says(made: Path, tmp_path: Path) -> N
         )
         here.session.payer.account = account
         worst = here.get("/api/preview?epsilon=0.1").json()  # of any map
-        n_sets = here.get("/api/map?gallery=local").json()["n_sets"]
-        before = here.get(f"/api/preview?epsilon=0.1&n_sets={n_sets}").json()
+        here.get("/api/map?gallery=local")
+        before = here.get("/api/preview?epsilon=0.1&gallery=local").json()
         assert float(before["cost"]) < float(worst["cost"]) < 0.1  # it adds up more slowly there
         told = here.ask(png(100), 0.1).json()
         assert (told["cost"], told["balance"]["odds"]) == (before["cost"], None)
@@ -796,3 +802,145 @@ def test_what_nobody_thought_of_has_words_and_no_details(
     assert "Unexpected error" in words_of(reply, 500, "failed")
     assert "private" not in reply.text + caplog.text
     assert "RuntimeError" in caplog.text
+
+
+JSON = {"content-type": "application/json"}
+
+
+def vectors(place: Path, **map_terms: Any) -> Path:
+    """Make an index of sixty vectors with texts; publish a map with these terms, if there are any."""
+    rows = np.random.default_rng(3).normal(size=(COUNT, 16))
+    with Index.create(place, dimension=16) as index:
+        index.add(
+            Item(row, external_id=f"word {n}", metadata={"text": f"text {n}", "kind": "ab"[n % 2]})
+            for n, row in enumerate(rows)
+        )
+        if map_terms:
+            index.publish(4.0, 0.2, **map_terms)
+    return place
+
+
+def test_vectors_and_items_are_queries_as_well(tmp_path: Path) -> None:
+    with page(tmp_path, vectors(tmp_path / "index")) as here:
+        (gallery,) = here.get("/api/galleries").json()["galleries"]
+        assert (gallery["takes_images"], gallery["dimension"], gallery["published"]) == (False, 16, False)
+        for query in (7, "word 7"):
+            (first, *_) = here.post("/api/ask", json.dumps(query), params={"gallery": "local"}, headers=JSON).json()[
+                "got"
+            ]
+            assert (first["name"], first["text"], first["metadata"]) == ("word 7", "text 7", {"kind": "b"})
+        out = io.BytesIO()
+        np.save(out, here.session.client.index.features([9])[0])  # type: ignore[union-attr]
+        assert here.post("/api/ask", out.getvalue(), params={"gallery": "local"}).json()["got"][0]["name"] == "word 9"
+        wrong: Any
+        for wrong in ("nowhere", 10**6, [1], {}, True):
+            assert "nothing was paid" in words_of(
+                here.post("/api/ask", json.dumps(wrong), params={"gallery": "local"}, headers=JSON), 422, "question"
+            )
+        words_of(here.post("/api/ask", out.getvalue()[:90], params={"gallery": "local"}), 422, "question")
+        items = here.get("/api/examples").json()["items"]
+        assert (len(items), items[0]["name"], items[-1]["name"]) == (12, "word 0", f"word {COUNT - 1}")
+
+
+def test_items_and_originals_of_a_server_are_not_on_this_machine(made: Path, tmp_path: Path) -> None:
+    gallery, server = served(made, tmp_path)
+    with page(tmp_path, URL, token=server.token, transport=server.wire()) as here:
+        assert here.get("/api/examples").json() == {"items": []}
+        words_of(here.get("/api/picture?item=3&side=100"), 404, "path")
+        reply = here.post("/api/ask", "3", params={"gallery": "stripes"}, headers=JSON)
+        assert "Only a local index" in words_of(reply, 422, "question")
+    assert [url for _, url, *_ in server.wire().requests] == []
+    server.close()
+    gallery.close()
+
+
+def test_originals_of_this_machine_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "one.png"
+    path.write_bytes(png(1, size=200))
+    pixels = load_image(path)
+    with Index.create(tmp_path / "index", dimension=HogColor().dimension) as index:
+        index.add([Item(HogColor().extract([pixels])[0], "one", original=path)])
+    with page(tmp_path, tmp_path / "index") as here:
+        for side, shown in ((100, 100), (5000, 200)):
+            reply = here.get(f"/api/picture?item=0&side={side}")
+            assert reply.headers["content-type"] == "image/webp"
+            with Image.open(io.BytesIO(reply.content)) as picture:
+                assert picture.size == (shown, shown)
+        words_of(here.get("/api/picture?item=1&side=100"), 404, "path")
+        path.write_bytes(png(2))  # another file than the one that was indexed
+        words_of(here.get("/api/picture?item=0&side=100"), 404, "path")
+
+
+@pytest.mark.parametrize("mechanism", ["privunit", "privatemail (laplace)", "latent", "ome", "analytic-gaussian"])
+def test_messages_of_other_mechanisms_are_sent_at_their_epsilon(tmp_path: Path, mechanism: str) -> None:
+    with page(tmp_path, vectors(tmp_path / "index", mechanism=mechanism)) as here:
+        told = here.get("/api/map?gallery=local").json()
+        assert (told["mechanism"], told["learned_for"], told["refused"]) == (mechanism, 4.0, "")
+        params = {"gallery": "local", "epsilon": 4}
+        reply = here.post("/api/ask", "3", params=params, headers=JSON)
+        if mechanism == "analytic-gaussian":
+            assert "needs a delta" in words_of(reply, 409, "spent")  # the account has none
+            return
+        answer = reply.json()
+        assert (answer["saw"]["mechanism"], answer["saw"]["set"], answer["right"]) == (mechanism, None, None)
+        assert (len(answer["got"]), answer["cost"], here.debits) == (8, "4", 1)
+        assert "at epsilon 4: pay that" in words_of(
+            here.post("/api/ask", "3", params={**params, "epsilon": 2}, headers=JSON), 422, "question"
+        )
+        assert here.debits == 1
+
+
+def test_a_mechanism_without_a_guarantee_is_refused(tmp_path: Path) -> None:
+    terms = {"mechanism": "privatemail (as published 2022)", "labels": "kind", "allow_unsound": True}
+    with page(tmp_path, vectors(tmp_path / "index", **terms)) as here:
+        told = here.get("/api/map?gallery=local").json()
+        assert "reveal the query" in told["refused"]
+        assert told["refused"].endswith("`nearveil query --allow-unsound` sends one for comparison.")
+        reply = here.post("/api/ask", "3", params={"gallery": "local", "epsilon": 4}, headers=JSON)
+        assert "reveal the query" in words_of(reply, 422, "question")
+        assert here.post("/api/ask", "3", params={"gallery": "local"}, headers=JSON).json()["way"] == "index"
+        assert here.debits == 0
+
+
+@pytest.mark.parametrize("offers", [("names",), ("names", "sealed"), ("codes",)])
+def test_the_first_query_finds_everything_loaded(
+    made: Path, tmp_path: Path, offers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Index.open(made) as index, ExitStack() as stack:
+        gallery = OpenGallery(index, "stripes", offers=offers)
+        gallery.prepare()
+        server = Server(tmp_path / "tokens.db", gallery)
+        stack.callback(server.close)
+        wire = server.wire()
+        here = stack.enter_context(page(tmp_path, URL, token=server.token, transport=wire, home=tmp_path / "home"))
+        stages: list[Any] = []
+        prepare = here.session.client.prepare
+
+        def note(*arguments: Any, **options: Any) -> Any:
+            stages.append(here.session.about()["preparing"])
+            return prepare(*arguments, **options)
+
+        monkeypatch.setattr(here.session.client, "prepare", note)
+        here.session.warm_up()
+        assert stages == [{"words": "Loading the feature network", "done": 0, "total": 2 if "sealed" in offers else 1}]
+        assert here.get("/api/about").json()["preparing"] is None
+        # No message is sent, and no copy is fetched.
+        sent = sorted({url.rpartition("/v1/")[2] for _, url, *_ in wire.requests})
+        part = "galleries/stripes/sealed"
+        assert sent == ["galleries", *([part, f"{part}/tokens"] if "sealed" in offers else [])]
+        monkeypatch.setattr("nearveil.client.images.find_extractor", None)  # nothing is loaded later
+        reply = here.ask(png(100), gallery="stripes")
+        assert reply.status_code == 200
+        assert here.debits == 1
+
+
+def test_a_server_that_is_gone_stops_no_page(made: Path, tmp_path: Path) -> None:
+    def fail(_: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("refused")
+
+    gallery, server = served(made, tmp_path)
+    with page(tmp_path, URL, token=server.token, transport=httpx.MockTransport(fail), retries=0) as here:
+        here.session.warm_up()
+        assert here.get("/api/about").json()["preparing"] is None
+    server.close()
+    gallery.close()

@@ -1,6 +1,7 @@
 """The page in a real Chromium, against a real server, with real photographs; and all that went over the wire."""
 
 import base64
+import importlib.util
 import os
 import queue
 import re
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("playwright", reason="Playwright is not installed (the extra `dev`)")
@@ -123,7 +125,7 @@ class Look:
         return self.address.partition("/?")[0]
 
     def open(self, epsilon: str = "4") -> None:
-        """Load the page, and choose to pay for messages; with "" the page stays free, as it opens."""
+        """Load the page, and choose to pay for messages; with "" the page stays as it opens."""
         page = self.page
         page.add_init_script(
             "addEventListener('securitypolicyviolation', (e) => console.error('policy', e.violatedDirective));"
@@ -132,10 +134,19 @@ class Look:
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", self._said)
         page.goto(self.address)
-        expect(page.locator("#curve svg").first).to_be_visible()
-        assert page.locator("#epsilon-number").input_value() == "0"
+        self.wait_until_ready()
         if epsilon:
-            page.fill("#epsilon-number", epsilon)
+            self.pay(epsilon)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the page shows how to search."""
+        expect(self.page.locator("#ways input:checked")).to_be_visible()
+
+    def pay(self, epsilon: str) -> None:
+        """Choose to pay for messages."""
+        self.page.check("#ways input[value=message]")
+        self.page.fill("#epsilon-number", epsilon)
+        expect(self.page.locator("#curve svg").first).to_be_visible()
 
     def _said(self, message: ConsoleMessage) -> None:
         # A reply with an error status is told in words on the page; the browser writes it down as well.
@@ -176,7 +187,7 @@ def looking(chromium: Browser, address: str, **options: Any) -> Iterator[Look]:
 
 @contextmanager
 def shown(
-    folder: Path, url: str | Gallery, token: str | None, *, epsilon: float = 12.0, rng: Source | None = None,
+    folder: Path, url: str | Gallery | Index, token: str | None, *, epsilon: float = 12.0, rng: Source | None = None,
     where: str = "",
 ) -> Iterator[str]:  # fmt: skip
     """Show the page from this process, and yield its address."""
@@ -260,7 +271,7 @@ def test_the_file_that_a_browser_gets_leads_to_the_page(
         _open_browser(address, files)
         look.page.goto(opened.get(timeout=30), wait_until="commit")
         look.page.wait_for_url(f"{look.origin}/*")
-        expect(look.page.locator("#curve svg").first).to_be_visible()
+        look.wait_until_ready()
         assert address.partition("=")[2] not in look.page.url
 
 
@@ -277,10 +288,9 @@ def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_
         page = look.page
         look.open(epsilon="")
         page.select_option("#gallery-choice", "kinds")
-        expect(page.locator("#epsilon-field")).to_be_hidden()
-        expect(page.locator("#candidates-field")).to_be_hidden()
-        expect(page.locator("#curve-card")).to_be_hidden()
-        expect(page.locator("#cost-note")).to_have_text("This is free.")
+        for hidden in ("#ways-field", "#epsilon-field", "#candidates-field", "#curve-card"):
+            expect(page.locator(hidden)).to_be_hidden()
+        expect(page.locator("#cost-note")).to_have_text("Free.")
         button, asked = page.get_by_role("button", name="Classify"), []
         for image, seed in zip(images, (400, 403), strict=True):
             look.choose(image)
@@ -295,17 +305,15 @@ def test_a_protected_gallery_is_used_at_home(chromium: Browser, made: Path, tmp_
         expect(rows.first).to_contain_text("%")
         expect(page.locator("#promise")).to_contain_text("Nothing is revealed")
         expect(page.locator("#got q")).to_contain_text("any one record is in the database")
-        expect(page.get_by_role("meter").filter(visible=True).last).to_be_visible()
         assert asked == [2, 0]  # the list and the model; then nothing
         assert not wire.posts
         look.go("gallery")
-        expect(page.locator("#gallery-body")).to_contain_text("it has no map")
+        expect(page.locator("#gallery-body")).to_contain_text("It has no map")
         look.go("ask")
         page.select_option("#gallery-choice", "stripes")  # and back to one that is asked
-        expect(page.locator("#epsilon-field")).to_be_visible()
         expect(page.locator("#answer")).to_be_hidden()
-        expect(page.locator("#cost-note")).to_have_text("This is free.")
-        page.fill("#epsilon-number", "4")
+        expect(page.locator("#ways input:checked")).to_have_value("message")  # this server offers no free way
+        look.pay("4")
         expect(page.locator("#cost-note")).to_have_text("This will cost 4 of the 12 left.")
         look.ask()
         expect(page.locator(".matches li")).to_have_count(8)
@@ -352,7 +360,7 @@ def test_from_a_dropped_image_to_an_empty_budget(
         expect(page.locator("#cost-note")).to_have_text("This will cost 3 of the 10 left.")
         page.focus("#candidates")
         page.keyboard.press("ArrowRight")
-        expect(page.locator("#candidates-note")).to_contain_text("28 of 140 images are returned")
+        expect(page.locator("#candidates-note")).to_contain_text("28 of 140 items are returned")
 
         look.ask()
         expect(page.locator(".matches li")).to_have_count(8)
@@ -368,7 +376,7 @@ def test_from_a_dropped_image_to_an_empty_budget(
         expect(dot).to_be_visible()
         page.focus("#candidates")
         page.keyboard.press("ArrowLeft")
-        expect(page.locator("#candidates-note")).to_contain_text("14 of 140 images are returned")
+        expect(page.locator("#candidates-note")).to_contain_text("14 of 140 items are returned")
         expect(dot).to_have_count(0)  # it was about another map
         page.keyboard.press("ArrowRight")
         expect(dot).to_be_visible()
@@ -390,7 +398,7 @@ def test_from_a_dropped_image_to_an_empty_budget(
 
         with looking(chromium, address) as other:
             other.page.goto(address)
-            expect(other.page.locator("h1")).to_have_text("This address has been used")
+            expect(other.page.locator("h1")).to_have_text("This address belongs to another browser")
             other.page.goto(f"{look.origin}/")
             expect(other.page.locator("h1")).to_have_text("This page is not open here")
 
@@ -481,7 +489,9 @@ def test_what_an_answer_is_worth_stands_above_it(
             assert worth.evaluate("(one) => one.getBoundingClientRect().bottom") <= page.locator(".matches").evaluate(
                 "(one) => one.getBoundingClientRect().top"
             )
-            missed = "open" in (worth.get_attribute("class") or "").split()
+            missed = "miss" in (worth.get_attribute("class") or "").split()
+            status = page.locator("#ask-status").inner_text()
+            assert status.startswith("A miss: " if missed else "8 matches found.")
             said[missed] = worth.inner_text()
             expect(page.get_by_role("button", name=re.compile("again", re.IGNORECASE))).to_have_count(0)
             if len(said) == 2:
@@ -545,7 +555,7 @@ def test_a_paid_question_is_asked_again_for_nothing(
         button = look.page.get_by_role("button", name="Repeat for free")
         expect(button).to_have_count(1)
         button.click()
-        expect(look.page.locator("#ask-status")).to_contain_text("8 matches found. Already paid for.")
+        expect(look.page.locator("#ask-status")).to_contain_text("Already paid for.")
         expect(look.page.locator(".matches li")).to_have_count(8)
         expect(look.page.locator("#paid")).to_contain_text("free: it was already paid for")
         expect(look.page.get_by_role("meter")).to_have_attribute("aria-valuenow", "4")
@@ -657,23 +667,23 @@ def test_a_keyboard_is_enough(chromium: Browser, birds: Birds, server: Loopback,
         assert page.evaluate("document.activeElement.className") == "skip"
         page.keyboard.press("Enter")
         page.reload()  # the way past the menu is in the address now, and is the name of no page
-        expect(page.locator("#curve svg").first).to_be_visible()
+        look.wait_until_ready()
         page.goto(f"{look.origin}/")
-        expect(page.locator("#curve svg").first).to_be_visible()
+        look.wait_until_ready()
         page.keyboard.press("Tab")
         reached = []
-        for _ in range(16):
+        for _ in range(30):
             page.keyboard.press("Tab")
             reached.append(page.evaluate("document.activeElement.id || document.activeElement.dataset.page || ''"))
             outlined = page.evaluate(
-                "[document.activeElement, document.activeElement.nextElementSibling]"
+                "((one) => [one, one.nextElementSibling, one.closest('label')])(document.activeElement)"
                 ".some((one) => one && getComputedStyle(one).outlineStyle === 'solid')"
             )
             assert outlined, reached
             if reached[-1] == "epsilon":
-                for _ in range(9):
-                    page.keyboard.press("ArrowRight")
-                expect(page.locator("#cost-note")).to_have_text("This will cost 4 of the 12 left.")
+                for key in ("ArrowLeft", "ArrowLeft", "ArrowRight", "ArrowRight", "ArrowLeft"):
+                    page.keyboard.press(key)
+                expect(page.locator("#cost-note")).to_have_text("This will cost 3.5 of the 12 left.")
             if reached[-1] == "ask-button":
                 break
         wanted = ["ask", "gallery", "budget", "file", "epsilon-number", "epsilon", "candidates", "ask-button"]
@@ -681,7 +691,7 @@ def test_a_keyboard_is_enough(chromium: Browser, birds: Birds, server: Loopback,
         look.choose(birds.private[4])
         page.focus("#ask-button")
         page.keyboard.press("Enter")
-        expect(page.locator("#ask-status")).to_contain_text("8 matches found. Cost: 4. 8 of 12 is left.")
+        expect(page.locator("#ask-status")).to_contain_text("Cost: 3.5. 8.5 of 12 is left.")
         look.go("gallery")
         assert page.evaluate("document.activeElement.id") == "main"
         unnamed = page.evaluate(
@@ -689,4 +699,182 @@ def test_a_keyboard_is_enough(chromium: Browser, birds: Birds, server: Loopback,
             " && !one.ariaLabel && !one.textContent.trim()).map((one) => one.outerHTML)"
         )
         assert unnamed == []
+        look.check_quiet()
+
+
+WORDS = ("hospital", "clinic", "doctor", "river", "bank", "boat", "guitar", "piano", "song", "violin", "harp", "drum")
+
+
+def make_words(place: Path) -> Path:
+    """Make an index of words with texts: a vector gallery without images."""
+    rows = np.random.default_rng(3).normal(size=(len(WORDS), 8))
+    with Index.create(place, dimension=8) as index:
+        index.add(
+            Item(row, external_id=word, metadata={"text": f"About the {word}. " * 40, "rank": number})
+            for number, (row, word) in enumerate(zip(rows, WORDS, strict=True))
+        )
+    return place
+
+
+def make_photos(folder: Path) -> Path:
+    """Make an index of pictures whose files are on this machine."""
+    extractor, paths = HogColor(), [folder / f"kinds/{number}.png" for number in range(24)]
+    paths[0].parent.mkdir(parents=True)
+    for number, path in enumerate(paths):
+        path.write_bytes(png(number, size=320))
+    pictures = [load_image(path) for path in paths]
+    with Index.create(folder / "index", dimension=extractor.dimension, extractor=extractor.fingerprint) as index:
+        rows = extractor.extract(pictures)
+        index.add(
+            Item(row, f"kinds/{path.name}", thumbnail(picture), path)
+            for row, path, picture in zip(rows, paths, pictures, strict=True)
+        )
+        index.publish(4.0, 0.5, n_sets=4, reach=0.0)
+    return folder / "index"
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_photos(tmp_path_factory.mktemp("photos"))
+
+
+def test_a_gallery_of_this_machine_needs_no_protection(chromium: Browser, photos: Path, tmp_path: Path) -> None:
+    image = tmp_path / "mine.png"
+    image.write_bytes(png(30))
+    with (
+        Index.open(photos) as index,
+        shown(tmp_path, index, None) as address,
+        looking(chromium, address) as look,
+    ):
+        page = look.page
+        look.open(epsilon="")
+        expect(page.locator("#ask-lead")).to_contain_text("It needs no protection")
+        expect(page.locator("#ways input:checked")).to_have_value("home")
+        expect(page.locator("#ways .way").first).to_contain_text("100%, exact")
+        expect(page.locator("#message-options")).to_be_hidden()
+        look.choose(image)
+        look.ask()
+        expect(page.locator(".matches li")).to_have_count(8)
+        expect(page.locator("#ask-status")).to_have_text("8 matches found, free.")
+        expect(page.locator("#saw .big")).to_have_text("Nothing")
+        expect(page.locator(".matches .name").first).to_contain_text(re.compile(r"kinds/\d+\.png"))
+        for picture in page.locator(".matches img").all():
+            expect(picture).to_have_js_property("naturalWidth", 320)  # the file, not the thumbnail of 64
+        page.locator(".matches .tile").nth(1).click()
+        expect(page.locator("#viewer-count")).to_have_text("2 of 8")
+        expect(page.locator("#viewer-body img")).to_have_js_property("naturalWidth", 320)
+        page.keyboard.press("ArrowRight")
+        expect(page.locator("#viewer-count")).to_have_text("3 of 8")
+        named = page.locator("#viewer-body h2").inner_text()
+        page.click("#viewer-similar")  # at once: it is free and stays here
+        expect(page.locator(".matches .name").first).to_have_text(named)
+        expect(page.locator("#viewer")).to_be_hidden()
+        page.locator("#examples button").first.click()
+        expect(page.locator(".matches .name").first).to_have_text("kinds/0.png")
+        look.go("gallery")
+        page.locator("#gallery-body .tile").first.click()
+        expect(page.locator("#viewer")).to_be_visible()
+        page.keyboard.press("Escape")
+        look.check_quiet()
+
+
+def test_a_gallery_of_texts_shows_texts(chromium: Browser, tmp_path: Path) -> None:
+    with (
+        Index.open(make_words(tmp_path / "words")) as index,  # no map was published for it
+        shown(tmp_path, index, None) as address,
+        looking(chromium, address) as look,
+    ):
+        page = look.page
+        look.open(epsilon="")
+        expect(page.locator("#drop")).to_be_hidden()
+        expect(page.locator("#ways input[value=message]")).to_be_disabled()
+        page.click("#ask-button")
+        expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("Name an item first")
+        page.fill("#item-id", "hospital")
+        page.keyboard.press("Enter")
+        card = page.locator(".matches li").first
+        expect(card.locator(".name")).to_have_text("hospital")
+        expect(card.locator(".text")).to_contain_text("About the hospital.")
+        expect(card.locator(".metadata")).to_contain_text("rank")
+        expect(page.locator(".matches img, .matches .blank")).to_have_count(0)
+        card.get_by_role("button", name="Open hospital").click()
+        assert page.locator("#viewer-body .text").inner_text().count("About the hospital.") == 40
+        page.click("#viewer-close")
+        page.fill("#item-id", "nowhere")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert").filter(visible=True)).to_contain_text("nothing was paid")
+        page.get_by_role("button", name="Search from river").click()
+        expect(page.locator(".matches .name").first).to_have_text("river")
+        assert page.locator("#item-id").input_value() == "river"
+        look.check_quiet()
+
+
+def test_a_closed_tab_is_opened_again(chromium: Browser, photos: Path, tmp_path: Path) -> None:
+    with (
+        Index.open(photos) as index,
+        shown(tmp_path, index, None) as address,
+        looking(chromium, address) as look,
+    ):
+        look.open(epsilon="")
+        context = look.page.context
+        look.page.close()
+        for url in (f"{look.origin}/", address):
+            look.page = context.new_page()
+            look.page.goto(url)
+            look.wait_until_ready()
+            look.page.close()
+        with looking(chromium, address) as other:
+            other.page.goto(address)
+            expect(other.page.locator("h1")).to_have_text("This address belongs to another browser")
+
+
+def find_axe() -> str:
+    """Return the source of axe-core."""
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-core is not installed (axe-playwright-python of the extra `dev`)")
+    return (Path(found.origin).parent / "axe.min.js").read_text()
+
+
+VIOLATIONS = """async () => (await axe.run()).violations.flatMap((rule) =>
+    rule.nodes.map((node) => `${rule.id}: ${node.target} ${node.failureSummary}`))"""
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing(chromium: Browser, photos: Path, tmp_path: Path, scheme: Any, width: int) -> None:
+    axe, image = find_axe(), tmp_path / "mine.png"
+    image.write_bytes(png(30))
+    with (
+        Index.open(photos) as index,
+        shown(tmp_path, index, None) as address,
+        looking(chromium, address, color_scheme=scheme, reduced_motion="reduce") as look,
+    ):
+        page = look.page
+        page.set_viewport_size({"width": width, "height": 900})
+        look.open(epsilon="")
+
+        def check(state: str) -> None:
+            page.evaluate(axe)
+            assert page.evaluate(VIOLATIONS) == [], state
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, state
+
+        check("before a search")
+        look.choose(image)
+        look.ask()
+        expect(page.locator(".matches li")).to_have_count(8)
+        check("after a free search")
+        page.locator(".matches .tile").first.click()
+        check("an item")
+        page.click("#viewer-close")
+        look.pay("1")
+        look.ask()
+        expect(page.locator(".thumbs li")).to_have_count(12)
+        page.locator("#epsilon-field .hint").click()
+        expect(page.locator(".hint-box:popover-open")).to_be_visible()
+        check("after a message, with a help text")
+        for name in ("gallery", "budget"):
+            look.go(name)
+            page.locator(f"#{name}-body .card").first.wait_for()
+            check(name)
         look.check_quiet()

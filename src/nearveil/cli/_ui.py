@@ -28,7 +28,7 @@ def ui(
 ) -> None:
     """Open a page on this machine: drop an image, see the matches and everything the server saw.
 
-    The page is served at 127.0.0.1 only. Its address holds a token that admits one browser, once. Your image stays on
+    The page is served at 127.0.0.1 only. Its address holds a token that admits one browser. Your image stays on
     this machine and is never saved to disk. Press Ctrl-C to stop.
 
     For example:
@@ -55,7 +55,7 @@ def ui(
 
         def announce(address: str) -> None:
             typer.echo(f"{payer.account.balance()}")
-            typer.echo("The page is on this machine only. The address works once. Press Ctrl-C to stop.")
+            typer.echo("The page is on this machine only. The address works in one browser. Press Ctrl-C to stop.")
             typer.echo(address)  # last, on its own line: programs wait for it
             if browser:
                 _open_browser(address, files)

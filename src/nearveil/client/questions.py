@@ -420,7 +420,7 @@ def _rank_all(
 
 
 class _Names(Mapping[int, str]):
-    """The names of all candidates by id, read on demand."""
+    """The names of all candidates by id, or else their external ids, read on demand."""
 
     def __init__(self, answer: Answer | None) -> None:
         self._ids, self._contents = (np.empty(0, np.uint32), ()) if answer is None else (answer.ids, answer.contents)
@@ -437,7 +437,8 @@ class _Names(Mapping[int, str]):
     def __getitem__(self, number: int) -> str:
         if number not in self._ids:
             raise KeyError(number)
-        return self.find(number).name
+        details = self.find(number)
+        return details.name or details.external_id or ""
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._ids.tolist())

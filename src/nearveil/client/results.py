@@ -54,7 +54,7 @@ class Nearest:
     bytes_received: int = 0  #: in the bodies of their replies
     #: All candidates with codes and images, which is what the server knows; None for other ways to ask.
     answer: Answer | None = field(default=None, repr=False)
-    #: Names of all candidates by id; empty if the gallery offers none.
+    #: Names of all candidates by id, or external ids of those without one; empty if the gallery offers neither.
     names: Mapping[int, str] = field(default_factory=dict, repr=False)
     #: The sealed questions, as the server saw them: noise to anyone without the key. Empty for other ways to ask.
     sealed: tuple[bytes, ...] = field(default=(), repr=False)

@@ -1,6 +1,8 @@
 """Routes of the page, and its server on loopback. Private values stay in memory."""
 
+import json
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
@@ -13,6 +15,7 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from starlette.concurrency import run_in_threadpool
 
+from nearveil.client.questions import Method
 from nearveil.errors import NearveilError
 from nearveil.features.images import MOST_BYTES
 from nearveil.server.listener import MAX_HEADER_BYTES, Connection, Server, Slots
@@ -22,6 +25,7 @@ from nearveil.ui.session import PageSession
 
 _CONTENT_TYPES = {"css": "text/css; charset=utf-8", "js": "text/javascript; charset=utf-8", "svg": "image/svg+xml"}
 _MAX_IGNORED_BODY = 1024  # bytes
+_MAX_AGE = 30 * 86_400  # seconds that a browser keeps the cookie, which ends with this process
 
 
 def create_app(session: PageSession, entry: PageEntry, port: int) -> PageGuard:
@@ -70,28 +74,36 @@ def _add_pages(app: FastAPI, entry: PageEntry, port: int) -> None:
 def _log_in(request: Request, entry: PageEntry, port: int, token: str, assets: dict[str, bytes]) -> Response:
     if "prefetch" in request.headers.get("sec-purpose", ""):  # prefetching must not use up the token
         raise PageError(503, "prefetch", "Open the address in a tab.")
-    if request.state.has_cookie:
-        return RedirectResponse("/", 303)
-    if not entry.use_token(token):
-        return HTMLResponse(assets["used.html"], 403)
+    has_cookie = request.state.has_cookie
+    if not entry.use_token(token, has_cookie=has_cookie):
+        return RedirectResponse("/", 303) if has_cookie else HTMLResponse(assets["used.html"], 403)
     # Not a redirect: this page stores the secret, and after a redirect from another site a browser would not send a
     # strict cookie.
     reply = HTMLResponse(assets["welcome.html"].replace(b"{{secret}}", entry.secret.encode()))
-    reply.set_cookie(name_cookie(port), entry.cookie, httponly=True, samesite="strict", path="/")
+    reply.set_cookie(name_cookie(port), entry.cookie, max_age=_MAX_AGE, httponly=True, samesite="strict", path="/")
     return reply
 
 
 def _add_queries(app: FastAPI, session: PageSession) -> None:
-    reading = (session.galleries, session.map, session.preview, session.about)
+    reading = (session.galleries, session.map, session.preview, session.about, session.examples)
     for method in (*reading, session.budget, session.history, session.plan, session.verify):
         app.get(f"/api/{method.__name__}")(method)
 
+    @app.get("/api/picture")
+    def picture(item: int, side: int) -> Response:
+        return Response(session.picture(item, side), headers={"content-type": "image/webp"})
+
     @app.post("/api/ask")
     async def ask(
-        request: Request, gallery: str, epsilon: float | None = None, candidates: float | None = None
+        request: Request,
+        gallery: str,
+        epsilon: float | None = None,
+        candidates: float | None = None,
+        by: Method = "auto",
     ) -> dict[str, Any]:
-        image = await _read_body(request, MOST_BYTES)
-        send = partial(session.ask, image, gallery, epsilon, candidates)
+        body = await _read_body(request, MOST_BYTES)
+        query = json.loads(body) if request.headers.get("content-type") == "application/json" else body  # an id
+        send = partial(session.ask, query, gallery, epsilon, candidates, by)
         return await run_in_threadpool(send, lambda: _is_connected(request))
 
     @app.post("/api/classify")
@@ -151,8 +163,8 @@ def serve_page(
 ) -> None:
     """Show the page at 127.0.0.1 until SIGINT or SIGTERM; port 0 is a free one.
 
-    When the page answers, `ready` is called with its address, which has a one-time token. `stopping` is called at the
-    signal, before the server waits for a query in flight.
+    When the page answers, `ready` is called with its address, which has a token for one browser. `stopping` is called
+    at the signal, before the server waits for a query in flight.
     """
     with ExitStack() as stack:
         listening = bind_port(port)
@@ -161,6 +173,7 @@ def serve_page(
         entry = PageEntry()
         address = f"http://{HOST}:{number}/?t={entry.token}"
         server = Server(make_config(session, entry, number), lambda: ready(address), stopping)
+        threading.Thread(target=session.warm_up, name="warm-up", daemon=True).start()
         stack.enter_context(server.signals())
         server.run(sockets=[listening])
 

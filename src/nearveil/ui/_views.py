@@ -16,6 +16,7 @@ from nearveil.client.results import Classified
 from nearveil.features import ImageError
 from nearveil.features.extractor import FeatureError
 from nearveil.features.images import TOO_LARGE
+from nearveil.gallery.items import StoredItem
 from nearveil.ledger import Account, LedgerError, OverBudgetError
 from nearveil.ledger.budget import format_down, format_up
 from nearveil.ledger.store import Entry
@@ -113,8 +114,10 @@ ERRORS: dict[type[Exception], Callable[[Any], PageError]] = {
     OverBudgetError: lambda error: PageError(
         409,
         "spent",
-        f"Over budget: it would cost {format_up(error.cost)}, and {format_down(error.left)} of {error.epsilon:g} is "
-        f"left. Choose a smaller epsilon, or use another account. {_NOTHING}",
+        f"This account has delta 0, and the message needs a delta: use another account. {_NOTHING}"
+        if math.isinf(error.cost)
+        else f"Over budget: it would cost {format_up(error.cost)}, and {format_down(error.left)} of {error.epsilon:g} "
+        f"is left. Choose a smaller epsilon, or use another account. {_NOTHING}",
     ),
     UnreachableError: lambda _: PageError(
         502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
@@ -132,6 +135,7 @@ ERRORS: dict[type[Exception], Callable[[Any], PageError]] = {
 MAX_CANDIDATES = 240  # in the server's pane
 MAX_CLASSES = 50  # the most probable first
 _HEX_BYTES = 24  # of a message, at either end
+_MAX_TEXT = 10_000  # characters of a value of metadata
 _MAX_PIXELS, _MAX_BYTES = 512, 1 << 17  # side and size of a thumbnail
 
 
@@ -149,6 +153,7 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
         "metric": METRIC_NAMES[nearest.metric],
         "saw": {
             "messages": [{"bytes": len(message), "hex": shorten_hex(message)}],
+            "mechanism": nearest.mechanism,
             "set": nearest.set,
             "n_sets": nearest.n_sets,
             "candidates": [
@@ -162,8 +167,8 @@ def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, i
         "got": [_view_match(match) for match in nearest.matches],
         "epsilon": epsilon,
         "promise": str(nearest.guarantee),
-        "odds": format_odds(epsilon),
-        "right": round(RandomizedResponse(epsilon, nearest.n_sets).hit, 4),
+        "odds": format_odds(epsilon) if nearest.guarantee.delta == 0 else None,
+        "right": None if nearest.set is None else round(RandomizedResponse(epsilon, nearest.n_sets).hit, 4),
         "repeated": nearest.repeated,
         "balance": balance,
     }
@@ -188,11 +193,19 @@ def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
 
 
 def _view_match(match: Match) -> dict[str, Any]:
+    return {**view_item(match, match.image or b""), "value": round(match.value, 4)}
+
+
+def view_item(item: Match | StoredItem, image: bytes) -> dict[str, Any]:
+    """Return an item with its texts; the owner's key `text` stands apart from other metadata."""
+    texts = {name: str(value)[:_MAX_TEXT] for name, value in item.metadata.items()}
     return {
-        "id": match.id,
-        "name": match.name or match.external_id or "",
-        "value": round(match.value, 4),
-        "image": make_image_address(match.image or b""),
+        "id": item.id,
+        "name": item.name or item.external_id or "",
+        "external_id": item.external_id,
+        "text": texts.pop("text", ""),
+        "metadata": texts,
+        "image": make_image_address(image),
     }
 
 

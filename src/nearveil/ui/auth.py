@@ -13,19 +13,19 @@ from nearveil.ui._views import PageError, describe_failure
 
 
 class PageEntry:
-    """A one-time token, and the cookie and the secret that it is exchanged for. None of them is stored on disk."""
+    """A token for one browser, and the cookie and the secret that it is exchanged for. They end with this process."""
 
-    # Browsers send the cookie to every server at 127.0.0.1, on any port. The secret is in the session storage of the
-    # page's origin and tab, and sent as a header. Every request needs both.
+    # Browsers send the cookie to every server at 127.0.0.1, on any port. The secret is in the local storage of the
+    # page's origin, and sent as a header. Every request needs both.
 
     def __init__(self) -> None:
         self.token, self.cookie, self.secret = (secrets.token_urlsafe(32) for _ in range(3))
         self._lock, self._is_used = threading.Lock(), False
 
-    def use_token(self, token: str) -> bool:
-        """Return whether the browser with this token may have cookie and secret: once, with the right one."""
+    def use_token(self, token: str, *, has_cookie: bool = False) -> bool:
+        """Return whether a browser gets cookie and secret: the first one with the right token, and that one again."""
         with self._lock:
-            if self._is_used or not _is_same(token, self.token):
+            if not _is_same(token, self.token) or (self._is_used and not has_cookie):
                 return False
             self._is_used = True
             return True

@@ -5,17 +5,24 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
+from io import BytesIO
 from typing import Any
+
+import numpy as np
 
 from nearveil.client import GalleryInfo, UnansweredError
 from nearveil.client.clients import Client
+from nearveil.client.questions import Method
+from nearveil.client.session import fit_protocol
+from nearveil.features.images import load_image, thumbnail
 from nearveil.gallery.codes import Singles
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import Balance, make_refusal
+from nearveil.mechanisms import Covers
 from nearveil.mechanisms.covers.channels import check_channel_epsilon, set_guarantee
 from nearveil.metrics import METRIC_NAMES
 from nearveil.privacy import Basis, Guarantee, compose_events
@@ -29,9 +36,10 @@ from nearveil.ui._views import (
     view_classified,
     view_entry,
     view_free,
+    view_item,
     view_nearest,
 )
-from nearveil.wire.client import K
+from nearveil.wire.client import K, ProtocolError
 from nearveil.wire.messages import PublicPart
 
 
@@ -62,7 +70,11 @@ _SPOILED = (  # it hides an error after the debit
 )
 _MAX_THUMBNAILS = 4000  # candidates of one answer
 _MAX_UNANSWERED = 16  # paid queries without an answer
-_MAX_OUTLOOKS = 8
+_MAX_OUTLOOKS = 8  # maps
+_MAX_WARMED = 4  # galleries
+_N_EXAMPLES = 12  # items
+_NPY = b"\x93NUMPY"  # the first bytes of a vector file
+_MAX_SIDE = 2048  # pixels of a picture
 _MAX_ENTRIES = 100  # of a listed history
 _MAX_PLANNED = 10**6  # queries
 _LOG = logging.getLogger(__name__)
@@ -97,9 +109,41 @@ class PageSession:
         self._lock = threading.Lock()
         self._find_outlook = lru_cache(maxsize=_MAX_OUTLOOKS)(make_outlook)
         self._unanswered: dict[str, UnansweredQuery] = {}  # by key
-        self._n_sets: dict[
-            tuple[str, float | None], int
-        ] = {}  # of the latest maps; a query fetches no map to be priced
+        self._maps: dict[tuple[str, float | None], PublicPart] = {}  # the latest; a query fetches none to be priced
+        self._extractor_lock = threading.Lock()
+        self._preparing: dict[str, Any] | None = None  # the stage of `warm_up`
+
+    def warm_up(self) -> None:
+        """Load the extractor, index or copy, and prepare a sealed query: the first query then pays for none of them."""
+        # No query plays a part. An error appears again with the first query, where the page shows it.
+        with suppress(Exception):
+            steps = [step for info in self._list_galleries()[:_MAX_WARMED] for step in self._plan_warm_up(info)]
+            for number, (words, run) in enumerate(steps):
+                self._preparing = {"words": words, "done": number, "total": len(steps)}
+                with suppress(Exception):
+                    run()
+        self._preparing = None
+
+    def _plan_warm_up(self, info: GalleryInfo) -> Iterator[tuple[str, Callable[[], object]]]:
+        """Yield a text and a function for each stage."""
+        noise: Any = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+
+        def prepare() -> None:
+            nonlocal noise
+            with self._extractor_lock:
+                _, (noise,) = self.client.prepare([noise], gallery=info.name)
+
+        if info.kind == "protected":
+            yield "Loading the model", partial(self.client.classify, noise, gallery=info.name)
+            return
+        if info.fingerprint:
+            yield "Loading the feature network", prepare
+        else:
+            noise = noise.ravel()[: info.dimension].astype(float)
+        if self._count_copy(info):
+            yield "Loading the gallery", lambda: self.client.nearest(noise, gallery=info.name)
+        elif "sealed" in info.offers:
+            yield "Preparing a sealed query", partial(self.client.prepare_sealed, gallery=info.name)
 
     def about(self) -> dict[str, Any]:
         """Return the location, the balance and the unanswered queries, without a request to the server."""
@@ -107,31 +151,49 @@ class PageSession:
             {"key": key, "sent_at": entry.sent_at, "epsilon": entry.epsilon, "gallery": entry.info.name}
             for key, entry in list(self._unanswered.items())
         ]
-        return {"location": self.location, "balance": self.balance(), "waiting": waiting}
+        about = {"location": self.location, "balance": self.balance(), "waiting": waiting}
+        return {**about, "preparing": self._preparing}
 
     def galleries(self) -> dict[str, Any]:
         """Return the galleries that can be queried."""
-        infos = [info for info in self.client.galleries() if self._gallery in (None, info.name)]
-        if not infos:
-            raise PageError(404, "question", "No gallery is available.")
         return {
             "galleries": [
                 {
-                    "name": info.name,
-                    "kind": info.kind,
+                    **info.model_dump(include={"name", "kind", "extractor", "offers", "dimension"}),
                     "candidates": sorted(set(info.candidates)),
                     "newest": info.candidates[0] if info.candidates else None,
                     "published": info.is_published,
-                    "extractor": info.extractor,
-                    "offers": info.offers,
+                    "takes_images": bool(info.fingerprint),
                     "metric": METRIC_NAMES[info.metric],
                     "copy": self._count_copy(info),
                     "is_local": self.client.index is not None,
                     "promise": None if info.promise is None else info.promise.words,
                 }
-                for info in infos
+                for info in self._list_galleries()
             ]
         }
+
+    def _list_galleries(self) -> list[GalleryInfo]:
+        infos = [info for info in self.client.galleries() if self._gallery in (None, info.name)]
+        if not infos:
+            raise PageError(404, "question", "No gallery is available.")
+        return infos
+
+    def examples(self) -> dict[str, Any]:
+        """Return some items of a local index, to search for others like them."""
+        if (index := self.client.index) is None or not len(index):
+            return {"items": []}
+        ids = index.ids()
+        chosen = ids[np.linspace(0, len(ids) - 1, min(len(ids), _N_EXAMPLES)).astype(int)]
+        return {"items": [view_item(item, item.thumbnail) for item in index.items(chosen, lenient=True)]}
+
+    def picture(self, item: int, side: int) -> bytes:
+        """Return the original of an item of a local index as WebP, at most `side` pixels wide and high."""
+        items = [] if self.client.index is None else self.client.index.items([item], lenient=True)
+        content = items[0].read_original() if items else None
+        if content is None:
+            raise PageError(404, "path", "The original of this item is not on this machine.")
+        return thumbnail(load_image(content), min(max(side, 1), _MAX_SIDE))
 
     def balance(self) -> dict[str, Any]:
         """Return the balance of the account that pays."""
@@ -185,16 +247,23 @@ class PageSession:
     def map(self, gallery: str, candidates: float | None = None) -> dict[str, Any]:
         """Return the figures of a public map, and the recall to expect at each epsilon."""
         public = self._fetch_map(gallery, candidates)
-        outlook = self._find_outlook(public)
-        return {
-            "map": public.map.map_id,
+        facts = {
             "gallery": gallery,
+            "mechanism": public.mechanism,
             "candidates": public.candidates,
             "items": public.map.n_items,
             "set_size": public.map.set_size,
+            "code_recall": public.code_recall,
+            "learned_for": public.epsilon,
+        }
+        if public.mechanism != Covers.name:
+            return {**facts, "refused": self._explain_refusal(public)}
+        outlook = self._find_outlook(public)
+        return {
+            **facts,
+            "map": public.map.map_id,
             "n_sets": public.map.n_sets,
             "reach": round(outlook.reach, 4),
-            "learned_for": public.epsilon,
             "k": K,
             "curve": {
                 "epsilon": EPSILONS,
@@ -206,41 +275,69 @@ class PageSession:
         }
 
     def _fetch_map(self, gallery: str, candidates: float | None) -> PublicPart:
-        public = self.client.map(candidates, gallery=gallery)
-        if public.mechanism != "covers":
-            words = f"{gallery} is published for messages by {public.mechanism}: query it with `nearveil query`."
-            raise PageError(409, "gallery", words)
-        self._n_sets[gallery, candidates] = public.map.n_sets
+        public = self._maps[gallery, candidates] = self.client.map(candidates, gallery=gallery)
+        for oldest in list(self._maps)[:-_MAX_OUTLOOKS]:
+            del self._maps[oldest]
         return public
 
-    def preview(self, epsilon: float = 0.0, n_sets: int = 2) -> dict[str, Any]:
-        """Return the cost and the guarantee of a query on a map with so many sets. Nothing is spent."""
+    def _explain_refusal(self, public: PublicPart) -> str:
+        """Return why no message can be sent to a gallery of another mechanism than covers; empty if one can."""
+        try:
+            fit_protocol(public, public.epsilon)
+        except ProtocolError as error:
+            return str(error).partition(". To send")[0] + ". `nearveil query --allow-unsound` sends one for comparison."
+        return ""
+
+    def _find_guarantee(self, epsilon: float, gallery: str, candidates: float | None) -> Guarantee:
+        """Return the guarantee of a message, by the latest map."""
+        public = self._maps.get((gallery, candidates))
+        if public is None or public.mechanism == Covers.name:
+            return set_guarantee(NamedSets(epsilon, 2 if public is None else public.map.n_sets))
+        return fit_protocol(public, epsilon).guarantee
+
+    def preview(self, epsilon: float = 0.0, gallery: str = "", candidates: float | None = None) -> dict[str, Any]:
+        """Return the cost and the guarantee of a query. Nothing is spent, and no map is fetched."""
         if epsilon == 0:
             left = self.balance()["left_words"]
             return {"allowed": True, "cost": "0", "before": left, "after": left, "words": "", "promise": _FREE_PROMISE}
-        guarantee = set_guarantee(NamedSets(epsilon, n_sets))
+        guarantee = self._find_guarantee(epsilon, gallery, candidates)
         return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
     def ask(
         self,
-        image: bytes,
+        query: bytes | int | str,
         gallery: str,
         epsilon: float | None = None,
         candidates: float | None = None,
+        by: Method = "auto",
         is_connected: Callable[[], bool] = lambda: True,
     ) -> dict[str, Any]:
-        """Search for an image file with a new key, and return what the page shows; free without an epsilon."""
+        """Search with a new key for an image file, a .npy file, or an item by its id; free without an epsilon."""
         # The same image asked again is a new query, and is charged. An answer that the browser did not receive, by
         # `is_connected`, waits for `again`.
-        if not epsilon:  # search the local index or copy, or send a sealed query
-            with self._take_turn(gallery):
-                return view_free(self.client.nearest(image, None, gallery=gallery), self.balance())
-        check_channel_epsilon(epsilon)
+        if epsilon:
+            check_channel_epsilon(epsilon)
         with self._take_turn(gallery):
-            info, (row,) = self.client.prepare([image], gallery=gallery)
-            cost = self._check_cost(NamedSets(epsilon, self._n_sets.get((gallery, candidates), 2)))
+            content = self._read_query(query)
+            if not epsilon:  # search the local index or copy, or send a sealed query
+                return view_free(self.client.nearest(content, gallery=gallery, by=by), self.balance())
+            info, (row,) = self.client.prepare([content], gallery=gallery)
+            preview = self.payer.account.preview(self._find_guarantee(epsilon, gallery, candidates))
+            if not preview.allowed:  # before anything is sent; the debit checks again
+                raise make_refusal(preview)
             entry = UnansweredQuery(info, row, epsilon, candidates, int(time.time()))
-            return {**self._answer(new_key(), entry, is_connected), "cost": cost}
+            return {**self._answer(new_key(), entry, is_connected), "cost": format_up(preview.cost)}
+
+    def _read_query(self, query: bytes | int | str) -> Any:
+        """Return the content of an image file, the vector of a .npy file, or the feature of an item of the index."""
+        if not isinstance(query, bytes):
+            if self.client.index is None:
+                raise PageError(422, "question", "Only a local index can be searched by an item. Choose a file.")
+            return self.client.index.features([query])[0]
+        if query.startswith(_NPY):
+            return np.lib.format.read_array(BytesIO(query), allow_pickle=False)
+        with self._extractor_lock:  # loaded once: by `warm_up` if that is loading it
+            return query
 
     def sync(self, gallery: str) -> dict[str, Any]:
         """Download a gallery's codes, or their changes. A button does this, never a query."""
@@ -304,15 +401,17 @@ class PageSession:
             rng=self._rng,
         )
         # The gallery may have published a new map in between; then the share of this one means nothing.
-        same_map = nearest.answer is not None and (nearest.n_sets, nearest.answer.codes.shape[1]) == (
-            public.map.n_sets,
-            public.table.width,
+        same_map = (
+            nearest.set is not None
+            and public.mechanism == Covers.name
+            and nearest.answer is not None
+            and (nearest.n_sets, nearest.answer.codes.shape[1]) == (public.map.n_sets, public.table.width)
         )
         share = round(nearest.expected_share or 0.0, 4) if same_map else None
         debit = self.payer.debit
         message = b"" if debit is None or debit.message is None else debit.message  # as stored in the ledger
         view = view_nearest(nearest, message, self.balance(), images=images)
-        return {**view, "map": public.map.map_id, "share": share}
+        return {**view, "map": getattr(public.map, "map_id", ""), "share": share}
 
     def _judge_failure(self, error: Exception, *, was_unanswered: bool) -> tuple[Exception, bool]:
         """Return the error to raise, and whether the query is paid for and can be retried."""
@@ -324,13 +423,6 @@ class PageSession:
             return error, was_unanswered and not isinstance(error, PageError)
         _LOG.error("a query failed: %s", type(error).__name__)
         return PageError(500, "failed", _SPOILED, paid=True, again=True), True
-
-    def _check_cost(self, event: NamedSets) -> str:
-        """Return the cost, or refuse a query before anything is sent; the debit checks again."""
-        preview = self.payer.account.preview(set_guarantee(event))
-        if not preview.allowed:
-            raise make_refusal(preview)
-        return format_up(preview.cost)
 
     @contextmanager
     def _take_turn(self, gallery: str | None = None) -> Iterator[None]:

@@ -1,13 +1,14 @@
 import { get } from "./api.js";
 import { find, make, put, say } from "./dom.js";
 import { gauge } from "./gauge.js";
+import { hint } from "./hints.js";
 
 let selected = null;
 
-function account(one) {
+function account(one, _, all) {
   const what = `${one.kind === "pure" ? "Costs add up." : `Accounting: ${one.kind}, delta ${one.delta}.`} Protects one ${one.unit}. Owner: ${one.owner}`;
-  const heading = make("h2", {}, one.account, one.pays ? make("span", { class: "tag" }, "pays for queries") : null);
-  const choose = make("button", { type: "button", class: "link", "aria-pressed": String(one.account === selected), onclick: () => pick(one.account) }, `History of ${one.account}`);
+  const heading = make("h2", {}, make("span", {}, `${one.account} `, hint("account")), one.pays ? make("span", { class: "tag" }, "pays for queries") : null);
+  const choose = all.length < 2 ? null : make("button", { type: "button", class: "link", "aria-pressed": String(one.account === selected), onclick: () => pick(one.account) }, `History of ${one.account}`);
   return make("section", { class: "card" }, heading, gauge(one), make("p", { class: "note" }, what), choose);
 }
 
@@ -63,7 +64,7 @@ function planner() {
   const field = (id, words, value, more) => make("div", { class: "field" }, make("label", { for: id }, words), make("input", { type: "number", id, value, min: "0", ...more }));
   return make(
     "form", { class: "card", novalidate: true, onsubmit: plan },
-    make("h2", {}, "Plan a workload"),
+    make("h2", {}, "Plan a workload ", hint("epsilon")),
     make("p", { class: "note" }, `Cost of more queries for the account ${selected}. Nothing is spent.`),
     make("div", { class: "row" }, field("plan-count", "Queries", "20", { step: "1", inputmode: "numeric" }), field("plan-epsilon", "Epsilon of each", "2", { step: "any", inputmode: "decimal" }), make("button", { type: "submit" }, "Preview")),
     make("p", { id: "plan-words", role: "status", "aria-live": "polite" }),
@@ -73,7 +74,7 @@ function planner() {
 function checker() {
   return make(
     "section", { class: "card" },
-    make("h2", {}, "Check the ledger"),
+    make("h2", {}, "Check the ledger ", hint("ledger")),
     make("p", { class: "note" }, "Recompute every hash and total, and compare them with the witness."),
     make("button", { type: "button", onclick: verify }, "Verify"),
     make("p", { id: "verify-words", role: "status", "aria-live": "polite" }),

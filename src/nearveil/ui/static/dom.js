@@ -24,8 +24,13 @@ export function say(target, words) {
   target.textContent = words || "";
 }
 
-export function picture(source, words) {
-  return source ? make("img", { src: source, alt: words, draggable: "false" }) : make("span", { class: "blank", role: "img", "aria-label": words });
+// A list of terms and values; a value of null leaves the pair out.
+export function facts(pairs, attributes = {}) {
+  const shown = pairs.filter(([, value]) => value !== null && value !== undefined);
+  return make("dl", { class: "facts", ...attributes }, ...shown.flatMap(([name, value]) => [
+    make("dt", {}, ...(Array.isArray(name) ? name : [name])),
+    make("dd", {}, value),
+  ]));
 }
 
 export const percent = (share) => `${Math.round(100 * share)}%`;

@@ -2,6 +2,9 @@ import * as ask from "./ask.js";
 import * as budget from "./budget.js";
 import { find } from "./dom.js";
 import * as gallery from "./gallery.js";
+import { placeHints } from "./hints.js";
+import * as query from "./query.js";
+import * as viewer from "./viewer.js";
 
 // Show the tab that the fragment of the URL names.
 
@@ -26,6 +29,9 @@ function route(event) {
   }
 }
 
+placeHints();
+query.listen();
+viewer.listen();
 window.addEventListener("hashchange", route);
 route();
 ask.start().then(() => { if (shown !== "ask") PAGES[shown].open(); });

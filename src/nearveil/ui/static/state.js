@@ -2,4 +2,4 @@
 
 export const state = { galleries: [], gallery: null, candidates: null };
 
-export const chosen = () => state.galleries.find((one) => one.name === state.gallery) ?? null;
+export const chosen = () => state.galleries.find((gallery) => gallery.name === state.gallery) ?? null;

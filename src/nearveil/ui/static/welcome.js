@@ -1,4 +1,4 @@
-// Store the secret of this tab, and open the page.
+// Store the page's secret for the tabs of this browser, and open the page.
 
-sessionStorage.setItem("nearveil-page", document.querySelector("meta[name=page-secret]").content);
+localStorage.setItem("nearveil-page", document.querySelector("meta[name=page-secret]").content);
 location.replace("/");
