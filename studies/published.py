@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 
-from nearveil.mechanisms.base import Floats
+from nearveil.metrics import Floats
 from nearveil.privacy.checks import check_choice, check_count, check_positive
 from nearveil.privacy.noise import LaplaceNoise, choose_laplace_grid
 from nearveil.privatemail.engines import Labels

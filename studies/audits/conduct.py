@@ -13,8 +13,7 @@ import numpy as np
 from dp_accounting import DpEvent
 from sklearn.base import clone
 
-from nearveil.audit._conduct import CheckRun, make_check, make_frozen_check
-from nearveil.audit._experiment import Floats, LawTest
+from nearveil.audit._experiment import CheckRun, Floats, LawTest, make_check, make_frozen_check
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy.accounting import PldAccountant
 from nearveil.privacy.noise import Source

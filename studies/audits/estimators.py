@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.base import clone
 
-from nearveil.audit._conduct import make_check, make_frozen_check
 from nearveil.audit._experiment import (
     DIMENSION,
     Bools,
@@ -23,6 +22,8 @@ from nearveil.audit._experiment import (
     compute_losses,
     compute_uniforms,
     count_trials,
+    make_check,
+    make_frozen_check,
 )
 from nearveil.privacy.noise import Source
 from nearveil.private_knn import (

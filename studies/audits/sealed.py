@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nearveil.audit._conduct import make_check
-from nearveil.audit._experiment import DIMENSION, ROWS, Experiment, Floats, Pair, draw_gallery
+from nearveil.audit._experiment import DIMENSION, ROWS, Experiment, Floats, Pair, draw_gallery, make_check
 from nearveil.privacy.noise import Source, gaussian_integers, unsafe_seeded
 from nearveil.sealed import SealedClient, SealedIndex
 from nearveil.sealed.client import PadRequest, SealedQuestion, make_messages

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from nearveil.audit import Check
-from nearveil.audit._conduct import make_frozen_check
-from nearveil.audit._experiment import LawTest
+from nearveil.audit._experiment import LawTest, make_frozen_check
 from nearveil.mechanisms import Covers, PrivUnit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded

@@ -3,8 +3,10 @@
 Proofs: ``docs/theory/audit.md``, section 5. Tests: ``tests/audit/test_law.py``.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln, ndtr, ndtri
 from scipy.stats import binom, chi2
 
-from nearveil.audit.report import Check
+from nearveil.audit.report import Check, judge
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 
@@ -309,3 +311,30 @@ def draw_public_rows() -> tuple[Floats, NDArray[np.int64]]:
 def draw_gallery(dimension: int = DIMENSION) -> Floats:
     """Return 200 other rows, as a gallery."""
     return np.random.default_rng(1).standard_normal((ROWS, dimension))
+
+
+CheckRun = Callable[[Source, float], Check]
+
+_STRENGTHS = ("epsilon", "delta", "nominal_epsilon", "vote_noise")
+
+
+def make_check(name: str, find: Callable[[Source, float], str | None]) -> CheckRun:
+    """Return a check that fails if ``find(source, alpha)`` returns a problem."""
+    return lambda source, alpha: judge(name, find(source, alpha))
+
+
+def make_frozen_check(estimator: Any) -> CheckRun:
+    """Return a check that parameters set after `fit` do not change the guarantee."""
+    return make_check("parameters set later", lambda *_: _find_unfrozen(estimator))
+
+
+def _find_unfrozen(estimator: Any) -> str | None:
+    """Describe a parameter that changes the guarantee of a fitted estimator."""
+    before = estimator.guarantee
+    parameters = estimator.get_params(deep=False)
+    for name in (strength for strength in _STRENGTHS if parameters.get(strength)):
+        with suppress(AttributeError, ValueError):  # a fitted release refuses every change
+            after = copy.deepcopy(estimator).set_params(**{name: parameters[name] / 64}).guarantee
+            if (after.epsilon, after.delta) != (before.epsilon, before.delta):
+                return f"setting {name} after fit changes the guarantee, but not the noise"
+    return None

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from sklearn.base import clone
 
 from nearveil import mechanisms
-from nearveil.audit._conduct import make_frozen_check
 from nearveil.audit._experiment import (
     CLASSES,
     ROWS,
@@ -28,6 +27,7 @@ from nearveil.audit._experiment import (
     count_trials,
     draw_gallery,
     draw_public_rows,
+    make_frozen_check,
 )
 from nearveil.privacy import noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source

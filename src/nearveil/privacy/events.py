@@ -16,15 +16,7 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from nearveil.privacy.checks import (
-    ROUNDING,
-    check_choice,
-    check_count,
-    check_finite,
-    check_integer,
-    check_nonnegative,
-    check_positive,
-)
+from nearveil.privacy import checks
 
 __all__ = [
     "ClippedVotes",
@@ -57,7 +49,7 @@ class PureDp(DpEvent):  # type: ignore[misc]
     PureDp(epsilon=0.5)
     """
 
-    epsilon: float = _validate(check_nonnegative)
+    epsilon: float = _validate(checks.check_nonnegative)
 
     @property
     def exposure(self) -> float:
@@ -79,9 +71,9 @@ class NamedSets(PureDp):
     '0.125 instead of 0.731'
     """
 
-    n_sets: int = _validate(check_integer, 2, 2**20)
+    n_sets: int = _validate(checks.check_integer, 2, 2**20)
     size: int = attr.field(
-        default=1, validator=lambda event, field, value: check_integer(value, field.name, 1, event.n_sets - 1)
+        default=1, validator=lambda event, field, value: checks.check_integer(value, field.name, 1, event.n_sets - 1)
     )
 
     @property
@@ -103,7 +95,7 @@ class Budgeted(DpEvent):  # type: ignore[misc]
 class NoisyCounts(DpEvent):  # type: ignore[misc]
     """Counts with Gaussian noise: the same as a Gaussian mechanism of sensitivity 1."""
 
-    noise: float = _validate(check_positive)
+    noise: float = _validate(checks.check_positive)
 
     @property
     def sensitivity(self) -> float:
@@ -128,9 +120,9 @@ class NoisyScreening(DpEvent):  # type: ignore[misc]
     GaussianDpEvent(noise_multiplier=85.0)
     """
 
-    noise: float = _validate(check_positive)
-    threshold: float = _validate(check_finite)
-    n_neighbors: int = _validate(check_count, 1)
+    noise: float = _validate(checks.check_positive)
+    threshold: float = _validate(checks.check_finite)
+    n_neighbors: int = _validate(checks.check_count, 1)
 
     @property
     def gaussian(self) -> GaussianDpEvent:
@@ -167,9 +159,9 @@ class ClippedVotes(NoisyCounts):
     2.0
     """
 
-    clip: float = _validate(check_positive)  #: largest L1 norm of one neighbour's votes
+    clip: float = _validate(checks.check_positive)  #: largest L1 norm of one neighbour's votes
     votes: Votes = attr.field(  #: before clipping: "binary", "nonnegative" or "signed"
-        default="signed", validator=lambda _, field, value: check_choice(value, field.name, Votes)
+        default="signed", validator=lambda _, field, value: checks.check_choice(value, field.name, Votes)
     )
 
     @property
@@ -206,7 +198,7 @@ class LaplaceNoisyMax(DpEvent):  # type: ignore[misc]
     LaplaceNoisyMax(noise=20.0)
     """
 
-    noise: float = _validate(check_positive)
+    noise: float = _validate(checks.check_positive)
 
 
 @attr.frozen
@@ -226,7 +218,7 @@ def split_event(event: DpEvent, count: int = 1) -> Leaves:
         case dp.ComposedDpEvent():
             leaves = [leaf for part in event.events for leaf in split_event(part, count)]
         case dp.SelfComposedDpEvent():
-            leaves = split_event(event.event, check_count(event.count, "count") * count)
+            leaves = split_event(event.event, checks.check_count(event.count, "count") * count)
         case dp.PoissonSampledDpEvent():
             leaves = _split_sample(event, count)
         case NoisyCounts():
@@ -236,7 +228,7 @@ def split_event(event: DpEvent, count: int = 1) -> Leaves:
         case NoisyScreening():
             leaves = [(SampledScreening(1.0, event), count)]
         case dp.GaussianDpEvent() | dp.LaplaceDpEvent():
-            check_positive(event.noise_multiplier, "noise_multiplier")
+            checks.check_positive(event.noise_multiplier, "noise_multiplier")
         case _ if not isinstance(event, DpEvent):
             raise TypeError(f"event must be a DpEvent, not {type(event).__name__}")
     return leaves
@@ -256,7 +248,7 @@ def _split_sample(event: dp.PoissonSampledDpEvent, count: int) -> Leaves:
     # One sample for several mechanisms: the joint mechanism is amplified, never its parts one by one.
     multipliers = [(find_noise_multiplier(leaf), times) for leaf, times in parts]
     squares = sum(times * multiplier**-2 if multiplier else math.inf for multiplier, times in multipliers)
-    inner = event.event if math.isinf(squares) else dp.GaussianDpEvent(1 / (math.sqrt(squares) * (1 + ROUNDING)))
+    inner = event.event if math.isinf(squares) else dp.GaussianDpEvent(1 / (math.sqrt(squares) * (1 + checks.ROUNDING)))
     return [(dp.PoissonSampledDpEvent(rate, inner), count)]
 
 
@@ -272,7 +264,7 @@ def _amplify(event: DpEvent, rate: float) -> DpEvent:
         amplified = math.log1p(rate * math.expm1(event.epsilon))
     else:
         amplified = event.epsilon + math.log(rate + (1 - rate) * math.exp(-event.epsilon))
-    return PureDp(min(amplified * (1 + ROUNDING), event.epsilon))
+    return PureDp(min(amplified * (1 + checks.ROUNDING), event.epsilon))
 
 
 def find_noise_multiplier(event: DpEvent) -> float | None:

@@ -18,25 +18,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source
 from nearveil.privacy.parameters import PROBABILITY, allow_integers, allow_reals, parameter
+from nearveil.private_knn import discriminant_model as linear
 from nearveil.private_knn import spending
-from nearveil.private_knn.discriminant_model import (
-    BASIS,
-    CENTRE_SHARE,
-    CLEAR,
-    COUNT_UNIT,
-    MOST_COMPONENTS,
-    MOST_PUBLICATIONS,
-    SENSITIVITY,
-    SHRINKAGE,
-    ClassProjection,
-    LinearPredictions,
-    NoisyStatistics,
-    PublicDiscriminant,
-    PublicMoments,
-    calibrate_scores,
-    estimate_means,
-    fit_discriminant,
-)
 from nearveil.private_knn.neighbors import LONGEST, IntegerRows
 from nearveil.private_knn.plan import (
     Ballot,
@@ -72,7 +55,7 @@ def plan_publications(epsilon: float, delta: float = 1e-5, publications: int = 1
     >>> f"{one.epsilon(1e-5):.2f} {four.epsilon(1e-5):.2f} {four.vote_noise / one.vote_noise:.1f}"
     '2.00 2.00 2.0'
     """
-    ballot = Ballot(GaussianSums(SENSITIVITY), _MOST_VALUES, can_screen=False)
+    ballot = Ballot(GaussianSums(linear.SENSITIVITY), _MOST_VALUES, can_screen=False)
     request = PlanRequest(ballot, epsilon=epsilon, delta=delta, max_answered=publications, n_neighbors=1)
     return make_plan(replace(request, vote_noise=_round_up(make_plan(request).vote_noise)))
 
@@ -108,12 +91,12 @@ class Forecast:
     @property
     def small_classes(self) -> tuple[Any, ...]:
         """Classes with counts below five times the noise, too few to rely on."""
-        least = CLEAR * self.noise_per_class
+        least = linear.CLEAR * self.noise_per_class
         return tuple(label for label, count in self.records_per_class.items() if count < least)
 
 
 @dataclass(eq=False, repr=False)
-class PrivateDiscriminant(ClassifierMixin, LinearPredictions, spending.PayingEstimator):  # type: ignore[misc]
+class PrivateDiscriminant(ClassifierMixin, linear.LinearPredictions, spending.PayingEstimator):  # type: ignore[misc]
     """Classify by a linear discriminant of private records, with noise that is added once.
 
     The sum of the rows of each class, and how many they are, are released with Gaussian noise; mean, projection and
@@ -166,10 +149,10 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, spending.PayingEst
     shrinkage: float | Literal["auto"] = parameter("auto", allow_reals(0), StrOptions({"auto"}))
     bounds: ArrayLike | Literal["public"] | None = parameter(None, "array-like", StrOptions({"public"}), None)
     classes: Sequence[Any] | NDArray[Any] | None = parameter(None, "array-like", range, None)
-    publications: int = parameter(1, allow_integers(1, MOST_PUBLICATIONS))
+    publications: int = parameter(1, allow_integers(1, linear.MOST_PUBLICATIONS))
     classes_: NDArray[Any] = field(init=False)
-    statistics_: NoisyStatistics = field(init=False)
-    _model: PublicDiscriminant = field(init=False)
+    statistics_: linear.NoisyStatistics = field(init=False)
+    _model: linear.PublicDiscriminant = field(init=False)
     _rows: Rows = field(init=False)  # the records, of the copy that a fit works on alone
     _class_numbers: NDArray[np.int64] = field(init=False)  # the number of each record's class
     _public: Rows | None = field(init=False)
@@ -205,7 +188,7 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, spending.PayingEst
         estimator, plan = self._prepare(X, y, public, groups)
         projection = estimator._learn_projection(plan.vote_noise)
         unit = spending.name_inferred_unit(estimator.unit) if estimator.classes is None else estimator.unit
-        guarantee = replace(plan.guarantee(estimator.delta, unit=unit, source=estimator._source), basis=BASIS)
+        guarantee = replace(plan.guarantee(estimator.delta, unit=unit, source=estimator._source), basis=linear.BASIS)
         self._warn_of_parameter_search()
         warn_of_scaled_rows(estimator._rows)
         estimator._charge_account(plan, guarantee)
@@ -241,10 +224,10 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, spending.PayingEst
             without_noise=float(estimator._project_simulated(0.0).cross_validate(0.0, 1).mean()),
             floor=1 / len(labels),
             records_per_class=dict(zip(labels, counts, strict=True)),
-            noise_per_class=noise / COUNT_UNIT,
+            noise_per_class=noise / linear.COUNT_UNIT,
         )
 
-    def export(self) -> PublicDiscriminant:
+    def export(self) -> linear.PublicDiscriminant:
         """Return the public part: the model and its guarantee, and nothing else."""
         check_is_fitted(self, "_model")
         return self._model
@@ -293,27 +276,27 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, spending.PayingEst
             if public is None and len(self.classes_) >= MOST_CLASSES:  # the mean is one more release of as many values
                 raise ValueError(f"classes must be fewer than {MOST_CLASSES:,} if bounds are given without public")
 
-    def _learn_projection(self, noise: float) -> ClassProjection:
+    def _learn_projection(self, noise: float) -> linear.ClassProjection:
         """Learn the projection from public rows and bounds: more directions for more rows of a class and less noise."""
-        public, n_components = self._public, MOST_COMPONENTS
+        public, n_components = self._public, linear.MOST_COMPONENTS
         if public is None:
-            return replace(ClassProjection.none(self.n_features_in_), bounds=self._column_bounds)
+            return replace(linear.ClassProjection.none(self.n_features_in_), bounds=self._column_bounds)
         if self.n_components != "auto":
             n_components = self.n_components
         elif noise:
             rows_per_noise = len(public) / len(self.classes_) * LONGEST / noise
             count = max(round(_COMPONENTS * math.sqrt(rows_per_noise)), _LEAST_COMPONENTS)
-            n_components = min(count, MOST_COMPONENTS)
-        return ClassProjection.learn(public, n_components, self._column_bounds)
+            n_components = min(count, linear.MOST_COMPONENTS)
+        return linear.ClassProjection.learn(public, n_components, self._column_bounds)
 
-    def _project(self, projection: ClassProjection, release: "_Release") -> "_ProjectedRecords":
+    def _project(self, projection: linear.ClassProjection, release: "_Release") -> "_ProjectedRecords":
         """Map the records, centred by their noisy mean if there are no public rows."""
         if projection.is_centred_by_noise:
             projection = replace(projection, offset=self._release_centre(release))
         public_rows = np.zeros((0, projection.n_directions))
         if self._public is not None:
             public_rows = projection.transform(self._public)
-        shrinkage = SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
+        shrinkage = linear.SHRINKAGE if self.shrinkage == "auto" else float(self.shrinkage)
         rows, class_numbers, counts = merge_groups(projection.round(self._rows), self._class_numbers, self._groups)
         return _ProjectedRecords(self.classes_, class_numbers, projection, rows, counts, public_rows, shrinkage)
 
@@ -332,8 +315,8 @@ class PrivateDiscriminant(ClassifierMixin, LinearPredictions, spending.PayingEst
         length = _CENTRE_NORM * math.sqrt(self.n_features_in_)
         rows = IntegerRows(self.n_features_in_, length).round(self._column_bounds.scale(self._rows))
         merged, whole, counts = merge_groups(rows, np.zeros_like(self._class_numbers), self._groups)
-        (released,) = release(sum_classes(merged, whole, 1, counts), CENTRE_SHARE)
-        count = max(released[-1] / COUNT_UNIT, 1.0)
+        (released,) = release(sum_classes(merged, whole, 1, counts), linear.CENTRE_SHARE)
+        count = max(released[-1] / linear.COUNT_UNIT, 1.0)
         return np.asarray(np.clip(released[:-1] / LONGEST * length / count, -1, 1))
 
     def _charge_account(self, plan: VotePlan, guarantee: Guarantee) -> None:
@@ -355,28 +338,28 @@ class _ProjectedRecords:
 
     classes: NDArray[Any]
     class_numbers: NDArray[np.int64]  # the number of each record's class
-    projection: ClassProjection
+    projection: linear.ClassProjection
     rows: NDArray[np.int16]  # private; of groups, their means
     counts: NDArray[np.int64] | None  # of each row, if it stands for a group's records
     public_rows: Rows
     shrinkage: float
 
     @cached_property
-    def moments(self) -> PublicMoments:
+    def moments(self) -> linear.PublicMoments:
         """The moments of the public rows."""
-        return PublicMoments.measure(self.public_rows)
+        return linear.PublicMoments.measure(self.public_rows)
 
     def sums(self, chosen: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.int64]:
         """Return whole-number sums and counts of each class, shape (n_classes, n_directions + 1)."""
         counts = None if self.counts is None else self.counts[chosen]
         return sum_classes(self.rows[chosen], self.class_numbers[chosen], len(self.classes), counts)
 
-    def model(self, statistics: NoisyStatistics, guarantee: Guarantee) -> PublicDiscriminant:
+    def model(self, statistics: linear.NoisyStatistics, guarantee: Guarantee) -> linear.PublicDiscriminant:
         """Return the model of released numbers."""
-        means = estimate_means(statistics, self.moments)
-        scores = calibrate_scores(fit_discriminant(means, self.shrinkage), means, self.public_rows)
+        means = linear.estimate_means(statistics, self.moments)
+        scores = linear.calibrate_scores(linear.fit_discriminant(means, self.shrinkage), means, self.public_rows)
         numbers = (scores.weights, scores.biases, statistics.counts)
-        return PublicDiscriminant(
+        return linear.PublicDiscriminant(
             self.classes, guarantee, self.projection, *(values.astype(np.float32) for values in numbers)
         )
 
@@ -397,7 +380,8 @@ class _ProjectedRecords:
             for draw in range(draws):
                 rng = np.random.default_rng(draw)
                 drawn = _read_statistics(sums + scale * rng.standard_normal(sums.shape), scale)
-                scores = fit_discriminant(estimate_means(drawn, self.moments), self.shrinkage).score(tested)
+                means = linear.estimate_means(drawn, self.moments)
+                scores = linear.fit_discriminant(means, self.shrinkage).score(tested)
                 right[draw, test] = scores.argmax(axis=1) == self.class_numbers[test]
         return np.stack([right[:, self.class_numbers == code].mean(axis=1) for code in np.flatnonzero(counts)], axis=1)
 
@@ -413,7 +397,7 @@ def merge_groups(
     sizes = np.bincount(groups)
     pairs, of_row = np.unique(np.column_stack([groups, class_numbers]), axis=0, return_inverse=True)
     sums = np.zeros((len(pairs), rows.shape[1] + 1), dtype=np.int64)
-    np.add.at(sums, of_row.ravel(), np.column_stack([rows, np.full(len(rows), COUNT_UNIT)]))
+    np.add.at(sums, of_row.ravel(), np.column_stack([rows, np.full(len(rows), linear.COUNT_UNIT)]))
     size = sizes[pairs[:, :1]]
     means = np.sign(sums) * (np.abs(sums) // size)
     return means[:, :-1].astype(np.int16), pairs[:, 1], means[:, -1]
@@ -427,18 +411,19 @@ def sum_classes(
     for code in range(n_classes):
         members = rows[class_numbers == code]
         sums[code, :-1] = members.sum(axis=0, dtype=np.int64)
-        sums[code, -1] = COUNT_UNIT * len(members) if counts is None else counts[class_numbers == code].sum()
+        sums[code, -1] = linear.COUNT_UNIT * len(members) if counts is None else counts[class_numbers == code].sum()
     return sums
 
 
-def _warn_of_noise(model: PublicDiscriminant) -> None:
+def _warn_of_noise(model: linear.PublicDiscriminant) -> None:
     """Warn if most classes have too few records, by the released counts, which are public."""
     noisy, noise = len(model.noisy_classes), model.noise_per_class
     if 2 * noisy > len(model.classes):
         warnings.warn(
             f"much noise is to be expected: by the noisy counts, {noisy} of {len(model.classes)} classes have "
-            f"fewer than {CLEAR * noise:,.0f} records, {CLEAR} times the noise of {noise:,.1f} on a count (a rule "
-            "of thumb). Give a larger epsilon, more records, or fewer classes; forecast() says what accuracy to expect",
+            f"fewer than {linear.CLEAR * noise:,.0f} records, {linear.CLEAR} times the noise of {noise:,.1f} on a "
+            "count (a rule of thumb). Give a larger epsilon, more records, or fewer classes; forecast() says what "
+            "accuracy to expect",
             NoiseWarning,
             stacklevel=3,
         )
@@ -458,7 +443,7 @@ def _release_share(plan: VotePlan, source: Source, sums: NDArray[np.int64], shar
     return replace(plan.votes, noise=_split_noise(plan.vote_noise, share)).release(sums, source)
 
 
-def _read_statistics(released: Rows, noise: float) -> NoisyStatistics:
-    return NoisyStatistics(
-        released[:, :-1] / LONGEST, released[:, -1] / COUNT_UNIT, noise / LONGEST, noise / COUNT_UNIT
+def _read_statistics(released: Rows, noise: float) -> linear.NoisyStatistics:
+    return linear.NoisyStatistics(
+        released[:, :-1] / LONGEST, released[:, -1] / linear.COUNT_UNIT, noise / LONGEST, noise / linear.COUNT_UNIT
     )

@@ -29,18 +29,9 @@ from dp_accounting import rdp as dp_rdp
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
+from nearveil.privacy import checks
 from nearveil.privacy.accounting import _loss
 from nearveil.privacy.accounting.binary import compute_screening_rdp, screening_curve
-from nearveil.privacy.checks import (
-    ROUNDING,
-    check_choice,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_finite,
-    check_order,
-    check_positive,
-)
 from nearveil.privacy.events import PureDp, SampledScreening, find_noise_multiplier, split_event
 from nearveil.privacy.noise import analytic_gaussian_scale
 
@@ -131,7 +122,7 @@ class Accountant(ABC):
             raise UnsupportedEventError(f"{type(self).__name__} cannot price {event}")
         # Count equal mechanisms together. Events may hold lists, so they cannot be hashed.
         kinds, counts = [leaf for leaf, _ in self.spent], [times for _, times in self.spent]
-        for leaf, times in split_event(event, check_count(count, "count")):
+        for leaf, times in split_event(event, checks.check_count(count, "count")):
             if leaf in kinds:
                 counts[kinds.index(leaf)] += times
             else:
@@ -181,8 +172,8 @@ class RdpAccountant(Accountant):
     def __post_init__(self) -> None:
         if not self.orders:
             raise ValueError("orders must contain at least one order")
-        self.orders = tuple(check_order(order, "orders") for order in self.orders)
-        check_choice(self.conversion, "conversion", Conversion)
+        self.orders = tuple(checks.check_order(order, "orders") for order in self.orders)
+        checks.check_choice(self.conversion, "conversion", Conversion)
 
     @cached_property
     def rdp(self) -> NDArray[np.float64]:
@@ -190,7 +181,7 @@ class RdpAccountant(Accountant):
         return np.asarray(sum((times * self._price(leaf) for leaf, times in self.spent), np.zeros(len(self.orders))))
 
     def epsilon(self, delta: float) -> float:
-        check_delta(delta)
+        checks.check_delta(delta)
         if not self.spent:
             return 0.0
         if self.conversion == "classic":
@@ -198,7 +189,7 @@ class RdpAccountant(Accountant):
         return float(dp_rdp.rdp_privacy_accountant.compute_epsilon(self.orders, self.rdp, delta)[0])
 
     def delta(self, epsilon: float) -> float:
-        check_epsilon(epsilon)
+        checks.check_epsilon(epsilon)
         if not self.spent:
             return 0.0
         if self.conversion == "classic":
@@ -227,7 +218,7 @@ def compute_response_rdp(orders: NDArray[np.float64], epsilon: float, exposure: 
     steps = (orders - 1) * epsilon
     # log(1 + exposure (e^steps - 1) (1 - e^(-order epsilon))); beyond 700, where e^steps overflows, a hair above it.
     moments = np.log1p(exposure * np.expm1(np.minimum(steps, 700.0)) * -np.expm1(-orders * epsilon))
-    divergences = (moments + np.maximum(steps - 700.0, 0.0)) / (orders - 1) * (1 + ROUNDING)
+    divergences = (moments + np.maximum(steps - 700.0, 0.0)) / (orders - 1) * (1 + checks.ROUNDING)
     return np.asarray(np.minimum(divergences, epsilon))
 
 
@@ -284,13 +275,13 @@ class PldAccountant(Accountant):
     """
 
     def epsilon(self, delta: float) -> float:
-        check_delta(delta)
+        checks.check_delta(delta)
         worst = max(_loss.find_loss_epsilon(parts, delta) for parts in self._directions())
         best = min(worst.value, sum_pure_epsilons(self.spent))
         return best if worst.tight else min(best, self._ask_rdp("epsilon", delta))
 
     def delta(self, epsilon: float) -> float:
-        if check_epsilon(epsilon) >= sum_pure_epsilons(self.spent):
+        if checks.check_epsilon(epsilon) >= sum_pure_epsilons(self.spent):
             return 0.0
         worst = max(_loss.find_loss_delta(parts, epsilon) for parts in self._directions())
         return worst.value if worst.tight else min(worst.value, self._ask_rdp("delta", epsilon))
@@ -331,7 +322,7 @@ class AdditionAccountant(Accountant):
     """
 
     def epsilon(self, delta: float) -> float:
-        check_delta(delta)
+        checks.check_delta(delta)
         pure = tuple(part for part in self.spent if find_pure_epsilon(part[0]) is not None)
         mixed = [part for part in self.spent if find_pure_epsilon(part[0]) is None]
         runs = sum(times for _, times in mixed)
@@ -339,7 +330,7 @@ class AdditionAccountant(Accountant):
         return float(sum(shares, sum_pure_epsilons(pure)))
 
     def delta(self, epsilon: float) -> float:
-        check_epsilon(epsilon)
+        checks.check_epsilon(epsilon)
         low, high = -700.0, -1e-12  # of log(delta)
         if self.epsilon(math.exp(high)) > epsilon:
             return 1.0
@@ -408,10 +399,10 @@ class RenyiFilter(_Filter):
     budgets: tuple[float, ...] = field(init=False)  #: of each order; a negative one admits nothing
 
     def __post_init__(self) -> None:
-        check_positive(self.epsilon, "epsilon")
+        checks.check_positive(self.epsilon, "epsilon")
         accountant = RdpAccountant(orders=self.orders)
         alpha = np.array(accountant.orders)
-        share = check_delta(self.delta) / len(alpha)
+        share = checks.check_delta(self.delta) / len(alpha)
         # The tight conversion, solved for the divergence: the budget of order alpha for (epsilon, share).
         budgets = self.epsilon - np.log1p(-1 / alpha) + np.log(share * alpha) / (alpha - 1)
         if np.all(budgets < 0):
@@ -442,7 +433,7 @@ class GaussianFilter(_Filter):
     orders: ClassVar[tuple[float, ...]] = ()
 
     def __post_init__(self) -> None:
-        scale = analytic_gaussian_scale(1.0, self.epsilon, check_delta(self.delta))  # certified, rounded up
+        scale = analytic_gaussian_scale(1.0, self.epsilon, checks.check_delta(self.delta))  # certified, rounded up
         vars(self).update(limit=1 / Fraction(scale) ** 2, _total=PldAccountant())
 
     def _covers(self, total: Accountant) -> bool:
@@ -483,12 +474,12 @@ def calibrate(
     >>> f"{calibrate(1.0, GaussianDpEvent, delta=1e-5, bracket=(1.0, 10.0)):.4f}"
     '3.7306'
     """
-    target = check_epsilon(target_epsilon, "target_epsilon")
+    target = checks.check_epsilon(target_epsilon, "target_epsilon")
     if target == 0:
         raise ValueError("target_epsilon must be positive")
-    check_delta(delta)
-    low, high = sorted(check_finite(end, "bracket") for end in bracket)
-    step = 1.0 if integer else check_positive(tolerance, "tolerance") * max(abs(low), abs(high))
+    checks.check_delta(delta)
+    low, high = sorted(checks.check_finite(end, "bracket") for end in bracket)
+    step = 1.0 if integer else checks.check_positive(tolerance, "tolerance") * max(abs(low), abs(high))
     start = PldAccountant() if accountant is None else accountant
     if not isinstance(start, Accountant):
         raise TypeError("accountant must be one of nearveil.privacy.accounting; dp-accounting's may lose counts")

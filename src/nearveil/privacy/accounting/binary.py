@@ -25,15 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_ndtr, logsumexp, ndtr
 
-from nearveil.privacy.checks import (
-    MAX_EPSILON,
-    ROUNDING,
-    check_count,
-    check_delta,
-    check_epsilon,
-    check_order,
-    check_rate,
-)
+from nearveil.privacy import checks
 from nearveil.privacy.events import NoisyScreening
 
 Point = Sequence[float] | NDArray[np.float64]
@@ -82,12 +74,12 @@ class PrivacyCurve:
 
     def delta(self, epsilon: float) -> float:
         """Return the larger delta of the two directions."""
-        point = np.array([check_epsilon(epsilon)])
+        point = np.array([checks.check_epsilon(epsilon)])
         return float(max(self.forward(point)[0], self.reversed().forward(point)[0]))
 
     def epsilon(self, delta: float, direction: Literal["add", "remove"] | None = None) -> float:
         """Return the least epsilon for `delta`, infinity if none: "add" (P against Q), "remove", or both."""
-        check_delta(delta)
+        checks.check_delta(delta)
         curves = {"add": self, "remove": self.reversed()}
         if direction is not None and direction not in curves:
             raise ValueError('direction must be "add", "remove" or None')
@@ -105,14 +97,14 @@ class PrivacyCurve:
     def excess_at(self, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return ``V - max(1 - a, 0)``: a curve to compose with others."""
         logs, last = self._logs, len(self.excess) - 1
-        epsilons = epsilons * (1 - ROUNDING)  # the excess is largest at a = 1
+        epsilons = epsilons * (1 - checks.ROUNDING)  # the excess is largest at a = 1
         at = np.clip(np.searchsorted(logs, epsilons, side="right") - 1, 0, last - 1)
         share = np.expm1(epsilons - logs[at]) / math.expm1(self.spacing)
         inside = (1 - share) * self.excess[at] + share * self.excess[at + 1]
         # Beyond the grid V is at most its last value, and below it at most the chord to V(0) = 1.
         below = self.excess[0] * np.exp(np.minimum(epsilons - logs[0], 0))
         values = np.where(epsilons >= logs[-1], self.excess[-1], np.where(epsilons < logs[0], below, inside))
-        return np.asarray(values * (1 + ROUNDING))
+        return np.asarray(values * (1 + checks.ROUNDING))
 
     @property
     def _logs(self) -> NDArray[np.float64]:
@@ -141,7 +133,7 @@ class PrivacyCurve:
 
 def compose_binary(moves: Moves, count: int) -> PrivacyCurve:
     """Bound `count` rounds with adaptive moves (docs/theory/accounting.md, Theorem 4; test_screening.py)."""
-    check_count(count, "count")
+    checks.check_count(count, "count")
     useful = _find_hull(moves, _TAIL / max(4 * count, 1))
     if count == 0 or len(useful.gain) == 0:
         return PrivacyCurve(1.0, -1, np.zeros(3))
@@ -181,7 +173,7 @@ class _Kernel:
     @classmethod
     def of(cls, rising: float, falling: float, gain: float, spacing: float) -> "_Kernel":
         taps: dict[int, float] = {}
-        furthest = min(_FURTHEST, int(MAX_EPSILON / spacing))
+        furthest = min(_FURTHEST, int(checks.MAX_EPSILON / spacing))
         at_zero, lost = 0.0, 0.0
         growth = gain / rising if rising > 0 else math.inf
         for mass, ratio in ((rising, growth), (falling, -min(gain / falling, 1.0))):
@@ -230,7 +222,7 @@ def _round(
 
 def _trim(excess: NDArray[np.float64], low: int, spacing: float, tail: float) -> tuple[int, NDArray[np.float64]]:
     """Return the window cut where the curve of either direction has fallen to `tail`, and its new lower end."""
-    widest = min(_WIDEST, int(MAX_EPSILON / spacing))
+    widest = min(_WIDEST, int(checks.MAX_EPSILON / spacing))
     above = excess[low + 1 : low + widest] <= tail
     high = low + 2 + int(np.argmax(above)) if np.any(above) else low + widest
     # The other direction is the same from a = 1 downwards.
@@ -322,7 +314,7 @@ def _thin(moves: Moves) -> Moves:
 
 def compute_binary_rdp(order: float, log_p: NDArray[np.float64], log_q: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the Renyi divergence of P from Q, given logarithms of their two probabilities, without cancellation."""
-    check_order(order)
+    checks.check_order(order)
     ratio = log_p - log_q
     # sum_o Q(o) (P/Q - 1) = 0, so a multiple of it can be subtracted: the remaining terms are positive.
     near = np.clip(ratio, -1 / order, 1 / order)
@@ -354,14 +346,14 @@ def screening_curve(n: int, screening: NoisyScreening, *, sampling_rate: float =
     >>> f"{screening_curve(10, screening, sampling_rate=0.15).epsilon(1e-5):.5f}"
     '0.01346'
     """
-    return compose_binary(_make_moves(screening, check_rate(sampling_rate)), check_count(n, "n"))
+    return compose_binary(_make_moves(screening, checks.check_rate(sampling_rate)), checks.check_count(n, "n"))
 
 
 def log_pairs(
     screening: NoisyScreening, sampling_rate: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
     """Return log-probabilities of (pass, fail) without the record and with it, each (2, n_pairs), and the votes."""
-    rate, votes = check_rate(sampling_rate), np.arange(screening.n_neighbors + 1)
+    rate, votes = checks.check_rate(sampling_rate), np.arange(screening.n_neighbors + 1)
     score = (votes - screening.threshold) / screening.noise
     logs = np.stack([log_ndtr(score), log_ndtr(-score)])
     low, high = np.arange(len(votes) - 1), np.arange(1, len(votes))
