@@ -18,7 +18,7 @@ from nearveil.features import (
     backbones,
     default_extractor,
 )
-from nearveil.features.backbones import backbone, find_extractor
+from nearveil.features.backbones import MobileNetV2, backbone, find_extractor
 from nearveil.features.extractor import FeatureError, hog
 from nearveil.features.images import resize
 from tests.features.files import picture
@@ -105,6 +105,30 @@ def test_a_row_is_a_function_of_its_image(extractor: Extractor) -> None:
     tolerance = 0 if isinstance(extractor, HogColor) else 1e-6
     np.testing.assert_allclose(alone, together, rtol=0, atol=tolerance)
     np.testing.assert_allclose(moved, together, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("without", ["", "onnx", "onnxruntime"])
+@pytest.mark.parametrize("kind", [EfficientNetLite0, MobileNetV2])
+def test_fast_forms_of_a_network_agree_with_it(
+    monkeypatch: pytest.MonkeyPatch, without: str, kind: type[TorchExtractor]
+) -> None:
+    """Galleries of version 0.2 have rows of the network with its batch norms; queries get those of a fast form."""
+    torch = pytest.importorskip("torch", reason="torch is not installed (the extra `torch`)")
+    if without:
+        monkeypatch.setitem(sys.modules, without, None)
+    try:
+        extractor = kind()
+    except ModuleNotFoundError as missing:
+        pytest.skip(str(missing))
+    images = [*PICTURES, *np.random.default_rng(0).integers(0, 256, (2, 224, 224, 3), dtype=np.uint8)]
+    rows = extractor.extract(images)
+    for image, row in zip(images, rows, strict=True):
+        pixels = (resize(image, 224).astype(np.float32) - extractor._scale[0]) / extractor._scale[1]
+        with torch.inference_mode():
+            wanted = extractor._module(torch.from_numpy(pixels.transpose(2, 0, 1)[None].copy())).mean((2, 3))[0].numpy()
+        # For the image of one colour, the slow network itself is 4e-6 from its result in double precision.
+        tolerance = 1e-5 if image.shape[0] == 1 else 1e-6
+        np.testing.assert_allclose(row, wanted / np.linalg.norm(wanted), rtol=0, atol=tolerance)
 
 
 def test_lite0_agrees_with_another_implementation(

@@ -1,5 +1,6 @@
 import os
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from nearveil.features import Extractor, HogColor, gallery, gallery_features, load_image
 from nearveil.features import images as reasons
 from nearveil.features.gallery import FeatureCache
+from nearveil.features.images import thumbnail
 from tests.features.files import animation, picture, saved
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -111,14 +113,53 @@ def test_nothing_at_all() -> None:
     assert not found.skipped
 
 
-def test_large_images_go_in_small_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    extractor = Counting()
-    whole = gallery_features(sorted(folder.iterdir()), extractor).features
-    assert extractor.seen == [5]
-    monkeypatch.setattr(gallery, "_BATCH_PIXELS", 40 * 60 + 1)
-    split = gallery_features(sorted(folder.iterdir()), extractor).features
-    assert extractor.seen == [5, 2, 2, 1]
-    np.testing.assert_array_equal(split, whole)
+def test_images_are_reduced_before_the_next_ones_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory holds one image in full size for each thread."""
+    extractor, sizes, alive = Counting(), set(), []
+    loaded: list[weakref.ref[Any]] = []
+    load = gallery.load_picture
+
+    def count(content: Any) -> Any:
+        alive.append(sum(reference() is not None for reference in loaded))
+        picture = load(content)
+        loaded.append(weakref.ref(picture))
+        return picture
+
+    def note(images: Sequence[NDArray[np.uint8]], **options: Any) -> NDArray[np.float32]:
+        sizes.update(image.shape for image in images)
+        return Extractor.extract(extractor, images, **options)
+
+    monkeypatch.setattr(gallery, "load_picture", count)
+    monkeypatch.setattr(extractor, "extract", note)
+    for threads in (1, 2):
+        monkeypatch.setenv("OMP_NUM_THREADS", str(threads))
+        alive.clear()
+        gallery_features(sorted(folder.iterdir()), extractor)
+        assert max(alive) <= threads
+    assert sizes == {(4, 4, 3)}
+
+
+@pytest.mark.parametrize("row_exact", [False, True])
+def test_threads_and_order_change_no_bit(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lite0: Extractor, *, row_exact: bool
+) -> None:
+    paths = sorted(folder.iterdir())
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    alone = [gallery_features([path], lite0, row_exact=row_exact).features[0].tobytes() for path in paths]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    made = gallery_features(paths[::-1], lite0, row_exact=row_exact, cache=FeatureCache(tmp_path / "cache"))
+    assert [row.tobytes() for row in made.features[::-1]] == alone
+    assert lite0.extract([load_image(path) for path in paths]).tobytes() == b"".join(alone)
+
+
+def test_thumbnails_are_those_of_the_files(folder: Path, tmp_path: Path) -> None:
+    paths, cache = sorted(folder.iterdir()), FeatureCache(tmp_path / "cache")
+    first = gallery_features(paths, Counting(), cache=cache)
+    assert first.thumbnails == tuple(thumbnail(load_image(path)) for path in paths)
+    again = gallery_features(paths, Counting(), cache=cache)
+    assert again.thumbnails == (b"",) * len(paths)
+    assert not any(content in path.read_bytes() for content in first.thumbnails
+                   for path in cache.directory.rglob("*") if path.is_file())  # fmt: skip
 
 
 def test_the_cache_goes_by_content_and_extractor(folder: Path, tmp_path: Path) -> None:

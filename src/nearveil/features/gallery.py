@@ -7,21 +7,20 @@ import platform
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nearveil.cluster import Cluster, Tick, connect, cut_rows
-from nearveil.features.extractor import Extractor, FeatureError, Floats
-from nearveil.features.images import ImageError, Pixels, load_image, read_file
+from nearveil.features.extractor import Extractor, FeatureError, Floats, map_in_threads
+from nearveil.features.images import ImageError, Pixels, load_picture, read_file, resize, thumbnail
 from nearveil.storage import make_private_folder, replace_file
 
 NO_FEATURE = "without a feature: the extractor gave zeros, NaN or infinity"
 
 _BATCH_IMAGES = 64
-_BATCH_PIXELS = 32_000_000  # bounds the memory of a batch of large images
 _LIBRARIES = ("numpy", "pillow", "scikit-image", "torch", "onnxruntime")
 _PROCESSOR = ("model name", "flags", "CPU part", "Features")  # lines of /proc/cpuinfo
 
@@ -34,6 +33,7 @@ class GalleryFeatures:
     paths: tuple[Path, ...] = field(repr=False)
     skipped: tuple[tuple[Path, str], ...]
     row_exact: bool
+    thumbnails: tuple[bytes, ...] = field(repr=False)  #: WebP; empty for rows from the cache
 
 
 class FeatureCache:
@@ -71,32 +71,46 @@ class FeatureCache:
 
 def _extract_part(
     files: Sequence[Path], extractor: Extractor, cache: FeatureCache | None, row_exact: bool
-) -> list[Floats | str]:
-    """Return the row of each file, or the reason why it has none."""
+) -> list[tuple[Floats, bytes] | str]:
+    """Return the row and the thumbnail of each file, or the reason why it has none."""
     key = extractor.fingerprint
     if row_exact:  # with versions and processor: else rows would depend on the cache
-        key = hashlib.sha256(f"row-exact {key} {_describe_machinery()}".encode()).hexdigest()
-    results: list[Floats | str] = [NO_FEATURE] * len(files)
-    hashes: dict[int, str] = {}
-    batch: dict[int, Pixels] = {}
-    for position, path in enumerate(files):
-        try:
-            content = read_file(path)
-            hashes[position] = hashlib.sha256(content).hexdigest()
-            row = None if cache is None else cache.get(hashes[position], key, extractor.dimension)
-            if row is None:
-                batch[position] = load_image(content)
-            else:
-                results[position] = row
-        except ImageError as error:
-            results[position] = error.reason
-        if position + 1 == len(files) or sum(image.size // 3 for image in batch.values()) >= _BATCH_PIXELS:
-            for number, row in _extract_batch(batch, extractor, row_exact).items():
-                results[number] = row
-                if cache is not None:
-                    cache.put(hashes[number], key, row)
-            batch = {}
+        key = hashlib.sha256(f"row-exact 2 {key} {_describe_machinery()}".encode()).hexdigest()
+    loaded = list(map_in_threads(partial(_load_file, extractor, cache, key), files))
+    images = {position: image for position, image in enumerate(loaded) if isinstance(image, _LoadedImage)}
+    rows = _extract_batch({position: image.pixels for position, image in images.items()}, extractor, row_exact)
+    results = [NO_FEATURE if isinstance(result, _LoadedImage) else result for result in loaded]
+    for position, row in rows.items():
+        image = images[position]
+        results[position] = row, image.thumbnail
+        if cache is not None:
+            cache.put(image.content_hash, key, row)
     return results
+
+
+@dataclass(frozen=True)
+class _LoadedImage:
+    """An image in the size that an extractor needs."""
+
+    pixels: Pixels
+    thumbnail: bytes
+    content_hash: str
+
+
+def _load_file(
+    extractor: Extractor, cache: FeatureCache | None, key: str, path: Path
+) -> _LoadedImage | tuple[Floats, bytes] | str:
+    """Return the resized image, the row if it is in the cache, or the reason for skipping the file."""
+    try:
+        content = read_file(path)
+        content_hash = hashlib.sha256(content).hexdigest()
+        row = None if cache is None else cache.get(content_hash, key, extractor.dimension)
+        if row is not None:
+            return row, b""
+        image = load_picture(content)
+    except ImageError as error:
+        return error.reason
+    return _LoadedImage(resize(image, extractor.side), thumbnail(image), content_hash)
 
 
 def _extract_batch(batch: dict[int, Pixels], extractor: Extractor, row_exact: bool) -> dict[int, Floats]:
@@ -121,15 +135,16 @@ def gallery_features(
 ) -> GalleryFeatures:
     """Compute the features of a gallery's files; files that cannot be used are skipped with a reason.
 
-    Only a few images are in memory at a time. With a cache, known files are hashed and not decoded; it keeps row-exact
-    rows apart from others, and from those of other library versions or processors. Workers of a `cluster` read the
-    files under the same paths; row-exact rows need this process, ``"local"`` or ``"local:N"``.
+    Threads share the images; each holds one in full size. With a cache, known files are hashed and not decoded; it
+    keeps row-exact rows apart from others, and from those of other library versions or processors. Workers of a
+    `cluster` read the files under the same paths; row-exact rows need this process, ``"local"`` or ``"local:N"``.
     """
     files = [Path(path) for path in paths]
     cuts = cut_rows(len(files), _BATCH_IMAGES)
     parts = [files[cut] for cut in cuts]
     names = [f"files {cut.start:,} to {cut.stop - 1:,}, from {files[cut.start]}" for cut in cuts]
     features: list[Floats] = []
+    thumbnails: list[bytes] = []
     used: list[Path] = []
     skipped: list[tuple[Path, str]] = []
     with connect(cluster) as workers:
@@ -142,11 +157,13 @@ def gallery_features(
                     skipped.append((path, result))
                 else:
                     used.append(path)
-                    features.append(result)
+                    features.append(result[0])
+                    thumbnails.append(result[1])
             if tick is not None:
                 tick(len(part))
     rows = np.array(features, dtype=np.float32).reshape(-1, extractor.dimension)
-    return GalleryFeatures(rows, tuple(used), tuple(skipped), row_exact or extractor.row_exact)
+    exact = row_exact or extractor.row_exact
+    return GalleryFeatures(rows, tuple(used), tuple(skipped), exact, tuple(thumbnails))
 
 
 def assert_here(workers: Cluster) -> None:

@@ -1,12 +1,12 @@
 """Extractors from your own networks: a torch module or an ONNX file."""
 
 import copy
+import functools
 import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from nearveil.features.extractor import Extractor
 from nearveil.lazy import require_extra
 from nearveil.privacy.checks import check_integer
 
-_THREADS_LOCK = threading.Lock()  # the number of threads is global to the process
+_STATELESS = "torch.nn.modules.", "torchvision.", "nearveil.features."
 _ALIGNMENT = 64  # bytes; libraries may choose loops by the alignment of memory
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)  # of ImageNet, in grey levels
@@ -35,8 +35,9 @@ class TorchExtractor(Extractor):
 
     The module gets float32 of shape (n, 3, side, side), RGB, ``(grey level - mean) / std``, and returns (n, d), or
     (n, d, height, width), which is averaged over height and width. The extractor copies the module in evaluation mode
-    and runs on the device of its parameters. An image's row is the same alone and in a batch, up to rounding; with
-    ``row_exact=True`` the module sees one image at a time, on one CPU thread.
+    and runs on the device of its parameters. On the CPU, modules that consist of modules of torch and torchvision see
+    one image at a time; threads share the images. Others see batches, one after the other. An image's row is the same
+    alone and in a batch, up to rounding; with ``row_exact=True`` a module sees one image at a time, on one CPU thread.
 
     Parameters
     ----------
@@ -48,6 +49,7 @@ class TorchExtractor(Extractor):
         By default the name of the module's class. It is a part of the fingerprint: give different names to modules with
         equal weights that compute different features.
     batch : int, default=8
+        The most images in a batch.
 
     Examples
     --------
@@ -72,21 +74,32 @@ class TorchExtractor(Extractor):
             raise ValueError(f"module must be a torch.nn.Module, not {type(module).__name__}")
         self._scale = check_scale(side, mean, std)
         self._module = copy.deepcopy(module).eval().requires_grad_(False)
+        self._parallel = is_stateless(self._module)
         name = name or type(module).__qualname__
         identity = {"torch": name, "weights": _hash_weights(self._module), "scale": self._scale.tolist()}
-        super().__init__(name=name, identity=identity, dimension=_measure_row(self, side), side=side, batch=batch)
+        dimension = _measure_row(lambda images: self._run(self._module, images, self.device), side)
+        batch = 1 if self._parallel and self.device == "cpu" else batch
+        super().__init__(name=name, identity=identity, dimension=dimension, side=side, batch=batch)
 
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        return self._run(self._module, np.ascontiguousarray(scale_pixels(images, self._scale)), self.device)
+        if self._parallel and self.device == "cpu":
+            return self._exact_row(images)
+        return self._run(self._module, images, self.device)
 
     def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
-        with use_one_thread():
-            return self._run(self._cpu_module, align(scale_pixels(image, self._scale)), "cpu")
+        import_torch().set_num_threads(1)  # of this thread
+        return self._run(self._cpu_module, image, "cpu")
 
-    @cached_property
+    @contextmanager
+    def _limit_threads(self) -> Iterator[None]:
+        _ = self._cpu_module  # once, for all threads
+        with _TORCH_THREADS.restored():
+            yield
+
+    @functools.cached_property
     def _cpu_module(self) -> Any:
-        """The module on the CPU: results of GPU libraries may depend on free memory."""
-        return self._module if self.device == "cpu" else copy.deepcopy(self._module).to("cpu")
+        """The module on the CPU, in its fastest form: results of GPU libraries may depend on free memory."""
+        return make_fast(self._module) if self._parallel else copy.deepcopy(self._module).to("cpu")
 
     @property
     def device(self) -> str:
@@ -94,26 +107,57 @@ class TorchExtractor(Extractor):
         first = next(self._module.parameters(), None)
         return "cpu" if first is None else str(first.device)
 
-    def _run(self, module: Any, scaled: NDArray[np.float32], device: str) -> NDArray[Any]:
+    def _run(self, module: Any, images: NDArray[np.uint8], device: str) -> NDArray[Any]:
         torch = import_torch()
         with torch.inference_mode():
-            out = module(torch.from_numpy(scaled).to(device))
+            out = module(torch.from_numpy(align(scale_pixels(images, self._scale))).to(device))
             if out.ndim == 4:
                 out = out.mean(dim=(2, 3))
             return np.asarray(out.float().cpu().numpy())
 
 
-@contextmanager
-def use_one_thread() -> Iterator[None]:
-    """Limit torch to one thread, and restore the previous number afterwards."""
-    torch = import_torch()
-    with _THREADS_LOCK:
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
+class _TorchThreads:
+    """Restores torch's number of threads, which is global to the process, after the last of several users."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._before = threading.Lock(), 0, 0
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        torch = import_torch()
+        with self._lock:
+            if not self._users:
+                self._before = torch.get_num_threads()
+            self._users += 1
         try:
             yield
         finally:
-            torch.set_num_threads(before)
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    torch.set_num_threads(self._before)
+
+
+_TORCH_THREADS = _TorchThreads()
+
+
+def is_stateless(module: Any) -> bool:
+    """Return whether all parts are of classes that threads may call at the same time, without hooks."""
+    return all(
+        type(part).__module__.startswith(_STATELESS)
+        and not (part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part))
+        for part in module.modules()
+    )
+
+
+def make_fast(module: Any) -> Callable[[Any], Any]:
+    """Copy a module to the CPU, with the networks in it in their fastest form."""
+    if hasattr(module, "make_fast"):
+        return module.make_fast()  # type: ignore[no-any-return]
+    if type(module) is import_torch().nn.Sequential:
+        parts = list(map(make_fast, module))
+        return lambda x: functools.reduce(lambda y, part: part(y), parts, x)
+    return copy.deepcopy(module).to("cpu")  # type: ignore[no-any-return]
 
 
 def align(array: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -142,11 +186,11 @@ def scale_pixels(
     return scaled if channels_last else scaled.transpose(0, 3, 1, 2)
 
 
-def _measure_row(extractor: Extractor, side: int) -> int:
+def _measure_row(compute: Callable[[NDArray[np.uint8]], NDArray[Any]], side: int, count: int = 2) -> int:
     """Return the length of a row, or raise if the network does not map images to vectors."""
-    shape = extractor._rows(np.zeros((2, side, side, 3), dtype=np.uint8)).shape
-    if len(shape) != 2 or shape[0] != 2:
-        raise ValueError(f"the network must return a vector for each image; for two it returned shape {shape}")
+    shape = compute(np.zeros((count, side, side, 3), dtype=np.uint8)).shape
+    if len(shape) != 2 or shape[0] != count:
+        raise ValueError(f"the network must return a vector for each image; for {count} it returned shape {shape}")
     return int(shape[1])
 
 
@@ -164,8 +208,8 @@ class OnnxExtractor(Extractor):
     """Features from any ONNX file that maps images to vectors or to maps of vectors; onnxruntime runs it on the CPU.
 
     Its only input is float32 of shape (n, 3, side, side) or (n, side, side, 3), RGB, ``(grey level - mean) / std``;
-    n may be fixed. Its output has the shape (n, d), or is a map in the layout of the input, which is averaged. With
-    ``row_exact=True`` the network sees one image at a time, on one thread.
+    n may be fixed. Its output has the shape (n, d), or is a map in the layout of the input, which is averaged. The
+    network sees one image at a time, unless n is fixed and ``row_exact=False``; threads share the images.
 
     Parameters
     ----------
@@ -177,9 +221,9 @@ class OnnxExtractor(Extractor):
         The output that holds the features; required if there are several.
     name : str, optional
         A display name, by default ``ONNX``; the fingerprint depends on the file only.
-    batch : int, default=8
-        Used unless the file fixes the batch size.
     """
+
+    _parallel = True
 
     def __init__(
         self,
@@ -190,52 +234,44 @@ class OnnxExtractor(Extractor):
         std: Sequence[float] = STD,
         output: str | None = None,
         name: str | None = None,
-        batch: int = 8,
     ) -> None:
         self._scale = check_scale(side, mean, std)
-        self._content = content = Path(path).read_bytes()
-        self._session = _load_session(content)
+        self._content = Path(path).read_bytes()
         self._input, self._channels_last, self._fixed = _find_input(self._session, side)
         self._output = _find_output(self._session, output)
-        digest = hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(self._content).hexdigest()
         super().__init__(
             name=name or "ONNX",
             identity={"onnx": digest, "output": self._output, "scale": self._scale.tolist()},
-            dimension=_measure_row(self, side),
+            dimension=_measure_row(self._rows, side, self._fixed or 2),
             side=side,
-            batch=self._fixed or batch,
+            batch=self._fixed or 1,
         )
 
-    def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
-        step = self._fixed or len(images)
-        batches = (images[start : start + step] for start in range(0, len(images), step))
-        return np.concatenate([self._run(self._session, batch) for batch in batches])
+    @functools.cached_property
+    def _session(self) -> Any:
+        return load_session(self._content)
 
     def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
-        return self._run(self._exact_session, image)
+        return self._rows(image)
 
-    @cached_property
-    def _exact_session(self) -> Any:
-        return _load_session(self._content, threads=1)
-
-    def _run(self, session: Any, images: NDArray[np.uint8]) -> NDArray[Any]:
-        """Map images, at most one batch of the network, to rows."""
+    def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         scaled = scale_pixels(images, self._scale, channels_last=self._channels_last)
         padding = np.zeros((max(0, (self._fixed or 0) - len(scaled)), *scaled.shape[1:]), np.float32)
-        out = session.run([self._output], {self._input: align(np.concatenate([scaled, padding]))})[0]
+        out = self._session.run([self._output], {self._input: align(np.concatenate([scaled, padding]))})[0]
         if out.ndim == 4:
             out = out.mean(axis=(1, 2) if self._channels_last else (2, 3), dtype=np.float64)
         return np.asarray(out[: len(images)])
 
 
-def _load_session(content: bytes, threads: int = 0) -> Any:
-    """Load a network that runs on `threads` threads; 0 for one thread for each core."""
+def load_session(content: bytes) -> Any:
+    """Load a network that runs on the thread that calls it."""
     with require_extra("onnx"):
         import onnx
         import onnxruntime
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.use_deterministic_compute = threads == 1
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.use_deterministic_compute = True
     options.log_severity_level = 4  # errors are raised, and need not be printed
     options.add_session_config_entry("session.load_model_format", "ONNX")  # the only format that is checked here
     try:

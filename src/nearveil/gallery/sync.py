@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from sqlalchemy.engine import make_url
 
 from nearveil.cluster import Cluster, connect
 from nearveil.errors import NearveilError
-from nearveil.features import Extractor, ImageError, default_extractor, gallery_features, load_image
+from nearveil.features import Extractor, ImageError, default_extractor, gallery_features
 from nearveil.features.backbones import find_extractor
+from nearveil.features.extractor import map_in_threads
 from nearveil.features.gallery import FeatureCache, GalleryFeatures, assert_here
-from nearveil.features.images import thumbnail
+from nearveil.features.images import load_picture, thumbnail
 from nearveil.features.vectors import TablePart, VectorFile, VectorTable
 from nearveil.gallery.codes import ID_BYTES
 from nearveil.gallery.errors import NotAnIndexError, NotPublishedError, UnknownItemError
@@ -378,16 +380,24 @@ def _add_images(
     added, skipped = 0, []
     for start in range(0, len(positions), _CHUNK):
         items: list[Item] = []
-        for position in positions[start : start + _CHUNK]:
+        chunk = positions[start : start + _CHUNK]
+        for position, small in zip(chunk, map_in_threads(partial(_make_thumbnail, images), chunk), strict=True):
             path = images.paths[position]
-            try:
-                small = thumbnail(load_image(path))
+            if isinstance(small, bytes):
                 items.append(Item(images.features[position], str(path.relative_to(root)), small, path))
-            except ImageError as error:
-                skipped.append((path, error.reason))
+            else:
+                skipped.append((path, small))
             tick(1)
         added += len(gallery.add(items, row_exact=images.row_exact))
     return added, skipped
+
+
+def _make_thumbnail(images: GalleryFeatures, position: int) -> bytes | str:
+    """Return the thumbnail of an image, or the reason for skipping the file."""
+    try:
+        return images.thumbnails[position] or thumbnail(load_picture(images.paths[position]))
+    except ImageError as error:
+        return error.reason
 
 
 def _resolve_ids(gallery: Index, external_ids: Sequence[str]) -> list[int]:
