@@ -6,24 +6,38 @@ from importlib import import_module
 from importlib.util import resolve_name
 from typing import Any
 
-_EXTRAS = {
+_EXTRAS = {  # of packages, by module
     "nearveil.gallery": "gallery",
     "nearveil.mechanisms": "knn",
     "nearveil.privatemail": "knn",
+    "nearveil.search": "gallery",
     "nearveil.server": "service",
 }
 
 
+_SIZES = ("budget", "knn", "gallery", "audit", "service")  # each extra has what those before it have
+
+
+class MissingLibraryError(ModuleNotFoundError):
+    """A library of an extra is not installed."""
+
+    extra = ""
+
+
 @contextmanager
 def require_extra(extra: str) -> Iterator[None]:
-    """Name the extra to install if a library is missing. Of nested blocks, the outermost with an extra counts."""
+    """Name the extra to install if a library is missing; of nested blocks, the largest extra."""
     try:
         yield
     except ModuleNotFoundError as error:
-        if not extra or error.name is None or error.name.startswith("nearveil"):
+        inner = error.extra if isinstance(error, MissingLibraryError) else ""
+        is_larger = not inner or (inner in _SIZES and extra in _SIZES[_SIZES.index(inner) :])
+        if not (extra and error.name and is_larger) or error.name.startswith("nearveil"):
             raise
-        words = f'{error.name.partition(".")[0]} is not installed: pip install "nearveil[{extra}]"'
-        raise ModuleNotFoundError(words, name=error.name) from None
+        library = error.name.partition(".")[0]
+        missing = MissingLibraryError(f'{library} is not installed: pip install "nearveil[{extra}]"', name=library)
+        missing.extra = extra
+        raise missing from None
 
 
 def import_later(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:

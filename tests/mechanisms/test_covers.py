@@ -14,7 +14,7 @@ from nearveil.cluster import SpreadRows
 from nearveil.mechanisms import Covers, Message, MessageError, PublicMap, Release, default
 from nearveil.mechanisms.covers import learning
 from nearveil.mechanisms.covers.channels import set_guarantee
-from nearveil.mechanisms.covers.maps import MapError
+from nearveil.mechanisms.covers.maps import MapError, usual_number
 from nearveil.mechanisms.covers.members import find_near, find_prototypes_of, fit_coverage, measure_around
 from nearveil.metrics import METRICS, Metric, ScoreSpace
 from nearveil.privacy.accounting import make_loss_curves
@@ -157,7 +157,7 @@ def test_a_large_gallery_is_learned_from_a_part_and_stands_for_itself_by_centroi
     monkeypatch.setattr(learning, "MOST_QUERIES", 800)
     monkeypatch.setattr(learning, "_ANNEALED", 400)
     monkeypatch.setattr(learning, "_QUERIES_A_SET", 1)
-    monkeypatch.setattr("nearveil.mechanisms.covers.members.PROTOTYPES", 128)
+    monkeypatch.setattr("nearveil.mechanisms.covers.maps.PROTOTYPES", 128)
     parted = Covers(4.0, 0.2).fit(public).index(gallery)
     assert len(parted.map_.prototypes) == 128
     assert _recall(parted, gallery, queries) > 0.93 * _recall(whole, gallery, queries)
@@ -236,9 +236,9 @@ def test_a_fitted_map_comes_nearer_to_what_queries_find() -> None:
 
 
 def test_the_number_of_sets_starts_from_a_rule() -> None:
-    assert learning.usual_number(1_000_000, 1_000, 4.0, 2, 4096) == 720
-    assert learning.usual_number(1_000_000, 1_000, 12.0, 2, 4096) == 4096
-    assert learning.usual_number(100, 90, 0.1, 2, 512) == 2
+    assert usual_number(1_000_000, 1_000, 4.0, 2, 4096) == 720
+    assert usual_number(1_000_000, 1_000, 12.0, 2, 4096) == 4096
+    assert usual_number(100, 90, 0.1, 2, 512) == 2
 
 
 def test_progress_rises_to_the_end(digits: tuple[Floats, Floats, Floats]) -> None:
@@ -273,7 +273,7 @@ def test_reach_makes_every_item_returnable(digits: tuple[Floats, Floats, Floats]
 def test_an_update_finds_nearly_what_learning_anew_finds(
     digits: tuple[Floats, Floats, Floats], prototypes: int, reach: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearveil.mechanisms.covers.members.PROTOTYPES", prototypes)
+    monkeypatch.setattr("nearveil.mechanisms.covers.maps.PROTOTYPES", prototypes)
     public, gallery, queries = digits
     covers = Covers(4.0, 0.2, n_sets=8, reach=reach).fit(public).index(gallery[:1100])
     before = np.concatenate([np.arange(50, 1100), np.full(100, -1)])
@@ -294,7 +294,7 @@ def test_an_update_finds_nearly_what_learning_anew_finds(
 def test_an_update_of_a_large_gallery_reads_new_items_and_a_sample(
     digits: tuple[Floats, Floats, Floats], reach: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearveil.mechanisms.covers.members.PROTOTYPES", 128)
+    monkeypatch.setattr("nearveil.mechanisms.covers.maps.PROTOTYPES", 128)
     monkeypatch.setattr("nearveil.mechanisms.covers.covers._REPLACEMENTS", 100)
     monkeypatch.setattr("nearveil.mechanisms.covers.covers._REPLACEMENTS_A_CHANGE", 1)
     placed: list[int] = []

@@ -41,7 +41,7 @@ unsound    beside a verdict: the mechanism itself states that its guarantee is n
 specimen was not caught, 3 if one is undecided."""
 
 
-@command()
+@command(extra="audit")
 def audit(
     name: str = argument("A mechanism, the first letters of several, or all.", default="", metavar="NAME|all"),
     epsilon: float = option("Epsilon of the mechanisms.", default=4.0),

@@ -68,7 +68,7 @@ class ColumnOptions:
     vectors: str | None = option("The vectors, if ambiguous.", metavar="COLUMN")
 
 
-@command(folder="DIR", index="--into")
+@command(folder="DIR", index="--into", extra="gallery")
 def index(
     map_options: MapOptions,
     columns: ColumnOptions,

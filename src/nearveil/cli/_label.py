@@ -35,7 +35,7 @@ class VoteOptions:
     allow_noise: bool = option("Label even if the result is expected to be pure noise.")
 
 
-@command()
+@command(extra="knn")
 def label(
     options: VoteOptions,
     payment: LedgerOptions,
@@ -124,7 +124,7 @@ class TrainOptions:
     seed: int = option("Random seed: the same seed trains the same model.", default=0, min=0)
 
 
-@command(folder="DIR")
+@command(folder="DIR", extra="gallery")
 def train(
     options: TrainOptions,
     directory: Path = argument("A folder with one subfolder of images per class.", metavar="DIR"),

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from nearveil.cli._output import check, print_lines, report_errors, set_verbosity, wrap_command
+from nearveil.lazy import require_extra
 
 if TYPE_CHECKING:
     from nearveil.client.clients import Client
@@ -91,7 +92,7 @@ def make_app(text: str, *, add_completion: bool = False) -> typer.Typer:
 
 
 def command(
-    app: typer.Typer | None = None, name: str | None = None, *, rename: bool = True, **names: str
+    app: typer.Typer | None = None, name: str | None = None, *, extra: str = "", rename: bool = True, **names: str
 ) -> Callable[[Any], Any]:
     """Turn a function into a command, and add it to `app`; each field of a dataclass parameter is an option."""
     # Errors that a user can fix are printed, if `rename` with the names of options in place of parameters; `names` adds
@@ -104,7 +105,7 @@ def command(
         def run(*, quiet: bool, verbose: bool, **values: Any) -> None:
             check(not (quiet and verbose), "not together with --verbose", "--quiet")
             set_verbosity(verbose - quiet)
-            with report_errors(**(option_names if rename else {}) | names):
+            with report_errors(**(option_names if rename else {}) | names), require_extra(extra):
                 for key, group in groups.items():
                     values[key] = group(**{item.name: values.pop(item.name) for item in fields(group)})
                 function(**values)
@@ -273,21 +274,24 @@ class GalleryOptions(ServerOptions):
     )
 
     @contextmanager
-    def open(self, *, timeouts: dict[str, Any] | None = None, **settings: Any) -> "Iterator[tuple[Client, bool]]":
-        """Yield a client, and whether a local index has changed since its map was learned."""
+    def open(
+        self, *, timeouts: dict[str, Any] | None = None, **settings: Any
+    ) -> "Iterator[tuple[Client, Callable[[], bool]]]":
+        """Yield a client, and a function that returns whether a local index has changed since its map was learned."""
         from nearveil import Client
 
         if self.server is not None:
             with self.connect(self.server, **settings, **(timeouts or {})) as client:
-                yield client, False
+                yield client, lambda: False
         elif self.gallery is not None:
             raise ValueError("--gallery: a local index has one gallery; leave it out, or use --server")
         else:
-            from nearveil.gallery.index import Index
-            from nearveil.gallery.sync import find_index
+            with require_extra("gallery"):
+                from nearveil.gallery.index import Index
+                from nearveil.gallery.sync import find_index
 
             with Index.open(find_index(self.index)) as index, Client(index, **settings) as client:
-                yield client, index.current().stale
+                yield client, lambda: index.current().stale
 
 
 @dataclass(frozen=True)

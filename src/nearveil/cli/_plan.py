@@ -26,7 +26,7 @@ _DELTA = 1e-6  # of many messages
 _WAY_COLUMNS = ("way", "epsilon", "one-time download", "sent", "received", "server reads", "recall@8")
 
 
-@command()
+@command(extra="budget")
 def cost(
     plan: list[str] = argument("Releases: 500x0.5 is 500 at epsilon 0.5 each.", metavar=METAVAR),
     delta: float = option("Delta of the whole plan.", default=1e-5),
@@ -82,7 +82,7 @@ def cost(
     )
 
 
-@command()
+@command(extra="gallery")
 def plan(
     items: int = option("Number of items in the gallery.", min=1),
     epsilon: float = option("Epsilon of one query.", min=0, max=40),
@@ -189,7 +189,7 @@ def _parse_size(text: str, option: str) -> int:
         raise typer.BadParameter(f"{text!r} is not a size, such as 500kB, 2MB or 1GiB", param_hint=option) from None
 
 
-@command()
+@command(extra="gallery")
 def mechanisms(as_json: bool = JSON) -> None:
     """List all mechanisms: the protected data, whether the guarantee is proved, and the message size.
 

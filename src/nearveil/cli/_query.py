@@ -112,11 +112,12 @@ def query(
     with payer, _name_retry(key or "", payer, local=options.server is None), show_bars() as start:
         chosen_extractor = load_extractor(extractor)
         pixels: Any = read_vector(image) if is_vector else load_image(image)
-        with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, stale):
+        with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, is_stale):
             settings: Any = {"gallery": options.gallery, "thumbnails": sheet is not None, "key": key, "by": by}
             settings |= {"where": _parse_filter(where), "label": label, "allow_unsound": allow_unsound}
             start("Querying", None)
             nearest = client.nearest(pixels, k, epsilon, candidates, **settings)
+            stale = nearest.way != "index" and is_stale()
         balance = payer.balance()
     answer = _describe_answer(nearest, balance, payer.new_ledger, stale=stale)
     answer |= {"server": options.server, "sheet": None if sheet is None else str(sheet)}
@@ -217,7 +218,7 @@ def _write_notes(nearest: "Nearest", balance: "Balance | None", new_ledger: str,
             f"Answers of this gallery hold {nearest.n_candidates} items, so a message returns no more. If the gallery "
             "offers it, a query without --epsilon compares all items, reveals nothing and costs nothing."
         )
-    if stale and nearest.way != "index":
+    if stale:
         yield "The index has changed since its map was made; run `nearveil index DIR` to include new items."
 
 

@@ -11,7 +11,6 @@ import typer
 from nearveil.cli._options import JSON, argument, command, option
 from nearveil.cli._output import print_json, print_lines, print_table, show_bars
 from nearveil.cli._token import has_tokens, suggest_token
-from nearveil.lazy import require_extra
 
 if TYPE_CHECKING:
     from nearveil.private_knn.discriminant import Forecast
@@ -39,7 +38,7 @@ class ServeOptions:
     log_file: Path | None = option("File for the JSON log; stderr by default.")
 
 
-@command(rename=False)  # a setting may come from a file or a variable
+@command(rename=False, extra="service")  # a setting may come from a file or a variable
 def serve(
     options: ServeOptions,
     index: str | None = argument(
@@ -64,9 +63,9 @@ def serve(
         nearveil serve gallery/ --host 0.0.0.0 --cert cert.pem --cert-key key.pem
     """
     overrides: dict[str, Any] = {key: value for key, value in asdict(options).items() if value is not None}
-    with require_extra("service"):
-        from nearveil.server import Settings
-        from nearveil.server import serve as run_server
+    from nearveil.server import Settings
+    from nearveil.server import serve as run_server
+
     if index is not None:
         offers = ("names", "thumbnails", *(offer or ()))
         overrides["galleries"] = [{"name": name or _name_gallery(index), "index": index, "offers": offers}]
@@ -110,7 +109,7 @@ def _check_log(settings: "Settings") -> None:
         raise ValueError(f"log_file: {settings.log_file} is not writable: {error.strerror}") from None
 
 
-@command()
+@command(extra="service")
 def protect(
     name: str | None = argument("A protected gallery of the file.", metavar="NAME"),
     config: Path | None = option("The TOML file of `nearveil serve`.", envvar="NEARVEIL_CONFIG"),
@@ -128,9 +127,9 @@ def protect(
         nearveil protect --config nearveil.toml
         nearveil protect scans --config nearveil.toml --publish
     """
-    with require_extra("service"):
-        from nearveil.server import Settings
-        from nearveil.server.serving import open_protected
+    from nearveil.server import Settings
+    from nearveil.server.serving import open_protected
+
     settings = Settings.load(config)
     chosen = _choose_gallery(settings.galleries, name)
     with closing(open_protected(chosen, settings.database_timeout)) as gallery:

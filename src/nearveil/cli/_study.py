@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from studies._study import Study
 
 
-@command()
+@command(extra="study")
 def study(
     options: ClusterOptions,
     names: list[str] | None = argument("Studies, or all; without a name, list them.", metavar="NAME|all"),

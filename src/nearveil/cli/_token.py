@@ -10,7 +10,6 @@ import typer
 
 from nearveil.cli._options import JSON, argument, command, make_app, option
 from nearveil.cli._output import print_json, print_lines, print_table
-from nearveil.lazy import require_extra
 
 if TYPE_CHECKING:
     from nearveil.server import TokenStore
@@ -35,9 +34,9 @@ class TokenOptions:
     @property
     def location(self) -> str:
         """The path or URL of the token store."""
-        with require_extra("service"):
-            from nearveil.server.settings import Settings, SettingsError, read_settings
-            from nearveil.server.tokens import default_location
+        from nearveil.server.settings import Settings, SettingsError, read_settings
+        from nearveil.server.tokens import default_location
+
         if self.tokens is not None:
             return self.tokens
         # Read this setting only: an operator of tokens need not be able to read the keys that others name.
@@ -59,7 +58,7 @@ class TokenOptions:
         return TokenStore(self.location)
 
 
-@command(app)
+@command(app, extra="service")
 def create(
     options: TokenOptions,
     label: str = argument("Who the token is for.", metavar="LABEL"),
@@ -90,7 +89,7 @@ def create(
     )
 
 
-@command(app, "list")
+@command(app, "list", extra="service")
 def list_tokens(options: TokenOptions, as_json: bool = JSON) -> None:
     """List all tokens, including expired and revoked ones.
 
@@ -107,7 +106,7 @@ def list_tokens(options: TokenOptions, as_json: bool = JSON) -> None:
     print_table(headings, [[row[name] for name in headings] for row in rows], no_wrap=("id", "expires", "state"))
 
 
-@command(app)
+@command(app, extra="service")
 def revoke(
     options: TokenOptions,
     token_id: str = argument("Id from `nearveil token list`.", metavar="ID"),

@@ -12,13 +12,12 @@ import typer
 
 from nearveil.cli._accounts import PaymentOptions, describe_new_account, find_or_open_account
 from nearveil.cli._options import EXTRACTOR, GalleryOptions, command, load_extractor, option
-from nearveil.lazy import require_extra
 
 _SERVER_SETTINGS = {"timeout": 20.0, "retries": 2}  # short: a person waits in front of the page
 _EXIT_DELAY = 5.0  # seconds between Ctrl-C and the end, before uvicorn logs the requests that it cancels
 
 
-@command(url="--server")
+@command(url="--server", extra="images,service")
 def ui(
     options: GalleryOptions,
     payment: PaymentOptions,
@@ -37,10 +36,9 @@ def ui(
         nearveil ui --server https://birds.example:8321 --token-file token.txt
     """
     from nearveil.gallery.sync import describe_location, find_index
+    from nearveil.ui import serve_page
+    from nearveil.ui.session import PageSession, RecordingPayer
 
-    with require_extra("images,service"):
-        from nearveil.ui import serve_page
-        from nearveil.ui.session import PageSession, RecordingPayer
     with ExitStack() as stack:
         payer = RecordingPayer()
         settings = {"extractor": load_extractor(extractor), "account": payer}

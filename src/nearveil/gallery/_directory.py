@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import faiss
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
@@ -103,6 +102,8 @@ class DirectoryIndex(Index):
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
         rows = self._load_rows()
         is_product, k = self._first_metric == "dot", check_k(k, len(rows))
+        import faiss
+
         # Rows of norm one by their distance: its rounding is small beside it, that of a sum of products is not.
         measure = faiss.METRIC_INNER_PRODUCT if is_product else faiss.METRIC_L2
         values: NDArray[Any]

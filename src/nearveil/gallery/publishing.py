@@ -6,10 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Literal, NamedTuple, Self
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple, Self
 
 import numpy as np
-import scipy.sparse
 import sqlalchemy as sa
 from numpy.typing import ArrayLike, NDArray
 
@@ -34,16 +33,21 @@ from nearveil.gallery.errors import (
     StaleMapError,
 )
 from nearveil.gallery.items import Ids, IndexSnapshot
-from nearveil.mechanisms import Covers, Message, MessageError, PublicMap
+from nearveil.lazy import LateModule
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
-from nearveil.mechanisms.covers.covers import DUE, spread_features
-from nearveil.mechanisms.covers.maps import MOST_SETS
-from nearveil.mechanisms.messages import candidate_count, fingerprint
-from nearveil.mechanisms.public import PublicRelease, check_served
+from nearveil.mechanisms.covers.maps import MOST_SETS, PublicMap
+from nearveil.mechanisms.messages import COVERS, Message, MessageError, candidate_count, fingerprint
 from nearveil.metrics import CENTRED, NORMALIZED, Metric, ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.progress import Progress, start_stage, tick_percent
 from nearveil.storage import Database
+
+if TYPE_CHECKING:
+    from nearveil.mechanisms import public as papers
+    from nearveil.mechanisms.covers import covers
+else:  # to learn and to answer, not to search an index
+    covers = LateModule("nearveil.mechanisms.covers.covers", "gallery")
+    papers = LateModule("nearveil.mechanisms.public", "gallery")
 
 _HEADER = "told"  # the stored name of the header in the archive
 _SPACE_ROWS = 1 << 18  # of a gallery, to learn the constants of a metric from
@@ -62,7 +66,7 @@ class MapTerms:
     #: return the others. 0 gives the highest average recall at a small epsilon.
     reach: float = 1.0
     code_bytes: CodeBytes = "auto"  #: the size of a code, as in :class:`nearveil.search.Retriever`
-    mechanism: str = Covers.name  #: of messages: covers, or one of the papers' (docs/howto/mechanisms.md)
+    mechanism: str = COVERS  #: of messages: covers, or one of the papers' (docs/howto/mechanisms.md)
     #: The key of metadata with the class of an item, for mechanisms as published; by default its folder, in its name.
     labels: str | None = None
     allow_unsound: bool = False  #: required for mechanisms as published
@@ -71,9 +75,9 @@ class MapTerms:
         """Return the terms with the options that are not None."""
         return replace(self, **{name: value for name, value in options.items() if value is not None})
 
-    def make_release(self) -> Covers:
+    def make_release(self) -> "covers.Covers":
         """Return covers with these parameters, which are not fitted yet."""
-        return Covers(self.epsilon, self.candidates, n_sets=self.n_sets, reach=self.reach)
+        return covers.Covers(self.epsilon, self.candidates, n_sets=self.n_sets, reach=self.reach)
 
     def check(self, items: int, state: str = "nothing was changed", *, exact: bool = True) -> None:
         """Raise unless a map of `items` items can be learned, or of fewer if not `exact`; `state` ends the message."""
@@ -82,8 +86,8 @@ class MapTerms:
                 raise ValueError("a map needs at least two items")
             check_channel_epsilon(self.epsilon)
             size = candidate_count(self.candidates, items)
-            if self.mechanism != Covers.name:
-                check_served(self.mechanism, allow_unsound=self.allow_unsound)
+            if self.mechanism != COVERS:
+                papers.check_served(self.mechanism, allow_unsound=self.allow_unsound)
                 return
             if not 0 <= self.reach <= 1:
                 raise ValueError("reach must be a fraction of the items, from 0 to 1")
@@ -107,7 +111,7 @@ class Published:
     revision: int  #: of the gallery that the map was learned on
     #: The server's half, with the sets. Fitted on the public space alone, so that a client with the space, the digest
     #: and the map can build the same: ``Covers(...).fit_space(space, public_digest).use_map(map)``.
-    release: Covers
+    release: "covers.Covers"
     table: Codes = field(repr=False)  #: decodes codes; public
     codes: Bytes = field(repr=False)  #: of all items of the gallery at that revision; shape (n, b), uint8
     ids: Ids = field(repr=False)  #: of the same items, increasing; shape (n,), uint32
@@ -146,7 +150,7 @@ class Published:
             rows = snapshot.spread(LOCAL if snapshot.in_memory else workers)
             space = _learn_space(metric, rows, public)
             release = terms.make_release().fit_space(space)
-            features = spread_features(release, rows)
+            features = covers.spread_features(release, rows)
             if snapshot.in_memory:
                 features = SpreadRows.cut(features.gather("centring rows"), workers)
             table, codes, recall = learn_codes(features, terms.code_bytes, space)
@@ -160,7 +164,7 @@ class Published:
         :meth:`nearveil.mechanisms.Covers.update`.
         """
         positions = self._find_positions(snapshot.ids)
-        features = spread_features(self.release, snapshot.spread(LOCAL))
+        features = covers.spread_features(self.release, snapshot.spread(LOCAL))
         release = self.release.update_features(features, positions)
         codes, new = self.codes[np.maximum(positions, 0)], np.flatnonzero(positions < 0)
         if len(new):
@@ -176,7 +180,7 @@ class Published:
     def can_encode(self, snapshot: IndexSnapshot) -> bool:
         """Return whether the codes hold new items: none is clipped much more than those they were learned from."""
         # Norms are about one. Where all are, clipping changes a cosine little, and any new item is clipped a little.
-        features = spread_features(self.release, snapshot.spread(LOCAL))
+        features = covers.spread_features(self.release, snapshot.spread(LOCAL))
         is_new = self._find_positions(snapshot.ids) < 0
         new, old = np.flatnonzero(is_new), np.flatnonzero(~is_new)[:: max(1, len(snapshot) // _MEASURED_ROWS)]
 
@@ -278,11 +282,13 @@ class Published:
             terms = MapTerms(**{name: header[name] for name in names if name in header})
             encoded_map, revision = arrays["map"].tobytes(), header["revision"]
             parts = table, arrays["codes"], arrays["ids"], terms, header.get("code_recall")
-            if terms.mechanism != Covers.name:
+            if terms.mechanism != COVERS:
                 items: Any = {"score_space": space, "features": arrays["features"], "labels": arrays["labels"]}
-                return PublishedRelease(revision, PublicRelease.from_bytes(encoded_map), *parts, **items)
+                return PublishedRelease(revision, papers.PublicRelease.from_bytes(encoded_map), *parts, **items)
             items, starts = arrays["set_items"], arrays["set_starts"]
-            members = scipy.sparse.csr_array(
+            from scipy.sparse import csr_array
+
+            members = csr_array(
                 (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
             )
             fitted = terms.make_release().fit_space(space, _hash_public(space, table))
@@ -296,7 +302,7 @@ class Published:
 class PublishedRelease(Published):
     """A gallery published for a mechanism of the papers: the server ranks all its rows by each message."""
 
-    release: PublicRelease  # type: ignore[assignment]
+    release: "papers.PublicRelease"  # type: ignore[assignment]
     score_space: ScoreSpace = field(kw_only=True, repr=False)
     features: Singles = field(kw_only=True, repr=False)  #: of all items, as stored in the index
     labels: NDArray[np.int64] = field(kw_only=True, repr=False)  #: classes of the items; empty without classes
@@ -317,7 +323,7 @@ class PublishedRelease(Published):
         public: ArrayLike | None = None,
     ) -> Self:
         """Fit a mechanism to public rows: `public`, or a sample of the gallery with the `classes` of its items."""
-        check_served(terms.mechanism, allow_unsound=terms.allow_unsound)
+        papers.check_served(terms.mechanism, allow_unsound=terms.allow_unsound)
         rows = np.asarray(snapshot.features)
         space = _learn_space(metric, SpreadRows.cut(rows), public)
         table, codes, recall = learn_codes(
@@ -330,7 +336,7 @@ class PublishedRelease(Published):
         else:
             anchors, anchor_labels = np.asarray(public, np.float32), np.empty(0, np.int64)
         sizes = len(rows), candidate_count(terms.candidates, len(rows)), _hash_public(space, table)
-        release = PublicRelease(
+        release = papers.PublicRelease(
             terms.mechanism, float(terms.epsilon), anchors, anchor_labels, tuple(names.tolist()), *sizes
         )
         if not release.is_sound and not len(anchor_labels):
@@ -452,7 +458,7 @@ class MapPublisher(ABC):
         n_sets: int | None = None,
         reach: float = 1.0,
         code_bytes: CodeBytes = "auto",
-        mechanism: str = Covers.name,
+        mechanism: str = COVERS,
         labels: str | None = None,
         allow_unsound: bool = False,
         keep: int = KEPT_MAPS,
@@ -483,10 +489,10 @@ class MapPublisher(ABC):
         terms = MapTerms(epsilon, candidates, n_sets, reach, code_bytes, mechanism, labels, allow_unsound)
         snapshot, metric = self.snapshot(), self.metric
         learned: Published
-        if mechanism == Covers.name:
+        if mechanism == COVERS:
             learned = Published.learn(snapshot, terms, metric=metric, public=public, progress=progress, cluster=cluster)
         else:
-            entry = check_served(mechanism, allow_unsound=allow_unsound)
+            entry = papers.check_served(mechanism, allow_unsound=allow_unsound)
             # Clients fetch the classes with the map, also of a gallery that offers no names.
             classes = self._read_classes(snapshot.ids, labels) if entry.labelled else None
             learned = PublishedRelease.learn_release(snapshot, terms, classes, metric=metric, public=public)
@@ -506,8 +512,9 @@ class MapPublisher(ABC):
             return newest
         snapshot = self.snapshot()
         try:
-            is_same = newest.space.metric == self.metric and newest.terms.mechanism == Covers.name
-            if is_same and len(snapshot) > 1 and newest.measure_drift(snapshot) <= DUE and newest.can_encode(snapshot):
+            is_same = newest.space.metric == self.metric and newest.terms.mechanism == COVERS
+            is_same = is_same and len(snapshot) > 1 and newest.measure_drift(snapshot) <= covers.DUE
+            if is_same and newest.can_encode(snapshot):
                 updated = newest.update(snapshot)
                 self._save_map(updated, keep)
                 return updated

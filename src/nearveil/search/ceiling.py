@@ -6,13 +6,19 @@ Proofs: ``docs/theory/ceiling.md``. Attacks: ``tests/search/test_ceiling.py``.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq, linprog
 
+from nearveil.lazy import LateModule
 from nearveil.mechanisms.messages import candidate_count, check_fraction
 from nearveil.privacy.checks import check_integer, check_range
+
+if TYPE_CHECKING:
+    from scipy import optimize
+else:
+    optimize = LateModule("scipy.optimize", "budget")
 
 __all__ = ["answer_ceiling", "class_ceiling", "neighbor_ceiling", "popular_floor", "reference_line", "utility_ceiling"]
 
@@ -143,7 +149,7 @@ def _find_price(bound: Callable[[float], float], last: float, ratio: float) -> f
         return last
     if difference(ratio * last) <= 0:
         return ratio * last
-    return float(brentq(difference, last, ratio * last, xtol=last * 1e-15, rtol=1e-15))
+    return float(optimize.brentq(difference, last, ratio * last, xtol=last * 1e-15, rtol=1e-15))
 
 
 def _find_chances(shares: Floats, count: int, price: float, ratio: float) -> Floats:
@@ -190,7 +196,7 @@ def answer_ceiling(epsilon: float, recalls: ArrayLike, *, gap: float = 1e-4) -> 
             better = above[answer] > 0
             cuts.append(-(1 + favour * better) / n)
             rights.append(-float(values[answer].mean() + favour * values[answer, better].sum() / n))
-        solution = linprog(np.full(n, 1 / n), A_ub=np.array(cuts), b_ub=rights, bounds=(0, 1))
+        solution = optimize.linprog(np.full(n, 1 / n), A_ub=np.array(cuts), b_ub=rights, bounds=(0, 1))
         if best - solution.fun <= gap:
             return best
         levels = solution.x

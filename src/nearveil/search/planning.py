@@ -12,11 +12,14 @@ from nearveil.gallery.answers import IMAGE_HEADER_BYTES, Answer
 from nearveil.gallery.codes import CodeBytes
 from nearveil.gallery.publishing import MapTerms
 from nearveil.mechanisms.covers.channels import check_channel_epsilon
-from nearveil.mechanisms.covers.covers import count_least_sets
-from nearveil.mechanisms.covers.learning import usual_number
-from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_GRADED, MOST_SETS
-from nearveil.mechanisms.covers.members import count_prototypes
-from nearveil.mechanisms.public import check_served
+from nearveil.mechanisms.covers.maps import (
+    MOST_DIMENSIONS,
+    MOST_GRADED,
+    MOST_SETS,
+    count_least_sets,
+    count_prototypes,
+    usual_number,
+)
 from nearveil.privacy.checks import check_integer, is_integer
 from nearveil.sealed.sizes import estimate_sizes
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor, utility_ceiling
@@ -385,6 +388,8 @@ def _write_message(search_plan: SearchPlan, count: int, works: bool) -> tuple[st
 
 def describe_mechanism(name: str, epsilon: float) -> str:
     """Return what messages by a mechanism of the papers find, beside covers, at the nearest measured epsilon."""
+    from nearveil.mechanisms.public import check_served
+
     check_served(name, allow_unsound=True)
     if name not in _MEASURED:
         return (

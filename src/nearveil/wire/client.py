@@ -15,13 +15,13 @@ from nearveil.gallery.codes import ID_BYTES, Codes, Singles
 from nearveil.lazy import require_extra
 from nearveil.mechanisms.covers.channels import RandomizedResponse, check_channel_epsilon, set_guarantee
 from nearveil.mechanisms.covers.maps import NEIGHBORS, PublicMap
-from nearveil.mechanisms.messages import Message, MessageError, fingerprint
+from nearveil.mechanisms.messages import COVERS, Message, MessageError, fingerprint
 from nearveil.metrics import CENTRED, NORMALIZED, scale_to_unit
 from nearveil.privacy import Guarantee
 from nearveil.privacy.checks import OUT_OF_RANGE, check_numbers, is_in_range, is_integer
 from nearveil.privacy.noise import Source, secure_source
 from nearveil.wire.frames import HEADER_BYTES, Kind, WireError
-from nearveil.wire.messages import COVERS, MapChanged, PublicPart, Refusal, RefusalCode, decode_frame
+from nearveil.wire.messages import MapChanged, PublicPart, Refusal, RefusalCode, decode_frame
 
 if TYPE_CHECKING:
     from nearveil.mechanisms.public import PublicRelease

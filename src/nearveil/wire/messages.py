@@ -11,13 +11,12 @@ from nearveil.gallery.answers import EXTRAS, Answer, Extras
 from nearveil.gallery.codes import Codes, codes_from_bytes, codes_to_bytes
 from nearveil.lazy import require_extra
 from nearveil.mechanisms.covers.maps import PublicMap
-from nearveil.mechanisms.messages import Message, candidate_count
+from nearveil.mechanisms.messages import COVERS, Message, candidate_count
 from nearveil.metrics import CENTRED, LARGEST_SCALE, METRICS, SMALLEST_SCALE, ScoreSpace
 from nearveil.privacy.checks import LARGEST_FEATURE, is_in_range
 from nearveil.wire import frames
 from nearveil.wire.frames import Kind, WireError
 
-COVERS = "covers"  # the mechanism whose map is a PublicMap
 _METRIC = 16  # the flag of a public part with a metric and a recall
 _UNKNOWN = -1.0  # a recall that was not measured
 _DIGEST = re.compile(r"[0-9a-f]{32}")

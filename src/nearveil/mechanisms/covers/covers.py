@@ -16,9 +16,15 @@ from nearveil.cluster import SpreadRows, connect, cut_rows, use_one_thread
 from nearveil.mechanisms.base import TractableRelease
 from nearveil.mechanisms.covers.channels import RandomizedResponse, check_channel_epsilon, set_guarantee
 from nearveil.mechanisms.covers.learning import Report, Rows, learn_sets
-from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, MOST_SETS, MapError, PublicMap
-from nearveil.mechanisms.covers.members import (
+from nearveil.mechanisms.covers.maps import (
+    MOST_DIMENSIONS,
+    MOST_SETS,
+    MapError,
+    PublicMap,
+    count_least_sets,
     count_prototypes,
+)
+from nearveil.mechanisms.covers.members import (
     make_members,
     map_around_prototypes,
     measure_local,
@@ -26,6 +32,7 @@ from nearveil.mechanisms.covers.members import (
     update_members,
 )
 from nearveil.mechanisms.messages import (
+    COVERS,
     Floats,
     Message,
     MessageError,
@@ -294,7 +301,7 @@ class Covers(MappedRelease):
     Seeing this message changes the odds between any two records by at most a factor of 55.
     """
 
-    name = "covers"
+    name = COVERS
 
     epsilon: float
     candidates: float = 0.1
@@ -372,11 +379,3 @@ class Covers(MappedRelease):
             local = measure_local(features, self.space_, initial)
             members = make_members(reach_items(members.indices.reshape(-1, set_size), local, self.reach), n)
         return members, map_around_prototypes(features, self.space_, members, components, learned)
-
-
-def count_least_sets(n_items: int, set_size: int, reach: float) -> int:
-    """Return how many sets are needed to reach a fraction of the items, at most `MOST_SETS`."""
-    reached = math.ceil(reach * n_items - 1e-9)
-    least = -(-reached // set_size)
-    # A spare position in each set, for smaller sets after deletions.
-    return min(least + (least * set_size < reached + least), n_items, MOST_SETS)

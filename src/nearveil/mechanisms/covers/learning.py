@@ -22,7 +22,7 @@ from threadpoolctl import threadpool_limits
 
 from nearveil.cluster import LOCAL, Cluster, SpreadRows
 from nearveil.mechanisms.covers.maps import DECAY as CHOICE_DECAY
-from nearveil.mechanisms.covers.maps import NEIGHBORS
+from nearveil.mechanisms.covers.maps import MOST_SETS, NEIGHBORS, usual_number
 from nearveil.metrics import ScoreSpace
 
 Rows = NDArray[np.float32]
@@ -56,7 +56,6 @@ _SPARE = 1.5  # multiple of the usual number of sets to learn at first
 _DROPPED = 32  # drop one of so many sets at a time
 _PASSES_A_DROP = 2
 _FALL = 0.03  # stop dropping sets after such a loss of recall
-_MOST_SETS = 4096
 _ITEMS_A_SET = 8  # with fewer, a map would be larger than its gallery
 _CELLS = 64  # for fine centroids
 _MOST_LISTED = 1 << 24  # positions in one list
@@ -398,7 +397,7 @@ def learn_sets(
         features, space, queries, encoded=encoded, report=lambda done: report("looking for neighbours", 0.4 * done)
     )
     shared = workers.share(_Task(small, lists, n, set_size, epsilon))
-    most = min(_MOST_SETS, n, max(n // _ITEMS_A_SET, 2 * n // set_size))
+    most = min(MOST_SETS, n, max(n // _ITEMS_A_SET, 2 * n // set_size))
     numbers = (n_sets, n_sets) if n_sets else (max(2, least), max(2, least, most))
     results: list[tuple[float, int, csr_array]] = []
     seeds = range(_count_starts(n_sets) if n_sets else 1)
@@ -487,13 +486,6 @@ def _row_maxima(table: csr_array, values: NDArray[np.float32]) -> NDArray[np.flo
     if len(filled):
         largest[filled] = np.maximum.reduceat(values, table.indptr[filled])
     return largest
-
-
-def usual_number(n_items: int, set_size: int, epsilon: float, least: int, most: int) -> int:
-    """Estimate the best number of sets."""
-    fraction, favour = set_size / n_items, np.exp(epsilon / 2)
-    number = min(2 + 0.11 * favour / fraction, 0.72 * max(1, favour * np.sqrt(fraction)) / fraction)
-    return int(min(max(least, round(number)), most))
 
 
 def projection(features: Rows, dimensions: int) -> Rows:

@@ -1,5 +1,6 @@
 """The public map, and the choice of a set in whole numbers, in a time that does not depend on the row."""
 
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
@@ -112,6 +113,7 @@ _NAME = "map"
 MOST_DIMENSIONS = 64  # of a projected feature
 MOST_PROTOTYPES = 32_768
 MOST_GRADED = 8192  # prototypes with coverage in 255 steps; more prototypes have one bit
+PROTOTYPES = MOST_GRADED  # in a gallery up to this size, every item is a prototype
 MOST_COVERAGE = 1 << 25  # prototypes times sets
 MOST_SETS = 4096
 MOST_ITEMS = 1 << 32  # the number of ids
@@ -122,6 +124,7 @@ _LARGEST = {
     "bits": (MOST_PROTOTYPES, MOST_SETS // 8),
     "sizes": (3,),
 }
+_SMALL_ANSWER = 0.03  # part of a gallery: smaller answers need more prototypes
 _CHUNK = 1 << 18  # similarities in memory at once
 _TINY = 2.0**-24  # the smallest positive component
 
@@ -291,3 +294,25 @@ def _unpack(bits: NDArray[Any], n_sets: int) -> NDArray[np.uint8]:
 def _read_only(values: NDArray[Any]) -> NDArray[Any]:
     values.setflags(write=False)
     return values
+
+
+def count_prototypes(n_items: int, n_sets: int, set_size: int) -> int:
+    """Return the number of prototypes of a map, if the gallery has more items."""
+    if set_size >= _SMALL_ANSWER * n_items:
+        return PROTOTYPES
+    return max(PROTOTYPES, min(MOST_PROTOTYPES, MOST_COVERAGE // n_sets))
+
+
+def usual_number(n_items: int, set_size: int, epsilon: float, least: int, most: int) -> int:
+    """Estimate the best number of sets."""
+    fraction, favour = set_size / n_items, np.exp(epsilon / 2)
+    number = min(2 + 0.11 * favour / fraction, 0.72 * max(1, favour * np.sqrt(fraction)) / fraction)
+    return int(min(max(least, round(number)), most))
+
+
+def count_least_sets(n_items: int, set_size: int, reach: float) -> int:
+    """Return how many sets are needed to reach a fraction of the items, at most `MOST_SETS`."""
+    reached = math.ceil(reach * n_items - 1e-9)
+    least = -(-reached // set_size)
+    # A spare position in each set, for smaller sets after deletions.
+    return min(least + (least * set_size < reached + least), n_items, MOST_SETS)

@@ -19,7 +19,7 @@ from nearveil.mechanisms.covers.learning import (
     project,
     to_directions,
 )
-from nearveil.mechanisms.covers.maps import DECAY, MOST_COVERAGE, MOST_GRADED, MOST_PROTOTYPES, NEIGHBORS, PublicMap
+from nearveil.mechanisms.covers.maps import DECAY, MOST_GRADED, NEIGHBORS, PublicMap, count_prototypes
 from nearveil.metrics import ScoreSpace
 
 SetItems = NDArray[np.int64]  # the items of each set, shape (n_sets, set_size)
@@ -27,8 +27,6 @@ _FULL = 255.0  # full coverage
 _LEAST = 5  # a smaller coverage counts as none
 _FITTING_STEPS = 4
 _SETS_AT_ONCE = 64
-PROTOTYPES = MOST_GRADED  # in a gallery up to this size, every item is a prototype
-_SMALL_ANSWER = 0.03  # part of a gallery: smaller answers need more prototypes
 _SAMPLED = 1 << 20  # items to learn prototypes from
 _FITTED = 50_000  # queries to fit the coverage of prototypes to
 
@@ -60,13 +58,6 @@ def map_around_prototypes(
         near = find_prototypes_of(project(learned.rows[:_FITTED], directions), fine.centroids, NEIGHBORS)
         fit_coverage(coverage, near, learned.lists[:_FITTED], members)
     return make_map(components, fine.centroids, coverage, n_items, set_size)
-
-
-def count_prototypes(n_items: int, n_sets: int, set_size: int) -> int:
-    """Return the number of prototypes of a map, if the gallery has more items."""
-    if set_size >= _SMALL_ANSWER * n_items:
-        return PROTOTYPES
-    return max(PROTOTYPES, min(MOST_PROTOTYPES, MOST_COVERAGE // n_sets))
 
 
 def make_map(
