@@ -15,6 +15,7 @@ _EXTRAS = {  # of packages, by module
 }
 
 
+_NAMES = {"PIL": "Pillow", "skimage": "scikit-image", "sklearn": "scikit-learn"}  # of packages
 _SIZES = ("budget", "knn", "gallery", "audit", "service")  # each extra has what those before it have
 
 
@@ -35,7 +36,9 @@ def require_extra(extra: str) -> Iterator[None]:
         if not (extra and error.name and is_larger) or error.name.startswith("nearveil"):
             raise
         library = error.name.partition(".")[0]
-        missing = MissingLibraryError(f'{library} is not installed: pip install "nearveil[{extra}]"', name=library)
+        missing = MissingLibraryError(
+            f'{_NAMES.get(library, library)} is not installed: pip install "nearveil[{extra}]"', name=library
+        )
         missing.extra = extra
         raise missing from None
 

@@ -445,8 +445,8 @@ def test_small_answers_have_more_prototypes(
 ) -> None:
     public, gallery, queries = digits
     for name, value in (("PROTOTYPES", 64), ("MOST_GRADED", 64), ("MOST_PROTOTYPES", 512)):
-        monkeypatch.setattr(f"nearveil.mechanisms.covers.members.{name}", value)
-    monkeypatch.setattr("nearveil.mechanisms.covers.maps.MOST_GRADED", 64)
+        monkeypatch.setattr(f"nearveil.mechanisms.covers.maps.{name}", value)
+    monkeypatch.setattr("nearveil.mechanisms.covers.members.MOST_GRADED", 64)
     many = Covers(4.0, 0.025).fit(public).index(gallery)
     assert (len(many.map_.prototypes), set(np.unique(many.map_.coverage))) == (512, {0, 255})
     assert len(Covers(4.0, 0.03).fit(public).index(gallery).map_.prototypes) == 64
