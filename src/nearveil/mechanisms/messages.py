@@ -17,7 +17,7 @@ from nearveil.privacy import Basis, Guarantee
 from nearveil.privacy.checks import NumberCheck
 
 Floats = NDArray[np.float64]
-COVERS = "covers"  # the mechanism whose map is a PublicMap
+COVERS = "covers"  # the mechanism with a PublicMap
 
 _MAGIC = b"NVM"
 _HEADER = struct.Struct("<3sBI")  # magic, version, length of the JSON header

@@ -392,9 +392,7 @@ def describe_mechanism(name: str, epsilon: float) -> str:
 
     check_served(name, allow_unsound=True)
     if name not in _MEASURED:
-        return (
-            f"{name} is unsound: what it finds is the class of the query, which its messages reveal. For teaching only."
-        )
+        return f"{name} is unsound: it finds the class of the query, which messages reveal. For teaching only."
     column = int(np.argmin(np.abs(np.log(_MEASURED_EPSILONS) - math.log(max(epsilon, 1e-6)))))
     recall = _MEASURED[name][column]
     worth = "less than the most popular items, which need no query" if recall < _WITHOUT_QUERY else "less than covers"
