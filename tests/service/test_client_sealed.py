@@ -246,6 +246,29 @@ def test_each_question_prepares_the_next(made: Path, tmp_path: Path) -> None:
         assert len(set(bodies)) == len(bodies) == 4
 
 
+def test_the_next_process_downloads_no_layout_that_it_has(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    with scene(made, tmp_path, offers=OFFERS) as here:
+        here.gallery.prepare()  # type: ignore[attr-defined]
+        results = []
+        for _ in range(2):  # a command is a process of its own
+            client, _wire = here.client()
+            results.append(client.nearest(QUERIES[0], 3, epsilon=0, by="sealed"))
+        (stored,) = (tmp_path / "data").rglob("*.layout")
+        assert stored.stat().st_mode & 0o777 == 0o600
+        size = stored.stat().st_size
+        assert results[0].bytes_received - results[1].bytes_received > size - 80  # besides the ETag
+        assert results[0].matches == results[1].matches
+        content = stored.read_bytes()
+        stored.write_bytes(content[:-100])
+        with pytest.raises(ReplyError, match="layout cannot be used"):
+            here.client()[0].nearest(QUERIES[0], 3, epsilon=0, by="sealed")
+        assert here.client()[0].nearest(QUERIES[0], 3, epsilon=0, by="sealed").matches == results[0].matches
+        assert stored.read_bytes() == content
+
+
 def test_no_pad_is_used_after_a_change(tmp_path: Path) -> None:
     place = make_index(tmp_path / "changing")
     with scene(place, tmp_path, offers=OFFERS) as here:

@@ -35,6 +35,7 @@ _COMMANDS = {  # Python calls in error messages, and the commands that do the sa
     "Ledger(..., read_only=True).verify()": "`nearveil budget verify`",
     " verify() lists": " `nearveil budget verify` lists",
     "open_account() opens one, accounts() lists": "`nearveil budget create` opens one, `nearveil budget show` lists",
+    "open one with open_account()": "open one with `nearveil budget create`",
     "account() returns it": "its terms never change. Use another name, or see `nearveil budget show`",
     "take a new one (new_key())": "use another key, or leave out --key",
     "Create one with Index.create()": "Create one with `nearveil index DIR --into GALLERY`, or name another",

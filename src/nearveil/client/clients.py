@@ -322,7 +322,7 @@ class AsyncClient:
         if way == "sealed":
             from nearveil.client.sealed import ask_sealed
 
-            return await ask_sealed(self._session, question, self._sealed)
+            return await ask_sealed(self._session, question, self._sealed, self._copies)
         from nearveil.client.home import search_home, search_index
 
         if self.index is not None:
@@ -433,7 +433,7 @@ class AsyncClient:
         """
         from nearveil.client.sealed import prepare_sealed
 
-        await prepare_sealed(self._session, n_questions, gallery, self._sealed)
+        await prepare_sealed(self._session, n_questions, gallery, self._sealed, self._copies)
 
     async def classify(self, query: Image, *, gallery: str | None = None) -> Classified:
         """Classify an image by the model of a protected gallery, at no cost. Nothing is revealed about the image.

@@ -23,7 +23,7 @@ from nearveil.client.transport import Request, read_body
 from nearveil.gallery.answers import ItemDetails
 from nearveil.gallery.codes import ID_BYTES
 from nearveil.privacy.checks import is_integer
-from nearveil.storage import data_folder
+from nearveil.storage import data_folder, make_private_folder, replace_file
 from nearveil.wire.codes import CodesGroup, CodesManifest
 from nearveil.wire.frames import Kind
 from nearveil.wire.schema import GalleryInfo
@@ -75,6 +75,20 @@ class HomeCopies:
         if gallery not in self._copies:
             self._copies[gallery] = HomeCopy(self._folder / gallery)
         return self._copies[gallery]
+
+    def read_layout(self, gallery: str) -> tuple[str, bytes]:
+        """Return the ETag and the public sealed layout that an earlier process fetched; empty without one."""
+        with suppress(OSError, RuntimeError, ValueError):  # also without a home directory
+            etag, _, layout = (self._folder / f"{gallery}.layout").read_bytes().partition(b"\n")
+            return etag.decode("ascii"), layout
+        return "", b""
+
+    def write_layout(self, gallery: str, etag: str, layout: bytes) -> None:
+        """Store a public sealed layout for the next process, if the disk allows it."""
+        with suppress(OSError, RuntimeError):
+            make_private_folder(self._folder)
+            with replace_file(self._folder / f"{gallery}.layout", durable=False) as file:
+                file.write(etag.encode("ascii", "replace") + b"\n" + layout)
 
 
 class _GalleryChangedError(Exception):

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nearveil.client.errors import QuestionError, ReplyError
+from nearveil.client.home import HomeCopies
 from nearveil.client.questions import NearestQuestion, Outcome, limit_count, make_matches
 from nearveil.client.results import Nearest
 from nearveil.client.session import Session, Traffic
@@ -96,14 +97,18 @@ class CachedSeal:
             self.preparing = asyncio.create_task(prepare())
 
 
-async def prepare_sealed(session: Session, count: int, gallery: str | None, cache: dict[str, CachedSeal]) -> None:
+async def prepare_sealed(
+    session: Session, count: int, gallery: str | None, cache: dict[str, CachedSeal], copies: HomeCopies
+) -> None:
     """Fetch the layout of a gallery, and prepare questions."""
     info = await session.find_gallery(gallery, "open")
     _check_offered(info, "gallery")
-    await (await _fetch_seal(session, info, cache, Traffic())).prepare(session, info.name, count)
+    await (await _fetch_seal(session, info, cache, copies, Traffic())).prepare(session, info.name, count)
 
 
-async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[str, CachedSeal]) -> Outcome:
+async def ask_sealed(
+    session: Session, question: NearestQuestion, cache: dict[str, CachedSeal], copies: HomeCopies
+) -> Outcome:
     """Find the items nearest to each query by two encrypted questions."""
     _check_question(question)
     traffic, results = Traffic(last_reply_at=session.clock.now()), list[Nearest]()
@@ -113,7 +118,8 @@ async def ask_sealed(session: Session, question: NearestQuestion, cache: dict[st
     for start in range(0, len(rows), _MOST_TOGETHER):
         try:
             batch = rows[start : start + _MOST_TOGETHER]
-            results += await _ask_together(session, info, public, np.stack(batch), question.k, cache, traffic)
+            seal = await _fetch_seal(session, info, cache, copies, traffic)
+            results += await _ask_together(session, info, public, np.stack(batch), question.k, seal, traffic)
         except Exception as error:
             return Outcome(results, error)
         traffic = Traffic()
@@ -126,12 +132,11 @@ async def _ask_together(
     public: PublicPart,
     rows: NDArray[Any],
     k: int | None,
-    cache: dict[str, CachedSeal],
+    seal: CachedSeal,
     traffic: Traffic,
 ) -> list[Nearest]:
     """Ask two encrypted questions about each row: prepare, ask for scores, ask for records, rank."""
     # Nothing is paid. The lengths of both questions are fixed, and each private step ends at a public deadline.
-    seal = await _fetch_seal(session, info, cache, traffic)
     layout = seal.client.layout
     if layout.records is None or layout.projection.shape[0] != public.space.width:
         raise ReplyError("The gallery's layout has other features than the gallery")
@@ -198,25 +203,31 @@ def _check_offered(info: GalleryInfo, argument: str) -> None:
 
 
 async def _fetch_seal(
-    session: Session, info: GalleryInfo, cache: dict[str, CachedSeal], traffic: Traffic
+    session: Session, info: GalleryInfo, cache: dict[str, CachedSeal], copies: HomeCopies, traffic: Traffic
 ) -> CachedSeal:
     """Return the client for the current state of a gallery. Cached parts are not sent again."""
+    # The layout is public and is kept beside local copies. Tokens are not: each is used once.
     from nearveil.sealed import SealedClient, SealedError
 
     cached = cache.get(info.name)
     start_stage("Downloading the sealed layout")
-    response = await session.send(Request("layout", info.name, etag="" if cached is None else cached.etag), traffic)
+    etag, stored = ("", b"") if cached or not session.pad_timing else copies.read_layout(info.name)
+    response = await session.send(Request("layout", info.name, etag=cached.etag if cached else etag), traffic)
     if response.status == 304 and cached is not None:
         return cached
-    layout = read_body(response)
+    is_stored = response.status == 304 and etag != ""
+    layout = stored if is_stored else read_body(response)
+    if session.pad_timing and not is_stored:
+        copies.write_layout(info.name, read_etag(response), layout)
     try:
         tokens = await session.fetch(Request("tokens", info.name), traffic)
         client = await asyncio.to_thread(SealedClient, layout, tokens)
     except (SealedError, WireError) as error:
+        copies.write_layout(info.name, "", b"")  # it may be corrupted
         raise ReplyError(f"the gallery's layout cannot be used, or it has changed just now: {error}") from None
     while len(cache) >= _MAX_CACHED:
         cache.pop(next(iter(cache)))
-    cache[info.name] = seal = CachedSeal(read_etag(response), client)
+    cache[info.name] = seal = CachedSeal(etag if is_stored else read_etag(response), client)
     return seal
 
 

@@ -188,7 +188,13 @@ class Ledger:
     def account(self, name: str) -> Account:
         """Return an account."""
         account = Account(self, check_text(name, "name"))
-        account._load()
+        try:
+            account._load()
+        except AccountError:
+            if self.accounts():
+                raise
+            words = "has no accounts: correct its path if it has some elsewhere, or open one with open_account()"
+            raise AccountError(f"{self!r} {words}") from None
         return account
 
     def accounts(self) -> list[Account]:
