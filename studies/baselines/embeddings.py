@@ -100,7 +100,7 @@ class RawFeatures(PlainRelease):
     >>> int(np.argmax(release.rank(release.release(rows[150]), rows[100:])))
     50
     >>> print(release.guarantee)
-    Nothing is guaranteed about which record was asked for.
+    Nothing is guaranteed about which record was queried.
     """
 
     name = "raw"

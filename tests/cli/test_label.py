@@ -82,7 +82,7 @@ def test_bars_tell_how_far_but_not_how_many(data: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("FORCE_COLOR", "1")
     result = run(data / "private.npz", data / "public.npz", *FOUR, "--json")
     assert json.loads(result.stdout)["public_rows"] == ROWS
-    for text in ("features of PUBLIC", "features of PRIVATE", "asking"):
+    for text in ("features of PUBLIC", "features of PRIVATE", "querying"):
         assert text in result.stderr
     assert "100%" in result.stderr
     assert str(HELD) not in result.stderr

@@ -68,7 +68,7 @@ def test_noise_alone_is_not_paid_for(here: Path, account: Callable[[], float], m
     text = refused(few, many, *ONE, *PAID)
     assert "--epsilon: only noise is to be expected, and nothing was paid" in text
     assert "fewer rows (--max-answered)" in text
-    assert "--allow-noise asks anyway" in text
+    assert "--allow-noise labels anyway" in text
     assert " 14 " not in text  # how many records there are is private
     assert account() == 0
     found = json.loads(fine(few, many, *ONE, *PAID, "--allow-noise", "--json"))

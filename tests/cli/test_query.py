@@ -358,7 +358,7 @@ def test_home_and_sealed_questions_cost_nothing_and_say_what_was_seen(image: Pat
         f"All {COUNT} items of the index on this machine were compared with your query by the cosine, exactly"
         in nothing
     )
-    assert "Nothing is revealed about which record was asked for" in nothing
+    assert "Nothing is revealed about which record was queried" in nothing
     sealed, home = (told("query", image, "--by", way) for way in ("sealed", "home"))
     assert sealed["found"][0]["id"] == home["found"][0]["id"]
     assert 8 <= sealed["candidates"] <= COUNT  # items, and not slots

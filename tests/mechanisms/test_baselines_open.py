@@ -44,7 +44,7 @@ class OpenContract(Contract):
     def test_guarantee_is_that_of_a_query(self) -> None:
         promise = self.prepared().guarantee
         assert promise.epsilon == math.inf
-        assert str(promise) == "Nothing is guaranteed about which record was asked for."
+        assert str(promise) == "Nothing is guaranteed about which record was queried."
 
     def test_global_random_state_plays_no_part(self) -> None:
         release = self.prepared()

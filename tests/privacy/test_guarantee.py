@@ -55,7 +55,7 @@ def promise(**changes: Any) -> Guarantee:
         ),
         (
             {"epsilon": 0.0, "delta": 0.5},
-            "Seeing this message makes any conclusion about which image was asked for at most 1 times as likely as it"
+            "Seeing this message makes any conclusion about which image was queried at most 1 times as likely as it"
             + " would be otherwise, plus 0.5.",
         ),
         (
@@ -67,24 +67,24 @@ def promise(**changes: Any) -> Guarantee:
             "Seeing the answers changes the odds about whether any one image is in the database"
             + " by at most a factor of 7.4.",
         ),
-        ({"epsilon": 0.0}, "Nothing is revealed about which image was asked for: no message depends on it."),
+        ({"epsilon": 0.0}, "Nothing is revealed about which image was queried: no message depends on it."),
         (
             {"epsilon": 0.001},
             "Seeing this message changes the odds between any two images by at most a factor of 1.0011.",
         ),
         (
             {"epsilon": 20.0},
-            "Anyone who sees the message may be almost certain about which image was asked for: "
+            "Anyone who sees the message may be almost certain about which image was queried: "
             + "a factor of more than a million protects nothing.",
         ),
-        ({"epsilon": math.inf}, "Nothing is guaranteed about which image was asked for."),
+        ({"epsilon": math.inf}, "Nothing is guaranteed about which image was queried."),
         (
             {"protects": "database", "delta": 1.0},
             "Nothing is guaranteed about which image any one record of the database is.",
         ),
         (
             {"sound": False, "reason": "the label of the target is used after the noise"},
-            "No guarantee about which image was asked for: the label of the target is used after the noise.",
+            "No guarantee about which image was queried: the label of the target is used after the noise.",
         ),
     ],
 )

@@ -107,7 +107,7 @@ def test_what_a_seed_made_is_never_called_sound(here: Scene) -> None:
     again = rash.nearest(PRIVATE, 5, 4.0, key="mine")  # the message that was stored
     for guarantee in (paid[0], found.guarantee, again.guarantee):
         assert (guarantee.sound, guarantee.source) == (False, "seeded")
-    assert str(found.guarantee).startswith("No guarantee about which record was asked for: the noise came from a seed")
+    assert str(found.guarantee).startswith("No guarantee about which record was queried: the noise came from a seed")
     assert rash.nearest(PRIVATE, 5, 4.0).guarantee.sound
 
 

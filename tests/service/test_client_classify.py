@@ -74,7 +74,7 @@ def test_the_class_the_probabilities_and_both_guarantees_are_shown(here: Scene) 
         assert (found.query_guarantee.epsilon, found.query_guarantee.protects) == (0.0, "query")
         assert found.gallery_guarantee.protects == "database"
         assert found.gallery_guarantee.epsilon <= TERMS["epsilon"]
-        assert "Nothing is revealed about which record was asked for" in str(found)
+        assert "Nothing is revealed about which record was queried" in str(found)
         assert str(found.gallery_guarantee) in str(found)
     assert right >= 10
     assert asked(wire.requests) == ["galleries", "model"]  # once, for twelve images

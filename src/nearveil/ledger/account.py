@@ -334,7 +334,7 @@ class Account:
         Raises as :meth:`spend`. Log only what may be public: anyone who can read the ledger can read it.
         """
         if len(entry) > _LARGEST_LOG:
-            raise ValueError(f"an entry of a log must be at most {_LARGEST_LOG:,} bytes: ask fewer queries at a time")
+            raise ValueError(f"an entry of a log must be at most {_LARGEST_LOG:,} bytes: send fewer queries at a time")
         charge = None if guarantee is None else self._charge(guarantee, times)
         content, database = {"log": base64.b64encode(entry).decode("ascii")}, self._ledger._database
         key = _make_log_key(name, position)

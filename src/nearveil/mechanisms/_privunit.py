@@ -276,7 +276,7 @@ class PrivUnit(DirectionRelease):
     >>> bool(np.ptp(density) <= 4.0)
     True
     >>> print(client.guarantee)
-    Seeing this message makes any conclusion about which record was asked for at most 55 times as likely as it
+    Seeing this message makes any conclusion about which record was queried at most 55 times as likely as it
     would be otherwise, plus 6.4e-30.
     """
 

@@ -358,7 +358,7 @@ class Guarantee(_ValidatedOnUnpickling):
     def _secret(self) -> str:
         """The fact that is protected."""
         if self.protects == "query":
-            return f"which {self.unit} was asked for"
+            return f"which {self.unit} was queried"
         if self.relation == "replace":
             return f"which {self.unit} any one record of the database is"
         return f"whether any one {self.unit} is in the database"
@@ -548,7 +548,7 @@ def noise_guarantee(
     >>> f"{guarantee.epsilon:.3f}", guarantee.sound
     ('1.000', True)
     >>> print(noise_guarantee(noise, source=unsafe_seeded(7), **stated))
-    No guarantee about which image was asked for: the noise came from a seed, so anyone who knows the seed can
+    No guarantee about which image was queried: the noise came from a seed, so anyone who knows the seed can
     remove it.
     """
     if not noise.extra_delta < delta < 1:

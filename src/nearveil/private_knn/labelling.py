@@ -139,7 +139,7 @@ def label_file(
     try:
         with replace_file(target, private=False) as file:
             _fill(file, bytes(len(_encode(task.format_csv([longest] * n_rows)))))  # the disk is full: nothing was spent
-            labels, stopped = _collect_labels(voter, task, bars("asking", n_rows))
+            labels, stopped = _collect_labels(voter, task, bars("querying", n_rows))
             text = task.format_csv(labels)
             _fill(file, _encode(text))
             check_writable(target, force=force)  # another program may have created the file
@@ -246,7 +246,7 @@ def _check_agreement(plan: VotePlan, class_numbers: NDArray[np.int64]) -> None:
             f"epsilon: only noise is to be expected, and nothing was paid. {plan.n_neighbors:,} records vote on a row, "
             f"so that their votes stand out from noise of {plan.vote_noise:.0f} on each count, and a label needs "
             f"{needed:,} of them. No class has so many records, so nearly every row would be declined. "
-            "Give a larger epsilon, fewer rows (`max_answered`) or more records. `allow_noise` asks anyway"
+            "Give a larger epsilon, fewer rows (`max_answered`) or more records. `allow_noise` labels anyway"
         )
 
 
@@ -256,7 +256,7 @@ def _check_forecast(forecast: VoteForecast, warn: Callable[[str], object], *, al
     if forecast.ratio < _NOISE_RATIO and not allow_noise:
         raise ValueError(
             f"epsilon: only noise is to be expected, and at most the number of records was paid for. {text}. Give a "
-            "larger epsilon, fewer rows (`max_answered`) or more records. `allow_noise` asks anyway"
+            "larger epsilon, fewer rows (`max_answered`) or more records. `allow_noise` labels anyway"
         )
     if not forecast.is_clear:
         warn(f"{text}: a PrivateDiscriminant is more accurate at this epsilon")

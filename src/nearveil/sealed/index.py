@@ -367,7 +367,7 @@ class SealedIndex:
         part, version, packed = read_question(question)
         stage = self.layout.stages.get(part)
         if stage is None:
-            raise SealedError("this index has no records: ask for scores only")
+            raise SealedError("this index has no records: query scores only")
         if version != self.layout.version:
             raise SealedError("the index has changed since the question was made: update the client and try again")
         if len(packed) != stage.question_bytes:
