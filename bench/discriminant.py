@@ -245,7 +245,7 @@ def student(trial: Trial, epsilon: float, seed: int) -> float:
 def pate(trial: Trial, epsilon: float, seed: int) -> float:
     """Train a student on the votes of linear teachers (PATE)."""
     from nearveil.privacy.noise import unsafe_seeded
-    from nearveil.private_knn import PateClassifier
+    from studies.pate import PateClassifier
 
     voter = PateClassifier(
         TEACHERS[trial.data],

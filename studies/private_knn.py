@@ -17,7 +17,7 @@ from sklearn.preprocessing import normalize
 from sklearn.svm import SVC
 
 from nearveil.privacy.noise import Source, unsafe_seeded
-from nearveil.private_knn import PateClassifier, PrivateKNeighborsClassifier, Student
+from nearveil.private_knn import PrivateKNeighborsClassifier, Student
 from nearveil.private_knn.student_model import HalfWhitening
 from studies import _figures as draw
 from studies._report import interval
@@ -25,6 +25,7 @@ from studies._study import Case, Row, Study, summarise
 from studies.accounting import DELTA, PLANS, Plan
 from studies.data import FOLDERS, Digits, DigitSet, load_digit_images
 from studies.networks import NetworkStudent
+from studies.pate import PateClassifier
 
 Make = Callable[[Source], PrivateKNeighborsClassifier | PateClassifier]
 """From a source of noise to a voter."""

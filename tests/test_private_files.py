@@ -16,8 +16,8 @@ from nearveil.gallery import Index
 from nearveil.privacy import noise
 from nearveil.privacy.events import VoteHistogram
 from nearveil.private_knn import plan
-from nearveil.private_knn._pate import assign_records
 from nearveil.storage import make_data_folder, make_private_folder
+from studies.pate import assign_records
 
 ROOT = Path(nearveil.__file__).parent
 

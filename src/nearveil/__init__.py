@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from nearveil.ledger import Ledger
     from nearveil.mechanisms import OME, Covers, Latent
     from nearveil.private_knn import (
-        PateClassifier,
         PrivateDiscriminant,
         PrivateKNeighborsClassifier,
         PrivateKNeighborsRegressor,
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     )
     from nearveil.privatemail import PrivateMail, SupervisedManifold
     from nearveil.search import Retriever, evaluate
+    from studies.pate import PateClassifier
 
 __version__ = "0.2.0"
 
@@ -63,10 +63,10 @@ __getattr__ = import_later(
         ".gallery.index": "Index",
         ".ledger": "Ledger",
         ".mechanisms": "Covers Latent OME",
-        ".private_knn": "PateClassifier PrivateDiscriminant PrivateKNeighborsClassifier PrivateKNeighborsRegressor "
-        "PublicDiscriminant",
+        ".private_knn": "PrivateDiscriminant PrivateKNeighborsClassifier PrivateKNeighborsRegressor PublicDiscriminant",
         ".privatemail": "PrivateMail SupervisedManifold",
         ".search": "Retriever evaluate",
+        "studies.pate": "PateClassifier",  # of nearveil-studies
     },
 )
 

@@ -12,6 +12,7 @@ _EXTRAS = {  # of packages, by module
     "nearveil.privatemail": "knn",
     "nearveil.search": "gallery",
     "nearveil.server": "service",
+    "studies": "studies",
 }
 
 
@@ -36,9 +37,9 @@ def require_extra(extra: str) -> Iterator[None]:
         if not (extra and error.name and is_larger) or error.name.startswith("nearveil"):
             raise
         library = error.name.partition(".")[0]
-        missing = MissingLibraryError(
-            f'{_NAMES.get(library, library)} is not installed: pip install "nearveil[{extra}]"', name=library
-        )
+        package = "nearveil-studies" if library == "studies" else f'"nearveil[{extra}]"'
+        words = f"{_NAMES.get(library, library)} is not installed: pip install {package}"
+        missing = MissingLibraryError(words, name=library)
         missing.extra = extra
         raise missing from None
 

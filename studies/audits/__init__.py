@@ -23,7 +23,6 @@ from nearveil.audit.registry import (
 )
 from nearveil.mechanisms import AnalyticGaussian, Covers, PrivUnit
 from nearveil.private_knn import (
-    PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
@@ -39,6 +38,7 @@ from studies.audits.estimators import (
 )
 from studies.audits.wire import make_wire_experiment
 from studies.baselines import BASELINES, Cells, PrivatePCA, PrivatePCARelease
+from studies.pate import PateClassifier
 
 __all__ = [
     "list_baselines",
@@ -101,7 +101,7 @@ def list_estimators(epsilon: float = EPSILON) -> list[AuditEntry]:
                 "private-knn (mean)": partial(numbers, method="mean"),
                 "private-knn (median)": partial(numbers, method="median"),
             },
-            "private_knn.PateClassifier": {
+            "PateClassifier": {
                 "pate (gnmax)": partial(teachers, mechanism="gnmax"),
                 "pate (lnmax)": partial(teachers, mechanism="lnmax"),
                 "pate (confident-gnmax)": partial(teachers, mechanism="confident-gnmax", max_screened=1),

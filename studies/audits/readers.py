@@ -16,8 +16,9 @@ from nearveil.audit._experiment import DIMENSION, Bools, Coin, Floats, Law, Pair
 from nearveil.privacy import Guarantee
 from nearveil.privacy.events import ClippedVotes, GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening, VoteHistogram
 from nearveil.privacy.noise import Source
-from nearveil.private_knn import PateClassifier, PrivateKNeighborsRegressor
+from nearveil.private_knn import PrivateKNeighborsRegressor
 from nearveil.private_knn.plan import VotePlan
+from studies.pate import PateClassifier
 
 LARGEST_VALUE = 2.0**-17  # of released votes: the grid of the noise is at most 2^-16 of its scale
 _UNLIMITED = 10**9  # queries

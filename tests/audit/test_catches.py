@@ -23,7 +23,7 @@ from nearveil.mechanisms.catalog import REGISTRY
 from nearveil.metrics import Metric
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import analytic_gaussian_scale, calibrate_gaussian, calibrate_laplace, unsafe_seeded
-from nearveil.private_knn import PateClassifier, PrivateKNeighborsClassifier
+from nearveil.private_knn import PrivateKNeighborsClassifier
 from nearveil.privatemail import PrivateMail
 from studies.audits import (
     list_baselines,
@@ -36,6 +36,7 @@ from studies.audits import (
 from studies.audits import specimens as broken
 from studies.audits.clock import CountingSource, count_lines
 from studies.baselines import Cells, RandomProjection, Unary
+from studies.pate import PateClassifier
 from tests.audit.mechanisms import SURE
 
 

@@ -14,7 +14,6 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import (
     Answers,
-    PateClassifier,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
     Student,
@@ -23,6 +22,7 @@ from studies.audits import specimens as planted
 from studies.audits.conduct import _check_account, _check_caps, _check_copies, _check_predict, _check_price
 from studies.audits.estimators import make_student_experiment
 from studies.audits.readers import make_reader, make_twin
+from studies.pate import PateClassifier
 
 DELTA = 1e-2
 

@@ -17,13 +17,13 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import (
     AnsweredScore,
     ExhaustedError,
-    PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
     Student,
 )
 from nearveil.private_knn.records import make_hard_votes
+from studies.pate import PateClassifier
 
 X, Y = load_digits(return_X_y=True)
 QUIET: dict[str, Any] = {"n_neighbors": 5, "vote_noise": 0.01, "max_answered": 10**6}

@@ -17,7 +17,6 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import (
     ExhaustedError,
-    PateClassifier,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
     Student,
@@ -25,6 +24,7 @@ from nearveil.private_knn import (
 )
 from nearveil.private_knn.estimator import VotingEstimator
 from nearveil.private_knn.spending import AccountSpending, open_spending
+from studies.pate import PateClassifier
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 X, Y, QUERIES = DIGITS[:300], LABELS[:300], DIGITS[400:440]

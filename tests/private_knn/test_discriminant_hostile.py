@@ -14,13 +14,13 @@ from nearveil.mechanisms import MessageError
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import (
     NoiseWarning,
-    PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PublicDiscriminant,
     plan_publications,
 )
 from nearveil.private_knn.records import make_hard_votes
+from studies.pate import PateClassifier
 from tests.private_knn.test_discriminant import changed, fitted
 
 RNG = np.random.default_rng(7)

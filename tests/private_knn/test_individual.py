@@ -26,19 +26,19 @@ from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import (
     ExhaustedError,
     NoiseWarning,
-    PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
     PublicStudent,
     Student,
-    _pate,
     individual,
 )
 from nearveil.private_knn.discriminant import merge_groups, sum_classes
 from nearveil.private_knn.discriminant_model import SENSITIVITY
 from nearveil.private_knn.individual import QueryLog, RadiusRule, Terms, find_budget
 from nearveil.private_knn.neighbors import IntegerRows, NeighborSearch
+from studies import pate
+from studies.pate import PateClassifier
 
 DIGITS, LABELS = load_digits(return_X_y=True)
 ORDER = np.random.default_rng(0).permutation(len(DIGITS))
@@ -679,9 +679,9 @@ def test_a_group_has_one_teacher(monkeypatch: pytest.MonkeyPatch) -> None:
         seen.append(set(X[:, 0].tolist()))
         return 0
 
-    monkeypatch.setattr(_pate, "_train_teacher", watch)
+    monkeypatch.setattr(pate, "_train_teacher", watch)
     groups = np.arange(60) // 6
-    _pate.train_teachers(
+    pate.train_teachers(
         PrivateDiscriminant(),
         groups[:, None].astype(float), np.zeros(60, int), n_teachers=4, n_classes=9, source=unsafe_seeded(0),
         groups=groups,

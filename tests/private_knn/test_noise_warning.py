@@ -11,13 +11,13 @@ from sklearn.datasets import load_digits, load_iris
 
 from nearveil.private_knn import (
     NoiseWarning,
-    PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
     PublicDiscriminant,
 )
 from nearveil.private_knn.discriminant import _warn_of_noise
+from studies.pate import PateClassifier
 
 IRIS, IRIS_Y = load_iris(return_X_y=True)
 DIGITS, DIGITS_Y = load_digits(return_X_y=True)

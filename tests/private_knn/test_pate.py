@@ -26,9 +26,9 @@ from nearveil.ledger import Ledger
 from nearveil.privacy.accounting import PldAccountant, screening_curve
 from nearveil.privacy.events import GaussianNoisyMax, LaplaceNoisyMax, NoisyScreening
 from nearveil.privacy.noise import analytic_gaussian_scale, unsafe_seeded
-from nearveil.private_knn import _pate
-from nearveil.private_knn._pate import PateClassifier, Teachers, assign_records, train_teachers
 from nearveil.private_knn.spending import ExhaustedError
+from studies import pate
+from studies.pate import PateClassifier, Teachers, assign_records, train_teachers
 from tests.estimators import run_check
 
 X, Y = make_blobs(120, centers=3, cluster_std=2.0, random_state=0)
@@ -84,7 +84,7 @@ def test_positions_in_place_of_coins_would_move_many(monkeypatch: pytest.MonkeyP
         source.words(n_records)
         return [np.arange(one, n_records, n_teachers) for one in range(n_teachers)]
 
-    monkeypatch.setattr(_pate, "assign_records", by_position)
+    monkeypatch.setattr(pate, "assign_records", by_position)
     assert max(changed_teachers(RidgeClassifier(), 60)) > 3
 
 
@@ -95,7 +95,7 @@ def test_random_numbers_of_a_shared_generator_would_move_many(monkeypatch: pytes
     def together(estimator: Any, X: Any, y: Any, seed: int) -> Any:
         return clone(estimator).set_params(decisiontreeclassifier__random_state=shared.randint(2**31)).fit(X, y)
 
-    monkeypatch.setattr(_pate, "_train_teacher", together)
+    monkeypatch.setattr(pate, "_train_teacher", together)
     assert max(changed_teachers(RANDOM_TREES, 60)) > 1
 
 

@@ -15,7 +15,6 @@ from sklearn.pipeline import make_pipeline
 
 from nearveil.ledger import Ledger
 from nearveil.private_knn import (
-    PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
@@ -23,6 +22,7 @@ from nearveil.private_knn import (
 )
 from nearveil.private_knn.student_model import PublicStudent
 from studies.networks import NetworkStudent
+from studies.pate import PateClassifier
 
 X, Y = load_digits(return_X_y=True)
 RNG = np.random.default_rng(5)

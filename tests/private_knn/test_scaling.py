@@ -23,7 +23,6 @@ from sklearn.preprocessing import StandardScaler
 from nearveil.ledger import Ledger
 from nearveil.privacy.noise import unsafe_seeded
 from nearveil.private_knn import (
-    PateClassifier,
     PrivateDiscriminant,
     PrivateKNeighborsClassifier,
     PrivateKNeighborsRegressor,
@@ -36,6 +35,7 @@ from nearveil.private_knn.discriminant import _split_noise
 from nearveil.private_knn.discriminant_model import CENTRE_SHARE, COUNT_UNIT, SENSITIVITY, ClassProjection
 from nearveil.private_knn.neighbors import LONGEST
 from nearveil.private_knn.scaling import ColumnBounds, Rows
+from studies.pate import PateClassifier
 
 WINE, WINE_Y = load_wine(return_X_y=True)
 # Plausible for such wines, chosen by hand: alcohol, acids, ash, minerals, phenols, colour, ...

@@ -19,10 +19,11 @@ from nearveil.features import TorchExtractor
 from nearveil.ledger import Ledger, OverBudgetError
 from nearveil.privacy import compose
 from nearveil.privacy.noise import unsafe_seeded
-from nearveil.private_knn import ExhaustedError, PateClassifier, PrivateKNeighborsClassifier, Student
+from nearveil.private_knn import ExhaustedError, PrivateKNeighborsClassifier, Student
 from nearveil.private_knn.scaling import multiply_exactly
 from nearveil.private_knn.student import build_graph, choose_typical, regress_votes, spread_labels
 from nearveil.private_knn.student_model import HalfWhitening, map_rows, normalize_rows
+from studies.pate import PateClassifier
 
 X, Y = load_digits(return_X_y=True)
 PRIVATE, PRIVATE_Y, PUBLIC, PUBLIC_Y = X[:800], Y[:800], X[800:1400], Y[800:1400]

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from nearveil.ledger import Ledger
-from nearveil.private_knn import PateClassifier, PrivateKNeighborsClassifier, PrivateKNeighborsRegressor, Student
+from nearveil.private_knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor, Student
+from studies.pate import PateClassifier
 
 PERSON = "person with all images"
 ROWS, LABELS = np.random.default_rng(0).normal(size=(60, 3)), np.arange(60) % 2

@@ -2,17 +2,17 @@
 
 * :class:`PrivateKNeighborsClassifier`: the nearest private records vote for a class, or for many labels;
 * :class:`PrivateKNeighborsRegressor`: they give the mean or the median of their values;
-* :class:`PateClassifier`: the rival, teachers trained on disjoint parts of the records;
 * :class:`PrivateDiscriminant`: a linear model of the records with noise that is added once; it exports a public
   :class:`PublicDiscriminant`;
 * :class:`Student`: learns from the answers, and exports a public :class:`PublicStudent`.
+
+Their rival, PATE, is :class:`studies.pate.PateClassifier`, in ``nearveil-studies``.
 """
 
 from nearveil.lazy import require_extra
 
 with require_extra("knn"):
     from nearveil.private_knn._knn import PrivateKNeighborsClassifier, PrivateKNeighborsRegressor
-    from nearveil.private_knn._pate import PateClassifier
     from nearveil.private_knn.discriminant import PrivateDiscriminant, plan_publications
     from nearveil.private_knn.discriminant_model import PublicDiscriminant
     from nearveil.private_knn.estimator import AnsweredScore, Answers
@@ -27,7 +27,6 @@ __all__ = [
     "Answers",
     "ExhaustedError",
     "NoiseWarning",
-    "PateClassifier",
     "PrivateDiscriminant",
     "PrivateKNeighborsClassifier",
     "PrivateKNeighborsRegressor",

@@ -112,7 +112,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
 
     Parameters
     ----------
-    voter : PrivateKNeighborsClassifier or PateClassifier
+    voter : PrivateKNeighborsClassifier or studies.pate.PateClassifier
         Cloned for every round. It must be given: its epsilon is that of the student. An account is debited by every
         round.
     student : classifier, optional

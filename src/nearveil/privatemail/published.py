@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.lazy import require_extra
 from nearveil.mechanisms.messages import Floats, Message, make_guarantee
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import (
@@ -195,8 +196,6 @@ ENGINES: dict[Version, type[PublishedEngine]] = {"2022": PublishedEngine}
 def find_engine(version: Version) -> type[PublishedEngine]:
     """Return the engine of a published version, or raise an ImportError if it needs the studies."""
     if version not in ENGINES:
-        try:
+        with require_extra("studies"):
             import_module("studies.published")
-        except ModuleNotFoundError:
-            raise ImportError(f'as_published="{version}" needs another package: pip install nearveil-studies') from None
     return ENGINES[version]
