@@ -166,7 +166,7 @@ def _name_retry(key: str, payer: "LazyAccount", *, local: bool) -> Iterator[None
 
 def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: str, *, stale: bool) -> dict[str, Any]:
     """Return the answer and its cost as JSON values; `new_ledger` is where this query opened its account, if it did."""
-    from nearveil.gallery.contact_sheet import right_set
+    from nearveil.mechanisms.covers.channels import RandomizedResponse
 
     epsilon, named = nearest.guarantee.epsilon, nearest.set
     same = ["way", "metric", "code_recall", "bytes_sent", "bytes_received", "key", "repeated", "paid"]
@@ -178,7 +178,7 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
         server_saw = {
             "set": None if named is None else named + 1,  # from 1, as in the text and on the sheet
             "of": nearest.n_sets,
-            "probability_of_the_right_one": 1.0 if named is None else right_set(epsilon, nearest.n_sets),
+            "probability_of_the_right_one": 1.0 if named is None else RandomizedResponse(epsilon, nearest.n_sets).hit,
             "mechanism": nearest.mechanism or None,
         }
     return {
@@ -224,8 +224,6 @@ def _write_notes(nearest: "Nearest", balance: "Balance | None", new_ledger: str,
 
 def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance | None") -> None:
     """Print the matches, the cost, the balance, and the path of the contact sheet."""
-    from nearveil.ledger.budget import format_down
-
     print_lines(nearest.quality_summary)
     if nearest.matches:
         _print_matches(nearest)
@@ -233,6 +231,8 @@ def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance 
     if nearest.way in ("message", "sealed") or is_verbose():
         print_lines(nearest.guarantee)
     if balance is not None:
+        from nearveil.ledger.budget import format_down
+
         law = " (with a delta, messages are priced together, not summed)" if balance.delta else ""
         print_lines(
             f"Paid: epsilon {nearest.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "

@@ -1,6 +1,5 @@
 """The contact sheet of one private search: the server's view beside the client's."""
 
-import math
 import os
 import warnings
 from collections.abc import Sequence
@@ -10,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps
 
 from nearveil.features.images import ImageError, Pixels, load_image
+from nearveil.lazy import require_extra
+from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.storage import open_private
+
+with require_extra("images"):
+    from PIL import Image, ImageOps
 
 _SAMPLE = (4, 6)  # rows and columns of candidates
 _COLUMNS = 4  # of matches
@@ -62,11 +65,6 @@ class ContactSheet:
             out.write(content)
 
 
-def right_set(epsilon: float, n_sets: int) -> float:
-    """Return the probability that a message names the right set: e^epsilon to 1 against every other set."""
-    return 1 / (1 + (n_sets - 1) * math.exp(-epsilon))
-
-
 def _draw_server(side: Any, sheet: ContactSheet) -> None:
     rows, columns = _SAMPLE
     count = len(sheet.candidates)
@@ -75,7 +73,7 @@ def _draw_server(side: Any, sheet: ContactSheet) -> None:
     side.text(0.04, 0.955, "What the server saw", **_TITLE)
     text = (
         f"One message and no picture: “set {sheet.named + 1} of {sheet.n_sets}”, the right one with probability "
-        f"{right_set(sheet.epsilon, sheet.n_sets):.2f}.\n"
+        f"{RandomizedResponse(sheet.epsilon, sheet.n_sets).hit:.2f}.\n"
         f"The {count:,} images of that set were returned, as for any client that names it; {part}:"
     )
     side.text(0.04, 0.875, text, **_TEXT)

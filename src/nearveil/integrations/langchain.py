@@ -8,15 +8,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import UUID
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
-from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field, field_validator
 
 from nearveil.client.errors import UnansweredError
 from nearveil.client.questions import Method
-from nearveil.ledger import KeyConflictError, KeySpentError, new_key
+from nearveil.lazy import require_extra
+
+with require_extra("langchain"):
+    from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+    from langchain_core.documents import Document
+    from langchain_core.retrievers import BaseRetriever
+    from langchain_core.runnables.config import run_in_executor
 
 if TYPE_CHECKING:
     from nearveil.client import Match, Nearest
@@ -97,7 +99,7 @@ class NearveilRetriever(BaseRetriever):
         with self._choose_key(query, run_manager.parent_run_id) as key:
             return await run_in_executor(None, self._search, query, k, key)
 
-    def _search(self, query: str, k: int | None, key: str) -> list[Document]:
+    def _search(self, query: str, k: int | None, key: str | None) -> list[Document]:
         row = getattr(self.embed, "embed_query", self.embed)(query)
         result: Nearest = self.client.nearest(
             row, self.k if k is None else k, self.epsilon, gallery=self.gallery, where=self.where, by=self.by, key=key
@@ -105,12 +107,17 @@ class NearveilRetriever(BaseRetriever):
         return [_make_document(match, result.metric, self.text_key) for match in result.matches]
 
     @contextmanager
-    def _choose_key(self, query: str, run: UUID | None) -> Iterator[str]:
-        """Yield a new key, or that of an earlier attempt of the same run if it has no answer yet.
+    def _choose_key(self, query: str, run: UUID | None) -> Iterator[str | None]:
+        """Yield a new key, or that of an earlier attempt of the same run without an answer; None if nothing is paid.
 
         `run`: the parent run, if any; ``with_retry`` uses one for all attempts. Other runs never reuse a key: a server
         that withholds an answer would learn that two texts are equal.
         """
+        if not self.epsilon:
+            yield None
+            return
+        from nearveil.ledger import KeyConflictError, KeySpentError, new_key
+
         if run is None:
             yield new_key()
             return

@@ -12,11 +12,13 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-import attr
-import dp_accounting as dp
-from dp_accounting import DpEvent, GaussianDpEvent
-
+from nearveil.lazy import require_extra
 from nearveil.privacy import checks
+
+with require_extra("budget"):
+    import attr
+    import dp_accounting as dp
+    from dp_accounting import DpEvent, GaussianDpEvent
 
 __all__ = [
     "ClippedVotes",

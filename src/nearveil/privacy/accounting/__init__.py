@@ -22,18 +22,22 @@ from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple, Self
 
-import dp_accounting as dp
 import numpy as np
-from dp_accounting import DpEvent, UnsupportedEventError
-from dp_accounting import rdp as dp_rdp
 from numpy.typing import NDArray
 
 from nearveil.errors import NearveilError
+from nearveil.lazy import require_extra
 from nearveil.privacy import checks
-from nearveil.privacy.accounting import _loss
-from nearveil.privacy.accounting.binary import compute_screening_rdp, screening_curve
 from nearveil.privacy.events import PureDp, SampledScreening, find_noise_multiplier, split_event
 from nearveil.privacy.noise import analytic_gaussian_scale
+
+with require_extra("budget"):
+    import dp_accounting as dp
+    from dp_accounting import DpEvent, UnsupportedEventError
+    from dp_accounting import rdp as dp_rdp
+
+    from nearveil.privacy.accounting import _loss
+    from nearveil.privacy.accounting.binary import compute_screening_rdp, screening_curve
 
 __all__ = [
     "Accountant",
