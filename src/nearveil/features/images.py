@@ -275,11 +275,11 @@ def _copy_pixels(image: Any) -> Pixels:
     return out
 
 
-def thumbnail(image: Any) -> bytes:
-    """Reduce pixels, or a Pillow image in place, to 64 pixels at most along the longer side; return them as WebP."""
+def thumbnail(image: Any, side: int = SIDE) -> bytes:
+    """Reduce pixels, or a Pillow image in place, to `side` pixels along the longer side at most; return WebP."""
     pillow = _import_pillow()
     small = _as_picture(image)
-    small.thumbnail((SIDE, SIDE), pillow.Resampling.LANCZOS)
+    small.thumbnail((side, side), pillow.Resampling.LANCZOS)
     out = BytesIO()
     pillow.fromarray(np.asarray(small)).save(out, "WEBP", quality=_QUALITY)  # without the metadata of a file
     return out.getvalue()
