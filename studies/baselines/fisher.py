@@ -10,13 +10,18 @@ import math
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from scipy.optimize import brentq
 
 from nearveil.mechanisms._gaussian import LINK
-from nearveil.mechanisms._privunit import Channel, DirectionRelease, Integers, check_channel
-from nearveil.mechanisms.messages import Floats, Message
+from nearveil.mechanisms._privunit import CELL, Integers, check_channel, draw_cells
+from nearveil.mechanisms.base import VectorRelease
+from nearveil.mechanisms.messages import Floats, Message, make_guarantee
+from nearveil.mechanisms.projection import ProjectedRelease
+from nearveil.privacy import Guarantee
+from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source, Table, gaussian_integers, look_up, make_alias_table, round_down
 
 EPSILONS = (1e-2, 64.0)
@@ -36,9 +41,11 @@ _WEIGHTS = 1e-8  # rounding of the logarithms of the pieces' weights, and slopes
 
 
 @dataclass(frozen=True)
-class FisherChannel(Channel):
+class FisherChannel:
     """The distribution of a message; the sphere has at least 16 dimensions."""
 
+    epsilon: float  # of the guarantee
+    dimension: int
     kappa: float  # the concentration
     reach: float  # heights s end at +-reach
 
@@ -129,7 +136,7 @@ def _find_reach(kappa: float, dimension: int) -> float:
 
 
 @dataclass(eq=False, repr=False)
-class VonMisesFisher(DirectionRelease):
+class VonMisesFisher(ProjectedRelease, VectorRelease):
     """Send a random direction around the row, of density ``exp(kappa <g, x>)`` (Weggenmann and Kerschbaum 2021).
 
     The likelihoods of two rows at a Euclidean distance r differ by a factor of at most ``exp(kappa r)``: metric
@@ -160,9 +167,20 @@ class VonMisesFisher(DirectionRelease):
     """
 
     name = "von-mises-fisher"
-    _theorem = "von Mises-Fisher: metric privacy, at the largest distance", LINK  # Theorem 4
+    _kind, _unit = "int8", CELL
 
+    epsilon: float
     channel_: FisherChannel = field(init=False)
+
+    def _make_guarantee(self) -> Guarantee:
+        """Theorem 4."""
+        epsilon, extra = self.channel_.epsilon, self.channel_.extra_delta
+        theorem, details = "von Mises-Fisher: metric privacy, at the largest distance", {"events": (PureDp(epsilon),)}
+        return make_guarantee(epsilon, extra, theorem, LINK, extra_delta=extra, **details)
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        channel: Any = self.channel_
+        return self._messages(source, vector=draw_cells(channel, self._prepare(features), source))
 
     @property
     def metric_epsilon(self) -> float:

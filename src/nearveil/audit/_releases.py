@@ -15,8 +15,6 @@ from sklearn.base import clone
 
 from nearveil import mechanisms
 from nearveil.audit._experiment import (
-    CLASSES,
-    ROWS,
     Coin,
     Experiment,
     Floats,
@@ -29,12 +27,12 @@ from nearveil.audit._experiment import (
     draw_public_rows,
     make_frozen_check,
 )
+from nearveil.lazy import require_extra
 from nearveil.privacy import noise_guarantee
 from nearveil.privacy.noise import GaussianNoise, LaplaceNoise, Source, add_noise, secure_source
 from nearveil.privatemail import PrivateMail
 
 _SLOW_TRIALS = 60_000  # of slow releases
-_SESSION_TRIALS = 2_000  # if each message embeds all anchors
 _PILOT = 24  # messages of each candidate row
 _RANDOM = 24  # random directions among the candidates
 _BISECTIONS = 16  # closer rows may differ only by the rounding of single precision
@@ -56,7 +54,8 @@ def make_release_experiment(release: mechanisms.Release, source: Source | None =
     """Return the experiment of a release of one row; `source` is for the pilot that searches for the worst pair."""
     ready: Any = fit_release(release)
     if isinstance(ready, PrivateMail) and ready.as_published is not None:
-        return make_session_experiment(ready)
+        with require_extra("studies"):
+            return import_module("studies.audits.session").make_session_experiment(ready)  # type: ignore[no-any-return]
     is_mail = isinstance(ready, PrivateMail)
     fields = _describe_mail(ready) if is_mail else _describe(ready, source or secure_source())
     return Experiment(
@@ -176,37 +175,6 @@ def _find_mail_pairs(mail: PrivateMail) -> tuple[Pair, ...]:
         return float(np.linalg.norm(first - second, order))
 
     return (max((_take_opposites(mail.mean_, direction) for direction in directions), key=measure_gap),)
-
-
-def make_session_experiment(mail: PrivateMail) -> Experiment:
-    """Return the experiment of a session as published: row or label is replaced, and a server sees the near classes."""
-    width = mail.n_features_in_
-    labels = np.arange(ROWS) % CLASSES
-    server = mail.embed_gallery(draw_gallery(width), labels)
-    row, last = np.eye(width)[0], CLASSES - 1
-
-    def numbers(messages: list[mechanisms.Message]) -> NDArray[Any]:
-        features = []
-        for message in messages:
-            near = mail.rank_each(message, server)[0]
-            by_class = np.bincount(labels, near) / np.bincount(labels)
-            target, anchors = message["embedding"][0], message["embedding"][1:]
-            features.append(np.concatenate([target, target - anchors.mean(axis=0), by_class, by_class / -near.mean()]))
-        return np.array(features)
-
-    return Experiment(
-        name=f"{mail.name} (as published {mail.as_published})",
-        guarantee=mail.guarantee,
-        pairs=(
-            Pair("one row, labels far apart", (mail.mean_ + row, 0), (mail.mean_ + row, last)),
-            Pair("opposite unit vectors, one label", (mail.mean_ + row, 0), (mail.mean_ - row, 0)),
-        ),
-        run=lambda record, runs, rng: mail.release(
-            np.tile(record[0], (runs, 1)), labels=np.full(runs, record[1]), rng=rng
-        ),
-        numbers=numbers,
-        trials=_SESSION_TRIALS,
-    )
 
 
 _DELTA = 1e-5

@@ -8,12 +8,10 @@ fills the gaps between the points of the lattice, which depend on x, and hides t
 """
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,26 +44,11 @@ _DELTA_PER_COORDINATE = 2.0**-100
 
 
 @dataclass(frozen=True)
-class Channel(ABC):
-    """The distribution of a random vector around a direction."""
+class PrivUnitChannel:
+    """The distribution of a message."""
 
     epsilon: float  # of the guarantee
     dimension: int
-
-    @property
-    @abstractmethod
-    def extra_delta(self) -> float:
-        """Delta of finite tables."""
-
-    @abstractmethod
-    def draw(self, rows: Floats, source: Source) -> "Integers":
-        """Draw a vector for each row in steps of 2^-36, before rounding to cells."""
-
-
-@dataclass(frozen=True)
-class PrivUnitChannel(Channel):
-    """The distribution of a message."""
-
     tilt: float  # epsilon less `bound_arithmetic_cost`
     threshold: int  # where the cap begins, in steps of 1/128
 
@@ -95,7 +78,7 @@ class PrivUnitChannel(Channel):
         return self.dimension * _DELTA_PER_COORDINATE
 
     def draw(self, rows: Floats, source: Source) -> "Integers":
-        """Draw vectors, with low bits that are uniform for all rows."""
+        """Draw vectors in steps of 2^-36, with low bits that are uniform for all rows."""
         heights = look_up(make_lattice_table(self.tilt, self.threshold), source.words(len(rows)), source) - REACH
         plain = look_up(make_lattice_table(0.0, 0), source.words(rows.size), source).reshape(rows.shape) - REACH
         blur = gaussian_integers(Fraction(BLUR_STEPS << FINE_BITS), rows.size, source).reshape(rows.shape)
@@ -161,7 +144,7 @@ _DECIMAL = Context(prec=120)  # the standard guarantees a correctly rounded exp(
 _CHUNK = 1 << 17  # coordinates at a time
 
 
-def draw_cells(channel: Channel, rows: Floats, source: Source) -> NDArray[np.int8]:
+def draw_cells(channel: PrivUnitChannel, rows: Floats, source: Source) -> NDArray[np.int8]:
     """Draw the cells of a message for each row."""
     blocks = cut_rows(len(rows), max(1, _CHUNK // channel.dimension))
     return np.concatenate([round_to_cells(channel.draw(rows[block], source)) for block in blocks])
@@ -217,25 +200,7 @@ _FORMAT = 1  # of the vector in a message
 
 
 @dataclass(eq=False, repr=False)
-class DirectionRelease(ProjectedRelease, VectorRelease):
-    """Send the cells of a random vector around the direction of a row, one byte per coordinate, at a pure epsilon."""
-
-    _theorem: ClassVar[tuple[str, str]]  # name and link of the proof
-    _kind, _unit = "int8", CELL
-
-    epsilon: float
-    channel_: Channel = field(init=False)
-
-    def _make_guarantee(self) -> Guarantee:
-        epsilon, extra = self.channel_.epsilon, self.channel_.extra_delta
-        return make_guarantee(epsilon, extra, *self._theorem, events=(PureDp(epsilon),), extra_delta=extra)
-
-    def _release(self, features: Floats, source: Source) -> list[Message]:
-        return self._messages(source, vector=draw_cells(self.channel_, self._prepare(features), source))
-
-
-@dataclass(eq=False, repr=False)
-class PrivUnit(DirectionRelease):
+class PrivUnit(ProjectedRelease, VectorRelease):
     """Send a Gaussian vector around the direction of a private row (Bhowmick et al. 2018, Asi et al. 2022).
 
     A Gaussian vector g is drawn from the cap ``<g, x> >= t`` with probability p, otherwise from the rest of space.
@@ -281,9 +246,18 @@ class PrivUnit(DirectionRelease):
     """
 
     name = "privunit"
-    _theorem = "PrivUnit", "docs/theory/privunit.md"
+    _kind, _unit = "int8", CELL
 
+    epsilon: float
     channel_: PrivUnitChannel = field(init=False)
+
+    def _make_guarantee(self) -> Guarantee:
+        epsilon, extra = self.channel_.epsilon, self.channel_.extra_delta
+        details = {"events": (PureDp(epsilon),), "extra_delta": extra}
+        return make_guarantee(epsilon, extra, "PrivUnit", "docs/theory/privunit.md", **details)
+
+    def _release(self, features: Floats, source: Source) -> list[Message]:
+        return self._messages(source, vector=draw_cells(self.channel_, self._prepare(features), source))
 
     def _log_density(self, messages: list[Message], features: Floats) -> Floats:
         """Use the centres of a message's cells, and count rounding to cells as noise."""

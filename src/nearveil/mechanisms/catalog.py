@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from inspect import signature
 from typing import Any
 
@@ -65,11 +64,6 @@ class MechanismEntry:
     def name(self) -> str:
         """Name in messages, and variant."""
         return f"{self.kind.name} ({self.variant})" if self.variant else str(self.kind.name)
-
-    @property
-    def is_available(self) -> bool:
-        """Whether the package that it needs is installed."""
-        return not self.needs or find_spec(self.needs) is not None
 
     def make(self, epsilon: float = EPSILON, **changes: Any) -> Any:
         """Return the unfitted mechanism, with changed parameters."""
