@@ -70,20 +70,21 @@ def cut_rows(n_rows: int, rows: int | None = None) -> list[slice]:
     return [slice(start, min(start + step, n_rows)) for start in range(0, n_rows, step)]
 
 
-class _ThreadLimit:
-    """Limits BLAS to one thread while any caller is active; independent limits would restore each other's."""
+class ThreadLimit:
+    """Limits threads while any caller is active; independent limits would restore each other's.
 
-    def __init__(self) -> None:
-        self._lock, self._users = threading.Lock(), 0
-        self._limits: Any = None
+    `start` sets the limit and returns a function that restores the earlier one.
+    """
+
+    def __init__(self, start: Callable[[], Callable[[], object]]) -> None:
+        self._lock, self._users, self._start = threading.Lock(), 0, start
+        self._restore: Callable[[], object] = start
 
     @contextmanager
     def hold(self) -> Iterator[None]:
         with self._lock:
             if not self._users:
-                from threadpoolctl import threadpool_limits
-
-                self._limits = threadpool_limits(1, user_api="blas")
+                self._restore = self._start()
             self._users += 1
         try:
             yield
@@ -91,10 +92,16 @@ class _ThreadLimit:
             with self._lock:
                 self._users -= 1
                 if not self._users:
-                    self._limits.restore_original_limits()
+                    self._restore()
 
 
-use_one_thread = _ThreadLimit().hold  # the last bits of matrix products depend on the number of threads
+def _limit_blas() -> Callable[[], object]:
+    from threadpoolctl import threadpool_limits
+
+    return threadpool_limits(1, user_api="blas").restore_original_limits  # type: ignore[no-any-return]
+
+
+use_one_thread = ThreadLimit(_limit_blas).hold  # the last bits of matrix products depend on the number of threads
 
 
 class Cluster:

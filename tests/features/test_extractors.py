@@ -455,7 +455,7 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
         ("PIL", lambda: load_image(b"x")),
     ):
         monkeypatch.setitem(sys.modules, module, None)
-        with pytest.raises(ModuleNotFoundError, match=r"pip install nearveil\["):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install \"?nearveil\["):
             act()
 
 

@@ -76,7 +76,6 @@ class Extractor(ABC):
     """
 
     _parallel = False  # whether threads may call `_rows` and `_exact_row` at the same time
-    _limit_threads: Callable[[], AbstractContextManager[None]] = staticmethod(nullcontext)  # around such calls
 
     def __init__(
         self, *, name: str, identity: dict[str, Any], dimension: int, side: int, batch: int = 8, row_exact: bool = False
@@ -97,13 +96,17 @@ class Extractor(ABC):
         """Return the class and its sizes."""
         return f"{type(self).__name__}(dimension={self.dimension}, side={self.side})"
 
+    def _limit_threads(self) -> AbstractContextManager[None]:
+        """Prepare calls of `_rows` and `_exact_row` in threads."""
+        return nullcontext()
+
     @abstractmethod
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Map images of shape (n, side, side, 3) to rows of shape (n, dimension)."""
 
-    def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
+    def _exact_row(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         """Map one image, shape (1, side, side, 3), to its row; nothing else may change a bit of it."""
-        del image
+        del images
         raise ValueError(f"row_exact: {self.name!r} has no row-exact way: use another extractor for private records")
 
     def extract(self, images: Sequence[Pixels], *, row_exact: bool = False, tick: Tick | None = None) -> Floats:

@@ -4,15 +4,15 @@ import copy
 import functools
 import hashlib
 import os
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nearveil.cluster import ThreadLimit
 from nearveil.features.extractor import Extractor
 from nearveil.lazy import require_extra
 from nearveil.privacy.checks import check_integer
@@ -86,15 +86,13 @@ class TorchExtractor(Extractor):
             return self._exact_row(images)
         return self._run(self._module, images, self.device)
 
-    def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
+    def _exact_row(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         import_torch().set_num_threads(1)  # of this thread
-        return self._run(self._cpu_module, image, "cpu")
+        return self._run(self._cpu_module, images, "cpu")
 
-    @contextmanager
-    def _limit_threads(self) -> Iterator[None]:
+    def _limit_threads(self) -> AbstractContextManager[None]:
         _ = self._cpu_module  # once, for all threads
-        with _TORCH_THREADS.restored():
-            yield
+        return _restore_torch_threads()
 
     @functools.cached_property
     def _cpu_module(self) -> Any:
@@ -116,29 +114,12 @@ class TorchExtractor(Extractor):
             return np.asarray(out.float().cpu().numpy())
 
 
-class _TorchThreads:
-    """Restores torch's number of threads, which is global to the process, after the last of several users."""
-
-    def __init__(self) -> None:
-        self._lock, self._users, self._before = threading.Lock(), 0, 0
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        torch = import_torch()
-        with self._lock:
-            if not self._users:
-                self._before = torch.get_num_threads()
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._users -= 1
-                if not self._users:
-                    torch.set_num_threads(self._before)
+def _note_torch_threads() -> Callable[[], object]:
+    torch = import_torch()
+    return functools.partial(torch.set_num_threads, torch.get_num_threads())
 
 
-_TORCH_THREADS = _TorchThreads()
+_restore_torch_threads = ThreadLimit(_note_torch_threads).hold  # their number is global to the process
 
 
 def is_stateless(module: Any) -> bool:
@@ -252,9 +233,6 @@ class OnnxExtractor(Extractor):
     def _session(self) -> Any:
         return load_session(self._content)
 
-    def _exact_row(self, image: NDArray[np.uint8]) -> NDArray[Any]:
-        return self._rows(image)
-
     def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
         scaled = scale_pixels(images, self._scale, channels_last=self._channels_last)
         padding = np.zeros((max(0, (self._fixed or 0) - len(scaled)), *scaled.shape[1:]), np.float32)
@@ -262,6 +240,8 @@ class OnnxExtractor(Extractor):
         if out.ndim == 4:
             out = out.mean(axis=(1, 2) if self._channels_last else (2, 3), dtype=np.float64)
         return np.asarray(out[: len(images)])
+
+    _exact_row = _rows
 
 
 def load_session(content: bytes) -> Any:
