@@ -759,7 +759,7 @@ def test_a_gallery_of_this_machine_needs_no_protection(chromium: Browser, photos
         expect(page.locator("#saw .big")).to_have_text("Nothing")
         expect(page.locator(".matches .name").first).to_contain_text(re.compile(r"kinds/\d+\.png"))
         for picture in page.locator(".matches img").all():
-            expect(picture).to_have_js_property("naturalWidth", 320)  # the file, not the thumbnail of 64
+            expect(picture).to_have_js_property("naturalWidth", 320)  # the file, not the thumbnail of 128
         page.locator(".matches .tile").nth(1).click()
         expect(page.locator("#viewer-count")).to_have_text("2 of 8")
         expect(page.locator("#viewer-body img")).to_have_js_property("naturalWidth", 320)
@@ -797,7 +797,7 @@ def test_a_gallery_of_texts_shows_texts(chromium: Browser, tmp_path: Path) -> No
         expect(card.locator(".text")).to_contain_text("About the hospital.")
         expect(card.locator(".metadata")).to_contain_text("rank")
         expect(page.locator(".matches img, .matches .blank")).to_have_count(0)
-        card.get_by_role("button", name="Open hospital").click()
+        card.get_by_role("button", name="Open: hospital").click()
         assert page.locator("#viewer-body .text").inner_text().count("About the hospital.") == 40
         page.click("#viewer-close")
         page.fill("#item-id", "nowhere")

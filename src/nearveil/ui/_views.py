@@ -26,7 +26,7 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.guarantee import format_factor
 
-_NOTHING = "No message was sent, and nothing was paid."
+NOTHING = "No message was sent, and nothing was paid."
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ class PageError(Exception):
 
 def describe_too_large() -> PageError:
     """Return the error for an image above the size limits."""
-    words = f"This image is too large: the limits are 64 megapixels and 64 MiB. Save a smaller copy. {_NOTHING}"
+    words = f"This image is too large: the limits are 64 megapixels and 64 MiB. Save a smaller copy. {NOTHING}"
     return PageError(413, "too_large", words)
 
 
@@ -62,15 +62,15 @@ def describe_failure() -> PageError:
 def _describe_image(error: ImageError) -> PageError:
     if error.reason == TOO_LARGE:
         return describe_too_large()
-    words = f"This file cannot be used as an image: {_end_sentence(error.reason)} {_NOTHING}"
+    words = f"This file cannot be used as an image: {_end_sentence(error.reason)} {NOTHING}"
     return PageError(422, "image", words)
 
 
 def _describe_declined(error: DeclinedError) -> PageError:
     if error.status in (401, 403):
-        words = f"The server rejected the token. Ask its operator for a new one, and restart nearveil ui. {_NOTHING}"
+        words = f"The server rejected the token. Ask its operator for a new one, and restart nearveil ui. {NOTHING}"
         return PageError(502, "token", words)
-    return PageError(502, "declined", f"The server refused: {_end_sentence(error.words)} {_NOTHING}")
+    return PageError(502, "declined", f"The server refused: {_end_sentence(error.words)} {NOTHING}")
 
 
 def _describe_unanswered(error: UnansweredError) -> PageError:
@@ -89,9 +89,9 @@ def _describe_unanswered(error: UnansweredError) -> PageError:
 
 def _describe_value(error: Exception) -> PageError:
     if isinstance(error, QuestionError) and error.field == "extractor":
-        words = f"This gallery's extractor is not available here: {_end_sentence(error.words)} {_NOTHING}"
+        words = f"This gallery's extractor is not available here: {_end_sentence(error.words)} {NOTHING}"
         return PageError(422, "extractor", words)
-    return PageError(422, "question", f"{_end_sentence(error)} {_NOTHING}")
+    return PageError(422, "question", f"{_end_sentence(error)} {NOTHING}")
 
 
 def _end_sentence(text: object) -> str:
@@ -109,26 +109,26 @@ ERRORS: dict[type[Exception], Callable[[Any], PageError]] = {
     ValueError: _describe_value,
     ImageError: _describe_image,
     FeatureError: lambda _: PageError(
-        422, "image", f"The extractor finds no features in this image; it looks blank. Choose another one. {_NOTHING}"
+        422, "image", f"The extractor finds no features in this image; it looks blank. Choose another one. {NOTHING}"
     ),
     OverBudgetError: lambda error: PageError(
         409,
         "spent",
-        f"This account has delta 0, and the message needs a delta: use another account. {_NOTHING}"
+        f"This account has delta 0, and the message needs a delta: use another account. {NOTHING}"
         if math.isinf(error.cost)
         else f"Over budget: it would cost {format_up(error.cost)}, and {format_down(error.left)} of {error.epsilon:g} "
-        f"is left. Choose a smaller epsilon, or use another account. {_NOTHING}",
+        f"is left. Choose a smaller epsilon, or use another account. {NOTHING}",
     ),
     UnreachableError: lambda _: PageError(
-        502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {_NOTHING}"
+        502, "unreachable", f"The server does not answer. Is it running, and reachable from here? {NOTHING}"
     ),
     DeclinedError: _describe_declined,
     ReplyError: lambda _: PageError(
-        502, "reply", f"The reply does not come from a nearveil server. Check the address. {_NOTHING}"
+        502, "reply", f"The reply does not come from a nearveil server. Check the address. {NOTHING}"
     ),
     UnansweredError: _describe_unanswered,
     LedgerError: lambda error: PageError(503, "ledger", f"Ledger error: {_end_sentence(error)} No message was sent."),
-    ModuleNotFoundError: lambda error: PageError(503, "missing", f"Missing package: {_end_sentence(error)} {_NOTHING}"),
+    ModuleNotFoundError: lambda error: PageError(503, "missing", f"Missing package: {_end_sentence(error)} {NOTHING}"),
 }
 
 
@@ -139,61 +139,48 @@ _MAX_TEXT = 10_000  # characters of a value of metadata
 _MAX_PIXELS, _MAX_BYTES = 512, 1 << 17  # side and size of a thumbnail
 
 
-def view_nearest(nearest: Nearest, message: bytes, balance: dict[str, Any], *, images: bool) -> dict[str, Any]:
-    """Return the message, the candidates, the matches and the cost; with thumbnails if `images`."""
-    answer, epsilon = nearest.answer, nearest.guarantee.epsilon
-    assert answer is not None
-    pictures = answer.contents if images else [b""] * len(answer.ids)
-    # Ordered by id, the same for every image.
-    shown = list(zip(answer.ids.tolist(), pictures, strict=True))[:MAX_CANDIDATES]
-    return {
-        "kind": "nearest",
-        "worth": nearest.quality_summary,
-        "missed": not nearest.named_best_set,
-        "metric": METRIC_NAMES[nearest.metric],
-        "saw": {
-            "messages": [{"bytes": len(message), "hex": shorten_hex(message)}],
-            "mechanism": nearest.mechanism,
-            "set": nearest.set,
-            "n_sets": nearest.n_sets,
-            "candidates": [
-                {"id": number, "name": nearest.names.get(number, ""), "image": make_image_address(image)}
-                for number, image in shown
-            ],
-            "total": nearest.n_candidates,
-            "bytes_sent": nearest.bytes_sent,
-            "bytes_received": nearest.bytes_received,
-        },
-        "got": [_view_match(match) for match in nearest.matches],
-        "epsilon": epsilon,
-        "promise": str(nearest.guarantee),
-        "odds": format_odds(epsilon) if nearest.guarantee.delta == 0 else None,
-        "right": None if nearest.set is None else round(RandomizedResponse(epsilon, nearest.n_sets).hit, 4),
-        "repeated": nearest.repeated,
-        "balance": balance,
-    }
-
-
-def view_free(nearest: Nearest, balance: dict[str, Any]) -> dict[str, Any]:
-    """Return the matches of a free query, and its sealed messages, if any."""
-    return {
+def view_nearest(
+    nearest: Nearest, balance: dict[str, Any], message: bytes = b"", *, images: bool = False
+) -> dict[str, Any]:
+    """Return the matches, the cost and the server's view, with the candidates of a paid message."""
+    view: dict[str, Any] = {
         "kind": "free",
         "way": nearest.way,
         "worth": nearest.quality_summary,
         "metric": METRIC_NAMES[nearest.metric],
         "saw": {
-            "messages": [{"bytes": len(message), "hex": shorten_hex(message)} for message in nearest.sealed],
+            "messages": [
+                {"bytes": len(data), "hex": shorten_hex(data)} for data in (nearest.sealed or [message]) if data
+            ],
             "total": nearest.n_candidates,
         },
-        "got": [_view_match(match) for match in nearest.matches],
+        "got": [{**view_item(match, match.image or b""), "value": round(match.value, 4)} for match in nearest.matches],
         "promise": str(nearest.guarantee),
         "balance": balance,
         "cost": "0",
     }
-
-
-def _view_match(match: Match) -> dict[str, Any]:
-    return {**view_item(match, match.image or b""), "value": round(match.value, 4)}
+    if (answer := nearest.answer) is None:
+        return view
+    # Ordered by id, the same for every image.
+    shown = list(zip(answer.ids.tolist(), answer.contents if images else [b""] * len(answer.ids), strict=True))
+    view["saw"] |= {
+        "mechanism": nearest.mechanism,
+        "set": nearest.set,
+        "n_sets": nearest.n_sets,
+        "candidates": [
+            {"id": number, "name": nearest.names.get(number, ""), "image": make_image_address(image)}
+            for number, image in shown[:MAX_CANDIDATES]
+        ],
+    }
+    epsilon, is_pure = nearest.guarantee.epsilon, nearest.guarantee.delta == 0
+    return view | {
+        "kind": "nearest",
+        "missed": not nearest.named_best_set,
+        "epsilon": epsilon,
+        "odds": format_odds(epsilon) if is_pure else None,
+        "right": None if nearest.set is None else round(RandomizedResponse(epsilon, nearest.n_sets).hit, 4),
+        "repeated": nearest.repeated,
+    }
 
 
 def view_item(item: Match | StoredItem, image: bytes) -> dict[str, Any]:

@@ -18,7 +18,9 @@ from nearveil.client.clients import Client
 from nearveil.client.questions import Method
 from nearveil.client.session import fit_protocol
 from nearveil.features.images import load_image, thumbnail
+from nearveil.gallery.answers import encode_name
 from nearveil.gallery.codes import Singles
+from nearveil.gallery.errors import UnknownItemError
 from nearveil.ledger import Account, Debit, KeyConflictError, KeySpentError, Ledger, new_key
 from nearveil.ledger.budget import format_up
 from nearveil.ledger.history import Balance, make_refusal
@@ -30,12 +32,12 @@ from nearveil.privacy.events import NamedSets, PureDp
 from nearveil.privacy.noise import Source
 from nearveil.search.outlook import EPSILONS, make_outlook
 from nearveil.ui._views import (
+    NOTHING,
     PageError,
     describe_balance,
     preview_cost,
     view_classified,
     view_entry,
-    view_free,
     view_item,
     view_nearest,
 )
@@ -59,11 +61,7 @@ class RecordingPayer:
         return self.account.balance()
 
 
-_FREE_PROMISE = "Nothing about your image is revealed."
-_NEW_LISTING = (
-    "The gallery changed its extractor. The list of galleries is up to date now; search again. No message was sent, "
-    "and nothing was paid."
-)
+_NEW_LISTING = f"The gallery changed its extractor. The list of galleries is up to date now; search again. {NOTHING}"
 _SPOILED = (  # it hides an error after the debit
     "The query is paid for, but an unexpected error occurred before its answer could be shown. It is listed below; "
     "repeating it is free."
@@ -205,10 +203,7 @@ class PageSession:
         accounts = [
             {
                 **describe_balance(account),
-                "owner": account.owner,
-                "protects": account.protects,
-                "unit": account.unit,
-                "kind": account.kind,
+                **{name: getattr(account, name) for name in ("owner", "protects", "unit", "kind")},
                 "pays": account.name == paying,
             }
             for account in self.ledger.accounts()
@@ -248,14 +243,9 @@ class PageSession:
         """Return the figures of a public map, and the recall to expect at each epsilon."""
         public = self._fetch_map(gallery, candidates)
         facts = {
-            "gallery": gallery,
-            "mechanism": public.mechanism,
-            "candidates": public.candidates,
-            "items": public.map.n_items,
-            "set_size": public.map.set_size,
-            "code_recall": public.code_recall,
-            "learned_for": public.epsilon,
+            name: getattr(public, name) for name in ("gallery", "mechanism", "candidates", "epsilon", "code_recall")
         }
+        facts |= {"items": public.map.n_items, "set_size": public.map.set_size}
         if public.mechanism != Covers.name:
             return {**facts, "refused": self._explain_refusal(public)}
         outlook = self._find_outlook(public)
@@ -295,11 +285,8 @@ class PageSession:
             return set_guarantee(NamedSets(epsilon, 2 if public is None else public.map.n_sets))
         return fit_protocol(public, epsilon).guarantee
 
-    def preview(self, epsilon: float = 0.0, gallery: str = "", candidates: float | None = None) -> dict[str, Any]:
-        """Return the cost and the guarantee of a query. Nothing is spent, and no map is fetched."""
-        if epsilon == 0:
-            left = self.balance()["left_words"]
-            return {"allowed": True, "cost": "0", "before": left, "after": left, "words": "", "promise": _FREE_PROMISE}
+    def preview(self, epsilon: float, gallery: str = "", candidates: float | None = None) -> dict[str, Any]:
+        """Return the cost and the guarantee of a message. Nothing is spent, and no map is fetched."""
         guarantee = self._find_guarantee(epsilon, gallery, candidates)
         return {**preview_cost(self.payer.account, guarantee), "promise": str(guarantee)}
 
@@ -320,7 +307,7 @@ class PageSession:
         with self._take_turn(gallery):
             content = self._read_query(query)
             if not epsilon:  # search the local index or copy, or send a sealed query
-                return view_free(self.client.nearest(content, gallery=gallery, by=by), self.balance())
+                return view_nearest(self.client.nearest(content, gallery=gallery, by=by), self.balance())
             info, (row,) = self.client.prepare([content], gallery=gallery)
             preview = self.payer.account.preview(self._find_guarantee(epsilon, gallery, candidates))
             if not preview.allowed:  # before anything is sent; the debit checks again
@@ -331,13 +318,22 @@ class PageSession:
     def _read_query(self, query: bytes | int | str) -> Any:
         """Return the content of an image file, the vector of a .npy file, or the feature of an item of the index."""
         if not isinstance(query, bytes):
-            if self.client.index is None:
-                raise PageError(422, "question", "Only a local index can be searched by an item. Choose a file.")
-            return self.client.index.features([query])[0]
+            return self._find_item(query)
         if query.startswith(_NPY):
             return np.lib.format.read_array(BytesIO(query), allow_pickle=False)
         with self._extractor_lock:  # loaded once: by `warm_up` if that is loading it
             return query
+
+    def _find_item(self, key: int | str) -> Singles:
+        """Return the feature of an item of the local index, by its id, external id or name."""
+        if (index := self.client.index) is None:
+            raise PageError(422, "question", "Only a local index can be searched by an item. Choose a file.")
+        try:
+            return index.features([key])[0]
+        except UnknownItemError:
+            if encode_name(str(key)) not in (names := index.texts(ids := index.ids(), "names")):
+                raise PageError(422, "question", f"No item of the gallery has this id or name. {NOTHING}") from None
+            return index.features(ids[[names.index(encode_name(str(key)))]])[0]
 
     def sync(self, gallery: str) -> dict[str, Any]:
         """Download a gallery's codes, or their changes. A button does this, never a query."""
@@ -410,7 +406,7 @@ class PageSession:
         share = round(nearest.expected_share or 0.0, 4) if same_map else None
         debit = self.payer.debit
         message = b"" if debit is None or debit.message is None else debit.message  # as stored in the ledger
-        view = view_nearest(nearest, message, self.balance(), images=images)
+        view = view_nearest(nearest, self.balance(), message, images=images)
         return {**view, "map": getattr(public.map, "map_id", ""), "share": share}
 
     def _judge_failure(self, error: Exception, *, was_unanswered: bool) -> tuple[Exception, bool]:

@@ -72,8 +72,8 @@ function match(item, rank, items, metric, search) {
   const picture = portray(item), long = item.text.length > LONG;
   const open = () => view(items, rank, search);
   const text = item.text ? make("p", { class: "text" }, long ? `${item.text.slice(0, LONG)}…` : item.text) : null;
-  const link = (words, onclick) => make("button", { type: "button", class: "link", "aria-label": `${words} ${nameOf(item)}`, onclick }, words);
-  const links = picture ? [] : [long ? link("Open", open) : null, search ? link("Find items like", () => search(item)) : null];
+  const link = (words, onclick) => make("button", { type: "button", class: "link", "aria-label": `${words}: ${nameOf(item)}`, onclick }, words);
+  const links = picture ? [] : [long ? link("Open", open) : null, search ? link("More like this", () => search(item)) : null];
   return make(
     "li", { "data-id": item.id },
     picture ? make("button", { type: "button", class: "tile", "aria-label": `Open ${nameOf(item)}`, onclick: open }, picture) : null,

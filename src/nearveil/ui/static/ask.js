@@ -1,7 +1,7 @@
 import { get, post } from "./api.js";
 import { explainStatus, showGot, showPaid, showSaw } from "./answer.js";
 import { curve } from "./curve.js";
-import { count, find, make, percent, put, say } from "./dom.js";
+import { count, facts, find, make, percent, put, say } from "./dom.js";
 import { gauge } from "./gauge.js";
 import { showExamples, showQuery } from "./query.js";
 import { chosen, state } from "./state.js";
@@ -20,7 +20,7 @@ let query = null, way = "home", map = null, asked = null, busy = false, previewe
 const isProtected = () => chosen()?.kind === "protected";
 const isMessage = () => !isProtected() && way === "message";
 const isFixed = () => map !== null && map.mechanism !== "covers"; // the epsilon of other mechanisms is the gallery's
-const epsilon = () => (isFixed() ? map.learned_for : Number(find("epsilon-number").value));
+const epsilon = () => (isFixed() ? map.epsilon : Number(find("epsilon-number").value));
 const valid = () => isFixed() || (find("epsilon-number").value !== "" && epsilon() >= LEAST && epsilon() <= MOST);
 const nearestStop = (value) => STOPS.reduce((best, stop, at) => (Math.abs(stop - value) < Math.abs(STOPS[best] - value) ? at : best), 0);
 
@@ -38,10 +38,12 @@ function showOptions() {
   find("ask-title").textContent = title;
   find("ask-lead").textContent = lead;
   find("ways-field").hidden = isProtected() || gallery === null;
+  find("model").hidden = !isProtected();
+  if (isProtected()) put(find("model"), facts([["Model", "downloaded, and used on this machine"], ["Price", "free"], ["The server sees", "nothing about your image"], ["Its claim about its records", gallery.promise]]));
   find("message-options").hidden = !isMessage();
   find("epsilon-slider").hidden = isFixed();
   find("epsilon-number").disabled = isFixed();
-  if (isFixed()) find("epsilon-number").value = map.learned_for;
+  if (isFixed()) find("epsilon-number").value = map.epsilon;
   find("curve-card").hidden = !isMessage() || isFixed();
   find("message-facts").hidden = !isMessage();
   find("ask-button").textContent = isProtected() ? "Classify" : "Search";

@@ -15,10 +15,10 @@ function mapCard(gallery, map) {
     [withHint("Nearest by", "metric"), `the ${gallery.metric}`],
     [withHint("Recall of codes", "codes"), map.code_recall === null ? null : `${Math.floor(1000 * map.code_recall + 1e-9) / 10}% of the 10 nearest`],
     [withHint("Share of the gallery returned", "candidates"), percent(map.candidates)],
-    ["Messages by", covers ? null : `${map.mechanism}, at epsilon ${map.learned_for}`],
+    ["Messages by", covers ? null : `${map.mechanism}, at epsilon ${map.epsilon}`],
     [withHint("Sets", "sets"), covers ? `${map.n_sets.toLocaleString("en")}, of ${count(map.set_size, "item")} each` : null],
     ["Items in a set", !covers ? null : map.reach < 1 ? `about ${Math.floor(100 * map.reach)}%; the others are never returned` : "all"],
-    ["Optimized for", covers ? `epsilon ${map.learned_for}` : null],
+    ["Optimized for", covers ? `epsilon ${map.epsilon}` : null],
   ]), map.refused ? make("p", { class: "open" }, map.refused) : null);
 }
 

@@ -39,7 +39,7 @@ export function showQuery(gallery, { take, takeId }, item = null) {
     showImage(picture?.src ?? "", nameOf(item));
     if (picture) picture.onload = () => { find("preview").src = picture.src; };
   } else {
-    find("item-id").value = item.external_id ?? "";
+    find("item-id").value = nameOf(item);
   }
 }
 
