@@ -222,6 +222,30 @@ def test_a_network_with_state_is_not_shared_by_threads(monkeypatch: pytest.Monke
     assert same(extractor.extract(PICTURES, row_exact=True), alone)
 
 
+def test_an_interrupted_run_computes_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C need not wait for thousands of images."""
+    calls: list[int] = []
+
+    class Slow(Extractor):
+        _parallel = True
+
+        def __init__(self) -> None:
+            super().__init__(name="slow", identity={}, dimension=3, side=4, batch=1)
+
+        def _rows(self, images: NDArray[np.uint8]) -> NDArray[Any]:
+            calls.append(len(images))
+            time.sleep(0.005)
+            return np.asarray(images.mean(axis=(1, 2)) + 1.0)
+
+    def interrupt(_: int) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with pytest.raises(KeyboardInterrupt):
+        Slow().extract(PICTURES * 20, tick=interrupt)
+    assert len(calls) < 100
+
+
 def test_modules_with_state_are_recognised() -> None:
     modules = [plain() for _ in range(4)]
     modules[1][1].register_forward_hook(lambda *_: None)

@@ -327,11 +327,11 @@ def test_the_room_loads_without_torch() -> None:
         "import sys\n"
         "class NoTorch:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name.partition('.')[0] == 'torch': raise ModuleNotFoundError(name)\n"
+        "        if name.partition('.')[0] == 'torch': raise ModuleNotFoundError(name, name=name)\n"
         "sys.meta_path.insert(0, NoTorch())\n"
         "import nearveil.features.training as t\n"
         "try: t.compute_backbone_maps([1], type('B', (), {'_batch': 1})())\n"
         "except ModuleNotFoundError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)  # noqa: S603
-    assert "needs torch" in done.stdout
+    assert "torch is not installed: pip install" in done.stdout

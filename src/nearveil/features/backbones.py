@@ -229,9 +229,9 @@ def _make_module_classes() -> tuple[Any, Any, Any]:
 
 
 def _make_fast_network(network: Any) -> Callable[[Any], Any]:
-    """Copy a network to the CPU without batch norms, for ONNX Runtime where it is installed."""
+    """Copy a network without its batch norms, for ONNX Runtime where it is installed."""
     torch = import_torch()
-    network = copy.deepcopy(network).to("cpu")
+    network = copy.deepcopy(network)
     for part in list(network.modules()):
         if hasattr(part, "conv"):
             part.conv = torch.nn.utils.fusion.fuse_conv_bn_eval(part.conv, part.norm)

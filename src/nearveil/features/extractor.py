@@ -4,9 +4,9 @@ import hashlib
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -44,7 +44,7 @@ class FeatureError(NearveilError, ValueError):
 
 def map_in_threads(
     function: Callable[[Any], Result], values: Sequence[Any], threads: int | None = None
-) -> Iterator[Result]:
+) -> Generator[Result]:
     """Apply a function to values in threads, by default OMP_NUM_THREADS or all cores, and yield results in order."""
     limit = os.environ.get("OMP_NUM_THREADS", "")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -130,8 +130,8 @@ class Extractor(ABC):
         def compute(start: int) -> tuple[Floats, NDArray[np.bool_]]:
             return unit_rows(rows_of(np.stack([resize(image, self.side) for image in images[start : start + step]])))
 
-        with self._limit_threads():
-            parts = map_in_threads(compute, [*starts, *starts[: int(single)]], None if self._parallel else 1)
+        computed = map_in_threads(compute, [*starts, *starts[: int(single)]], None if self._parallel else 1)
+        with self._limit_threads(), closing(computed) as parts:
             for start, (rows, valid) in zip(starts, parts, strict=False):
                 features[start : start + len(rows)] = rows
                 missing += [start + int(position) for position in np.flatnonzero(~valid)]

@@ -91,13 +91,15 @@ class TorchExtractor(Extractor):
         return self._run(self._cpu_module, images, "cpu")
 
     def _limit_threads(self) -> AbstractContextManager[None]:
-        _ = self._cpu_module  # once, for all threads
+        if self.device == "cpu":
+            _ = self._cpu_module  # once, for all threads
         return _restore_torch_threads()
 
     @functools.cached_property
     def _cpu_module(self) -> Any:
         """The module on the CPU, in its fastest form: results of GPU libraries may depend on free memory."""
-        return make_fast(self._module) if self._parallel else copy.deepcopy(self._module).to("cpu")
+        module = self._module if self.device == "cpu" else copy.deepcopy(self._module).to("cpu")
+        return make_fast(module) if self._parallel else module
 
     @property
     def device(self) -> str:
@@ -132,13 +134,13 @@ def is_stateless(module: Any) -> bool:
 
 
 def make_fast(module: Any) -> Callable[[Any], Any]:
-    """Copy a module to the CPU, with the networks in it in their fastest form."""
+    """Return a module of the CPU with the networks in it in their fastest form."""
     if hasattr(module, "make_fast"):
         return module.make_fast()  # type: ignore[no-any-return]
     if type(module) is import_torch().nn.Sequential:
         parts = list(map(make_fast, module))
         return lambda x: functools.reduce(lambda y, part: part(y), parts, x)
-    return copy.deepcopy(module).to("cpu")  # type: ignore[no-any-return]
+    return module  # type: ignore[no-any-return]
 
 
 def align(array: NDArray[np.float32]) -> NDArray[np.float32]:
