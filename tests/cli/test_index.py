@@ -63,7 +63,7 @@ def test_a_folder_becomes_a_gallery(folder: Path, here: Path) -> None:
         for item, file in zip(items, files, strict=True):
             assert item.thumbnail[8:12] == b"WEBP"
             small = load_image(item.thumbnail)
-            assert small.shape == (43, 64, 3)
+            assert small.shape == (60, 90, 3)
             assert np.abs(small.mean(axis=(0, 1)) - load_image(file).mean(axis=(0, 1))).max() < 8
         published, stale = index.current()
         assert not stale
