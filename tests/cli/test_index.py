@@ -241,7 +241,7 @@ def test_a_gallery_too_small_for_messages_is_told_what_to_do(here: Path) -> None
     gallery(here / "few", 12)
     said = " ".join(fine("index", here / "few", *HOG, "--into", here / "small").split())
     assert "Warning: an answer holds 1 of 12 items" in said
-    assert "`nearveil query IMAGE --epsilon 0`" in said
+    assert "Search so small a gallery without --epsilon, at no cost" in said
     assert "For 8 matches by message, use --candidates 0.67" in said
     gallery(here / "more", 40)
     assert "Warning" not in fine("index", here / "more", *HOG, "--into", here / "large", "--candidates", 0.2)

@@ -11,17 +11,8 @@ from typing import TYPE_CHECKING
 import typer
 from rich.text import Text
 
+from nearveil.cli import _output as output
 from nearveil.cli._options import JSON, argument, command, option
-from nearveil.cli._output import (
-    NOT_INSTALLED,
-    check,
-    has_studies,
-    make_folder,
-    print_json,
-    print_lines,
-    print_table,
-    show_bars,
-)
 
 if TYPE_CHECKING:
     from nearveil.audit import Report
@@ -62,16 +53,15 @@ def audit(
     For example:
         nearveil audit privunit
         nearveil audit all --out out/audit
-        nearveil audit covers --epsilon 1 --confidence 0.999 --json
         nearveil audit --list
     """
-    check(0.01 <= epsilon <= 12, "must be from 0.01 to 12", "--epsilon")
-    check(0 < confidence < 1, "must be between 0 and 1", "--confidence")
-    check(0 < effort <= 100, "must be between 0 and 100", "--effort")
+    output.check(0.01 <= epsilon <= 12, "must be from 0.01 to 12", "--epsilon")
+    output.check(0 < confidence < 1, "must be between 0 and 1", "--confidence")
+    output.check(0 < effort <= 100, "must be between 0 and 100", "--effort")
     if list_all:
         return _print_list(epsilon, as_json=as_json)
     sections = _choose(name, epsilon)
-    make_folder(out, "--out")  # before half an hour of work
+    output.make_folder(out, "--out")  # before half an hour of work
     began = time.process_time()
     reports, outcome, wrong = _run_audit(sections, confidence, effort)
     minutes = (time.process_time() - began) / 60
@@ -83,29 +73,29 @@ def audit(
     }
     if out is not None:
         (out / "audit.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        if has_studies():
+        if output.has_studies():
             from studies.audits.page import write_markdown
 
             command = f"nearveil {shlex.join(sys.argv[1:])}"
             write_markdown(reports, out, outcome, wrong, command=command, minutes=minutes)
     if as_json:
-        print_json(result)
+        output.print_json(result)
     else:
         _print_reports(reports, wrong, out)
     raise typer.Exit(_EXIT_CODES[outcome])
 
 
 def _choose(name: str, epsilon: float) -> "dict[str, Sequence[AuditEntry]]":
-    check(name != "", "required: a mechanism of --list, or all", "NAME")
+    output.check(name != "", "required: a mechanism of --list, or all", "NAME")
     mechanisms, specimens = _load_entries(epsilon)
     if name == "all":
-        check(has_studies(), f"all also audits specimens of the studies: {NOT_INSTALLED}", "NAME")
+        output.check(output.has_studies(), f"all also audits specimens of the studies: {output.NOT_INSTALLED}", "NAME")
         return {"Mechanisms": mechanisms, _SPECIMENS: specimens}
     entries = [*mechanisms, *specimens]
     exact = [entry for entry in entries if entry.name == name]
     chosen = exact or [entry for entry in entries if entry.name.startswith(name)]
-    more = "" if has_studies() else "; for estimators and baselines, pip install nearveil-studies"
-    check(bool(chosen), f"{name!r} is none of: all, {', '.join(entry.name for entry in entries)}{more}", "NAME")
+    more = "" if output.has_studies() else "; for estimators and baselines, pip install nearveil-studies"
+    output.check(bool(chosen), f"{name!r} is none of: all, {', '.join(entry.name for entry in entries)}{more}", "NAME")
     return {"Mechanisms": chosen}
 
 
@@ -114,7 +104,7 @@ def _load_entries(epsilon: float) -> "tuple[list[AuditEntry], list[AuditEntry]]"
     from nearveil import audit
 
     mechanisms = audit.list_mechanisms(epsilon)
-    if not has_studies():
+    if not output.has_studies():
         return mechanisms, []
     from studies import audits
 
@@ -129,7 +119,7 @@ def _run_audit(
     from nearveil.audit.auditing import audit_entry, judge_reports
 
     reports: dict[str, list[Report]] = {}
-    with show_bars() as start:
+    with output.show_bars() as start:
         for heading, entries in sections.items():
             reports[heading] = [
                 audit_entry(entry, confidence=confidence, effort=effort, start=start) for entry in entries
@@ -146,9 +136,11 @@ def _print_reports(reports: "dict[str, list[Report]]", wrong: list[str], out: Pa
         for report in section:
             *cells, verdict = (report.cells[heading] for heading in headings)
             rows.append((*cells, Text(verdict, style=_STYLES[report.verdict])))
-        print_table(headings, rows, title=title, right=headings[1:-1], no_wrap=headings[1:])  # never cut off figures
-    print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"Wrote the report to {out}."]))
-    print_lines(*wrong, style="red")
+        output.print_table(
+            headings, rows, title=title, right=headings[1:-1], no_wrap=headings[1:]
+        )  # never cut off figures
+    output.print_lines(*_LEGEND.splitlines(), *([] if out is None else [f"Wrote the report to {out}."]))
+    output.print_lines(*wrong, style="red")
 
 
 def _print_list(epsilon: float, *, as_json: bool) -> None:
@@ -159,8 +151,8 @@ def _print_list(epsilon: float, *, as_json: bool) -> None:
     entries, missing = [*mechanisms, *specimens], list_not_audited()
     if as_json:
         names = [{"name": entry.name, "audits": entry.subject, "must_be": entry.expected} for entry in entries]
-        print_json({"auditable": names, "not_auditable": missing})
+        output.print_json({"auditable": names, "not_auditable": missing})
         return
     rows = [(entry.name, entry.subject or "a specimen", entry.expected) for entry in entries]
-    print_table(["name", "audits", "must be"], rows, title="Can be audited")
-    print_table(["public name", "why not"], missing.items(), title="Not auditable")
+    output.print_table(["name", "audits", "must be"], rows, title="Can be audited")
+    output.print_table(["public name", "why not"], missing.items(), title="Not auditable")

@@ -117,7 +117,6 @@ def show(options: LedgerOptions, account: str | None = _ACCOUNT, as_json: bool =
     """Draw a bar for each account: the epsilon spent (rounded up) and left (rounded down).
 
     For example:
-        nearveil budget show
         nearveil budget show camera --ledger postgresql://me@host/budgets --json
     """
     with options.open(read_only=True) as ledger:
@@ -138,7 +137,6 @@ def preview(
     """Compute the cost of releases and the budget left after them. Spends nothing. Exit code 1 if they don't fit.
 
     For example:
-        nearveil budget preview camera 10x0.1
         nearveil budget preview archive 5x0.2 --client ann --mechanism gaussian
     """
     with options.open(read_only=True) as ledger:
@@ -155,12 +153,9 @@ def preview(
         print_json({**vars(forecast), "before": _describe_balance(forecast.before)})
     else:
         before = forecast.before
-        grid = Table.grid(padding=(0, 1), expand=True)
-        grid.add_column(no_wrap=True, max_width=20)
-        grid.add_column(ratio=1)
-        bar = Bar(before.epsilon, before.spent, forecast.total)
-        grid.add_row(Text(clean(before.client or before.account), "bold"), bar)
-        Console(highlight=False).print(grid, Text(clean(forecast)))
+        print_lines(before.client or before.account, style="bold")
+        Console(highlight=False).print(Bar(before.epsilon, before.spent, forecast.total))
+        print_lines(forecast)
     raise typer.Exit(0 if forecast.allowed else 1)
 
 
@@ -202,7 +197,6 @@ def history(
     """List the entries of accounts in order. Of a stored message, only the length is shown. Times are informative.
 
     For example:
-        nearveil budget history camera
         nearveil budget history --last 0 --json
     """
     with options.open(read_only=True) as ledger:
@@ -238,7 +232,6 @@ def export(options: LedgerOptions, file: Path = argument("A new file: .json or .
     """Write all entries with their hashes to a new file, readable only by you. It contains the stored messages.
 
     For example:
-        nearveil budget export entries.json
         nearveil budget export entries.csv --ledger postgresql://me@host/budgets
     """
     check(file.suffix in (".json", ".csv"), "must end in .json or .csv", "FILE")
@@ -259,7 +252,6 @@ def verify(
     """Recompute every hash and total. Exit code 1 if an entry was edited, removed or added, or a copy restored.
 
     For example:
-        nearveil budget verify
         nearveil budget verify camera --receipt 3:1f0c...:camera
     """
     with options.open(read_only=True) as ledger:

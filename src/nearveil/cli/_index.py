@@ -103,14 +103,11 @@ def index(
 
     For example:
         nearveil index photos/
-        nearveil index photos/ --into gallery/ --candidates 0.2
         nearveil index photos/ --into postgresql://me@host/gallery --extractor hog
         nearveil index records/ --into private-index/ --private
         nearveil index emb.parquet --into texts/ --ids id --metadata text --metadata url
-        nearveil index emb.npy --into items/ --metric euclidean
         nearveil index --into texts/ --delete doc-17
         nearveil index --into old-gallery/ --metric cosine
-        nearveil index --into texts/ --mechanism privunit --epsilon 8
         nearveil index emb.parquet --into texts/ --cluster local:8
     """
     is_table = source is None or bool(delete) or _is_table(source)
@@ -172,10 +169,8 @@ def _warn_of_small_answers(answer_size: int, items: int) -> None:
         share = min(1.0, math.ceil(100 * _USUAL_MATCHES / items) / 100)
         print_lines(
             f"Warning: an answer holds {answer_size} of {items:,} items, so a message returns no more. Search so small "
-            "a gallery at epsilon 0 instead: all items are compared, nothing is revealed, nothing is paid. Run "
-            "`nearveil query IMAGE --epsilon 0` on this machine; clients of a server need `nearveil serve --offer "
-            f"codes` and `nearveil sync`. For {min(_USUAL_MATCHES, items)} matches by message, use --candidates "
-            f"{share:g}.",
+            "a gallery without --epsilon, at no cost; clients of a server need `nearveil serve --offer codes` and "
+            f"`nearveil sync`. For {min(_USUAL_MATCHES, items)} matches by message, use --candidates {share:g}.",
             stderr=True,
         )
 

@@ -42,7 +42,6 @@ def cost(
     For example:
         nearveil cost 500x0.5
         nearveil cost 100x1 --sets 20 --delta 1e-6
-        nearveil cost 100x0.1 5x1 --delta 1e-6 --json
     """
     check(0 < delta < 1, "must be between 0 and 1", "--delta")
     check(delta >= _LEAST_DELTA, f"must be at least {_LEAST_DELTA:g}: smaller deltas are not supported", "--delta")
@@ -105,7 +104,6 @@ def plan(
 
     For example:
         nearveil plan --items 100000 --epsilon 4
-        nearveil plan --items 100000 --epsilon 4 --answer 2MB
         nearveil plan --items 1000000 --epsilon 1 --answer 100kB --dimension 128 --json
         nearveil plan --items 100000 --epsilon 4 --mechanism privunit
     """
@@ -198,7 +196,6 @@ def mechanisms(as_json: bool = JSON) -> None:
 
     For example:
         nearveil mechanisms
-        nearveil mechanisms --json
     """
     with show_bars():
         from nearveil.mechanisms import catalog

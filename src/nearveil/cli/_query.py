@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from nearveil.cli import _output as output
 from nearveil.cli._accounts import LazyAccount, PaymentOptions, describe_new_account
 from nearveil.cli._options import (
     EXTRACTOR,
@@ -23,21 +24,9 @@ from nearveil.cli._options import (
     load_extractor,
     option,
 )
-from nearveil.cli._output import (
-    check,
-    clean,
-    fail,
-    is_verbose,
-    print_json,
-    print_lines,
-    print_table,
-    show_bars,
-    show_done,
-)
 
 if TYPE_CHECKING:
-    from nearveil.client import Nearest
-    from nearveil.client.results import Classified
+    from nearveil.client.results import Classified, Match, Nearest
     from nearveil.features.images import Pixels
     from nearveil.ledger.history import Balance
 
@@ -91,12 +80,11 @@ def query(
         nearveil query vector.npy --index texts/ -k 20 --where lang=en
         nearveil query me.jpg --server https://birds.example:8321 --token-file token.txt
         nearveil query me.jpg --epsilon 4 --server https://birds.example:8321 --token-file token.txt --gallery birds
-        nearveil query me.jpg --epsilon 2 -k 4 --sheet found.png
         nearveil query me.jpg --epsilon 4 --account holiday --ledger budget.db --json
     """
     is_free = by in ("home", "sealed")
-    check(not (is_free and epsilon), f"--by {by} reveals nothing and costs nothing; leave it out", "--epsilon")
-    check(by != "message" or bool(epsilon), "a message needs an epsilon above 0", "--epsilon")
+    output.check(not (is_free and epsilon), f"--by {by} reveals nothing and costs nothing; leave it out", "--epsilon")
+    output.check(by != "message" or bool(epsilon), "a message needs an epsilon above 0", "--epsilon")
     from nearveil.features import load_image
     from nearveil.features.vectors import SUFFIXES, read_vector
 
@@ -109,7 +97,7 @@ def query(
 
         key = new_key()
     payer = LazyAccount(payment)
-    with payer, _name_retry(key or "", payer, local=options.server is None), show_bars() as start:
+    with payer, _name_retry(key or "", payer, local=options.server is None), output.show_bars() as start:
         chosen_extractor = load_extractor(extractor)
         pixels: Any = read_vector(image) if is_vector else load_image(image)
         with options.open(account=payer, extractor=chosen_extractor, home=home) as (client, is_stale):
@@ -123,7 +111,7 @@ def query(
     answer |= {"server": options.server, "sheet": None if sheet is None else str(sheet)}
     # Print first: a contact sheet that cannot be written must not lose the answer.
     if as_json:
-        print_json(answer)
+        output.print_json(answer)
     else:
         _print_answer(answer, nearest, balance)
     if sheet is not None:
@@ -182,18 +170,7 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
             "mechanism": nearest.mechanism or None,
         }
     return {
-        "found": [
-            {
-                "rank": rank,
-                "id": match.id,
-                "name": match.name or match.external_id or f"item {match.id}",
-                "external_id": match.external_id,
-                "similarity": match.similarity,
-                "distance": match.distance,
-                "metadata": dict(match.metadata),
-            }
-            for rank, match in enumerate(nearest.matches, 1)
-        ],
+        "found": [_describe_match(rank, match) for rank, match in enumerate(nearest.matches, 1)],
         "server_saw": server_saw,
         **{name: getattr(nearest, name) for name in same},
         "quality": nearest.quality_summary,
@@ -204,6 +181,12 @@ def _describe_answer(nearest: "Nearest", balance: "Balance | None", new_ledger: 
         "opened": new_ledger or None,
         "notes": list(_write_notes(nearest, balance, new_ledger, stale=stale)),
     }
+
+
+def _describe_match(rank: int, match: "Match") -> dict[str, Any]:
+    values = {name: getattr(match, name) for name in ("id", "external_id", "similarity", "distance")}
+    name = match.name or match.external_id or f"item {match.id}"
+    return {"rank": rank, **values, "name": name, "metadata": dict(match.metadata)}
 
 
 def _write_notes(nearest: "Nearest", balance: "Balance | None", new_ledger: str, *, stale: bool) -> Iterator[str]:
@@ -218,31 +201,34 @@ def _write_notes(nearest: "Nearest", balance: "Balance | None", new_ledger: str,
             f"Answers of this gallery hold {nearest.n_candidates} items, so a message returns no more. If the gallery "
             "offers it, a query without --epsilon compares all items, reveals nothing and costs nothing."
         )
+    names = [match.name or match.external_id for match in nearest.matches]
+    if names and nearest.way != "index" and not any(names):
+        yield "Only numbers of items came back; the operator can offer ids with `nearveil serve --offer metadata`."
     if stale:
         yield "The index has changed since its map was made; run `nearveil index DIR` to include new items."
 
 
 def _print_answer(answer: dict[str, Any], nearest: "Nearest", balance: "Balance | None") -> None:
     """Print the matches, the cost, the balance, and the path of the contact sheet."""
-    print_lines(nearest.quality_summary)
+    output.print_lines(nearest.quality_summary)
     if nearest.matches:
         _print_matches(nearest)
-    print_lines(_describe_server_view(nearest, answer["server_saw"]))
-    if nearest.way in ("message", "sealed") or is_verbose():
-        print_lines(nearest.guarantee)
+    output.print_lines(_describe_server_view(nearest, answer["server_saw"]))
+    if nearest.way in ("message", "sealed") or output.is_verbose():
+        output.print_lines(nearest.guarantee)
     if balance is not None:
         from nearveil.ledger.budget import format_down
 
         law = " (with a delta, messages are priced together, not summed)" if balance.delta else ""
-        print_lines(
+        output.print_lines(
             f"Paid: epsilon {nearest.paid:g}, from the account {balance.account!r}; left: {format_down(balance.left)} "
             f"of {balance.epsilon:g}{law}."
         )
-    print_lines(*answer["notes"])
+    output.print_lines(*answer["notes"])
     if balance is not None:
-        print_lines(f"Run it again with --key {nearest.key} to repeat this query at no cost.")
+        output.print_lines(f"Run it again with --key {nearest.key} to repeat this query at no cost.")
     if answer["sheet"] is not None:
-        print_lines(f"Contact sheet: {answer['sheet']}")
+        output.print_lines(f"Contact sheet: {answer['sheet']}")
 
 
 def _print_matches(nearest: "Nearest") -> None:
@@ -257,7 +243,7 @@ def _print_matches(nearest: "Nearest") -> None:
         rows.append((str(rank), match.name, number, f"{match.value:.3f}", *texts))
     columns = zip(("", "name", "id", metric, "text", "metadata"), *rows, strict=True)
     headings, *cells = zip(*(column for column in columns if any(column[1:])), strict=True)
-    print_table(headings, cells, right=("", metric), no_wrap=(metric,))
+    output.print_table(headings, cells, right=("", metric), no_wrap=(metric,))
 
 
 def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
@@ -284,19 +270,16 @@ def _describe_server_view(nearest: "Nearest", view: dict[str, Any]) -> str:
 
 def _check_sheet(path: Path, *, force: bool, has_images: bool) -> None:
     """Raise if a contact sheet cannot be written, before anything is paid."""
-    folder, problem = path.absolute().parent, ""
-    if not has_images:
-        problem = "it shows the answer to a message about an image; pass --epsilon, or leave it out"
-    elif path.suffix.lower() != ".png":
-        problem = "must end in .png"
-    elif not folder.is_dir():
-        problem = f"the folder of {path} does not exist; create it, or use another path"
-    elif not os.access(folder, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
-        problem = f"{path} is not writable; nothing was paid, use another path"
-    elif path.is_dir() or (path.exists() and not force):
-        problem = f"{path} exists; use --force to overwrite it, or another path"
-    if problem:
-        raise ValueError(f"--sheet: {problem}")
+    folder, exists = path.absolute().parent, path.exists()
+    for is_valid, problem in (
+        (has_images, "it shows the answer to a message about an image; pass --epsilon, or leave it out"),
+        (path.suffix.lower() == ".png", "must end in .png"),
+        (folder.is_dir(), f"the folder of {path} does not exist; create it, or use another path"),
+        (os.access(path if exists else folder, os.W_OK), f"{path} is not writable; nothing was paid, use another path"),
+        (not exists or (force and path.is_file()), f"{path} exists; use --force to overwrite it, or another path"),
+    ):
+        if not is_valid:
+            raise ValueError(f"--sheet: {problem}")
 
 
 def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", path: Path, *, force: bool) -> None:
@@ -306,18 +289,12 @@ def _write_sheet(answer: dict[str, Any], nearest: "Nearest", pixels: "Pixels", p
         raise ValueError("--sheet: it shows the set of a message by covers, and this gallery has another mechanism")
     assert nearest.answer is not None
     captions = [
-        f"{clean(Path(entry['name']).stem)}\n{entry['rank']}: {match.value:.3f}"
+        f"{output.clean(Path(entry['name']).stem)}\n{entry['rank']}: {match.value:.3f}"
         for entry, match in zip(answer["found"], nearest.matches, strict=True)
     ]
-    sheet = ContactSheet(
-        query=pixels,
-        named=nearest.set,
-        n_sets=nearest.n_sets,
-        candidates=nearest.answer.contents,
-        matches=tuple(match.image or b"" for match in nearest.matches),
-        captions=captions,
-        epsilon=nearest.guarantee.epsilon,
-    )
+    pictures = tuple(match.image or b"" for match in nearest.matches)
+    contents, epsilon = nearest.answer.contents, nearest.guarantee.epsilon
+    sheet = ContactSheet(pixels, nearest.set, nearest.n_sets, contents, pictures, captions, epsilon)
     sheet.save(path, force=force)
 
 
@@ -335,14 +312,13 @@ def classify(
     machine. Files that can't be decoded are reported, the others are classified, and the exit code is 1.
 
     For example:
-        nearveil classify scan.png --server https://scans.example:8321 --token-file token.txt
         nearveil classify *.png --server https://scans.example:8321 --token-file token.txt --gallery scans --json
     """
     from nearveil.features import ImageError
 
     results: list[tuple[Path, Classified]] = []
     failures: list[tuple[Path, str]] = []
-    with show_bars() as start, options.connect(server, extractor=load_extractor(extractor)) as client:
+    with output.show_bars() as start, options.connect(server, extractor=load_extractor(extractor)) as client:
         guarantee = client.model(gallery=options.gallery).guarantee  # before the first image is read
         tick = start("Classifying", len(images))
         for image in images:
@@ -359,21 +335,21 @@ def classify(
         ]
         failed = [{"image": str(image), "reason": reason} for image, reason in failures]
         cost = {"epsilon": 0.0, "paid": 0.0, "gallery_guarantee": str(guarantee)}
-        print_json({"images": classes, "failed": failed, "caution": caution, **cost})
+        output.print_json({"images": classes, "failed": failed, "caution": caution, **cost})
     elif results:
         rows = []
         for image, result in results:
             best = sorted(result.probabilities.items(), key=lambda pair: -pair[1])[:_N_CLASSES]
             runners_up = ", ".join(f"{label} {probability:.3f}" for label, probability in best[1:])
             rows.append((image, best[0][0], f"{best[0][1]:.3f}", runners_up))
-        print_table(["image", "class", "probability", "then"], rows, right=("probability",))
-        print_lines(
+        output.print_table(["image", "class", "probability", "then"], rows, right=("probability",))
+        output.print_lines(
             *filter(None, [caution]),
             "The server saw nothing that depends on an image, and nothing was paid.",
             f"Guarantee of the gallery for its records: {guarantee}",
         )
     if failures:
-        fail("; ".join(f"{image}: {reason}" for image, reason in failures))
+        output.fail("; ".join(f"{image}: {reason}" for image, reason in failures))
 
 
 @command(url="URL")
@@ -396,15 +372,15 @@ def sync(
     """
     if (url is None) == (server is None):
         raise ValueError("URL: give the URL of the server once, as the argument or with --server")
-    with show_bars() as start:
-        progress = show_done(start, "Downloading codes")
+    with output.show_bars() as start:
+        progress = output.show_done(start, "Downloading codes")
         with options.connect(url or server or "", home=home) as client:
             copy = client.sync(gallery=options.gallery, most=most, progress=progress)
     size = sum(path.stat().st_size for path in copy.folder.iterdir())
     if as_json:
-        print_json({"folder": str(copy.folder), "items": len(copy), "bytes": size, "fetched": copy.fetched})
+        output.print_json({"folder": str(copy.folder), "items": len(copy), "bytes": size, "fetched": copy.fetched})
     else:
-        print_lines(
+        output.print_lines(
             f"{len(copy):,} items in {copy.folder} ({size / 1e6:,.2f} MB); {copy.fetched / 1e6:,.2f} MB downloaded.",
             "`nearveil query IMAGE_OR_VECTOR --server URL` searches them, reveals nothing and costs nothing.",
         )

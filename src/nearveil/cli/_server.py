@@ -57,7 +57,6 @@ def serve(
     NEARVEIL_SERVER_*, else from the file.
 
     For example:
-        nearveil serve gallery/
         nearveil serve gallery/ --offer codes --offer sealed
         nearveil serve --config nearveil.toml
         nearveil serve gallery/ --host 0.0.0.0 --cert cert.pem --cert-key key.pem

@@ -6,19 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from nearveil.cli import _output as output
 from nearveil.cli._options import JSON, ClusterOptions, argument, command, option
-from nearveil.cli._output import (
-    NOT_INSTALLED,
-    check,
-    fail,
-    has_studies,
-    make_folder,
-    print_json,
-    print_lines,
-    print_table,
-    show_bars,
-    show_done,
-)
 
 if TYPE_CHECKING:
     from studies._study import Study
@@ -47,29 +36,29 @@ def study(
         nearveil study sensitivity --quick
         nearveil study all --docs docs/results
     """
-    check(has_studies(), NOT_INSTALLED, "NAME")
+    output.check(output.has_studies(), output.NOT_INSTALLED, "NAME")
     try:
         from studies import load_studies
         from studies._quick import shrink
         from studies._report import write_findings
     except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError(f"{missing.name} is not installed: {NOT_INSTALLED}") from None
+        raise ModuleNotFoundError(f"{missing.name} is not installed: {output.NOT_INSTALLED}") from None
 
     studies = load_studies()
     if not names:
         titles = {name: study.title for name, study in studies.items()}
         if as_json:
-            print_json(titles)
+            output.print_json(titles)
         else:
-            print_table(["name", "shows"], titles.items(), title="Studies")
+            output.print_table(["name", "shows"], titles.items(), title="Studies")
         return
     unknown = [name for name in names if name not in studies and name != "all"]
-    check(not unknown, f"{', '.join(unknown)!r} is none of: all, {', '.join(studies)}", "NAME")
+    output.check(not unknown, f"{', '.join(unknown)!r} is none of: all, {', '.join(studies)}", "NAME")
     chosen = list(studies) if "all" in names else list(dict.fromkeys(names))
-    check(not (quick and docs), "figures of --quick are rough: publish those of a whole run", "--docs")
+    output.check(not (quick and docs), "figures of --quick are rough: publish those of a whole run", "--docs")
     out = out / "quick" if quick else out
-    make_folder(out, "--out")
-    make_folder(docs, "--docs")
+    output.make_folder(out, "--out")
+    output.make_folder(docs, "--docs")
     results = []
     with options.connect() as connected:
         cluster = None if options.cluster is None else connected
@@ -79,11 +68,11 @@ def study(
             if not as_json:
                 page, reason, seconds = (results[-1][key] for key in ("page", "left_out", "seconds"))
                 outcome = f"{name} left out: {reason}" if reason else f"{name}: {page} ({seconds:.0f} s measured)"
-                print_lines(outcome, style="yellow" if reason else "")
+                output.print_lines(outcome, style="yellow" if reason else "")
     if docs is not None:
         write_findings(docs)
     if as_json:
-        print_json(results)
+        output.print_json(results)
     if all(result["left_out"] for result in results):
         raise typer.Exit(1)
 
@@ -95,17 +84,17 @@ def _run_study(study: "Study", out: Path, docs: Path | None, fresh: bool, jobs: 
     from studies.data import DataMissingError
 
     if study.note and not study.parameters.get("quick"):
-        print_lines(f"{study.name}: {study.note}", stderr=True)
+        output.print_lines(f"{study.name}: {study.note}", stderr=True)
     folder = out / study.name
     try:
-        with show_bars() as start:
-            advance = show_done(start, study.name)
+        with output.show_bars() as start:
+            advance = output.show_done(start, study.name)
             measured = run(study, folder, jobs=jobs, fresh=fresh, advance=advance, cluster=cluster)
         page = write(study, measured, folder)
     except (DataMissingError, ModuleNotFoundError) as missing:
         return {"study": study.name, "page": None, "seconds": 0.0, "left_out": str(missing)}
     except OSError as error:
-        fail(f"{study.name}: {error.strerror or error}; the measurements so far are in {folder}")
+        output.fail(f"{study.name}: {error.strerror or error}; the measurements so far are in {folder}")
     if docs is not None:
         publish(study, folder, docs / "study")
     return {"study": study.name, "page": str(page), "seconds": measured.seconds, "left_out": None}

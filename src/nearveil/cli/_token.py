@@ -70,7 +70,6 @@ def create(
     """Create a token and print it once. It is not stored, so it cannot be printed again.
 
     For example:
-        nearveil token create ann
         nearveil token create ann --gallery birds --days 90
         nearveil token create prometheus --scope metrics --config /etc/nearveil/nearveil.toml
     """

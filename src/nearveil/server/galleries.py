@@ -302,7 +302,7 @@ class OpenGallery(Gallery):
         if "metadata" not in self._offers:
             with _translate_errors():
                 if self.index.has_external_ids():
-                    words = "%s: clients see no ids of yours; to show ids and metadata, add metadata to its offers"
+                    words = "%s: clients see numbers of items, not your ids; `--offer metadata` sends ids and metadata"
                     _LOG.warning(words, self.name)
         if "sealed" in self._offers:
             self._builder.request(_require_maps(self._load_state()))
