@@ -5,22 +5,26 @@ Theorems A, A' and A'' of ``docs/theory/sensitivity.md``. PrivateMail releases t
 1 / bandwidth^2 and a for exp(-2u), the least weight between unit rows.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
-from nearveil.privacy.checks import check_choice, check_rows
+from nearveil.cluster import cut_rows
+from nearveil.privacy.checks import check_choice, check_range, check_rows
 from nearveil.privatemail.graph import gaussian_graph, label_graph
 from nearveil.privatemail.graph._base import check_unit_rows
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.sensitivity import (
+    BANDWIDTHS,
+    BLOCK,
     MARGIN,
+    METRIC,
     Floats,
     Norm,
     check_error_bound,
-    check_query,
-    check_result,
     check_start,
     compute_diameter,
     target_only,
@@ -83,6 +87,28 @@ def bound_all_rows(
     change = combine_norms(np.array([target, anchor_rows]), norm)
     error = combine_norms(np.array([target_error, bound_anchors_error(figures, error_bound)]), norm)
     return check_result(MARGIN * (change + 2 * error))
+
+
+def check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
+    """Return the parameters as floats, or raise if weights or bounds could overflow."""
+    bandwidth = check_range(bandwidth, "bandwidth", *BANDWIDTHS)
+    label_weight = check_range(label_weight, "label_weight", 0, 1e50)
+    if label_bandwidth is None:
+        return bandwidth, label_weight, bandwidth
+    return bandwidth, label_weight, check_range(label_bandwidth, "label_bandwidth", 1e-50, 1e100)
+
+
+def check_result(bound: float) -> float:
+    """Return a bound, or raise if it overflowed."""
+    if not np.isfinite(bound):
+        raise ValueError("the bound overflows: use a larger bandwidth, or a smaller label_weight")
+    return float(bound)
+
+
+def iterate_distances(rows: Floats, norm: Norm) -> Iterator[tuple[slice, Floats]]:
+    """Yield the matrix of distances between `rows`, a block of its rows at a time."""
+    for block in cut_rows(len(rows), BLOCK):
+        yield block, cdist(rows[block], rows, METRIC[norm])
 
 
 def compute_row_norms(rows: Floats, norm: Norm) -> Floats:

@@ -20,7 +20,8 @@ from nearveil.privatemail.engines import Labels
 from nearveil.privatemail.graph import LabelGraph, label_graph
 from nearveil.privatemail.graph.labels import Encoding
 from nearveil.privatemail.published import ENGINES, PublishedEngine
-from nearveil.privatemail.sensitivity import Degrees, bound_degrees, check_query, published_2022
+from nearveil.privatemail.sensitivity import Degrees, bound_degrees, published_2022
+from studies.all_rows import check_query
 
 Variant = Literal["printed", "derived"]
 

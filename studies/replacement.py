@@ -18,14 +18,11 @@ from nearveil.privatemail.sensitivity import (
     Floats,
     Norm,
     check_error_bound,
-    check_query,
-    check_result,
     check_start,
     compute_diameter,
-    iterate_distances,
     sign_patterns,
 )
-from studies.all_rows import combine_norms, compute_row_norms
+from studies.all_rows import check_query, check_result, combine_norms, compute_row_norms, iterate_distances
 
 _DIRECTIONS = 128  # half a turn in this many steps costs a factor of 1 / cos(0.7 degrees) = 1.00008
 _ROUNDS = 60  # Newton's steps; 4 to 8 are needed, and the error of an early stop is added

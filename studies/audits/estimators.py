@@ -207,17 +207,17 @@ def make_student_experiment(student: Student) -> Experiment:
     def run(records: VotingRecords, runs: int, source: Source) -> PlanRuns:
         students = [fit(records, source=source) for _ in range(runs)]
         predicted = np.stack([fitted.export().predict(public) for fitted in students])
-        parts = [reader.read(answers) for fitted in students for answers in fitted.answers_]
+        parts = [reader.read(step.answers) for fitted in students for step in fitted.rounds_]
         names = "answered", "values", "labels"
         rows = AnswerRows(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
-        counts = [sum(len(answers.answered) for answers in fitted.answers_) for fitted in students]
+        counts = [sum(len(step.answers.answered) for step in fitted.rounds_) for fitted in students]
         return PlanRuns(rows, np.cumsum([0, *counts[:-1]]), np.ones_like(rows.answered), predicted)
 
     def find_unpaid() -> str | None:
         with open_ledger() as ledger:
             fitted = fit(pair.first, ledger=ledger, account=ACCOUNT)
             session = VotingSession(reader, fitted.plan_)
-            session.count(map(reader.read, fitted.answers_))
+            session.count(reader.read(step.answers) for step in fitted.rounds_)
             return session.complaint or session.find_unpaid(ledger)
 
     def find_exported() -> str | None:

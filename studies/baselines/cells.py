@@ -3,11 +3,12 @@
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
+from sklearn.base import clone
 
 from nearveil.cluster import SpreadRows
 from nearveil.mechanisms.covers.channels import (
@@ -15,10 +16,9 @@ from nearveil.mechanisms.covers.channels import (
     Indices,
     RandomizedResponse,
     check_channel_epsilon,
-    check_good,
     compute_exp,
 )
-from nearveil.mechanisms.covers.covers import MappedRelease
+from nearveil.mechanisms.covers.covers import GALLERY_ATTRIBUTES, MappedRelease
 from nearveil.mechanisms.covers.learning import Report, Rows, centres, projection, to_directions
 from nearveil.mechanisms.covers.maps import MOST_DIMENSIONS, PublicMap
 from nearveil.mechanisms.covers.members import make_map, make_members
@@ -28,6 +28,12 @@ from nearveil.privacy.noise import Source
 
 CellKind = Literal["kmeans", "balanced"]
 Response = Literal["randomized", "subset"]
+
+
+def check_good(good: Indices, n_sets: int) -> None:
+    """Raise if a set is out of range: it would reveal itself."""
+    if ((good < 0) | (good >= n_sets)).any():
+        raise ValueError(f"good must be one of the {n_sets} sets")
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,11 @@ class Cells(MappedRelease):
     kind: CellKind = "kmeans"
     response: Response = "randomized"
     n_cells: int | None = None
+
+    def with_epsilon(self, epsilon: float) -> Self:
+        """Return a release with the same public rows, gallery and map at another epsilon."""
+        other: Self = clone(self).set_params(epsilon=epsilon).fit_space(self.space_, self.public_digest)
+        return other._with_attributes(**{name: vars(self)[name] for name in GALLERY_ATTRIBUTES if name in vars(self)})
 
     @cached_property
     def _channel(self) -> RandomizedResponse | SubsetSelection:

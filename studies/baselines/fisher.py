@@ -16,11 +16,12 @@ import numpy as np
 from scipy.optimize import brentq
 
 from nearveil.mechanisms._gaussian import LINK
-from nearveil.mechanisms._privunit import CELL, Integers, check_channel, draw_cells
+from nearveil.mechanisms._privunit import CELL, Integers, draw_cells
 from nearveil.mechanisms.base import VectorRelease
 from nearveil.mechanisms.messages import Floats, Message, make_guarantee
 from nearveil.mechanisms.projection import ProjectedRelease
 from nearveil.privacy import Guarantee
+from nearveil.privacy.checks import check_range
 from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source, Table, gaussian_integers, look_up, make_alias_table, round_down
 
@@ -97,7 +98,9 @@ def calibrate(epsilon: float, dimension: int) -> FisherChannel:
     (epsilon, extra_delta)-DP by Theorem 4 of docs/theory/baselines.md; attacked by
     `test_the_heights_are_those_of_the_density` and `test_what_the_fisher_channel_costs`.
     """
-    value = check_channel(epsilon, EPSILONS, dimension, LARGEST_DIMENSION)
+    value = check_range(epsilon, "epsilon", *EPSILONS)
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
     size = max(LEAST_DIMENSION, dimension)
     reach = _find_reach(value / 2, size)
     cost = 2 * _bound_bending(value / 2, size, reach) + 2 * bound_arithmetic_cost(size, reach) + _WEIGHTS

@@ -600,4 +600,3 @@ def test_a_hostile_map_cannot_change_what_a_message_costs(kind: str) -> None:
     masses = np.exp(densities) / np.exp(densities).sum(axis=0)
     gain = (masses[:, :, None] - masses[:, None, :]).clip(min=0).sum(axis=0).max()  # at epsilon 0
     assert gain <= float(make_loss_curves(client.guarantee.events[0], 1).remove(np.zeros(1))[0]) * (1 + 1e-12)
-    assert client.with_epsilon(2.0).guarantee.events == (NamedSets(2.0, coverage.shape[1]),)

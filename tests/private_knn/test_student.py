@@ -63,7 +63,7 @@ def test_with_little_noise_it_is_good() -> None:
 def test_a_second_round_in_the_students_features_is_asked_and_right() -> None:
     student = fitted(Student(voter(epsilon=60.0), rounds=2, shares=[0.6, 0.4], random_state=0))
     assert [len(asked.rows) for asked in student.rounds_] == [36, 24]
-    assert all(answers.answered.all() for answers in student.answers_)
+    assert all(step.answers.answered.all() for step in student.rounds_)
     assert student.score(HELD, HELD_Y) > 0.8
 
 
@@ -88,7 +88,7 @@ def test_rounds_with_screening_stay_within_the_caps() -> None:
     chosen = voter(epsilon=10.0, max_answered=40, max_screened=60)
     student = fitted(Student(chosen, rounds=2, random_state=0))
     assert sum(len(asked.rows) for asked in student.rounds_) <= 60
-    assert sum(int(answers.answered.sum()) for answers in student.answers_) <= 40
+    assert sum(int(step.answers.answered.sum()) for step in student.rounds_) <= 40
     assert student.guarantee.epsilon <= 10.0
 
 
@@ -106,7 +106,7 @@ def test_every_round_is_paid_from_the_account(tmp_path: Path) -> None:
 def test_noise_is_not_drawn_twice() -> None:
     """A copied source would give both rounds the same noise, and their difference none."""
     student = fitted(Student(voter(n_neighbors=1, vote_noise=5.0, epsilon=None), rounds=2, random_state=0))
-    first, second = (answers.votes for answers in student.answers_)
+    first, second = (step.answers.votes for step in student.rounds_)
     assert np.abs(first - second).max() > 5
 
 
@@ -164,7 +164,7 @@ def test_a_seed_fixes_everything_but_the_noise_of_the_voters() -> None:
     assert np.array_equal(one.predict(HELD), other.predict(HELD))
     fresh = fitted(Student(voter(source=None), rounds=2, random_state=5))
     assert np.array_equal(fresh.rounds_[0].rows, one.rounds_[0].rows)
-    assert not np.array_equal(fresh.answers_[0].votes, one.answers_[0].votes)
+    assert not np.array_equal(fresh.rounds_[0].answers.votes, one.rounds_[0].answers.votes)
 
 
 @pytest.mark.parametrize(

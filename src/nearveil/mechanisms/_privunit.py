@@ -101,17 +101,11 @@ def calibrate(epsilon: float, dimension: int) -> PrivUnitChannel:
 
     Attacked by `test_exact_likelihood_ratios_reach_epsilon_and_never_pass_it`.
     """
-    value = check_channel(epsilon, EPSILONS, dimension, LARGEST_DIMENSION)
+    value = check_range(epsilon, "epsilon", *EPSILONS)
+    if not 1 <= dimension <= LARGEST_DIMENSION:
+        raise ValueError(f"X must have 1 to {LARGEST_DIMENSION} columns after the projection")
     tilt = round_down(value - bound_arithmetic_cost(dimension))
     return PrivUnitChannel(value, dimension, tilt, int(np.argmax(_compute_heights(tilt))))
-
-
-def check_channel(epsilon: float, epsilons: tuple[float, float], dimension: int, most: int) -> float:
-    """Check epsilon and the number of columns; return epsilon as a float."""
-    value = check_range(epsilon, "epsilon", *epsilons)
-    if not 1 <= dimension <= most:
-        raise ValueError(f"X must have 1 to {most} columns after the projection")
-    return value
 
 
 def bound_arithmetic_cost(dimension: int) -> float:

@@ -139,8 +139,7 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     student_ : classifier
         Of the last round.
     rounds_ : tuple of StudentRound
-    answers_ : tuple of Answers
-        Of each round.
+        The queried rows of each round, their answers, and the labels.
     plan_ : VotePlan
         Of all rounds together.
 
@@ -253,11 +252,6 @@ class Student(ClassifierMixin, Parameters):  # type: ignore[misc]
     def guarantee(self) -> Guarantee:
         """The guarantee of all rounds together. It follows from their caps."""
         return self.export().guarantee
-
-    @property
-    def answers_(self) -> tuple[Answers, ...]:
-        """Answers of each round."""
-        return tuple(step.answers for step in self.rounds_)
 
     def predict(self, X: ArrayLike) -> NDArray[Any]:
         """Classify rows or images. Costs nothing."""

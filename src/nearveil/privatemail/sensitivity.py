@@ -7,7 +7,6 @@ comparison and audits only. ``studies`` has the bound of 2021, and those of othe
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -34,9 +33,9 @@ MARGIN = 1 + 1e-9  # far above the rounding of a bound in double precision
 SIGNS_LIMIT = 10  # up to so many columns, all 2^(k-1) sign patterns are tried: the L1 bound is exact
 _SHARP = 50.0  # beyond this u Theorem A' is far above A, and its exponentials overflow
 _ROUNDING = 64 * np.finfo(float).eps  # of a weight, and of sums of weights; generous
-_BLOCK = 512  # rows of a distance matrix that are in memory at a time
-_METRIC = {"l2": "euclidean", "l1": "cityblock"}
-_BANDWIDTHS = (0.06, 1e100)  # weights and bounds do not overflow
+BLOCK = 512  # rows of a distance matrix that are in memory at a time
+METRIC = {"l2": "euclidean", "l1": "cityblock"}
+BANDWIDTHS = (0.06, 1e100)  # weights and bounds do not overflow
 
 
 def target_only(anchors: Any, start: Any, *, bandwidth: float, norm: Norm = "l2", error_bound: float = 0.0) -> float:
@@ -68,14 +67,14 @@ def target_only(anchors: Any, start: Any, *, bandwidth: float, norm: Norm = "l2"
     >>> round(target_only(anchors, rng.normal(size=(201, 2)), bandwidth=6.0), 4)
     0.0027
     """
-    bandwidth = check_range(bandwidth, "bandwidth", *_BANDWIDTHS)
+    bandwidth = check_range(bandwidth, "bandwidth", *BANDWIDTHS)
     check_choice(norm, "norm", Norm)
     error_bound = check_error_bound(error_bound)
     rows = check_unit_rows(check_rows(anchors, "anchors"), "anchors", least=1)
     moving = check_start(start, rows=len(rows) + 1)[1:]
     target = min(bound_target_a(moving, bandwidth, norm), bound_target_a_prime(rows, moving, bandwidth, norm))
     error = error_bound / (1 - error_bound) * compute_diameter(moving, norm) / 4
-    return check_result(MARGIN * (target + 2 * error))
+    return MARGIN * (target + 2 * error)
 
 
 def bound_target_a(anchor_start: Floats, bandwidth: float, norm: Norm) -> float:
@@ -146,22 +145,9 @@ def check_start(start: Any, rows: int | None = None) -> Floats:
     return centred
 
 
-def check_result(bound: float) -> float:
-    """Return a bound, or raise if it overflowed."""
-    if not np.isfinite(bound):
-        raise ValueError("the bound overflows: use a larger bandwidth, or a smaller label_weight")
-    return float(bound)
-
-
-def iterate_distances(rows: Floats, norm: Norm) -> Iterator[tuple[slice, Floats]]:
-    """Yield the matrix of distances between `rows`, a block of its rows at a time."""
-    for block in cut_rows(len(rows), _BLOCK):
-        yield block, cdist(rows[block], rows, _METRIC[norm])
-
-
 def compute_diameter(rows: Floats, norm: Norm) -> float:
     """Return the largest distance between two of `rows`."""
-    return max(float(distances.max()) for _, distances in iterate_distances(rows, norm))
+    return max(float(cdist(rows[block], rows, METRIC[norm]).max()) for block in cut_rows(len(rows), BLOCK))
 
 
 def sign_patterns(columns: int) -> Floats:
@@ -192,7 +178,8 @@ def published_2022(
     >>> round(published_2022(start, bandwidth=6.0, label_weight=0.6, n_classes=98))
     572
     """
-    bandwidth, alpha, _ = check_query(bandwidth, label_weight, None)
+    bandwidth = check_range(bandwidth, "bandwidth", *BANDWIDTHS)
+    alpha = check_range(label_weight, "label_weight", 0, 1e50)
     c = check_count(n_classes, "n_classes", least=1) - 1
     check_start(start)
     n, s2 = len(start), bandwidth**2
@@ -210,15 +197,6 @@ def published_2022(
     )
     frobenius = float(np.linalg.norm(np.asarray(start, dtype=np.float64)))
     return (n * off_diagonal + diagonal) * math.sqrt(n + 1) / 2 * frobenius
-
-
-def check_query(bandwidth: float, label_weight: float, label_bandwidth: float | None) -> tuple[float, float, float]:
-    """Return the parameters as floats, or raise if weights or bounds could overflow."""
-    bandwidth = check_range(bandwidth, "bandwidth", *_BANDWIDTHS)
-    label_weight = check_range(label_weight, "label_weight", 0, 1e50)
-    if label_bandwidth is None:
-        return bandwidth, label_weight, bandwidth
-    return bandwidth, label_weight, check_range(label_bandwidth, "label_bandwidth", 1e-50, 1e100)
 
 
 class Degrees(NamedTuple):

@@ -67,17 +67,12 @@ class RandomizedResponse:
 
     def sample(self, good: Indices, source: Source) -> Indices:
         """Draw one set for each row from its good set. A good set out of range would reveal itself: it is an error."""
-        check_good(good, self.n_sets)
+        if ((good < 0) | (good >= self.n_sets)).any():
+            raise ValueError(f"good must be one of the {self.n_sets} sets")
         words = source.words(len(good))
         first = np.uint64(WORD - (self.n_sets - 1) * self._miss)
         misses = ((words - first) // np.uint64(self._miss)).astype(np.int64)  # wraps around if a word is a hit
         return np.where(words < first, good, misses + (misses >= good))
-
-
-def check_good(good: Indices, n_sets: int) -> None:
-    """Raise if a set is out of range: it would reveal itself."""
-    if ((good < 0) | (good >= n_sets)).any():
-        raise ValueError(f"good must be one of the {n_sets} sets")
 
 
 @lru_cache(maxsize=256)

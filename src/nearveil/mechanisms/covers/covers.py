@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import csr_array
-from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 
 from nearveil.cluster import SpreadRows, connect, cut_rows, use_one_thread
@@ -47,7 +46,7 @@ from nearveil.privacy.events import PureDp
 from nearveil.privacy.noise import Source
 
 _CHUNK = 1 << 18  # numbers of features in memory at once: a block fits into a processor's cache
-_GALLERY_ATTRIBUTES = ("map_", "members_", "drift_", "_gallery_digest")
+GALLERY_ATTRIBUTES = ("map_", "members_", "drift_", "_gallery_digest")
 _REPLACEMENTS, _REPLACEMENTS_A_CHANGE = 4096, 8  # items of a large gallery that an update may move to other sets
 DUE = 0.1  # the part of a gallery that may change before you should learn its sets again
 
@@ -139,14 +138,9 @@ class MappedRelease(TractableRelease):
                 f"public_map must have sets of {self.candidates:g} of its items, the candidates of this release"
             )
         client = self._with_attributes(map_=public_map)
-        for name in _GALLERY_ATTRIBUTES[1:]:
+        for name in GALLERY_ATTRIBUTES[1:]:
             client.__dict__.pop(name, None)
         return client
-
-    def with_epsilon(self, epsilon: float) -> Self:
-        """Return a release with the same public rows, gallery and map at another epsilon."""
-        other: Self = clone(self).set_params(epsilon=epsilon).fit_space(self.space_, self.public_digest)
-        return other._with_attributes(**{name: vars(self)[name] for name in _GALLERY_ATTRIBUTES if name in vars(self)})
 
     def _make_guarantee(self) -> Guarantee:
         return set_guarantee(self._channel.event if "map_" in vars(self) else PureDp(self.epsilon))
