@@ -36,6 +36,7 @@ NAMES = (
     "accounting",
     "private-knn",
     "individual",
+    "abstention",
     "svhn-student",
     "multi-label",
     "bridge",

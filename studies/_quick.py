@@ -181,6 +181,11 @@ CHANGES: dict[str, dict[str, Any]] = {
         "private_knn:EPOCHS": 1,
         "accounting:PLANS": _shrink_plans(**_EASY, screened=100, answered=80),
     },
+    "abstention": {
+        "individual:SIZES": {"mnist": (350, 150, 100), "svhn": (350, 150, 100)},
+        "abstention:SEEDS": (0, 1),
+        "abstention:EPSILONS": (8.0, 32.0),
+    },
     "individual": {
         "individual:SIZES": {"mnist": (350, 150, 100), "svhn": (350, 150, 100)},
         "individual:SEEDS": (0, 1),

@@ -58,7 +58,7 @@ def _is_measured(case: Case) -> bool:
 
 def measure(case: Case) -> list[Row]:
     """Score the answers to the queries of one split."""
-    private, public, queries = _split(case["data"], case["seed"])
+    private, public, queries = split_rows(case["data"], case["seed"])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # answers that are mostly noise are a part of the study
         measures = {
@@ -150,7 +150,7 @@ def _score(
     return {**row, "right": float(np.mean(results))}
 
 
-def _split(name: str, seed: int) -> tuple[Part, Part, Part]:
+def split_rows(name: str, seed: int) -> tuple[Part, Part, Part]:
     """Return private, public and query rows of a random split of the pool, in the components of the public ones."""
     pool, labels = _load_pool(name)
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -278,9 +278,10 @@ def _print(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(printed)
 
 
+ROWS = "rows (private, public, queries)"
 PARAMETERS = {
     "delta": DELTA,
-    "rows (private, public, queries)": {TITLES[name]: list(sizes) for name, sizes in SIZES.items()},
+    ROWS: {TITLES[name]: list(sizes) for name, sizes in SIZES.items()},
     "draws of noise": DRAWS,
     "images of a person": PERSON_IMAGES,
 }

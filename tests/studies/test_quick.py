@@ -60,7 +60,7 @@ def test_rows_are_real_where_there_are_some(here: bool, tmp_path: Path, monkeypa
         assert arrays["x_test"].shape[3] == 3
 
 
-@pytest.mark.parametrize("name", ["growth", "covers", "codes", "bridge", "svhn-student"])
+@pytest.mark.parametrize("name", ["growth", "covers", "codes", "bridge", "svhn-student", "abstention"])
 def test_studies_run_in_miniature_without_data(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick_figures: None
 ) -> None:
