@@ -18,7 +18,7 @@ from nearveil.mechanisms.projection import fit_projection
 from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.search.ceiling import neighbor_ceiling
-from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
+from nearveil.search.evaluation import Copies, true_neighbors
 from studies.baselines import Cells, Unary, find_mechanism
 from studies.data import load_features
 
@@ -29,6 +29,11 @@ QUERIES = 1200
 SETS = {"cub200_cropped_lite0": 100, "cars196_cropped_lite0": 98}  # classes below are public, the others searched
 NAMES = {"cub200_cropped_lite0": "CUB", "cars196_cropped_lite0": "Cars"}
 FILES = tuple(f"{name}/{name}.npz" for name in SETS)
+
+
+def count_popularity(gallery: Rows, k: int) -> NDArray[np.int64]:
+    """Return how often each item is among the k of highest inner product with another item."""
+    return np.bincount(true_neighbors(gallery, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
 
 
 @dataclass(frozen=True, eq=False)

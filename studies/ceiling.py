@@ -11,8 +11,9 @@ from scipy.sparse import csr_array
 
 from nearveil.mechanisms.covers import learning
 from nearveil.search.ceiling import answer_ceiling, neighbor_ceiling
-from nearveil.search.evaluation import count_popularity, true_neighbors
+from nearveil.search.evaluation import true_neighbors
 from studies import _figures as draw
+from studies._search import count_popularity
 from studies._study import Case, Row, Study, list_cases
 
 SHAPES = ((24, 3), (30, 3))  # items, and items of an answer

@@ -11,10 +11,10 @@ from scipy.optimize import brentq
 from nearveil.gallery.codes import Codes, Singles, make_codes
 from nearveil.mechanisms.messages import candidate_count
 from nearveil.search.ceiling import popular_floor
-from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
+from nearveil.search.evaluation import Copies, true_neighbors
 from studies import _figures as draw
 from studies._report import show
-from studies._search import FILES, NAMES, QUERIES, SETS, centre, split
+from studies._search import FILES, NAMES, QUERIES, SETS, centre, count_popularity, split
 from studies._study import Case, Row, Study, list_cases, select
 
 K = 8

@@ -650,9 +650,8 @@ class SpreadRows:
         ascending = np.asarray(positions)[order]
         bounds = [np.searchsorted(ascending, [rows.start, rows.stop]).tolist() for rows in self.cuts]
         numbers = [number for number, (start, stop) in enumerate(bounds) if start < stop]
-        parts = [
-            (self.parts[number], ascending[slice(*bounds[number])] - self.cuts[number].start) for number in numbers
-        ]
+        inside = {number: ascending[slice(*bounds[number])] - self.cuts[number].start for number in numbers}
+        parts = [(self.parts[number], rows) for number, rows in inside.items()]
         result = np.empty((len(ascending), self.shape[1]), self.dtype)
         for number, rows in zip(numbers, self.cluster.map(_take, parts, self.steps, stage=stage), strict=True):
             result[order[slice(*bounds[number])]] = rows

@@ -11,7 +11,8 @@ from nearveil.privacy import Guarantee
 from nearveil.privacy.noise import Source, unsafe_seeded
 from nearveil.search import Retriever, evaluate
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
-from nearveil.search.evaluation import Estimate, count_popularity, estimate_mean, true_neighbors
+from nearveil.search.evaluation import Estimate, estimate_mean, true_neighbors
+from studies._search import count_popularity
 from tests.search.standins import Floats, Plain, RandomCells, clustered, promise
 
 PUBLIC, _ = clustered(1, 80)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from nearveil.search.ceiling import neighbor_ceiling, popular_floor
-from nearveil.search.evaluation import Copies, count_popularity, true_neighbors
+from nearveil.search.evaluation import Copies, true_neighbors
+from studies._search import count_popularity
 from tests.search.test_ceiling import best_of_all_channels
 
 Singles = NDArray[np.float32]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from nearveil.server import limits, logs, middleware, requests
+from nearveil.server import limits, logs, requests
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import ByteCache
 from nearveil.server.keys import IdempotencyStore
@@ -84,8 +84,8 @@ def test_buckets_are_forgotten_beyond_a_number() -> None:
 
 
 def test_requests_without_a_valid_token_are_rate_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(middleware, "UNAUTHENTICATED", (1.0, 5, 10))
-    monkeypatch.setattr(middleware, "UNAUTHENTICATED_DELAY", 0.0)
+    monkeypatch.setattr(limits, "UNAUTHENTICATED", (1.0, 5, 10))
+    monkeypatch.setattr(limits, "UNAUTHENTICATED_DELAY", 0.0)
     monkeypatch.setattr(logs, "_UNAUTHENTICATED", (1.0, 7))
     with serving(tmp_path) as server:
         bad = "nv_" + "0" * 16 + "_" + "a" * 43
@@ -104,8 +104,8 @@ def test_requests_without_a_valid_token_are_rate_limited(tmp_path: Path, monkeyp
 def test_token_store_outage_is_logged_once_and_rate_limited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(middleware, "UNAUTHENTICATED", (1.0, 5, 10))
-    monkeypatch.setattr(middleware, "UNAUTHENTICATED_DELAY", 0.0)
+    monkeypatch.setattr(limits, "UNAUTHENTICATED", (1.0, 5, 10))
+    monkeypatch.setattr(limits, "UNAUTHENTICATED_DELAY", 0.0)
     monkeypatch.setattr(logs, "_UNAUTHENTICATED", (1.0, 7))
     logger = logging.getLogger("nearveil.server.workers")
     monkeypatch.setattr(logger, "propagate", False)  # servers of other tests may have changed its parents

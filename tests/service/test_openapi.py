@@ -16,7 +16,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from nearveil.server import middleware
+from nearveil.server import limits
 from nearveil.wire.schema import FRAME, KEY_HEADER
 
 from ..gallery.index_places import one_thread
@@ -51,7 +51,7 @@ def as_frame(_: object, value: object) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(middleware, "UNAUTHENTICATED", (6e4, 10_000, 4096))
+        patch.setattr(limits, "UNAUTHENTICATED", (6e4, 10_000, 4096))
         with serving(tmp_path_factory.mktemp("schema"), rate=None) as found:
             yield found
 

@@ -13,10 +13,11 @@ from nearveil.gallery import Index, Item
 from nearveil.mechanisms import Covers, PublicMap
 from nearveil.mechanisms.covers.channels import RandomizedResponse
 from nearveil.search.ceiling import popular_floor
-from nearveil.search.evaluation import count_popularity, true_neighbors
+from nearveil.search.evaluation import true_neighbors
 from nearveil.search.outlook import Outlook, make_outlook
 from nearveil.wire.client import K, encode_queries, find_share, project_rows
 from nearveil.wire.messages import PublicPart
+from studies._search import count_popularity
 from tests.search.standins import clustered
 
 COUNT, DIMENSION = 500, 16

@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 
 from nearveil import storage
 from nearveil.gallery import store
-from nearveil.gallery.codes import Singles
+from nearveil.gallery.codes import Longs, Singles
 from nearveil.gallery.errors import CorruptedIndexError, IndexStoreError, NotAnIndexError, explain
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, IndexSnapshot, check_k
@@ -127,9 +127,7 @@ class DirectoryIndex(Index):
             self._rows, self._rows_file = rows, file
             return rows
 
-    def _insert_features(
-        self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick
-    ) -> None:
+    def _insert_features(self, connection: sa.Connection, ids: Longs, features: Singles, tick: Tick) -> None:
         for row in self._pack(ids, features):
             connection.execute(sa.insert(_features), row)
             tick(len(row["feature"]) // (4 * self.dimension))

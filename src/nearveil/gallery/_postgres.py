@@ -5,23 +5,20 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 from numpy.typing import NDArray
-from sqlalchemy.engine import make_url
 
 from nearveil.gallery import store
-from nearveil.gallery.codes import Singles
+from nearveil.gallery.codes import Longs, Singles
 from nearveil.gallery.errors import IndexStoreError, explain
 from nearveil.gallery.index import Index
 from nearveil.gallery.items import Ids, check_k
 from nearveil.gallery.store import FEATURES, Header
 from nearveil.progress import Tick
-from nearveil.storage import Database, describe_url
+from nearveil.storage import Database, describe_url, parse_url
 
 _LOCK = 0x6E76_696E_6465_78  # "nvindex": the advisory lock of those who create an index in one server
 _PLAIN = 1900  # dimensions up to which a row fits into a page of 8 KiB, where a scan is fastest
 _INSERTED = 1 << 14  # rows written at once
-_EXTENSION = (
-    "SELECT n.nspname FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace WHERE e.extname = 'vector'"
-)
+_EXTENSION = "SELECT nspname FROM pg_extension JOIN pg_namespace n ON n.oid = extnamespace WHERE extname = 'vector'"
 _PATH = (
     "SELECT set_config('search_path', "
     "concat_ws(', ', nullif(current_setting('search_path'), ''), quote_ident(%s)), false)"
@@ -59,10 +56,7 @@ class PostgresIndex(Index):
 
     @classmethod
     def _connect(cls, location: str, timeout: float) -> tuple[Database, str]:
-        try:
-            url = make_url(location).set(drivername="postgresql+psycopg")
-        except (sa.exc.ArgumentError, ValueError):
-            raise ValueError("location must be a directory, or a URL such as postgresql://user@host/database") from None
+        url = parse_url(location, "location")
         return Database(url, timeout, prepare=_prepare, explain=explain), describe_url(url)
 
     def _search(self, queries: Singles, k: int) -> tuple[Ids, Singles]:
@@ -80,9 +74,7 @@ class PostgresIndex(Index):
         table = np.array(rows, np.float64).reshape(len(rows), k, 2)  # exact for 32-bit ids
         return table[:, :, 0].astype(np.uint32), table[:, :, 1].astype(np.float32)
 
-    def _insert_features(
-        self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick
-    ) -> None:
+    def _insert_features(self, connection: sa.Connection, ids: Longs, features: Singles, tick: Tick) -> None:
         for start in range(0, len(ids), _INSERTED):
             numbers, rows = ids[start : start + _INSERTED], features[start : start + _INSERTED]
             pairs = zip(numbers.tolist(), rows, strict=True)

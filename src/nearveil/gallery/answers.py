@@ -63,10 +63,7 @@ class Answer:
         if self.extras == "thumbnails" and not all(map(is_thumbnail, self.contents)):
             raise WireError("contents must be WebP, or empty, as thumbnails")
         if self.extras == "names" and not _are_names(self.contents):
-            raise WireError(
-                f"contents must be text in UTF-8, of at most {LONGEST_NAME} characters and without control characters, "
-                "as names"
-            )
+            raise WireError(f"names must be UTF-8 of at most {LONGEST_NAME} characters, without control characters")
 
     @property
     def nbytes(self) -> int:

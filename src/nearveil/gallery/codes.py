@@ -22,6 +22,7 @@ else:  # only to learn codes and to encode rows
     faiss = LateModule("faiss", "gallery")
 
 Singles = NDArray[np.float32]
+Longs = NDArray[np.int64]
 Rows = NDArray[np.float32] | NDArray[np.float64]
 Bytes = NDArray[np.uint8]
 CodeBytes = int | Literal["auto"] | None

@@ -3,11 +3,11 @@
 import json
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 import sqlalchemy as sa
@@ -15,25 +15,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import connect
 from nearveil.features.vectors import VectorFile
+from nearveil.gallery import items as inputs
 from nearveil.gallery import store
 from nearveil.gallery.answers import LONGEST_NAME, ItemDetails, encode_details, encode_name
-from nearveil.gallery.codes import Singles
+from nearveil.gallery.codes import Longs, Singles
 from nearveil.gallery.errors import CorruptedIndexError, InexactRowsError, UnknownItemError
-from nearveil.gallery.items import (
-    Ids,
-    IndexSnapshot,
-    Item,
-    ItemTable,
-    LazyFeatures,
-    StoredItem,
-    check_ids,
-    check_items,
-    check_part,
-    check_queries,
-    check_table,
-    is_text,
-    name_parts,
-)
+from nearveil.gallery.items import Ids, IndexSnapshot, Item, ItemTable, LazyFeatures, StoredItem
 from nearveil.gallery.migrations import migrate
 from nearveil.gallery.publishing import MapPublisher
 from nearveil.gallery.store import FORMAT, Header, load_binding, load_header, save_header
@@ -45,7 +32,7 @@ from nearveil.storage import Database, is_among
 from nearveil.wire.frames import LONGEST_KEY, MOST_FEATURES, MOST_KEYS
 
 
-class Index(MapPublisher):
+class Index(MapPublisher, AbstractContextManager["Index"]):
     """Features of a gallery with names, thumbnails and originals, and the public maps that are learned from them.
 
     Create an index with :meth:`create`, open it again with :meth:`open`. When `add`, `delete` or `publish` returns, the
@@ -92,7 +79,7 @@ class Index(MapPublisher):
             Seconds to wait for other writers.
         """
         dimension = check_integer(dimension, "dimension", 1, MOST_FEATURES)
-        if not is_text(extractor) or len(extractor) > LONGEST_NAME:
+        if not inputs.is_text(extractor) or len(extractor) > LONGEST_NAME:
             raise ValueError("extractor must be a fingerprint: short text")
         header = Header(FORMAT, dimension, 0, 0, 0, extractor, check_metric(metric))
         kind = _choose_store(location)
@@ -134,10 +121,7 @@ class Index(MapPublisher):
         with self._database.begin_write() as connection:
             header = load_header(connection, self._location, lock=True)
             if metric != header.metric and {metric, header.metric} != NORMALIZED:
-                raise ValueError(
-                    f"metric: this index has rows for {header.metric}; for {metric}, index the vectors again into a "
-                    "new index"
-                )
+                raise ValueError(f"metric: for {metric}, not {header.metric}, index the vectors again into a new index")
             save_header(connection, replace(header, metric=metric))
 
     @property
@@ -186,7 +170,8 @@ class Index(MapPublisher):
             ``extract(images, row_exact=True)``, or in another way for which you can prove it. Rows of a private index
             must be row-exact, or InexactRowsError is raised.
         """
-        return self._add([check_items(items, self.dimension, self._first_metric)], replace, row_exact, lambda _: None)
+        table = inputs.check_items(items, self.dimension, self._first_metric)
+        return self._add([table], replace, row_exact, lambda _: None)
 
     def add_table(
         self,
@@ -234,7 +219,7 @@ class Index(MapPublisher):
         (array([[0., 1.]], dtype=float32), {'lang': 'en'})
         >>> index.close(); folder.cleanup()
         """
-        table = check_table(rows, ids, names, metadata, self.dimension, self._first_metric)
+        table = inputs.check_table(rows, ids, names, metadata, self.dimension, self._first_metric)
         return self._add([table], replace, row_exact, (progress or no_progress)("adding", len(table)))
 
     def add_file(
@@ -262,27 +247,26 @@ class Index(MapPublisher):
         tick = (progress or no_progress)("adding", parts[-1].stop if parts else 0)
         with connect(cluster) as workers:
             tables = workers.map(
-                check_part,
+                inputs.check_part,
                 parts,
                 file,
                 self.dimension,
                 self._first_metric,
                 stage="reading",
-                names=name_parts(file, parts),
+                names=inputs.name_parts(file, parts),
             )
             return self._add(tables, replace, row_exact, tick)
 
     def delete(self, ids: ArrayLike) -> None:
         """Delete items by ids or external ids: all, or none if one does not exist. Later answers omit them."""
-        id_list = check_ids(ids)
+        id_list = inputs.check_ids(ids)
         if not len(id_list):
             return
         with self._database.begin_write() as connection:
             header = load_header(connection, self._location, lock=True)
             numbers = np.unique(self._resolve(connection, id_list))
-            existing = connection.execute(
-                sa.select(store.items.c.id).where(is_among(connection, store.items.c.id, numbers.tolist()))
-            )
+            chosen = is_among(connection, store.items.c.id, numbers.tolist())
+            existing = connection.execute(sa.select(store.items.c.id).where(chosen))
             missing = sorted(set(numbers.tolist()) - set(existing.scalars()))
             if missing:
                 raise UnknownItemError(missing)
@@ -312,7 +296,7 @@ class Index(MapPublisher):
         `ids` may be external ids. `lenient` leaves out those that do not exist instead of raising: for a server that
         answers while items are deleted. Without `originals`, those that the index itself stores are not read.
         """
-        id_list = check_ids(ids)
+        id_list = inputs.check_ids(ids)
         with self._database.begin_read() as connection:
             numbers = self._resolve(connection, id_list, lenient=lenient)
             stored = store.load_items(connection, np.unique(numbers), originals=originals)
@@ -356,12 +340,12 @@ class Index(MapPublisher):
         """Return the total bytes of the stored thumbnails or originals of items, without reading them."""
         total = sa.select(sa.func.coalesce(sa.func.sum(sa.func.length(store.images.c[kind])), 0))
         with self._database.begin_read() as connection:
-            numbers = np.unique(self._resolve(connection, check_ids(ids))).tolist()
+            numbers = np.unique(self._resolve(connection, inputs.check_ids(ids))).tolist()
             return int(connection.execute(total.where(is_among(connection, store.images.c.id, numbers))).scalar_one())
 
     def features(self, ids: ArrayLike) -> Singles:
         """Return features, shape (n, d), float32, in the order of the ids or external ids."""
-        id_list = check_ids(ids)
+        id_list = inputs.check_ids(ids)
         with self._database.begin_read() as connection:
             numbers = self._resolve(connection, id_list)
             unique, positions = np.unique(numbers, return_inverse=True)
@@ -378,7 +362,7 @@ class Index(MapPublisher):
         the largest first, or distances, the smallest first; of equal values the smallest id, but any of those that tie
         for the last position.
         """
-        rows = check_queries(queries, self.dimension)
+        rows = inputs.check_queries(queries, self.dimension)
         return self._search(normalize_rows(rows, "queries:") if self._first_metric in NORMALIZED else rows, k)
 
     def protect(self) -> None:
@@ -441,9 +425,6 @@ class Index(MapPublisher):
     def close(self) -> None:
         """Close all connections."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -552,9 +533,7 @@ class Index(MapPublisher):
                 "add(items, row_exact=True)"
             )
 
-    def _resolve(
-        self, connection: sa.Connection, ids: NDArray[np.int64] | Sequence[str], *, lenient: bool = False
-    ) -> NDArray[np.int64]:
+    def _resolve(self, connection: sa.Connection, ids: Longs | Sequence[str], *, lenient: bool = False) -> Longs:
         """Return ids for ids or external ids; external ids that do not exist are left out if `lenient`."""
         if isinstance(ids, np.ndarray):
             return ids
@@ -613,9 +592,7 @@ class Index(MapPublisher):
         """Return the database at a location, and the location for messages, without a password."""
 
     @abstractmethod
-    def _insert_features(
-        self, connection: sa.Connection, ids: NDArray[np.int64], features: Singles, tick: Tick
-    ) -> None:
+    def _insert_features(self, connection: sa.Connection, ids: Longs, features: Singles, tick: Tick) -> None:
         """Write features of new, consecutive ids, in the caller's transaction."""
 
     @abstractmethod
@@ -647,9 +624,8 @@ class Index(MapPublisher):
 
 def _advance(first: Header, header: Header, *, added: int = 0, removed: int = 0) -> Header:
     """Return the header after a change; one transaction is one revision after the `first`."""
-    return replace(
-        header, revision=first.revision + 1, next_id=header.next_id + added, count=header.count + added - removed
-    )
+    count = header.count + added - removed
+    return replace(header, revision=first.revision + 1, next_id=header.next_id + added, count=count)
 
 
 def read_rows(location: str, ids: Ids, dimension: int) -> Singles:

@@ -254,9 +254,7 @@ def _load_images(item: Item, position: int) -> ItemImages | None:
     """Check the images of an item, and return their stored form, or None if it has none."""
     thumbnail, original = item.thumbnail, item.original
     if not is_thumbnail(thumbnail) or len(thumbnail) > _LARGEST_THUMBNAIL:
-        raise ValueError(
-            f"items: the thumbnail of number {position} must be WebP of at most {_LARGEST_THUMBNAIL} bytes, or empty"
-        )
+        raise ValueError(f"items: the thumbnail of number {position} must be WebP of up to {_LARGEST_THUMBNAIL} bytes")
     if isinstance(original, Path) and is_text(str(original)):
         path = original.resolve()
         data = read_regular(path, LARGEST_ORIGINAL)  # None if it may not be served

@@ -77,9 +77,8 @@ def _read_items(connection: sa.Connection, header: Header, location: str) -> Ite
             yield rows
     unnamed = np.flatnonzero(missing).tolist()
     for start in range(0, len(unnamed), BLOCK):
-        query = sa.select(images.c.id, sa.column("name", sa.Text)).where(
-            is_among(connection, images.c.id, unnamed[start : start + BLOCK])
-        )
+        chosen = is_among(connection, images.c.id, unnamed[start : start + BLOCK])
+        query = sa.select(images.c.id, sa.column("name", sa.Text)).where(chosen)
         yield [(row.id, row.name, None, None) for row in connection.execute(query)]
 
 

@@ -288,9 +288,8 @@ class Published:
             items, starts = arrays["set_items"], arrays["set_starts"]
             from scipy.sparse import csr_array
 
-            members = csr_array(
-                (np.ones(len(items), np.uint8), items, starts), shape=(len(starts) - 1, len(arrays["ids"]))
-            )
+            shape = len(starts) - 1, len(arrays["ids"])
+            members = csr_array((np.ones(len(items), np.uint8), items, starts), shape=shape)
             fitted = terms.make_release().fit_space(space, _hash_public(space, table))
             release = fitted.use_map(PublicMap.from_bytes(encoded_map))
             drift = header.get("drift", 0.0)
@@ -326,19 +325,17 @@ class PublishedRelease(Published):
         papers.check_served(terms.mechanism, allow_unsound=terms.allow_unsound)
         rows = np.asarray(snapshot.features)
         space = _learn_space(metric, SpreadRows.cut(rows), public)
-        table, codes, recall = learn_codes(
-            SpreadRows.cut(space.encode(rows).astype(np.float32)), terms.code_bytes, space
-        )
+        encoded = SpreadRows.cut(space.encode(rows).astype(np.float32))
+        table, codes, recall = learn_codes(encoded, terms.code_bytes, space)
         names, labels = np.unique(classes if classes is not None else np.empty(0, np.str_), return_inverse=True)
         if public is None:
             chosen = np.sort(np.random.default_rng(0).permutation(len(rows))[:_ANCHORS])
             anchors, anchor_labels = rows[chosen], labels[chosen] if len(labels) else labels
         else:
             anchors, anchor_labels = np.asarray(public, np.float32), np.empty(0, np.int64)
-        sizes = len(rows), candidate_count(terms.candidates, len(rows)), _hash_public(space, table)
-        release = papers.PublicRelease(
-            terms.mechanism, float(terms.epsilon), anchors, anchor_labels, tuple(names.tolist()), *sizes
-        )
+        set_size, digest = candidate_count(terms.candidates, len(rows)), _hash_public(space, table)
+        about = terms.mechanism, float(terms.epsilon), anchors, anchor_labels
+        release = papers.PublicRelease(*about, tuple(names.tolist()), len(rows), set_size, digest)
         if not release.is_sound and not len(anchor_labels):
             raise ValueError(f"public: {terms.mechanism} needs anchors with classes: leave public out")
         parts: Any = {"score_space": space, "features": rows, "labels": labels}

@@ -285,13 +285,11 @@ def _check_private(gallery: Index | None, options: dict[str, Any], requested: bo
     """Return whether the rows are private: as requested, or as stored in the index."""
     stored = gallery is not None and gallery.is_private
     if requested and gallery is not None and not stored and len(gallery):
-        raise ValueError(
-            "private: this index was made for an open gallery, and its images may have been shown: use another index"
-        )
+        raise ValueError("private: this index was made for an open gallery, which may have shown it: use another index")
     private = requested or stored
-    given = [name for name, value in options.items() if value is not None]
-    if private and given:
-        raise ValueError(f"{', '.join(given)}: private images have no map: leave these options out")
+    named = [name for name, value in options.items() if value is not None]
+    if private and named:
+        raise ValueError(f"{', '.join(named)}: private images have no map: leave these options out")
     return private
 
 
@@ -337,9 +335,8 @@ def list_files(root: Path, *, leave_out: Sequence[Path] = ()) -> tuple[list[Path
     for name, subfolders, names in os.walk(root):
         folder = Path(name)
         links = [link for link in subfolders if (folder / link).is_symlink()]
-        subfolders[:] = sorted(
-            name for name in subfolders if name[0] != "." and name not in links and folder / name not in leave_out
-        )
+        visible = (name for name in subfolders if name[0] != "." and name not in links)
+        subfolders[:] = sorted(name for name in visible if folder / name not in leave_out)
         for path in (folder / name for name in sorted((*links, *names)) if name[0] != "."):
             if path.is_symlink():
                 skipped.append((path, _LINK))
@@ -421,9 +418,8 @@ def _check_rows(table: VectorTable | VectorFile, metric: Metric, workers: Cluste
         return check_table(*table, table.rows.shape[1], metric).features.shape
     parts = table.cut()
     tick = start("checking", len(parts))
-    shapes = list(
-        workers.map(_check_part, parts, table, metric, stage="checking", names=name_parts(table, parts), tick=tick)
-    )
+    names = name_parts(table, parts)
+    shapes = list(workers.map(_check_part, parts, table, metric, stage="checking", names=names, tick=tick))
     dimensions = {dimension for _, dimension in shapes}
     if len(dimensions) != 1:
         raise ValueError("vectors must be numbers, in rows of one length")

@@ -7,9 +7,10 @@ import math
 import secrets
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 from weakref import WeakValueDictionary
 
 import sqlalchemy as sa
@@ -30,7 +31,7 @@ from nearveil.storage import data_folder, describe_url, make_data_folder, parse_
 _VACUOUS = 100.0  # epsilon: odds may change by a factor of 10^43
 
 
-class Ledger:
+class Ledger(AbstractContextManager["Ledger"]):
     """Accounts in a database: a SQLite file, or PostgreSQL.
 
     A pickle holds the address without its password. When it is loaded, libpq reads the password from PGPASSWORD or
@@ -309,9 +310,6 @@ class Ledger:
                 "that lags. Restore the newest copy. "
                 "Ledger(..., read_only=True).verify() lists the problems"
             )
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

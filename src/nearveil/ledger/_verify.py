@@ -179,9 +179,8 @@ class _Replay:
     def _open(self, entry: Entry, opening: str = "") -> None:
         """Open the account, a quota or a cap, and check that its limits are not wider than its budget."""
         budget = budgets.parse_budget(entry.content["terms"])
-        self._rows[entry.client] = BudgetRow(
-            self.name, entry.client, entry.content["terms"], budget.zero, entry.sequence, opening
-        )
+        terms = entry.content["terms"]
+        self._rows[entry.client] = BudgetRow(self.name, entry.client, terms, budget.zero, entry.sequence, opening)
         if entry.kind == store.CAP:
             if not isinstance(budget, PlanBudget):
                 self._report(entry, "opens a cap without a plan")
@@ -195,9 +194,8 @@ class _Replay:
             fresh = budgets.open_budget(budget.epsilon, budget.delta, None, "replace", budget.releases)
             # The limits of another version, which chose other orders, cannot be compared.
             limits = fresh.limits if replace(fresh, limits=budget.limits) == budget else budget.limits
-            is_wide = any(
-                stored > limit + abs(limit) // _SLACK for stored, limit in zip(budget.limits, limits, strict=True)
-            )
+            pairs = zip(budget.limits, limits, strict=True)
+            is_wide = any(stored > limit + abs(limit) // _SLACK for stored, limit in pairs)
         if is_wide:
             self._report(entry, "has limits that are wider than its budget")
 

@@ -5,9 +5,9 @@ import json
 import os
 import secrets
 from collections.abc import Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
 
 import sqlalchemy as sa
 from dp_accounting import DpEvent, SelfComposedDpEvent
@@ -52,7 +52,7 @@ def new_key() -> str:
     return secrets.token_hex(16)
 
 
-class Debit:
+class Debit(AbstractContextManager["Debit"]):
     """A durable debit. Use it as a context: run the mechanism inside, then `store` the message, then send it.
 
     :meth:`Account.spend` returns one; the example of :class:`Ledger` shows it.
@@ -128,9 +128,6 @@ class Debit:
 
         self._row = database.write(append)
         self.message = message
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._open = False  # the debit stays, whatever happened inside
@@ -501,8 +498,5 @@ def _require_message(debit: Entry, stored: Entry | None, client: str | None, cha
         # The same text for both: a client that tries the key of another learns nothing more.
         raise KeyConflictError("key was used before, for something else: take a new one (new_key())")
     if stored is None or stored.message is None:
-        raise KeySpentError(
-            "key was spent, but its message was never stored. Release nothing for it; to release, spend again with "
-            "a new key"
-        )
+        raise KeySpentError("key was spent, and its message never stored: release nothing for it, and take a new key")
     return stored.message

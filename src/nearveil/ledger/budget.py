@@ -19,16 +19,8 @@ import attr
 import dp_accounting as dp
 from dp_accounting import DpEvent, UnsupportedEventError
 
-from nearveil.privacy import Guarantee
+from nearveil.privacy import Guarantee, accounting
 from nearveil.privacy import events as nearveil_events
-from nearveil.privacy.accounting import (
-    GaussianFilter,
-    PldAccountant,
-    RdpAccountant,
-    RenyiFilter,
-    find_pure_epsilon,
-    sum_inverse_squares,
-)
 from nearveil.privacy.checks import check_choice, check_count, check_delta, check_finite, check_positive
 from nearveil.privacy.events import NamedSets, PureDp, split_event
 from nearveil.privacy.guarantee import Protects, Relation, count_events, find_epsilon, needs_add_remove
@@ -85,9 +77,8 @@ def _encode(event: DpEvent) -> dict[str, Any]:
     name = _NAMES.get(type(event))
     if name is None:
         raise ValueError(f"events: the ledger has no text for {type(event).__name__}; use one that accountants price")
-    return {"type": name} | {
-        field.name: _convert(field, getattr(event, field.name)) for field in attr.fields(type(event))
-    }
+    values = {field.name: _convert(field, getattr(event, field.name)) for field in attr.fields(type(event))}
+    return {"type": name, **values}
 
 
 def _decode(value: Mapping[str, Any]) -> DpEvent:
@@ -113,10 +104,7 @@ def make_charge(events: Events, relation: Relation) -> Charge:
     counts: Counter[str] = Counter()
     for event, times in _pairs(events):
         if relation == "replace" and needs_add_remove(event):
-            raise ValueError(
-                "events: sampling, votes and screenings are priced for one record more or less; "
-                'this account is "replace"'
-            )
+            raise ValueError('events: sampling, votes and screenings need an account for "add-remove", not "replace"')
         for leaf, repeats in split_event(event, times):
             if repeats:
                 counts[format_event(leaf)] += repeats
@@ -159,9 +147,7 @@ def charge_guarantee(guarantee: Guarantee, protects: Protects, unit: str, relati
     if not guarantee.sound:
         raise ValueError("guarantee is not sound, so no budget covers it")
     if guarantee.is_vacuous:
-        raise ValueError(
-            "guarantee: it guarantees nothing (epsilon is infinite, or delta 1): no accountant prices its events"
-        )
+        raise ValueError("guarantee: epsilon is infinite, or delta 1: no accountant prices its events")
     if guarantee.protects != protects:
         raise ValueError(f"guarantee protects a {guarantee.protects}, this account a {protects}")
     # Every message is charged, so an account of queries covers any unit. An account of a database does not: a person
@@ -334,7 +320,7 @@ class PureBudget(Budget):
 
 @lru_cache(maxsize=4096)
 def _price_pure(text: str) -> int:
-    exact = find_pure_epsilon(parse_event(text), to_exact_decimal)
+    exact = accounting.find_pure_epsilon(parse_event(text), to_exact_decimal)
     if exact is None:
         raise UnpricedError(
             f"events: {type(parse_event(text)).__name__} is not pure, and this account has delta 0; "
@@ -353,7 +339,7 @@ class FilterBudget(Budget):
     @classmethod
     def open(cls, epsilon: float, delta: float) -> Self:
         """Return the budget of a Renyi filter."""
-        gate = RenyiFilter(check_positive(epsilon, "epsilon"), check_delta(delta))
+        gate = accounting.RenyiFilter(check_positive(epsilon, "epsilon"), check_delta(delta))
         return cls(gate.epsilon, gate.delta, tuple(map(round_units_down, gate.budgets)), gate.orders)
 
     def price(self, charge: Charge) -> Amounts:
@@ -389,7 +375,7 @@ class GaussianBudget(FilterBudget):
     @classmethod
     def open(cls, epsilon: float, delta: float) -> Self:
         """Return the budget of a Gaussian filter."""
-        gate = GaussianFilter(epsilon, delta)
+        gate = accounting.GaussianFilter(epsilon, delta)
         return cls(float(epsilon), float(delta), (round_units_down(gate.limit),), gate.orders)
 
 
@@ -398,8 +384,8 @@ def _price_once(text: str, orders: tuple[float, ...]) -> Amounts:
     event = parse_event(text)
     try:
         if not orders:
-            return (round_units_up(sum_inverse_squares(((event, 1),))),)
-        return tuple(map(round_units_up, map(float, RdpAccountant(orders=orders).compose(event).rdp)))
+            return (round_units_up(accounting.sum_inverse_squares(((event, 1),))),)
+        return tuple(map(round_units_up, map(float, accounting.RdpAccountant(orders=orders).compose(event).rdp)))
     except UnsupportedEventError as unknown:
         reason = f"no Renyi divergence is known for {type(event).__name__}" if orders else str(unknown)
         raise UnpricedError(f"events: {reason}") from unknown
@@ -484,11 +470,11 @@ def find_planned(text: str, plan: tuple[str, ...]) -> str:
 def find_pld_epsilon(charge: Charge, delta: float) -> float:
     """Return the epsilon of a fixed set of mechanisms at `delta`: by PLD, or the sum if delta is 0."""
     if delta == 0:
-        exact = [(find_pure_epsilon(event, to_exact_decimal), times) for event, times in read_charge(charge)]
+        exact = [(accounting.find_pure_epsilon(event, to_exact_decimal), times) for event, times in read_charge(charge)]
         total = sum((epsilon * times for epsilon, times in exact if epsilon), Fraction(0))
         return math.inf if any(epsilon is None for epsilon, _ in exact) else round_float_up(total)
     try:
-        return PldAccountant(read_charge(charge)).epsilon(delta)
+        return accounting.PldAccountant(read_charge(charge)).epsilon(delta)
     except UnsupportedEventError as unknown:
         raise UnpricedError(f"events: no privacy loss distribution is known for one of them ({unknown})") from unknown
 

@@ -146,9 +146,7 @@ def explain_error(error: Exception, url: URL) -> LedgerError:
             "with the same key"
         )
     if not is_transient(error):
-        return LedgerError(
-            f"{location}: the database refused ({kind}): check address, role and rights. Release nothing"
-        )
+        return LedgerError(f"{location}: the database refused ({kind}): check address and rights. Release nothing")
     return LedgerUnavailableError(
         f"{location}: the database did not answer ({kind}). The debit may be stored or not; "
         "release nothing, and try again with the same key"

@@ -108,6 +108,5 @@ def make_preview(row: BudgetRow, charge: Charge) -> Preview:
 def make_refusal(preview: Preview) -> OverBudgetError:
     """Return the error of a refused spend."""
     before = preview.before
-    return OverBudgetError(
-        preview.reason, epsilon=before.epsilon, spent=before.spent, cost=preview.cost, left=before.left
-    )
+    figures = {"epsilon": before.epsilon, "spent": before.spent, "left": before.left}
+    return OverBudgetError(preview.reason, cost=preview.cost, **figures)

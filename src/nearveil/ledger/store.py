@@ -288,9 +288,7 @@ def find_row(
     try:
         totals = tuple(None if total is None else int(total) for total in json.loads(row.totals))
     except (TypeError, ValueError):
-        raise CorruptLedgerError(
-            f"account {account!r}: its totals are corrupted; verify() lists the problems"
-        ) from None
+        raise CorruptLedgerError(f"account {account!r}: totals are corrupted; verify() lists the problems") from None
     values = {name: value for name, value in row._mapping.items() if name != "name"}
     return BudgetRow(**{"client": None, **values, "account": account, "totals": totals})
 

@@ -79,9 +79,8 @@ class Witness:
         """Return the digest of an account, and offset, sequence and hash of its record, of the next if it has none."""
         name, start = self._records.get(account) or (digest(account), 0)
         end = 0
-        for offset, stored_name, sequence, hash_ in chain(
-            _read_records(file, self.path, start), _read_records(file, self.path)
-        ):
+        records = chain(_read_records(file, self.path, start), _read_records(file, self.path))
+        for offset, stored_name, sequence, hash_ in records:
             if stored_name == name:
                 self._records[account] = name, offset
                 return name, offset, sequence, hash_
@@ -107,9 +106,7 @@ class Witness:
                     break
                 except BlockingIOError:
                     if time.monotonic() > deadline:
-                        raise LedgerUnavailableError(
-                            f"timeout: witness {self.path} is locked; release nothing"
-                        ) from None
+                        raise LedgerUnavailableError(f"timeout: {self.path} is locked; release nothing") from None
                     time.sleep(0.001)
             yield file
         except OSError as error:

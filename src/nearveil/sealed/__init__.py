@@ -16,7 +16,3 @@ if TYPE_CHECKING:
 __all__ = ["SealedClient", "SealedError", "SealedIndex"]
 
 __getattr__ = import_later(__name__, {".client": "SealedClient", ".index": "SealedIndex", ".layout": "SealedError"})
-
-
-def __dir__() -> list[str]:
-    return __all__

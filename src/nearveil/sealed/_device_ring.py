@@ -101,9 +101,8 @@ class DeviceTables:
 
     def answer(self, requests: Sequence[TokenRequest]) -> list[bytes]:
         """Return the tokens of checked requests."""
-        coefficients, keys = (
-            self._load(np.stack(parts).view(np.int32)).long() for parts in zip(*requests, strict=True)
-        )
+        parts = zip(*requests, strict=True)
+        coefficients, keys = (self._load(np.stack(part).view(np.int32)).long() for part in parts)
         factors, tokens = self.make_factors(self.to_slots(coefficients), keys), []
         for k, part in enumerate(factors):
             blocks = [copy for (_, copy), owner in zip(self._blocks, self._owners, strict=True) if owner == k]

@@ -90,9 +90,8 @@ def _spread(vectors: Vectors, count: int) -> Singles:
 
 
 def _find_centroids(sample: Singles, n_cells: int) -> Singles:
-    means = faiss.Kmeans(
-        sample.shape[1], n_cells, niter=_PASSES, seed=_SEED, min_points_per_centroid=1, max_points_per_centroid=_SAMPLE
-    )
+    limits = {"min_points_per_centroid": 1, "max_points_per_centroid": _SAMPLE}
+    means = faiss.Kmeans(sample.shape[1], n_cells, niter=_PASSES, seed=_SEED, **limits)
     # faiss needs at least one row for each centroid: repeat rows if there are fewer.
     means.train(sample if len(sample) >= n_cells else np.resize(sample, (n_cells, sample.shape[1])))
     return np.asarray(means.centroids, dtype=np.float32).reshape(n_cells, -1)

@@ -152,9 +152,8 @@ class SealedClient:
         stages, version = self.layout.stages, self.layout.version
         rows = [stage.secret_rows for stage in stages.values()]
         parts = read_parts(token, Kind.SEALED_TOKEN, version, [token_bytes(counts) for counts in rows])
-        for (name, stage), (key, pad), part, public, counts in zip(
-            stages.items(), request.pads, parts, self._public_tokens, rows, strict=True
-        ):
+        of_stages = zip(stages.items(), request.pads, parts, self._public_tokens, rows, strict=True)
+        for (name, stage), (key, pad), part, public, counts in of_stages:
             for k, masks in enumerate(key.read(part, public, counts)):
                 pad.masks[k :: stage.n_secrets] = masks.reshape(-1, stage.n_rows)
             if not self._stocks[name].add(pad, request.process):

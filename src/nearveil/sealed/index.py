@@ -18,22 +18,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from nearveil.cluster import connect
 from nearveil.privacy.checks import check_count
+from nearveil.sealed import records as grid
 from nearveil.sealed import sizes
 from nearveil.sealed.cells import find_margins, make_cells
 from nearveil.sealed.kernels import Kernel, make_kernel
 from nearveil.sealed.layout import MOST_SIDE, Layout, SealedError, Singles, check_rows
-from nearveil.sealed.lwe import SEED_BYTES, Bytes, Words, make_hint, round_down_to, unpack_question
+from nearveil.sealed.lwe import SEED_BYTES, Bytes, Longs, Words, make_hint, round_down_to, unpack_question
 from nearveil.sealed.parameters import ANSWER_BITS, WORD_BITS
-from nearveil.sealed.records import (
-    decode_records,
-    encode_records,
-    find_buckets,
-    get_bucket,
-    lay_out_records,
-    pad_records,
-    place_records,
-    unpad_record,
-)
 from nearveil.sealed.ring import TokenRequest, read_request, request_bytes
 from nearveil.sealed.sizes import RecordLayout, Stage
 from nearveil.sealed.tokens import BATCH as TOKEN_BATCH
@@ -181,8 +172,8 @@ class SealedIndex:
             Your own numbers of the items, at least 0; 0, 1, 2 and so on by default.
         dimension, n_cells, n_colours, side, n_secrets : int, optional
             Of a code (its leading principal directions, rotated; at most 4096), of the cells, of the grid of records,
-            of which a question fetches at most twice as many, and of a question, which is prepared faster with more
-            secrets, and whose request is larger. By default chosen by the number of items (``nearveil.sealed.sizes``).
+            of which a question fetches at most twice as many, and of a question: more secrets make it faster to
+            prepare, and its request larger. By default chosen by the number of items (``nearveil.sealed.sizes``).
             More cells make questions longer, more colours answers and tokens larger; both increase the recall.
         device : str, default="cpu"
             Or a GPU of torch, such as "cuda": passes and tokens are computed there, from a copy of all codes.
@@ -240,7 +231,7 @@ class SealedIndex:
             records=None if records is None else _shape_records(records, positions, side, n_secrets),
         )
         if records is not None:
-            state["records"] = lay_out_records(layout, positions, records)
+            state["records"] = grid.lay_out_records(layout, positions, records)
         layout = replace(layout, version=_name_version(seed, database, state.get("records")))
         return cls(layout, database, **state)
 
@@ -309,7 +300,7 @@ class SealedIndex:
             return np.asarray(self._database[group])
         assert self.layout.records is not None
         assert self._records is not None
-        return get_bucket(self.layout.records, self._records, group)
+        return grid.get_bucket(self.layout.records, self._records, group)
 
     def _note_change(self, name: str, group: int, rows: Iterable[int]) -> None:
         """Note rows of a group that changed, so that their hints and tokens are made again."""
@@ -355,10 +346,8 @@ class SealedIndex:
         for part in {part for part, _ in checked}:
             numbers = [number for number, (name, _) in enumerate(checked) if name == part]
             vectors = np.stack([checked[number][1] for number in numbers])
-            products = (
-                self._kernels["scores"].multiply(vectors) if part == "scores" else self._multiply_records(vectors)
-            )
-            values = round_down_to(products, WORD_BITS, ANSWER_BITS)
+            multiply = self._kernels["scores"].multiply if part == "scores" else self._multiply_records
+            values = round_down_to(multiply(vectors), WORD_BITS, ANSWER_BITS)
             answers |= {n: write_answer(part, self.layout.version, row) for n, row in zip(numbers, values, strict=True)}
         return [answers[number] for number in range(len(questions))]
 
@@ -381,11 +370,11 @@ class SealedIndex:
         layout, kernel = self.layout.records, self._kernels["records"]
         assert layout is not None
         side, columns = layout.side, layout.n_columns
-        grid = vectors.reshape(-1, 2, side, side, columns)  # whether row or column, which, and along it
+        questions = vectors.reshape(-1, 2, side, side, columns)  # whether row or column, which, and along it
         answers = np.empty((len(vectors), layout.n_buckets, layout.n_rows), np.uint32)
         step = max(1, _PASS_BYTES // (24 * layout.n_blocks * layout.n_rows))
-        for start in range(0, len(grid), step):
-            part = grid[start : start + step]
+        for start in range(0, len(questions), step):
+            part = questions[start : start + step]
             words = np.zeros((len(part), 2, side, side, layout.stored_columns), np.uint32)
             words[:, 0, :, :, :columns] = part[:, 0]
             words[:, 1, :, :, :columns] = part[:, 1].swapaxes(1, 2)
@@ -412,9 +401,8 @@ class SealedIndex:
         numbers, positions = _check_numbers(items, len(codes), int(self._items.max()) + 1), []
         if np.isin(numbers, self._items).any():
             raise SealedError("items must not be numbers of items in this index")
-        near, depths = find_margins(
-            np.asarray(codes / np.float32(self._scale), np.float32), self.layout.centroids, self.layout.n_colours
-        )
+        stored = np.asarray(codes / np.float32(self._scale), np.float32)
+        near, depths = find_margins(stored, self.layout.centroids, self.layout.n_colours)
         ranked, n_slots = np.take_along_axis(near, np.argsort(-depths, axis=1), axis=1), self.layout.n_slots
         for row, (code, number) in enumerate(zip(codes, numbers.tolist(), strict=True)):
             free = ranked[row][self.layout.counts[ranked[row]] < n_slots]
@@ -462,30 +450,32 @@ class SealedIndex:
         stored, rows, column, block = self._find_record(position)
         layout = self.layout.records
         assert layout is not None
-        padded = pad_records([record], layout.width)
-        stored[block, rows, column] = encode_records(layout, self.layout.seed, np.array([position]), padded)[0]
-        for bucket in find_buckets(layout, np.array([block]))[0].tolist():
+        padded = grid.pad_records([record], layout.width)
+        stored[block, rows, column] = grid.encode_records(layout, self.layout.seed, np.array([position]), padded)[0]
+        for bucket in grid.find_buckets(layout, np.array([block]))[0].tolist():
             self._note_change("records", bucket, range(rows.start, rows.stop))
 
     def _read_record(self, position: int) -> bytes:
         stored, rows, column, block = self._find_record(position)
         assert self.layout.records is not None
         entries = stored[None, block, rows, column].astype(np.int64)
-        return unpad_record(decode_records(self.layout.records, self.layout.seed, np.array([position]), entries)[0])
+        decoded = grid.decode_records(self.layout.records, self.layout.seed, np.array([position]), entries)
+        return grid.unpad_record(decoded[0])
 
     def _find_record(self, position: int) -> tuple[Bytes, slice, int, int]:
         """Return the matrix of records, and rows, column and block of one."""
         layout = self.layout.records
         assert layout is not None
         assert self._records is not None
-        block, column, number = (int(part[0]) for part in place_records(layout, self.layout.seed, np.array([position])))
+        places = grid.place_records(layout, self.layout.seed, np.array([position]))
+        block, column, number = (int(part[0]) for part in places)
         return self._records, slice(number * layout.n_entries, (number + 1) * layout.n_entries), column, block
 
     def _check_record_count(self, records: Sequence[bytes] | None, count: int) -> None:
         if (records is None) != (self._records is None) or (records is not None and len(records) != count):
             raise SealedError("pass records for every row if the index has records, and none otherwise")
         if records is not None and self.layout.records is not None:
-            pad_records(records, self.layout.records.width)  # refuses long records before anything changes
+            grid.pad_records(records, self.layout.records.width)  # refuses long records before anything changes
 
     def _finish_change(self) -> None:
         """Give the changed index a new version and new kernels."""
@@ -555,9 +545,7 @@ def _make_hint(part: tuple[int, list[Bytes]], stage: str, seed: bytes, n_jobs: i
     return make_hint(stage, seed, *part, n_jobs)
 
 
-def _shape_records(
-    records: Sequence[bytes], positions: NDArray[np.int64], side: int | None, n_secrets: int | None
-) -> RecordLayout:
+def _shape_records(records: Sequence[bytes], positions: Longs, side: int | None, n_secrets: int | None) -> RecordLayout:
     """Return the grid of records, one for every slot."""
     if len(records) != int(positions.max()) + 1:
         raise SealedError("pass one record for each row")
@@ -667,6 +655,5 @@ def _drop_axis(codes: Bytes, axis: Singles) -> Bytes:
 def _equalise(codes: Bytes) -> Bytes:
     """Return codes scaled to their median length, rounded."""
     median = np.median(np.sqrt(np.einsum("ij,ij->i", codes, codes, dtype=np.float32)))
-    return _map_codes(
-        codes, lambda block: block * (median / np.maximum(np.linalg.norm(block, axis=1, keepdims=True), 1))
-    )
+    norm = np.linalg.norm
+    return _map_codes(codes, lambda block: block * (median / np.maximum(norm(block, axis=1, keepdims=True), 1)))

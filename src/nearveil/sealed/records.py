@@ -142,9 +142,8 @@ def lay_out_records(layout: Layout, positions: Longs, records: Sequence[bytes]) 
         block, column, number = place_records(shape, layout.seed, numbers)
         stored[block, number, :, column] = encode_records(shape, layout.seed, numbers, rows)
     matrix = stored.reshape(shape.n_blocks, shape.n_rows, shape.stored_columns)
-    squares = np.stack([np.square(block, dtype=np.int32).sum(axis=1) for block in matrix]).reshape(
-        shape.side, shape.side, -1
-    )
+    sums = [np.square(block, dtype=np.int32).sum(axis=1) for block in matrix]
+    squares = np.stack(sums).reshape(shape.side, shape.side, -1)
     longest = max(int(squares.sum(axis=axis).max()) for axis in (0, 1))
     if math.sqrt(longest) > bound_row_norm(shape.stage.n_columns):
         raise SealedError("noise could change records in these places: build the index with another seed")

@@ -171,9 +171,8 @@ class _PublicSource:
         """Return the tables of a block of rows, and the a part of its results."""
         tables = np.zeros(_BLOCK_SHAPE, np.uint32)
         rows = np.ascontiguousarray(hint[start : start + N], np.uint32)
-        compiled.fill_diagonals(
-            rows, _PLAIN.places, _PLAIN.inverse_roots, _PLAIN.factor, _PLAIN.degree, _ROOTS, _NUMBERS, tables
-        )
+        plain = _PLAIN.places, _PLAIN.inverse_roots, _PLAIN.factor, _PLAIN.degree
+        compiled.fill_diagonals(rows, *plain, _ROOTS, _NUMBERS, tables)
         sums = np.zeros((L, N), np.uint32)
         nothing, out = (np.zeros((1, 2, _HALF + _BABY), np.uint32) for _ in range(2))
         for g in range(_GIANTS - 1, -1, -1):

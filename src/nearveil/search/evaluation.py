@@ -12,7 +12,6 @@ from nearveil.gallery.answers import Answer
 from nearveil.gallery.codes import Singles
 from nearveil.mechanisms.base import check_labels
 from nearveil.mechanisms.messages import candidate_count
-from nearveil.metrics import ScoreSpace
 from nearveil.privacy.checks import check_integer, check_rows
 from nearveil.privacy.noise import Source
 from nearveil.search.ceiling import Floats, best_channel, neighbor_ceiling
@@ -70,9 +69,8 @@ def true_neighbors(
     copies = Copies(gallery)
     points = gallery[copies.first]
     blocks = cut_rows(len(queries), max(1, _CELLS // len(points)))
-    neighbors = workers.map(
-        _find_nearest, blocks, queries, points, copies, k, leave_out, stage="looking for true neighbours"
-    )
+    arguments = queries, points, copies, k, leave_out
+    neighbors = workers.map(_find_nearest, blocks, *arguments, stage="looking for true neighbours")
     return np.concatenate([np.empty((0, k), np.intp), *neighbors])
 
 
@@ -84,12 +82,6 @@ def _find_nearest(block: slice, queries: Singles, points: Singles, copies: Copie
     scores[alone, self_points[alone]] = -np.inf
     near = _find_highest(scores, min(k, len(points)))
     return copies.expand(near, copies.sizes[near] - (near == self_points[:, None]), k)
-
-
-def count_popularity(gallery: Singles, k: int, space: ScoreSpace | None = None) -> NDArray[np.int64]:
-    """Return how often each item is among the k nearest of another item, by inner products or by a space's metric."""
-    queries = gallery if space is None else space.make_queries(gallery).astype(np.float32)
-    return np.bincount(true_neighbors(queries, gallery, k, leave_out=True).ravel(), minlength=len(gallery))
 
 
 def _find_highest(scores: Singles, count: int) -> Items:

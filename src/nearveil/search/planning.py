@@ -334,9 +334,8 @@ def _weigh_ways(search_plan: SearchPlan, count: int, storage: int) -> tuple[Sear
         answer = Answer.header_bytes + count * size
         sent = public, _MESSAGE, answer + count * _NAME, answer
         commands = _write_message(search_plan, count, works)
-        ways.append(
-            SearchWay("message", f"the name of one set (epsilon {epsilon:g})", epsilon, *sent, recall, commands)
-        )
+        learns = f"the name of one set (epsilon {epsilon:g})"
+        ways.append(SearchWay("message", learns, epsilon, *sent, recall, commands))
     best = next((way.name for way in ways if not problems[way.name]), None)
     return tuple(
         replace(

@@ -10,7 +10,7 @@ from sklearn.exceptions import NotFittedError
 
 from nearveil.cluster import SpreadRows
 from nearveil.gallery.answers import Answer
-from nearveil.gallery.codes import CodeBytes, Codes, Singles, learn_codes
+from nearveil.gallery.codes import CodeBytes, Codes, Longs, Singles, learn_codes
 from nearveil.gallery.publishing import select_first
 from nearveil.mechanisms import Message, Release
 from nearveil.mechanisms.base import check_labels
@@ -177,9 +177,7 @@ class Retriever:
         chosen, _, _ = self.search(rows[None] if rows.ndim == 1 else rows, k, rng=rng)
         return chosen[0] if rows.ndim == 1 else chosen
 
-    def search(
-        self, X: ArrayLike, k: int = 8, *, rng: Source | None = None
-    ) -> tuple[NDArray[np.int64], list[int], list[Answer]]:
+    def search(self, X: ArrayLike, k: int = 8, *, rng: Source | None = None) -> tuple[Longs, list[int], list[Answer]]:
         """Search privately; return gallery positions, shape (n, k), sizes of the n messages in bytes, and answers."""
         ranker = self._indexed()
         # Check before the release: a message without an answer costs as much as one with an answer.

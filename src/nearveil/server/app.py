@@ -33,9 +33,8 @@ Candidates = Annotated[
     float | None,
     Query(gt=0, le=1, allow_inf_nan=False, description="The fraction of the gallery that an answer holds."),
 ]
-Blocks = Annotated[
-    str | None, Query(pattern=BLOCKS, max_length=300, description="Which blocks, such as 0,3; or none. Default: all.")
-]
+_WHICH = "Numbers of blocks, such as 0,3; or none. Default: all."
+Blocks = Annotated[str | None, Query(pattern=BLOCKS, max_length=300, description=_WHICH)]
 Key = Annotated[
     str,
     Header(
@@ -88,7 +87,6 @@ def create_app(galleries: Sequence[Gallery], tokens: TokenStore, settings: Setti
     galleries_router, server_router = APIRouter(tags=["galleries"]), APIRouter(tags=["server"])
     _add_question_routes(galleries_router, state)
     _add_gallery_routes(galleries_router, state)
-    _add_copy_routes(galleries_router, state)
     _add_server_routes(server_router, state)
     app.include_router(galleries_router)
     app.include_router(server_router)
@@ -139,13 +137,10 @@ def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
     )
     async def model(request: Request, gallery: Name) -> Response:
         """Return the model that a protected gallery has published: the same bytes for all clients."""
-        return await state.send(
-            request, gallery, lambda source: source.model(), media_type=_OCTETS, pool="answers", cacheable=True
-        )
+        options: Any = {"media_type": _OCTETS, "pool": "answers", "cacheable": True}
+        return await state.send(request, gallery, lambda source: source.model(), **options)
 
-    @router.get(
-        f"{_GALLERY}/items/{{number}}/original", **_describe_bytes("The file, as it was added.", media_type=_OCTETS)
-    )
+    @router.get(f"{_GALLERY}/items/{{number}}/original", **_describe_bytes("The file as added.", media_type=_OCTETS))
     async def original(request: Request, gallery: Name, number: Number) -> Response:
         """Return one original. NOT PRIVATE: the server learns which one. Needs the scopes "query" and "originals"."""
         context: RequestContext = request.scope[CONTEXT]
@@ -153,9 +148,7 @@ def _add_gallery_routes(router: APIRouter, state: AppState) -> None:
         context.require("originals")
         return await state.send(request, gallery, lambda source: source.original(number), media_type=_OCTETS)
 
-
-def _add_copy_routes(router: APIRouter, state: AppState) -> None:
-    """Add the routes of local copies, and of what sealed questions need: the same for all clients."""
+    # Local copies, and what sealed questions need: the same for all clients.
 
     @router.get(f"{_GALLERY}/codes", **_describe_bytes("The frame of a manifest: the digests of all groups of codes."))
     async def codes(request: Request, gallery: Name) -> Response:
@@ -173,9 +166,7 @@ def _add_copy_routes(router: APIRouter, state: AppState) -> None:
         """Return the layout of an open gallery that answers sealed questions."""
         return await state.send(request, gallery, lambda source: source.sealed(), pool="sealed", cacheable=True)
 
-    @router.get(
-        f"{_GALLERY}/sealed/tokens", **_describe_bytes("The frame of the public parts of tokens.", cacheable=True)
-    )
+    @router.get(f"{_GALLERY}/sealed/tokens", **_describe_bytes("The frame of tokens' public parts.", cacheable=True))
     async def sealed_tokens(request: Request, gallery: Name) -> Response:
         """Return the public parts of tokens, which clients need to read them: once for each layout."""
         return await state.send(request, gallery, lambda source: source.sealed_tokens(), pool="sealed", cacheable=True)
@@ -280,10 +271,8 @@ def _describe_question(description: str, *, framed: bool = False) -> dict[str, A
     """Return the options of a route that answers private questions."""
     options = _describe_bytes(description)
     options["responses"] |= _describe_errors(_ERRORS | _QUESTION_ERRORS, framed=framed)
-    body = {
-        "description": "The frame of a query; see docs/theory/protocol.md.",
-        "content": {FRAME: {"schema": _BINARY}},
-    }
+    content = {FRAME: {"schema": _BINARY}}
+    body = {"description": "The frame of a query; see docs/theory/protocol.md.", "content": content}
     options["openapi_extra"] = {"requestBody": {"required": True, **body}}
     return options
 

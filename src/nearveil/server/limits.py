@@ -103,9 +103,7 @@ def check_length(length: bytes | None, lengths: range | frozenset[int]) -> int:
         if isinstance(lengths, range):
             raise ServiceError("too_large", f"The body must be at most {lengths[-1]} bytes.")
         choices = " or ".join(map(str, sorted(lengths)))
-        raise ServiceError(
-            "too_large", f"A sealed request must have {choices} bytes. Fetch the layout again: it may have changed."
-        )
+        raise ServiceError("too_large", f"A sealed request must have {choices} bytes: fetch the layout again.")
     return int(length)
 
 

@@ -290,6 +290,5 @@ def refuse_connections(sock: socket.socket) -> None:
     # To close the socket would reset connections that are not accepted yet. Clients send SYN again after a second.
     program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in _DROP_SYN))
     with suppress(OSError):
-        sock.setsockopt(
-            socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HL", len(_DROP_SYN), ctypes.addressof(program))
-        )
+        filter_ = struct.pack("HL", len(_DROP_SYN), ctypes.addressof(program))
+        sock.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)

@@ -2,10 +2,10 @@
 
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest, multiprocess
 from prometheus_client.core import GaugeMetricFamily
@@ -38,16 +38,14 @@ class Metrics:
         registry = self.registry = CollectorRegistry()
         counter, gauge = partial(Counter, registry=registry), partial(Gauge, registry=registry)
         self._requests = counter("nearveil_requests", "Requests by route and status.", ["route", "status"])
-        self._seconds = Histogram(
-            "nearveil_request_seconds", "Duration of requests.", ["route"], buckets=_BUCKETS, registry=registry
-        )
+        seconds = "nearveil_request_seconds", "Duration of requests.", ["route"]
+        self._seconds = Histogram(*seconds, buckets=_BUCKETS, registry=registry)
         self.in_flight = gauge("nearveil_in_flight", "Requests in flight.", multiprocess_mode="livesum")
         self.refused = counter("nearveil_refused", "Refused requests by error code.", ["code"])
         self._bytes = counter("nearveil_answer_bytes", "Bytes of bodies that were sent.", ["route"])
         self.answers_made = counter("nearveil_answers_made", "Answers that were not in the cache of a gallery.")
-        self._log_lines_dropped = gauge(
-            "nearveil_log_lines_dropped", "Log lines that were not written.", multiprocess_mode="sum"
-        )
+        dropped = "nearveil_log_lines_dropped", "Log lines that were not written."
+        self._log_lines_dropped = gauge(*dropped, multiprocess_mode="sum")
 
     def count(self, route: str, status: int, seconds: float, sent: int) -> None:
         """Count a request that has ended."""
@@ -62,9 +60,12 @@ class Metrics:
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:  # sum over all processes
             registry = CollectorRegistry()
             multiprocess.MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        gallery_registry = CollectorRegistry()
-        gallery_registry.register(_GalleryCollector(galleries))
-        return generate_latest(registry) + generate_latest(gallery_registry)
+        families = [GaugeMetricFamily(name, text, labels=["gallery"]) for name, text in _GALLERY_METRICS.values()]
+        for metric, family in zip(_GALLERY_METRICS, families, strict=True):
+            for gallery, values in galleries.items():
+                if metric in values:
+                    family.add_metric([gallery], float(values[metric]))
+        return generate_latest(registry) + generate_latest(SimpleNamespace(collect=lambda: families))
 
 
 def read_gallery_metrics(gallery: Gallery) -> dict[str, float]:
@@ -75,19 +76,3 @@ def read_gallery_metrics(gallery: Gallery) -> dict[str, float]:
     if gallery.account is not None:
         metrics["left"] = gallery.account.balance().left
     return metrics
-
-
-@dataclass(frozen=True, eq=False)
-class _GalleryCollector:
-    """Metrics of the galleries of one token, for one response."""
-
-    galleries: Mapping[str, Mapping[str, float]]
-
-    def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield the metrics as Prometheus families."""
-        for metric, (name, text) in _GALLERY_METRICS.items():
-            family = GaugeMetricFamily(name, text, labels=["gallery"])
-            for gallery, values in self.galleries.items():
-                if metric in values:
-                    family.add_metric([gallery], float(values[metric]))
-            yield family

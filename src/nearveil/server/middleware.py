@@ -121,7 +121,7 @@ class GuardMiddleware:
                 await self._admit(context, scope)
                 await self._app(scope, receive, context.send)
             except Exception as error:
-                await self._send_problem(context, error, scope, receive)
+                await self._send_error(context, error, scope, receive)
             finally:
                 self._record(context, scope, perf_counter() - started)
 
@@ -148,9 +148,7 @@ class GuardMiddleware:
         if wait := state.rate.take(token.id):
             raise ServiceError("rate_limited", "Too many requests with this token. Try again later.", wait)
         if state.in_flight[token.id] >= state.settings.per_token:
-            raise ServiceError(
-                "rate_limited", "Too many requests in flight with this token. Wait for an answer.", retry_after=1
-            )
+            raise ServiceError("rate_limited", "Too many requests in flight with this token. Wait for an answer.", 1)
         state.in_flight[token.id] += 1
         context.resources.callback(state.in_flight.subtract, [token.id])
 
@@ -170,9 +168,7 @@ class GuardMiddleware:
             raise _make_unauthorized()
         return token
 
-    async def _send_problem(
-        self, context: RequestContext, error: Exception, scope: AsgiScope, receive: Receive
-    ) -> None:
+    async def _send_error(self, context: RequestContext, error: Exception, scope: AsgiScope, receive: Receive) -> None:
         """Send an error; without a valid token, at most so many of them to one address."""
         must_delay = False
         if not isinstance(error, ServiceError):
@@ -220,9 +216,7 @@ class GuardMiddleware:
 
 
 def _make_unauthorized() -> ServiceError:
-    return ServiceError(
-        "unauthorized", "Invalid or revoked token. The operator of the server makes one: `nearveil token create`"
-    )
+    return ServiceError("unauthorized", "Invalid or revoked token. `nearveil token create` on the server makes one.")
 
 
 def make_problem(error: ServiceError, *, close: bool = False) -> Response:

@@ -46,10 +46,7 @@ _NOISE = (
     "the model would be noise alone: the noise hides the records of each class. Collect more records, open the gallery "
     "with a larger epsilon or fewer publications, or allow noise (allow_noise=True, --allow-noise)"
 )
-_LOST = (
-    "another process has paid for this publication and has not stored it: it may have died. Publish again, which takes "
-    "another publication"
-)
+_LOST = "another process paid for this publication and stored nothing: publish again, which takes another publication"
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,9 +102,7 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
         for name in names
     )
     if not are_valid or not 2 <= len(names) <= MOST_CLASSES or len(set(names)) != len(names):
-        raise ValueError(
-            f"classes must list 2 to {MOST_CLASSES} different folder names of at most {_MAX_CLASS_LENGTH} characters"
-        )
+        raise ValueError(f"classes must be 2 to {MOST_CLASSES} different names of 1 to {_MAX_CLASS_LENGTH} characters")
     return tuple(sorted(names))
 
 
@@ -126,15 +121,11 @@ def check_records(records: Records, public: Index) -> None:
     if not len(public):
         raise ValueError("public: the index is empty, and the model needs public items")
     if records.has_unlabelled:
-        raise ValueError(
-            "private has a record with a first folder that is not in classes: the list must be complete, and public"
-        )
+        raise ValueError("private has a record of no class: classes must list all first folders, and be public")
     if not len(records.labels):
         raise ValueError("private has no records to publish")
     if share_images(records, public):
-        raise ValueError(
-            "an item is in both indexes, private and public. The public copy is not protected: delete it from one"
-        )
+        raise ValueError("an item is in both indexes: delete it from one. A public copy is not protected")
 
 
 def check_binding(private: Index, account: Account) -> None:
@@ -161,15 +152,10 @@ def check_terms(account: Account, model: PrivateDiscriminant) -> None:
         raise ValueError("account must have been opened for a protected gallery, with a plan: use another name")
     epsilon = float(model.epsilon or 0)
     if not _MIN_COST * epsilon <= account.epsilon <= epsilon / _MIN_COST or account.delta != model.delta:
-        raise ValueError(
-            f"epsilon and delta must be those of the account, {account.epsilon:.4g} and {account.delta:.4g}: they "
-            "never change"
-        )
+        terms = f"{account.epsilon:.4g} and {account.delta:.4g}"
+        raise ValueError(f"epsilon and delta must be those of the account, {terms}: they never change")
     if model.unit != account.unit:
-        raise ValueError(
-            f"unit must be that of the account, {account.unit!r}: it defines one record, for clients too, and "
-            "never changes"
-        )
+        raise ValueError(f"unit must be that of the account, {account.unit!r}, which never changes")
     if budget.limits != (model.publications,):
         raise ValueError(f"publications must be those of the account, {budget.limits[0]}: they never change")
 
@@ -452,9 +438,7 @@ class ProtectedGallery(Gallery):
             with self._lock:
                 self._refresh()
         except LedgerError:
-            raise ServiceError(
-                "unavailable", "The ledger of the gallery cannot be read now. Try again later."
-            ) from None
+            raise ServiceError("unavailable", "The ledger cannot be read now. Try again later.") from None
 
     def close(self) -> None:
         """Close both indexes, and the ledger if it was opened here."""

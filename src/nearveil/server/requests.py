@@ -75,9 +75,8 @@ class AppState:
             for name in self.galleries
         }
         self.token_poller = Poller("token store", tokens.list, timeout)  # which revokes expired ones
-        self._pollers = {
-            name: Poller(f"gallery {name}", gallery.refresh, timeout) for name, gallery in self.galleries.items()
-        }
+        named = self.galleries.items()
+        self._pollers = {name: Poller(f"gallery {name}", gallery.refresh, timeout) for name, gallery in named}
         self._answer_sizes: dict[tuple[str, int], int] = {}  # of large answers: expected size of the next one
         for gallery in self.galleries.values():
             if isinstance(gallery, OpenGallery):

@@ -225,17 +225,12 @@ def bind_socket(settings: Settings) -> socket.socket:
 
 
 def _listen(host: str, port: int, fields: str) -> socket.socket:
-    with ExitStack() as stack:
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            sock = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(address)
-            sock.listen(_BACKLOG)  # raises if the address is in use
-        except OSError as error:
-            raise SettingsError(f"{fields}: cannot listen at {host}:{port}: {error.strerror}") from None
-        stack.pop_all()
-        return sock
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
+        return socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+    except OSError as error:
+        raise SettingsError(f"{fields}: cannot listen at {host}:{port}: {error.strerror}") from None
 
 
 def _close(resource: Gallery | TokenStore) -> None:

@@ -224,9 +224,7 @@ def _check_galleries(galleries: Sequence[GallerySettings]) -> None:
     shown = {_normalize(gallery.index) for gallery in galleries if gallery.kind == "open"}
     shown |= {_normalize(gallery.public) for gallery in galleries if gallery.public is not None}
     if len(set(private)) < len(private) or shown & set(private):
-        raise ValueError(
-            "galleries: the private index of a protected gallery must not be served by another, open or protected"
-        )
+        raise ValueError("galleries: the private index of a protected gallery must not be served by another gallery")
     accounts = [(_normalize(gallery.ledger), gallery.account) for gallery in galleries if gallery.ledger is not None]
     if len(set(accounts)) < len(accounts):
         raise ValueError("galleries: two protected galleries must not publish from one account: records differ")

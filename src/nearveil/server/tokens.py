@@ -8,7 +8,7 @@ import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -157,7 +157,7 @@ _tokens = sa.Table(
 )
 
 
-class TokenStore:
+class TokenStore(AbstractContextManager["TokenStore"]):
     """Tokens in a SQLite file, or in PostgreSQL.
 
     A token is ``nv_<id>_<secret>``. The secret has 256 random bits, so nobody can guess it from its SHA-256: a slow
@@ -255,9 +255,6 @@ class TokenStore:
     def close(self) -> None:
         """Close all connections."""
         self._database.close()
-
-    def __enter__(self) -> "TokenStore":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from nearveil.cluster import cut_rows
 from nearveil.errors import NearveilError
 from nearveil.gallery.answers import Answer, Extras
-from nearveil.gallery.codes import ID_BYTES, Codes, Singles
+from nearveil.gallery.codes import ID_BYTES, Codes, Longs, Singles
 from nearveil.lazy import require_extra
 from nearveil.mechanisms.covers.channels import RandomizedResponse, check_channel_epsilon, set_guarantee
 from nearveil.mechanisms.covers.maps import NEIGHBORS, PublicMap
@@ -108,9 +108,7 @@ class ClientProtocol:
     def _check_release(self, shared: "PublicRelease") -> None:
         """Raise unless the messages of a gallery without covers may be sent."""
         if self.epsilon != shared.epsilon:
-            raise ProtocolError(
-                f"This gallery is published for messages by {shared.mechanism} at epsilon {shared.epsilon:g}: pay that"
-            )
+            raise ProtocolError(f"This gallery takes {shared.mechanism} at epsilon {shared.epsilon:g}: pay that")
         if not (shared.is_sound or self.allow_unsound):
             raise ProtocolError(
                 f"Messages by {shared.mechanism} reveal the query: {shared.release.guarantee.reason}. To send one "
@@ -226,9 +224,7 @@ def encode_queries(public: PublicPart, rows: ArrayLike, name: str = "rows") -> Q
 _BLOCK = 1 << 19  # numbers of candidates that are scored at once: they fit in a cache
 
 
-def rank_answer(
-    codes: Codes, queries: NDArray[np.float64], answer: Answer, k: int
-) -> tuple[NDArray[np.int64], Singles]:
+def rank_answer(codes: Codes, queries: NDArray[np.float64], answer: Answer, k: int) -> tuple[Longs, Singles]:
     """Return ids and scores, shape (q, k), of the best candidates of an answer. All scores are finite."""
     if answer.codes.shape[1] != codes.width:
         raise WireError(f"answer must have codes of {codes.width} bytes: fetch the public part again")

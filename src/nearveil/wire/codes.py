@@ -42,9 +42,8 @@ class Block:
     @classmethod
     def make(cls, ids: NDArray[np.uint32], codes: Bytes, columns: Iterable[Sequence[bytes]]) -> Self:
         """Return a block of items; `columns` has a text for each of them."""
-        texts = tuple(
-            (np.cumsum([len(text) for text in column], dtype=np.int64), b"".join(column)) for column in columns
-        )
+        ends = (np.cumsum([len(text) for text in column], dtype=np.int64) for column in columns)
+        texts = tuple(zip(ends, map(b"".join, columns), strict=True))
         return cls(ids, codes, texts)
 
     def to_bytes(self) -> bytes:

@@ -106,9 +106,8 @@ class PublicPart:
             codes_to_bytes(self.table),
             *fields,
         )
-        return frames.frame(
-            self.kind, body, sum(1 << EXTRAS.index(word) >> 1 for word in self.offers) + _METRIC * bool(fields)
-        )
+        offers = sum(1 << EXTRAS.index(word) >> 1 for word in self.offers)
+        return frames.frame(self.kind, body, offers + _METRIC * bool(fields))
 
     @classmethod
     def from_body(cls, flags: int, body: bytes) -> Self:

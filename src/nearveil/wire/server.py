@@ -71,9 +71,8 @@ class ServedMap:
     def make_codes_source(self, known: dict[bytes, CodesGroup]) -> CodesSource:
         """Return the codes of all live items, for local search; `known` caches groups by digest."""
         columns: tuple[Extras, ...] = ("names", "metadata")
-        texts: dict[str, Text] = {
-            column: partial(self.read_extras, kind=column, most=0) for column in columns if column in self.offers
-        }
+        offered = [column for column in columns if column in self.offers]
+        texts: dict[str, Text] = {kind: partial(self.read_extras, kind=kind, most=0) for kind in offered}
         return CodesSource(self.make_public_part(), *self.read_alive(), texts, known)
 
     def read_alive(self) -> tuple[NDArray[np.uint32], Bytes]:
