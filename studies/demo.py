@@ -203,8 +203,7 @@ def offer_page(gallery: Path, out: Path, console: Console) -> None:
     program = Path(os.path.relpath(Path(sys.executable).parent / "nearveil"))
     command = [str(program), "ui", "--index", str(gallery), "--ledger", str(out / "budget.db")]
     console.print(
-        f"\nThe page shows what a server sees. Drop a picture of {out / 'private'} on it:\n\n"
-        f"    {shlex.join(command)}\n",
+        f"\nA page offers the same choice. Drop a picture of {out / 'private'} on it:\n\n    {shlex.join(command)}\n",
         soft_wrap=True,
     )
     if console.is_terminal and sys.stdin.isatty() and Confirm.ask("Open it now?", console=console, default=True):
