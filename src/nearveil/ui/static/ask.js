@@ -3,7 +3,7 @@ import { explainStatus, showGot, showPaid, showSaw } from "./answer.js";
 import { curve } from "./curve.js";
 import { count, facts, find, make, percent, put, say } from "./dom.js";
 import { gauge } from "./gauge.js";
-import { showExamples, showQuery } from "./query.js";
+import { clearQuery, showExamples, showQuery } from "./query.js";
 import { chosen, state } from "./state.js";
 import { listWays, showWays } from "./ways.js";
 
@@ -15,7 +15,7 @@ const POLL = 600; // milliseconds
 const OUT_OF_RANGE = "Epsilon must be a number from 0.000001 to 40.";
 
 // `query` is a file or an item; `way` is home, sealed or message; `asked` is the last answer.
-let query = null, way = "home", map = null, asked = null, busy = false, previewed = 0, looked = 0;
+let query = null, way = "home", map = null, asked = null, busy = false, previewed = 0, looked = 0, poll = 0;
 
 const isProtected = () => chosen()?.kind === "protected";
 const isMessage = () => !isProtected() && way === "message";
@@ -147,8 +147,10 @@ async function loadAbout() {
   if (data.preparing === null) return;
   find("warming-bar").max = data.preparing.total;
   find("warming-bar").value = data.preparing.done;
-  find("warming-words").textContent = `${data.preparing.words}, so that the first search is fast (${data.preparing.done + 1} of ${data.preparing.total}).`;
-  setTimeout(() => busy || loadAbout().catch(() => {}), POLL);
+  const words = `${data.preparing.words}, so that the first search is fast (${data.preparing.done + 1} of ${data.preparing.total}).`;
+  if (find("warming-words").textContent !== words) find("warming-words").textContent = words;
+  clearTimeout(poll);
+  poll = setTimeout(() => busy || loadAbout().catch(() => {}), POLL);
 }
 
 // Only this button retries a query: the same image chosen again is a new query.
@@ -256,13 +258,26 @@ async function submit(event) {
   await answered("/api/ask", { gallery: state.gallery, ...price }, body, { type });
 }
 
+// A query stays for other galleries of its kind: images, or vectors.
+function chooseGallery() {
+  const before = chosen();
+  state.gallery = find("gallery-choice").value;
+  state.candidates = chosen().newest;
+  if (before.takes_images !== chosen().takes_images || before.dimension !== chosen().dimension) {
+    query = null;
+    clearQuery();
+  }
+  forget();
+  loadMap();
+}
+
 function listen() {
   const slider = find("epsilon"), number = find("epsilon-number");
   slider.addEventListener("input", () => { number.value = STOPS[slider.value]; changed(); });
   number.addEventListener("input", () => { if (valid()) slider.value = nearestStop(epsilon()); changed(); });
   find("candidates").addEventListener("input", () => { state.candidates = chosen().candidates[find("candidates").value]; find("candidates-value").textContent = percent(state.candidates); });
   find("candidates").addEventListener("change", loadMap);
-  find("gallery-choice").addEventListener("change", () => { state.gallery = find("gallery-choice").value; state.candidates = chosen().newest; forget(); loadMap(); });
+  find("gallery-choice").addEventListener("change", chooseGallery);
   find("ask-form").addEventListener("submit", submit);
 }
 

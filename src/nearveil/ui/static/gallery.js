@@ -61,10 +61,9 @@ export async function show() {
   say(error, gallery ? "" : "No gallery is selected. See the tab Search.");
   if (gallery === null) return;
   body.setAttribute("aria-busy", "true");
-  const cards = [describe(gallery)];
+  const cards = [make("div", { class: "stack" }, describe(gallery), copyCard(gallery))];
   try {
     if (gallery.published && gallery.kind !== "protected") cards.push(mapCard(gallery, await get("/api/map", { gallery: gallery.name, candidates: state.candidates })));
-    cards.push(copyCard(gallery));
     if (gallery.is_local) cards.push(itemsCard((await get("/api/examples")).items));
   } catch (failure) {
     say(error, failure.message);

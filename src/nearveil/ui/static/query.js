@@ -17,6 +17,11 @@ function showImage(source, name) {
   put(find("drop-words"), make("span", {}, `${name} · choose another`));
 }
 
+export function clearQuery() {
+  find("preview").hidden = true;
+  find("drop-label").classList.remove("filled");
+}
+
 function takeFile(file) {
   if (!file) return;
   find("item-id").value = "";
