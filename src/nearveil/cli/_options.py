@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 DATABASE_TIMEOUT = 10.0  # seconds that a command waits for a lock or a connection
-_LONGEST_TOKEN = 1000  # bytes read from a token file
+_LONGEST_TOKEN = 8200  # bytes read from a token file
 _METAVARS = {int: "INT", float: "NUMBER", str: "TEXT", Path: "FILE"}
 
 

@@ -80,7 +80,7 @@ class Response:
     retry_after: float | None = None  # seconds
 
 
-_TOKEN = re.compile(r"[\x21-\x7e]{1,500}")
+_TOKEN = re.compile(r"[\x21-\x7e]{1,8192}")  # a JWT may be long
 _HOST = re.compile(rb"[a-z0-9._-]{1,253}|[0-9a-f:.]{2,45}")  # a name, or an address
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
@@ -150,7 +150,7 @@ class HttpTransport:
         import nearveil
 
         if not isinstance(token, str) or not _TOKEN.fullmatch(token):
-            raise QuestionError("token", "a server needs the text that `nearveil token create` printed there")
+            raise QuestionError("token", "a server needs the text that `nearveil token create` printed there, or a JWT")
         if not timeout > 0:
             raise QuestionError("timeout", "it must be a positive number of seconds")
         self.url, self._timeout = _check_url(url, insecure=insecure), timeout

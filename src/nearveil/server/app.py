@@ -27,6 +27,7 @@ _DESCRIPTION = """Private retrieval. An open gallery takes a message, which name
 and returns candidates, all of one size. A protected gallery publishes a model, which clients use locally. All of /v1
 needs a token."""
 
+_BEARER = "nv_..., made by `nearveil token create`, or a JWT of the identity provider (setting oidc)."
 Name = Annotated[str, Path(pattern=GALLERY_NAME, description="Name of the gallery.")]
 Number = Annotated[int, Path(ge=0, lt=1 << 32)]
 Candidates = Annotated[
@@ -279,9 +280,7 @@ def _describe_question(description: str, *, framed: bool = False) -> dict[str, A
 
 def _finish_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return FastAPI's description with the tokens that our middleware requires."""
-    schema["components"]["securitySchemes"] = {
-        "token": {"type": "http", "scheme": "bearer", "description": "nv_..., made by `nearveil token create`."}
-    }
+    schema["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer", "description": _BEARER}}
     for path, operations in schema["paths"].items():
         for operation in operations.values():
             operation["security"] = [{"token": []}] if path.startswith(GUARDED) else []

@@ -17,7 +17,7 @@ from nearveil.server import limits
 from nearveil.server.errors import ServiceError
 from nearveil.server.limits import ByteBudget, Reservation, TokenBuckets
 from nearveil.server.logs import describe_error
-from nearveil.server.tokens import Scope, Token, TokenStoreError
+from nearveil.server.tokens import PREFIX, Scope, Token, TokenStoreError
 from nearveil.wire.schema import Problem
 
 if TYPE_CHECKING:
@@ -153,17 +153,21 @@ class GuardMiddleware:
         context.resources.callback(state.in_flight.subtract, [token.id])
 
     async def _authenticate(self, context: RequestContext) -> Token:
-        """Return the token of a request, by the database of tokens as it is now."""
+        """Return the token of a request, by the database of tokens as it is now or by the identity provider."""
         state = self._state
-        scheme, _, text = context.headers.get(b"authorization", b"").partition(b" ")
+        scheme, _, data = context.headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() != b"bearer":
             raise _make_unauthorized()
-        try:
-            token = await state.token_workers.run(partial(state.tokens.verify, text.decode("latin-1")))
-        except TokenStoreError as error:
-            state.token_poller.outages.record(error)
-            raise ServiceError("unavailable", "Tokens cannot be checked now. Try again later.") from None
-        state.token_poller.outages.record(None)
+        text, workers = data.decode("latin-1"), state.token_workers
+        if state.identity is not None and not text.startswith(PREFIX):
+            token = await state.identity.authenticate(text, workers)
+        else:
+            try:
+                token = await workers.run(partial(state.tokens.verify, text))
+            except TokenStoreError as error:
+                state.token_poller.outages.record(error)
+                raise ServiceError("unavailable", "Tokens cannot be checked now. Try again later.") from None
+            state.token_poller.outages.record(None)
         if token is None:
             raise _make_unauthorized()
         return token

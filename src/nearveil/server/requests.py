@@ -5,6 +5,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,6 +13,7 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from nearveil.gallery.answers import EXTRAS
+from nearveil.lazy import require_extra
 from nearveil.ledger import LedgerError
 from nearveil.server.errors import ServiceError
 from nearveil.server.galleries import Gallery, OpenGallery
@@ -26,6 +28,9 @@ from nearveil.server.workers import POLL_TIMEOUT, Poller, Workers
 from nearveil.wire.frames import peek_header
 from nearveil.wire.messages import frame_status
 from nearveil.wire.schema import FRAME, MOST_GALLERIES, GalleryInfo
+
+if TYPE_CHECKING:
+    from nearveil.server.identity import IdentityProvider
 
 MESSAGE, SEALED, TOKENS = "query", "sealed", "sealed/tokens"  # the last part of the path of a question
 _SHARED_THREADS = 4
@@ -59,6 +64,7 @@ class AppState:
         timeout = settings.work_timeout
         self.log = JsonLog(settings.log_file)
         self.keys = IdempotencyStore(settings.tokens, settings.database_timeout)
+        self.identity = _open_identity(settings)
         self.rate = TokenBuckets(settings.rate, settings.burst)
         self.in_flight: Counter[str] = Counter()  # requests of each token
         self.sending = ByteBudget(settings.sending, "Too many answers wait to be read by clients. Try again later.")
@@ -207,9 +213,21 @@ class AppState:
     async def refresh(self) -> None:
         """Poll the token store and all galleries; the log says which are down."""
         pollers = (self.token_poller, *self._pollers.values())
-        await asyncio.gather(*(poller.poll() for poller in pollers), return_exceptions=True)
+        polls = [poller.poll() for poller in pollers]
+        if self.identity is not None:
+            polls.append(self.identity.poll())
+        await asyncio.gather(*polls, return_exceptions=True)
 
     def close(self) -> None:
         """Close the keys and the log."""
         self.keys.close()
         self.log.close()
+
+
+def _open_identity(settings: Settings) -> "IdentityProvider | None":
+    if settings.oidc is None:
+        return None
+    with require_extra("oidc"):
+        from nearveil.server import identity
+    account_key = identity.load_account_key(settings.tokens, settings.database_timeout)
+    return identity.IdentityProvider(settings.oidc, account_key, settings.work_timeout)

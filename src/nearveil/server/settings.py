@@ -6,14 +6,24 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, FilePath, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FilePath,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from sqlalchemy.engine import make_url
 
 from nearveil.cluster import is_loopback
 from nearveil.errors import NearveilError
-from nearveil.server.tokens import default_location
+from nearveil.server.tokens import EVERY, default_location
 from nearveil.wire.frames import HEADER_BYTES, Kind
 from nearveil.wire.schema import GALLERY_NAME, GalleryKind, Offer
 
@@ -28,6 +38,7 @@ _DIVIDED = ("burst", "connections", "concurrency", "queue", "sending", "receivin
 _MESSAGES = {  # by pydantic's error type
     "extra_forbidden": "no such setting",
     "missing": "required",
+    "model_type": "must be a table with issuer, audience and galleries",
     "path_not_file": "no such file",
     "tuple_type": "must be a list",
     "string_pattern_mismatch": "must have lowercase letters, digits, and . _ - between them (at most 64 characters)",
@@ -85,6 +96,34 @@ class GallerySettings(BaseModel):
         return self
 
 
+def check_secure_url(url: str) -> str:
+    """Return a URL that nobody on the network can change the answers of: https, or loopback."""
+    parts = urlsplit(url)
+    if not parts.hostname or not (parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname))):
+        raise ValueError("must be a URL that begins with https://")
+    return url
+
+
+SecureUrl = Annotated[str, AfterValidator(check_secure_url)]
+
+
+class OidcSettings(BaseModel):
+    """An identity provider (OpenID Connect), with tokens for clients of this server."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    issuer: SecureUrl  #: exactly as in the claim `iss`
+    audience: Annotated[str, Field(min_length=1)]  #: the name of this server in the claim `aud`
+    #: Galleries that a token with a scope of the provider may query; "*" for all.
+    galleries: dict[str, tuple[str, ...]]
+    originals: str | None = None  #: the scope of the provider that adds `originals`
+    metrics: str | None = None  #: the scope of the provider that allows `metrics`
+    claim: Annotated[str, Field(min_length=1)] = "scope"  #: the claim with scopes: a text with spaces, or a list
+    jwks_url: SecureUrl | None = None  #: of the keys; by default the configuration of the issuer names it
+    leeway: Annotated[float, Field(ge=0, le=300)] = 30.0  #: seconds between the clocks of issuer and server
+    max_age: Annotated[float, Field(gt=0, le=31 * 86_400)] = 86_400.0  #: seconds; older tokens are refused
+
+
 class Settings(BaseSettings):
     """All settings of a server. ``Settings.load`` also reads a file.
 
@@ -138,6 +177,7 @@ class Settings(BaseSettings):
     cache: Annotated[int, Field(ge=0)] = 256 << 20  #: bytes of cached answers of each open gallery
     database_timeout: Seconds = 5.0  #: seconds to wait for a database
     galleries: tuple[GallerySettings, ...] = ()
+    oidc: OidcSettings | None = None  #: accept tokens of an identity provider, beside those of `tokens`
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
@@ -151,6 +191,9 @@ class Settings(BaseSettings):
                 "TLS"
             )
         _check_galleries(self.galleries)
+        granted = {name for names in self.oidc.galleries.values() for name in names} if self.oidc else set()
+        if unknown := granted - {EVERY, *(gallery.name for gallery in self.galleries)}:
+            raise ValueError(f"oidc.galleries: no gallery is named {min(unknown)}")
         return self
 
     def for_one_worker(self) -> Self:

@@ -27,7 +27,8 @@ EVERY = "*"
 _MAX_LABEL = 200  # characters
 _MAX_DAYS = 36_500
 _DAY = 86_400  # seconds
-_TEXT = re.compile(r"nv_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+PREFIX = "nv_"  # of every token
+_TEXT = re.compile(PREFIX + r"([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _ID = re.compile(r"[0-9a-f]{16}")
 _NO_DIGEST = hashlib.sha256(secrets.token_bytes(32)).digest()  # compared with tokens of unknown ids
 
@@ -223,7 +224,7 @@ class TokenStore(AbstractContextManager["TokenStore"]):
         row = {**vars(token), "scopes": ",".join(token.scopes), "galleries": ",".join(token.galleries)}
         with self._database.begin_write() as connection:
             connection.execute(sa.insert(_tokens).values(row))
-        return token, f"nv_{number}_{secret}"
+        return token, f"{PREFIX}{number}_{secret}"
 
     def list(self) -> list[Token]:
         """Return all tokens, including revoked and expired ones, the oldest first."""
