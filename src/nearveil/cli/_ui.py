@@ -12,6 +12,7 @@ import typer
 
 from nearveil.cli._accounts import PaymentOptions, describe_new_account, find_or_open_account
 from nearveil.cli._options import EXTRACTOR, GalleryOptions, command, load_extractor, option
+from nearveil.cli._output import show_bars
 
 _SERVER_SETTINGS = {"timeout": 20.0, "retries": 2}  # short: a person waits in front of the page
 _EXIT_DELAY = 5.0  # seconds between Ctrl-C and the end, before uvicorn logs the requests that it cancels
@@ -35,11 +36,13 @@ def ui(
         nearveil ui --index gallery/ --account holiday
         nearveil ui --server https://birds.example:8321 --token-file token.txt
     """
-    from nearveil.gallery.sync import describe_location, find_index
-    from nearveil.ui import serve_page
-    from nearveil.ui.session import PageSession, RecordingPayer
-
     with ExitStack() as stack:
+        starting = stack.enter_context(ExitStack())
+        starting.enter_context(show_bars())
+        from nearveil.gallery.sync import describe_location, find_index
+        from nearveil.ui import serve_page
+        from nearveil.ui.session import PageSession, RecordingPayer
+
         payer = RecordingPayer()
         settings = {"extractor": load_extractor(extractor), "account": payer}
         client, _ = stack.enter_context(options.open(timeouts=_SERVER_SETTINGS, **settings))
@@ -52,6 +55,7 @@ def ui(
         files = stack.enter_context(ExitStack())
 
         def announce(address: str) -> None:
+            starting.close()
             typer.echo(f"{payer.account.balance()}")
             typer.echo("The page is on this machine only. The address works in one browser. Press Ctrl-C to stop.")
             typer.echo(address)  # last, on its own line: programs wait for it
